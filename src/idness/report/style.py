@@ -1,0 +1,210 @@
+"""The one look of every figure: colour-blind safe, a second channel beside colour, the same bytes from run to run."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from idness.files import atomic_write
+
+INK = "#1b1f24"
+"""Text and axes; becomes the page's own text colour in an inlined SVG."""
+MUTED = "#8a9099"
+"""Grid, reference lines and secondary text; readable on white and on near black."""
+PAPER = "#ffffff"
+ID_COLOUR = "#0072b2"
+OOD_COLOUR = "#d55e00"
+
+# Okabe and Ito's palette without its yellow, which vanishes on white, and without black, which vanishes on black.
+PALETTE = (ID_COLOUR, OOD_COLOUR, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", MUTED)
+LINES: tuple[Any, ...] = (
+    "-",
+    (0, (5, 1.6)),
+    (0, (1, 1.2)),
+    (0, (5, 1.4, 1, 1.4)),
+    (0, (8, 2)),
+    (0, (3, 1, 1, 1, 1, 1)),
+    (0, (2, 2)),
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++")
+
+_RC: dict[str, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": MUTED,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 9,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlecolor": INK,
+    "figure.constrained_layout.use": True,
+    "figure.dpi": 100,
+    "figure.facecolor": PAPER,
+    # DejaVu comes with matplotlib, so that the layout is the same everywhere.
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9,
+    "grid.alpha": 0.28,
+    "grid.color": MUTED,
+    "grid.linewidth": 0.6,
+    "hatch.linewidth": 0.6,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "patch.linewidth": 0.8,
+    "savefig.dpi": 150,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "idness",
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "xtick.labelsize": 8,
+    "ytick.color": MUTED,
+    "ytick.labelcolor": INK,
+    "ytick.labelsize": 8,
+}
+
+
+_FONTS = re.compile(r"font-family: [^;\"]+")
+_COORDINATES = re.compile(r'\b(?:d|x|y|transform)="[^"]+"')
+_DECIMALS = re.compile(r"(\d\.\d\d)\d+")
+
+
+class Mark(NamedTuple):
+    """Is how one series looks: a colour and, for those who do not see it, a line, a marker and a hatch."""
+
+    colour: str
+    line: Any
+    marker: str
+    hatch: str
+
+
+def mark(index: int) -> Mark:
+    """Give the look of the index-th series; past the palette, colours return with other lines and markers."""
+    size = len(PALETTE)
+    other = (index + index // size) % size
+    return Mark(PALETTE[index % size], LINES[other], MARKERS[other], HATCHES[other])
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Apply the look to all figures made inside the block, and to none after it."""
+    with mpl.rc_context(_RC):
+        yield
+
+
+def new_figure(
+    rows: int = 1, columns: int = 1, *, size: tuple[float, float] = (5.2, 3.2), **options: Any
+) -> tuple[Any, Any]:
+    """Make a figure in the house style, outside pyplot, and its axes as `Figure.subplots` gives them."""
+    with house_style():
+        figure = Figure(figsize=size)
+        return figure, figure.subplots(rows, columns, **options)
+
+
+def axes_or_new(ax: Any = None, *, size: tuple[float, float] = (5.2, 3.2)) -> Any:
+    """Give the axes that were passed, or new ones in the house style."""
+    return new_figure(size=size)[1] if ax is None else ax
+
+
+def figure_of(ax: Axes) -> Any:
+    """Give the whole figure that axes belong to."""
+    return ax.get_figure(root=True) if hasattr(ax, "get_figure") else ax
+
+
+def figure_svg(figure: Any, *, alt: str = "", prefix: str = "", adaptive: bool = True) -> str:
+    """Render a figure as SVG text for a page, the same bytes each time.
+
+    Args:
+        figure: the figure, or axes of it.
+        alt: what the picture shows, for those who cannot see it.
+        prefix: put before every id, so that several figures can stand in one page.
+        adaptive: transparent, with text in the page's own colour; otherwise on white paper.
+    """
+    stream = io.StringIO()
+    paper = "none" if adaptive else PAPER
+    with house_style():
+        # A date or version in the file would make two equal runs differ.
+        figure_of(figure).savefig(stream, format="svg", metadata={"Date": None, "Creator": None}, facecolor=paper)
+    text = stream.getvalue()
+    text = _FONTS.sub("font-family: 'DejaVu Sans', Verdana, sans-serif", text[text.index("<svg") :])
+    text = _COORDINATES.sub(lambda match: _DECIMALS.sub(r"\1", match[0]), text)
+    if adaptive:
+        text = text.replace(INK, "currentColor")
+    if prefix:
+        text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", text)
+    label = f' role="img" aria-label="{escape(alt, quote=True)}"' if alt else ' role="img"'
+    text = text.replace("<svg", "<svg" + label, 1)
+    return "\n".join(line.strip() for line in text.splitlines()) + "\n"
+
+
+def save(figure: Any, path: str | Path, *, alt: str = "") -> list[Path]:
+    """Write a figure as SVG and PNG, each atomically, and give both paths.
+
+    Args:
+        figure: the figure, or axes of it.
+        path: where to, without a suffix.
+        alt: what the picture shows.
+    """
+    target = Path(path)
+    svg = '<?xml version="1.0" encoding="utf-8"?>\n' + figure_svg(figure, alt=alt, adaptive=False)
+    png = io.BytesIO()
+    with house_style():
+        figure_of(figure).savefig(png, format="png", metadata={"Software": None}, facecolor=PAPER)
+    return [
+        atomic_write(target.with_name(target.name + ".svg"), svg),
+        atomic_write(target.with_name(target.name + ".png"), png.getvalue()),
+    ]
+
+
+def legend(ax: Any, *, outside: bool = False, **options: Any) -> Any:
+    """Add a legend without a frame, beside the axes where there is no room inside."""
+    with house_style():
+        if outside:
+            return ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, **options)
+        return ax.legend(**options)
+
+
+def headline(ax: Any, title: str, *, x: str = "", y: str = "") -> Any:
+    """Set title and axis labels at once."""
+    with house_style():
+        ax.set_title(title)
+        ax.set_xlabel(x)
+        ax.set_ylabel(y)
+    return ax
+
+
+def two_histograms(ax: Any, first: ArrayLike, second: ArrayLike, labels: tuple[str, str], *, bins: int = 50) -> Any:
+    """Draw ID against OOD as filled outlines over common bins: ID plain and blue, OOD hatched and orange."""
+    sides = [np.asarray(first, float), np.asarray(second, float)]
+    # The far half-percent on either side would squeeze all the rest into a few bins.
+    low, high = np.percentile(np.concatenate(sides), [0.5, 99.5])
+    edges = np.linspace(low, high if high > low else low + 1.0, bins + 1)
+    looks = ((ID_COLOUR, "", LINES[0]), (OOD_COLOUR, "////", LINES[1]))
+    with house_style():
+        for values, label, (colour, hatch, line) in zip(sides, labels, looks, strict=True):
+            heights = np.histogram(values, edges)[0] / (len(values) * (edges[1] - edges[0]))
+            ax.stairs(
+                heights, edges, fill=True, facecolor=colour, edgecolor=colour, alpha=0.22, hatch=hatch, linewidth=0
+            )
+            ax.stairs(heights, edges, color=colour, linestyle=line, linewidth=1.6, label=label)
+        ax.set_yticks([])
+        ax.grid(False)
+    return ax
