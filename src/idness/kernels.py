@@ -1,0 +1,110 @@
+"""The few hot loops; each fast path has a plain-torch twin that tests compare it to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+ROWS = 256
+"""Rows worked on at once: 2,048 float32 features each are 2 MB, which stays in the cache."""
+HIGHEST = 80.0
+"""Cap of the scale ratio: exp(88) overflows float32, and its product with a logit must not either."""
+
+
+def kept_count(width: int, percentile: float) -> int:
+    """Count the activations above a percentile, rounding half to even as the authors' code does.
+
+    At least one is kept, so that narrow networks at high percentiles still have a ratio.
+    """
+    return max(1, width - round(width * percentile / 100))
+
+
+def scale_ratio(features: Tensor, percentile: float) -> Tensor:
+    """Compute r = sum of all / sum of the largest for each row."""
+    return scale_ratios(features, [percentile])[0]
+
+
+def scale_ratios(features: Tensor, percentiles: Sequence[float]) -> list[Tensor]:
+    """Compute the ratio of each row for several percentiles in one pass."""
+    kept = [kept_count(features.shape[1], percentile) for percentile in percentiles]
+    if features.device.type != "cpu" or torch.compiler.is_exporting() or features.requires_grad:
+        return [ratio_plain(features, count) for count in kept]
+    array = features.numpy()
+    total = features.sum(dim=1)
+    tops = _top_sums(array, kept) if len(set(kept)) > 1 else [_top_sum(array, kept[0])] * len(kept)
+    return [
+        _safe_ratio(total, torch.from_numpy(top), features.shape[1] / count)
+        for top, count in zip(tops, kept, strict=True)
+    ]
+
+
+def ratio_plain(features: Tensor, kept: int) -> Tensor:
+    """Compute the ratio with torch alone: the twin of the fast path, and what is exported."""
+    top = features.topk(kept, dim=1, sorted=False).values.sum(dim=1)
+    return _safe_ratio(features.sum(dim=1), top, features.shape[1] / kept)
+
+
+def top_mask(features: Tensor, kept: int) -> Tensor:
+    """Mark the `kept` largest of each row; among equals the first ones in top-k's order."""
+    chosen = features.topk(kept, dim=1, sorted=False).indices
+    return torch.zeros_like(features, dtype=torch.bool).scatter(1, chosen, True)
+
+
+def _safe_ratio(total: Tensor, top: Tensor, limit: float) -> Tensor:
+    # Rows without positive activations have no ratio: 1, as when nothing is left out. Non-negative rows never
+    # exceed D/k; signed ones are held there, so that the factor stays finite.
+    bound = min(limit, HIGHEST)
+    safe = torch.where(top > 0, top, torch.ones_like(top))
+    return torch.where(top > 0, (total / safe).clamp(-bound, bound), torch.ones_like(top))
+
+
+def _top_sum(array: NDArray[np.float32], kept: int) -> NDArray[np.float32]:
+    """Sum the largest of each row by partial sorting, which NumPy does with SIMD."""
+    first = array.shape[1] - kept
+    result = np.empty(len(array), np.float32)
+    for start in range(0, len(array), ROWS):
+        block = np.partition(array[start : start + ROWS], first, axis=1)
+        block[:, first:].sum(axis=1, out=result[start : start + ROWS])
+    return result
+
+
+def _top_sums(array: NDArray[np.float32], kept: Sequence[int]) -> list[NDArray[np.float32]]:
+    """Sum the largest of each row for several counts from one sort."""
+    width = array.shape[1]
+    counts = sorted(set(kept), reverse=True)
+    edges = [width - count for count in counts]
+    sums = np.empty((len(array), len(counts)), np.float32)
+    for start in range(0, len(array), ROWS):
+        block = np.sort(array[start : start + ROWS], axis=1)
+        pieces = np.add.reduceat(block, edges, axis=1)
+        # Each piece reaches to the next edge; adding them from the right gives the sums to the end.
+        sums[start : start + ROWS] = pieces[:, ::-1].cumsum(axis=1)[:, ::-1]
+    return [np.ascontiguousarray(sums[:, counts.index(count)]) for count in kept]
+
+
+def kth_largest_products(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> list[Tensor]:
+    """Find the k-th largest inner product of each query with the rows of a bank, for several k.
+
+    Exact, in blocks of bounded memory.
+    """
+    if queries.device.type != "cpu" or torch.compiler.is_exporting():
+        return kth_plain(queries, bank, ks)
+    order = sorted({len(bank) - k for k in ks})
+    found = np.empty((len(queries), len(order)), np.float32)
+    # About 32 MB of products at once, whatever the bank's size.
+    rows = max(1, min(ROWS, (1 << 23) // len(bank)))
+    for start in range(0, len(queries), rows):
+        products = (queries[start : start + rows] @ bank.T).numpy()
+        products.partition(order, axis=1)
+        found[start : start + rows] = products[:, order]
+    return [torch.from_numpy(found[:, order.index(len(bank) - k)].copy()) for k in ks]
+
+
+def kth_plain(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> list[Tensor]:
+    """Find the same with torch alone: the twin of the fast path, and what is exported."""
+    products = (queries @ bank.T).topk(max(ks), dim=1).values
+    return [products[:, k - 1] for k in ks]

@@ -1,0 +1,17 @@
+"""The methods, one file each; adding one is its file, a line here and its test."""
+
+from idness.methods.ash import Ash
+from idness.methods.chain import Chain
+from idness.methods.dice import DICE
+from idness.methods.ebo import EBO
+from idness.methods.gen import GEN
+from idness.methods.knn import KNN
+from idness.methods.mds import MDS
+from idness.methods.mls import MLS
+from idness.methods.msp import MSP
+from idness.methods.react import ReAct
+from idness.methods.rmds import RMDS
+from idness.methods.scale import Scale
+from idness.methods.tempscale import TempScale
+
+__all__ = ["DICE", "EBO", "GEN", "KNN", "MDS", "MLS", "MSP", "RMDS", "Ash", "Chain", "ReAct", "Scale", "TempScale"]

@@ -1,0 +1,47 @@
+"""ASH -- Djurisic et al., "Extremely Simple Activation Shaping for Out-of-Distribution Detection", ICLR 2023."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from idness.checks import check_choice, check_percent
+from idness.detector import Enhancer
+from idness.kernels import kept_count, scale_ratio, top_mask
+
+
+@dataclass(kw_only=True)
+class Ash(Enhancer):
+    """Prune each image's small features, and scale (s), keep (p) or level (b) the rest.
+
+    Expects non-negative features, as a ReLU leaves them.
+
+    Args:
+        variant: s multiplies the kept features by exp(sum of all / sum of kept), p leaves them as they are, b sets each
+            to the sum of all divided by their number.
+        percentile: share of features, in percent, that is pruned.
+    """
+
+    assumes_nonnegative = True
+    grid = {"percentile": (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
+    rows = {"ash-s": {"variant": "s"}, "ash-p": {"variant": "p"}, "ash-b": {"variant": "b"}}
+
+    variant: str = "s"
+    percentile: float = 90.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "variant", ("s", "p", "b"))
+        check_percent(self, "percentile")
+
+    def shape(self, features: Tensor) -> Tensor:
+        kept = kept_count(features.shape[1], self.percentile)
+        mask = top_mask(features, kept)
+        if self.variant == "b":
+            return mask * (features.sum(dim=1, keepdim=True) / kept)
+        pruned = torch.where(mask, features, 0.0)
+        if self.variant == "p":
+            return pruned
+        return pruned * scale_ratio(features, self.percentile).exp().unsqueeze(1)

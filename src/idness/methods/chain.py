@@ -1,0 +1,86 @@
+"""Chains of edits, such as DICE+ReAct (Sun and Li, ECCV 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from idness.detector import Detector, Enhancer
+from idness.errors import OptionError
+from idness.registry import build, parse
+from idness.types import Activations, Head
+
+
+@dataclass(kw_only=True)
+class Chain(Enhancer):
+    """Apply several edits one after another, each learning from what it will see.
+
+    Args:
+        steps: detectors that edit features or head, their configurations, or one text such as
+            `react(percentile=90)+dice(percentile=10)`.
+    """
+
+    needs_train = True
+    needs_val = False
+    grid = {
+        "steps": tuple(
+            f"react(percentile={clip})+dice(percentile={cut})"
+            for clip in (85, 90, 95, 99)
+            for cut in (10, 30, 50, 70, 90)
+        )
+    }
+
+    steps: Any = "react(percentile=90)+dice(percentile=10)"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        listed = _split(self.steps) if isinstance(self.steps, str) else self.steps
+        if not isinstance(listed, Sequence) or len(listed) == 0:
+            raise OptionError(f"Chain: steps must be methods joined by '+', got {self.steps!r}")
+        self.steps = tuple(_step(step) for step in listed)
+
+    def options(self) -> dict[str, Any]:
+        return {"readout": self.readout, "steps": "+".join(step.label() for step in self.steps)}
+
+    def parts(self) -> Iterator[tuple[str, Detector]]:
+        return ((f"step{index}", step) for index, step in enumerate(self.steps))
+
+    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
+        for step in self.steps:
+            step.fit(head, train, val=val)
+            train, val = (_seen_after(step, head, acts) for acts in (train, val))
+            head = step.edit(head)
+
+    def shape(self, features: Tensor) -> Tensor:
+        for step in self.steps:
+            features = step.shape(features)
+        return features
+
+    def edit(self, head: Head) -> Head:
+        for step in self.steps:
+            head = step.edit(head)
+        return head
+
+
+def _seen_after(step: Enhancer, head: Head, acts: Activations | None) -> Activations | None:
+    if acts is None:
+        return None
+    features = step.shape(acts.features)
+    return Activations(features, step.edit(head)(features), acts.labels)
+
+
+def _split(text: str) -> list[str]:
+    return [part for part in text.replace(" ", "").split("+") if part]
+
+
+def _step(step: object) -> Enhancer:
+    if isinstance(step, str):
+        step = parse(step)
+    elif isinstance(step, dict):
+        step = build(step["method"], **step.get("options", {}))
+    if not isinstance(step, Enhancer) or isinstance(step, Chain):
+        raise OptionError(f"Chain: a step must edit features or head (react, dice, ash, scale), got {step!r}")
+    return step

@@ -1,0 +1,52 @@
+"""DICE -- Sun and Li, "DICE: Leveraging Sparsification for Out-of-Distribution Detection", ECCV 2022."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from idness.checks import check_percent
+from idness.detector import Enhancer
+from idness.types import Activations, Head
+
+
+@dataclass(kw_only=True)
+class DICE(Enhancer):
+    """Keep only the weights of the head that contribute most on training images.
+
+    Args:
+        percentile: share of all C x D weights, in percent, that is set to zero.
+    """
+
+    needs_train = True
+    grid = {"percentile": (10.0, 30.0, 50.0, 70.0, 90.0)}
+
+    percentile: float = 90.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_percent(self, "percentile")
+
+    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
+        self.learn_many([self], head, train, val)
+
+    @classmethod
+    def learn_many(
+        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
+    ) -> None:
+        assert train is not None
+        contribution = train.features.mean(dim=0) * head.weight
+        limits = np.percentile(contribution.cpu().numpy().ravel(), [detector.percentile for detector in detectors])
+        for detector, limit in zip(detectors, limits, strict=True):
+            detector._keep(torch.where(contribution > float(limit), head.weight, 0.0))
+
+    def _keep(self, weight: Tensor) -> None:
+        self.weight_ = weight
+
+    def edit(self, head: Head) -> Head:
+        return Head(self.weight_, head.bias)

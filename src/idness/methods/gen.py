@@ -1,0 +1,46 @@
+"""GEN -- Liu et al., "GEN: Pushing the Limits of Softmax-Based Out-of-Distribution Detection", CVPR 2023."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from idness.checks import check_count, check_positive
+from idness.detector import Detector
+from idness.types import Activations
+
+
+@dataclass(kw_only=True)
+class GEN(Detector):
+    """Take the negative generalised entropy of the largest softmax probabilities.
+
+    Args:
+        gamma: exponent; the smaller, the more the small probabilities count.
+        m: how many of the largest probabilities enter; all where the network has fewer classes.
+    """
+
+    grid = {"gamma": (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0), "m": (10, 50, 100, 200, 500, 1000)}
+
+    gamma: float = 0.1
+    m: int = 100
+
+    def __post_init__(self) -> None:
+        check_positive(self, "gamma")
+        check_count(self, "m")
+
+    def rate(self, acts: Activations) -> Tensor:
+        return self.rate_many([self], acts)[0]
+
+    @classmethod
+    def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
+        # One sort serves every m, and one logarithm every gamma.
+        classes = acts.logits.shape[1]
+        most = min(max(detector.m for detector in detectors), classes)
+        largest = torch.softmax(acts.logits, dim=1).topk(most, dim=1).values
+        logs = (largest * (1 - largest)).log()  # -inf where a probability is 0 or 1, which exp() returns to 0
+        entropies = {gamma: (gamma * logs).exp().cumsum(dim=1) for gamma in {detector.gamma for detector in detectors}}
+        return [-entropies[detector.gamma][:, min(detector.m, classes) - 1] for detector in detectors]

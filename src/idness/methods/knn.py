@@ -1,0 +1,67 @@
+"""KNN -- Sun et al., "Out-of-Distribution Detection with Deep Nearest Neighbors", ICML 2022."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from idness.checks import check_count
+from idness.detector import Detector
+from idness.errors import InputError
+from idness.kernels import kth_largest_products
+from idness.types import Activations, Head
+
+
+@dataclass(kw_only=True)
+class KNN(Detector):
+    """Take minus the squared distance to the k-th nearest training image, on features of length 1.
+
+    Args:
+        k: which neighbour; fewer training images want a smaller one.
+    """
+
+    needs_train = True
+    grid = {"k": (1, 5, 10, 50, 100, 200, 500, 1000)}
+
+    k: int = 50
+
+    def __post_init__(self) -> None:
+        check_count(self, "k")
+
+    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
+        self.learn_many([self], head, train, val)
+
+    def rate(self, acts: Activations) -> Tensor:
+        return self.rate_many([self], acts)[0]
+
+    @classmethod
+    def learn_many(
+        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
+    ) -> None:
+        assert train is not None
+        bank = _unit(train.features)
+        for detector in detectors:
+            if detector.k > len(bank):
+                raise InputError(
+                    f"KNN: k must be at most the number of training images ({len(bank)}), got {detector.k}"
+                )
+            detector._remember(bank)
+
+    def _remember(self, bank: Tensor) -> None:
+        self.bank_ = bank
+
+    @classmethod
+    def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
+        # Of unit vectors, the nearest has the largest product: |x - y|^2 = 2 - 2 x y.
+        products = kth_largest_products(
+            _unit(acts.features), detectors[0].bank_, [detector.k for detector in detectors]
+        )
+        return [2 * product - 2 for product in products]
+
+
+def _unit(features: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(features, dim=1, eps=1e-10)

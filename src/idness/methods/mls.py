@@ -1,0 +1,19 @@
+"""MLS -- Hendrycks et al., "Scaling Out-of-Distribution Detection for Real-World Settings", ICML 2022."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from idness.detector import Detector
+from idness.readouts import max_logit
+from idness.types import Activations
+
+
+@dataclass(kw_only=True)
+class MLS(Detector):
+    """Take the largest logit."""
+
+    def rate(self, acts: Activations) -> Tensor:
+        return max_logit(acts.logits)

@@ -1,0 +1,33 @@
+"""RMDS -- Ren et al., "A Simple Fix to Mahalanobis Distance for Improving Near-OOD Detection", 2021."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from idness.detector import Detector
+from idness.gaussian import class_means, nearest_squared, whitening
+from idness.types import Activations, Head
+
+
+@dataclass(kw_only=True)
+class RMDS(Detector):
+    """Take how much nearer an image is to its class than to the data as a whole, in squared Mahalanobis distances."""
+
+    needs_train = True
+    needs_labels = True
+
+    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
+        assert train is not None
+        assert train.labels is not None
+        means, present = class_means(train.features, train.labels, head.classes)
+        self.centre_ = train.features.mean(dim=0)
+        self.whitening_ = whitening(train.features - means[train.labels])
+        self.means_ = (means[present] - self.centre_) @ self.whitening_
+        self.background_ = whitening(train.features - self.centre_)
+
+    def rate(self, acts: Activations) -> Tensor:
+        centred = acts.features - self.centre_
+        background = (centred @ self.background_).square().sum(dim=1)
+        return background - nearest_squared(centred @ self.whitening_, self.means_)

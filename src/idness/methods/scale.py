@@ -1,0 +1,58 @@
+"""SCALE -- Xu et al., "Scaling for Training Time and Post-hoc Out-of-distribution Detection Enhancement", ICLR 2024."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from idness.checks import check_percent
+from idness.detector import Enhancer
+from idness.kernels import ROWS, scale_ratio, scale_ratios
+from idness.types import Activations
+
+
+@dataclass(kw_only=True)
+class Scale(Enhancer):
+    """Multiply each image's features by exp(sum of all / sum of the largest).
+
+    Expects non-negative features, as a ReLU leaves them. Prunes nothing, unlike ASH-S.
+
+    Args:
+        percentile: share of activations, in percent, left out of the sum of the largest.
+    """
+
+    assumes_nonnegative = True
+    grid = {"percentile": (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
+
+    percentile: float = 85.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_percent(self, "percentile")
+
+    def shape(self, features: Tensor) -> Tensor:
+        return features * scale_ratio(features, self.percentile).exp().unsqueeze(1)
+
+    def shaped_logits(self, acts: Activations) -> Tensor:
+        return self._scaled(acts.logits, scale_ratio(acts.features, self.percentile))
+
+    @classmethod
+    def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
+        if torch.compiler.is_exporting():
+            return [detector.rate(acts) for detector in detectors]
+        # One pass over the features for all percentiles, and logits in parts that stay in the cache.
+        ratios = scale_ratios(acts.features, [detector.percentile for detector in detectors])
+        return [detector._rate_parts(acts.logits, ratio) for detector, ratio in zip(detectors, ratios, strict=True)]
+
+    def _rate_parts(self, logits: Tensor, ratio: Tensor) -> Tensor:
+        parts = (slice(start, start + ROWS) for start in range(0, len(logits), ROWS))
+        return torch.cat([self.read(self._scaled(logits[rows], ratio[rows])) for rows in parts])
+
+    def _scaled(self, logits: Tensor, ratio: Tensor) -> Tensor:
+        # W (a exp(r)) + b = exp(r) (z - b) + b: the logits are there already, no second matrix product.
+        bias = self.head_.offset
+        return torch.addcmul(bias, logits - bias, ratio.exp().unsqueeze(1))
