@@ -1,0 +1,95 @@
+"""The command line. A subcommand parses, calls one library function and prints what it returns.
+
+Nothing here may import torch before a subcommand runs: `idness --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import warnings
+from typing import Annotated, Any, TextIO
+
+import typer
+
+from idness.errors import IdnessError, IdnessWarning
+
+COMMANDS = {
+    "list": "list:list_methods",
+}
+"""Each subcommand's name, module and function."""
+
+app = typer.Typer(
+    name="idness",
+    help="Know when an image classifier is looking at something it was never trained on.",
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from idness import __version__
+
+        print(f"idness {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Know when an image classifier is looking at something it was never trained on."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+for _name, _home in COMMANDS.items():
+    _module, _, _function = _home.partition(":")
+    app.command(_name)(getattr(importlib.import_module(f"idness.cli.{_module}"), _function))
+
+
+def main() -> None:
+    """Run the command line: one line and exit code 2 for whatever the user can mend."""
+    warnings.showwarning = _show_warning
+    try:
+        result = app(standalone_mode=False)
+        sys.exit(result if isinstance(result, int) else 0)
+    except (typer.Abort, KeyboardInterrupt):
+        _stop("stopped", 130)
+    except IdnessError as error:
+        _stop(str(error), 2)
+    except BrokenPipeError:
+        # The reader (head, less) has gone; what is still buffered must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        # Usage errors are click's, whose classes live in different packages from version to version of typer.
+        if not hasattr(error, "format_message"):
+            raise
+        _stop(error.format_message(), 2)
+
+
+def _stop(message: str, code: int) -> None:
+    print(f"idness: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> Any:
+    if issubclass(category, IdnessWarning):
+        print(f"idness: warning: {message}", file=sys.stderr)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))

@@ -1,0 +1,38 @@
+"""`idness list`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+
+def list_methods(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List every method: what it does, its options with defaults, and what it needs."""
+    from rich.table import Table
+
+    from idness.catalogue import catalogue
+    from idness.cli.terminal import stdout
+
+    entries = catalogue()
+    if as_json:
+        print(json.dumps([asdict(entry) for entry in entries], indent=2))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method", no_wrap=True, style="bold")
+    table.add_column("what it does, and its options")
+    table.add_column("training\nimages", no_wrap=True)
+    table.add_column("negative\nfeatures", no_wrap=True)
+    for entry in entries:
+        needs = "labelled" if entry.needs_labels else "yes" if entry.needs_train else "no"
+        about = f"{entry.summary}\n[dim]{entry.signature or 'no options'}[/dim]"
+        table.add_row(entry.name, about, needs, "unsuited" if entry.assumes_nonnegative else "fine")
+    console = stdout()
+    console.print(table)
+    console.print(
+        "\n[dim]Set options as in[/dim] scale(percentile=95)[dim]; a search tries them on validation data.[/dim]"
+    )
