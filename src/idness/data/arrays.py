@@ -1,0 +1,155 @@
+"""Sets of images in arrays, in memory or in .npz files."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idness.data.sets import ImageSet, Picture
+from idness.errors import DataError
+
+
+class ArraySet(ImageSet):
+    """Reads images from an array (N, H, W, 3), (N, H, W) or (N, 3, H, W) of uint8."""
+
+    def __init__(
+        self,
+        images: NDArray[np.uint8],
+        source: str,
+        labels: NDArray[np.int64] | None = None,
+        classes: Sequence[str] = (),
+        names: Sequence[str] = (),
+    ) -> None:
+        super().__init__(source, labels, classes)
+        _check_images(source, images.dtype, images.shape)
+        self.images, self.names = images, list(names)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def item(self, index: int) -> str:
+        return self.names[index] if self.names else str(index)
+
+    def picture(self, index: int) -> Picture:
+        return _as_rgb(self.images[index])
+
+    def stamp(self, start: int, stop: int) -> str:
+        return hashlib.sha256(np.ascontiguousarray(self.images[start:stop]).data).hexdigest()
+
+
+class NpzSet(ImageSet):
+    """Reads images from an array in an .npz file, row by row: the file is never in memory as a whole.
+
+    Args:
+        path: the file.
+        images: the array's name; guessed if not given.
+        labels: the name of the array of labels; guessed if not given.
+    """
+
+    def __init__(
+        self, path: Path, images: str | None = None, labels: str | None = None, classes: Sequence[str] = ()
+    ) -> None:
+        super().__init__(path.name, None, classes)
+        self.path = path
+        try:
+            with zipfile.ZipFile(path) as archive:
+                names = [name.removesuffix(".npy") for name in archive.namelist()]
+            self.key = _pick(path.name, "images", images, ("images", "data", "x", "arr_0"), names)
+            label_key = _pick(
+                path.name, "labels", labels, ("labels", "label", "y", "targets"), names, needed=labels is not None
+            )
+            if label_key:
+                with np.load(path, allow_pickle=False) as arrays:
+                    self.labels = _as_labels(path.name, arrays[label_key])
+            self._file, self._row = self._open(), 0
+        except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"{path.name}: is no .npz file of uint8 images ({error})") from error
+        if self.labels is not None and len(self.labels) != len(self):
+            raise DataError(
+                f"{path.name}: must have one label per image, got {len(self.labels)} for {len(self)} images"
+            )
+        self._stamps: dict[tuple[int, int], str] = {}
+
+    def __len__(self) -> int:
+        return self._shape[0]
+
+    def picture(self, index: int) -> Picture:
+        return _as_rgb(np.frombuffer(self._bytes_of(index), dtype=np.uint8).reshape(self._shape[1:]))
+
+    def stamp(self, start: int, stop: int) -> str:
+        if (start, stop) not in self._stamps:
+            digest = hashlib.sha256()
+            for index in range(start, min(stop, len(self))):
+                digest.update(self._bytes_of(index))
+            self._stamps[start, stop] = digest.hexdigest()
+        return self._stamps[start, stop]
+
+    def _bytes_of(self, index: int) -> bytes:
+        size = int(np.prod(self._shape[1:]))
+        try:
+            if index < self._row:
+                self._file.close()
+                self._file, self._row = self._open(), 0
+            while self._row <= index:
+                # Rows in between are read and dropped: the stream is compressed, there is no way to jump.
+                data = self._file.read(size)
+                self._row += 1
+        except (OSError, zipfile.BadZipFile, EOFError, ValueError) as error:
+            raise DataError(f"{self.path.name}: is damaged at image {index} ({error})") from error
+        if len(data) != size:
+            raise DataError(f"{self.path.name}: ends before image {index}")
+        return data
+
+    def _open(self) -> IO[bytes]:
+        with zipfile.ZipFile(self.path) as archive:
+            file = archive.open(f"{self.key}.npy")  # stays readable: the archive closes with its last member
+        version = np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        self._shape, fortran, dtype = header(file)
+        _check_images(f"{self.path.name}: array {self.key}", dtype, self._shape)
+        if fortran:
+            raise DataError(f"{self.path.name}: array {self.key} must be in C order; save np.ascontiguousarray of it")
+        return file
+
+
+def _as_rgb(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    if image.ndim == 2:
+        return np.repeat(image[:, :, None], 3, axis=2)
+    if image.shape[2] == 3:
+        return image
+    if image.shape[2] == 1:
+        return np.repeat(image, 3, axis=2)
+    return np.ascontiguousarray(image.transpose(1, 2, 0))
+
+
+def _check_images(name: str, dtype: Any, shape: tuple[int, ...]) -> None:
+    right = len(shape) == 3 or (len(shape) == 4 and (shape[3] in (1, 3) or shape[1] == 3))
+    if dtype != np.uint8 or not right or 0 in shape[1:]:
+        raise DataError(f"{name}: images must be uint8 of shape (N, H, W, 3), got {dtype} of shape {shape}")
+
+
+def _as_labels(name: str, values: NDArray[Any]) -> NDArray[np.int64]:
+    if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
+        raise DataError(f"{name}: labels must be a list of whole numbers, got {values.dtype} of shape {values.shape}")
+    return values.astype(np.int64)
+
+
+def _pick(
+    file: str, what: str, wanted: str | None, usual: Sequence[str], names: Sequence[str], needed: bool = True
+) -> str:
+    if wanted is not None:
+        if wanted not in names:
+            raise DataError(f"{file}: has no array {wanted!r}; it has {', '.join(names)}")
+        return wanted
+    found = next((name for name in usual if name in names), "")
+    if not found and needed:
+        raise DataError(f'{file}: which array holds the {what}? It has {", ".join(names)}; say {what} = "..."')
+    return found

@@ -1,0 +1,108 @@
+"""Decodes images of unknown origin: bounded in size, limited to known formats, and never silently wrong."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from idness.errors import DataError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+"""The formats that are decoded; every other one is refused unread."""
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+"""How the names of image files end."""
+MAX_PIXELS = 64_000_000
+"""The most pixels an image may have: 8000 x 8000, which decodes to 192 MB."""
+SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
+
+
+def decode(source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Decode an image to 8-bit RGB, upright, its first frame, transparent parts on white.
+
+    16-bit grey images keep their upper 8 bits, as 16-bit colour images do; floating-point and 32-bit images are refused, since
+    nothing says which value is white.
+
+    Args:
+        source: the file's bytes, or its path.
+        max_pixels: images with more are refused before any pixel is decoded.
+    """
+    name, data = ("image", source) if isinstance(source, bytes) else (Path(source).name, _read(Path(source)))
+    if not data:
+        raise DataError(f"{name}: is an empty file; an image is expected")
+    try:
+        # Pillow's own size warning says nothing that the check below does not; as an error it is caught like one.
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            _check_size(name, image, max_pixels)
+            return _to_rgb(name, image)
+    except DataError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataError(f"{name}: must have at most {max_pixels:,} pixels, got far more; make it smaller") from error
+    except UnidentifiedImageError as error:
+        raise DataError(
+            f"{name}: must be one of {', '.join(FORMATS)}, got a file that begins with {data[:12]!r}"
+        ) from error
+    except MemoryError as error:
+        raise DataError(f"{name}: does not fit in memory; make it smaller") from error
+    except Exception as error:  # a hostile file may raise anything inside a decoder
+        raise DataError(f"{name}: is damaged or cut off ({_short(error)})") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path.name}: cannot be read ({error.strerror or error})") from error
+
+
+def _check_size(name: str, image: Image.Image, max_pixels: int) -> None:
+    width, height = image.size
+    if width * height > max_pixels:
+        raise DataError(f"{name}: must have at most {max_pixels:,} pixels, got {width} x {height}; make it smaller")
+    if width < 1 or height < 1:
+        raise DataError(f"{name}: must have at least one pixel, got {width} x {height}")
+
+
+def _to_rgb(name: str, image: Image.Image) -> Image.Image:
+    if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
+        kind = "floating-point" if image.mode == "F" else "32-bit"
+        raise DataError(
+            f"{name}: must have 8 or 16 bits per channel, got a {kind} image; convert it so that white is 255 or 65535"
+        )
+    image.load()
+    if image.mode in SIXTEEN_BIT or image.mode == "I":
+        values = np.asarray(image).astype(np.int64)
+        upright: Image.Image = Image.fromarray(np.clip(values >> 8, 0, 255).astype(np.uint8))
+    else:
+        upright = image
+    upright = _upright(image, upright)
+    if upright.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        layered = upright.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered).convert("RGB")
+    return upright.convert("RGB")
+
+
+def _upright(tagged: Image.Image, image: Image.Image) -> Image.Image:
+    """Turn an image as its camera tag says; a tag that cannot be read turns nothing."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            orientation = int(tagged.getexif().get(0x0112, 1))
+    except Exception:  # the picture is fine, only its tags are not
+        return image
+    if orientation == 1:
+        return image
+    if image is tagged:
+        return ImageOps.exif_transpose(image)
+    image.getexif()[0x0112] = orientation
+    return ImageOps.exif_transpose(image)
+
+
+def _short(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -1,0 +1,146 @@
+"""Reads images from Parquet files, or from a Hugging Face data set saved on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from idness.data.decoding import decode
+from idness.data.sets import ImageSet, Picture
+from idness.errors import DataError
+
+
+class TableSet(ImageSet):
+    """Reads images from tables with a column of encoded images, one row group in memory at a time.
+
+    Args:
+        path: a .parquet or .arrow file, or a folder of them.
+        images: the column of images; guessed if not given.
+        labels: the column of labels; guessed if not given.
+        split: how the names of a folder's files begin, such as `test`.
+    """
+
+    def __init__(
+        self, path: Path, images: str | None = None, labels: str | None = None, split: str | None = None
+    ) -> None:
+        super().__init__(path.name)
+        self._arrow, self._parquet = _pyarrow()
+        self._files = _tables(path, split)
+        self._groups: list[tuple[Path, int]] = []
+        self._starts = [0]
+        columns: list[str] = []
+        names: list[str] = []
+        for file in self._files:
+            columns, counts, names = self._shape(file)
+            for group, count in enumerate(counts):
+                self._groups.append((file, group))
+                self._starts.append(self._starts[-1] + count)
+        self._column = _column(path.name, "images", images, ("image", "img", "images", "picture"), columns)
+        label = _column(
+            path.name, "labels", labels, ("label", "labels", "fine_label", "class"), columns, needed=labels is not None
+        )
+        self._held: tuple[int, Any] = (-1, None)
+        self.classes = tuple(names)
+        if label:
+            values = [
+                value
+                for index in range(len(self._groups))
+                for value in self._read(index, [label]).column(label).to_pylist()
+            ]
+            if all(isinstance(value, int) and value >= 0 for value in values):
+                self.labels = np.array(values, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def picture(self, index: int) -> Picture:
+        group = bisect_right(self._starts, index) - 1
+        if self._held[0] != group:
+            self._held = (group, self._read(group, [self._column]).column(self._column))
+        value = self._held[1][index - self._starts[group]].as_py()
+        data = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(data, bytes):
+            raise DataError(f"row {index}: column {self._column} must hold encoded images, got {type(data).__name__}")
+        return decode(data)
+
+    def stamp(self, start: int, stop: int) -> str:
+        digest = hashlib.sha256(f"{start} {stop}".encode())
+        for file in self._files:
+            state = file.stat()
+            digest.update(f"{file.name} {state.st_size} {state.st_mtime_ns} ".encode())
+        return digest.hexdigest()
+
+    def _shape(self, file: Path) -> tuple[list[str], list[int], list[str]]:
+        """Give the columns, the rows of each group and the names of the classes."""
+        try:
+            if file.suffix == ".arrow":
+                table = self._stream(file)
+                return table.column_names, [len(table)], _class_names(table.schema.metadata)
+            meta = self._parquet.ParquetFile(file)
+            counts = [meta.metadata.row_group(group).num_rows for group in range(meta.num_row_groups)]
+            return meta.schema_arrow.names, counts, _class_names(meta.schema_arrow.metadata)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file.name}: is no Parquet or Arrow table ({error})") from error
+
+    def _read(self, group: int, columns: list[str]) -> Any:
+        file, number = self._groups[group]
+        if file.suffix == ".arrow":
+            return self._stream(file).select(columns)
+        return self._parquet.ParquetFile(file).read_row_group(number, columns=columns)
+
+    def _stream(self, file: Path) -> Any:
+        # Memory-mapped: rows come from disk when they are looked at.
+        return self._arrow.ipc.open_stream(self._arrow.memory_map(str(file))).read_all()
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError("Parquet data sets need pyarrow; pip install 'idness[tables]'") from error
+    return pyarrow, pyarrow.parquet
+
+
+def _tables(path: Path, split: str | None) -> list[Path]:
+    if path.is_file():
+        return [path]
+    found = sorted(file for pattern in ("*.parquet", "data/*.parquet", "*.arrow") for file in path.glob(pattern))
+    chosen = [file for file in found if split is None or file.name.startswith(split)]
+    if not chosen:
+        names = ", ".join(sorted({file.name.split("-")[0] for file in found})) or "no tables"
+        raise DataError(f"{path.name}: has no table whose name begins with {split!r}; it has {names}")
+    splits = {file.name.split("-")[0] for file in chosen if file.suffix == ".parquet" and "-" in file.name}
+    if split is None and len(splits) > 1:
+        raise DataError(f'{path.name}: holds the splits {", ".join(sorted(splits))}; say which with split = "..."')
+    return chosen
+
+
+def _column(
+    source: str, what: str, wanted: str | None, usual: tuple[str, ...], columns: list[str], needed: bool = True
+) -> str:
+    if wanted is not None and wanted in columns:
+        return wanted
+    found = "" if wanted is not None else next((name for name in usual if name in columns), "")
+    if not found and needed:
+        raise DataError(f'{source}: which column holds the {what}? It has {", ".join(columns)}; say {what} = "..."')
+    return found
+
+
+def _class_names(metadata: dict[bytes, bytes] | None) -> list[str]:
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, ValueError, TypeError):
+        return []
+    named = [
+        spec["names"]
+        for spec in features.values()
+        if isinstance(spec, dict) and spec.get("_type") == "ClassLabel" and "names" in spec
+    ]
+    return [str(name) for name in named[0]] if named else []

@@ -1,0 +1,262 @@
+"""Brings images to what a network expects: resize, crop, normalise; found from the network where it says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from idness.errors import DataError, ModelError, OptionError
+
+Size = int | tuple[int, int] | None
+INTERPOLATIONS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+}
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+STRETCHED = 32
+"""The aspect ratio above which a strip is cut before it is enlarged: a 5000 x 1 image would become 1.3 million pixels wide."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Turns an RGB image into the tensor a network expects.
+
+    Args:
+        resize: length of the shorter side, or height and width; none leaves the size.
+        crop: side of the square cut from the centre, or height and width; none cuts nothing.
+        mean: subtracted from each channel, of values in [0, 1].
+        std: divides each channel after that.
+        interpolation: nearest, bilinear, bicubic, lanczos, box or hamming.
+    """
+
+    resize: Size = None
+    crop: Size = None
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        for name in ("resize", "crop"):
+            object.__setattr__(self, name, _size(name, getattr(self, name)))
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, _channels(name, getattr(self, name)))
+        if not all(value > 0 for value in self.std):
+            raise OptionError(f"Preprocessing: std must be above 0, got {list(self.std)}")
+        if self.interpolation not in INTERPOLATIONS:
+            raise OptionError(
+                f"Preprocessing: interpolation must be one of {', '.join(INTERPOLATIONS)}; got {self.interpolation!r}"
+            )
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """The height and width of every result, or none where they follow the image."""
+        final = self.crop if self.crop is not None else self.resize
+        if isinstance(final, tuple):
+            return final
+        return (final, final) if final is not None and self.crop is not None else None
+
+    def pixels(self, image: Image.Image | NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Resize and crop; the values stay as they are, in an array (height, width, 3)."""
+        if isinstance(image, np.ndarray):
+            if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+                raise DataError(
+                    f"Preprocessing: an array must be uint8 of shape (height, width, 3), got {image.dtype} of shape {image.shape}"
+                )
+            if not self._changes(image.shape[0], image.shape[1]):
+                return image
+            image = Image.fromarray(image)
+        if self.resize is not None:
+            image = self._resized(image)
+        return _cropped(np.asarray(image.convert("RGB")), self.crop)
+
+    def normalize(self, pixels: NDArray[np.uint8] | Tensor) -> Tensor:
+        """Make float32 (..., 3, height, width) of uint8 (..., height, width, 3)."""
+        values = (
+            torch.as_tensor(pixels).movedim(-1, -3).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+        )
+        return values.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))
+
+    def __call__(self, image: Image.Image | NDArray[np.uint8]) -> Tensor:
+        """Make the tensor (3, height, width) of one image."""
+        return self.normalize(np.array(self.pixels(image)))
+
+    def describe(self) -> str:
+        """Say in one line what is done."""
+        steps = []
+        if self.resize is not None:
+            whole = isinstance(self.resize, tuple)
+            steps.append(
+                f"resize {_times(self.resize) if whole else f'shorter side to {self.resize}'} ({self.interpolation})"
+            )
+        if self.crop is not None:
+            steps.append(f"centre crop {_times(self.crop)}")
+        plain = self.mean == (0.0, 0.0, 0.0) and self.std == (1.0, 1.0, 1.0)
+        numbers = (", ".join(f"{value:g}" for value in part) for part in (self.mean, self.std))
+        steps.append(
+            "values in [0, 1], not normalised" if plain else "normalise by mean ({}), std ({})".format(*numbers)
+        )
+        return ", ".join(steps)
+
+    def suspicion(self, sample: NDArray[np.uint8] | Tensor | None = None) -> str | None:
+        """Say what looks wrong with the normalisation, by its values and by a sample of images (N, H, W, 3); none if nothing does."""
+        if self.mean == (0.0, 0.0, 0.0) and self.std == (1.0, 1.0, 1.0):
+            return "images are not normalised (mean 0, std 1); most networks were trained with a mean and std: give them in [preprocessing]"
+        if max(self.mean) > 1.5 or max(self.std) > 1.5:
+            return f"mean and std are of values in [0, 1], got mean {list(self.mean)}, std {list(self.std)}; divide them by 255"
+        if sample is not None and len(sample) >= 16:
+            values = self.normalize(sample)
+            centre, spread = float(values.mean()), float(values.std())
+            if abs(centre) > 2.0 or not 0.2 < spread < 4.0:
+                return f"normalised images have mean {centre:.2f} and std {spread:.2f}, not about 0 and 1; check [preprocessing]"
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give plain values for JSON."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
+        """Take what `to_dict` gave, or a table of a TOML file."""
+        known = [field.name for field in fields(cls)]
+        for key in values:
+            if key not in known:
+                raise OptionError(f"Preprocessing: unknown option {key!r}; it takes {', '.join(known)}")
+        return cls(**values)
+
+    def _changes(self, height: int, width: int) -> bool:
+        resized = self.resize is not None and (
+            (height, width) != self.resize if isinstance(self.resize, tuple) else min(height, width) != self.resize
+        )
+        return resized or (self.crop is not None and (height, width) != _pair(self.crop))
+
+    def _resized(self, image: Image.Image) -> Image.Image:
+        width, height = image.size
+        filter_ = INTERPOLATIONS[self.interpolation]
+        if isinstance(self.resize, tuple):
+            return image.resize((self.resize[1], self.resize[0]), filter_)
+        assert self.resize is not None
+        short, long = min(width, height), max(width, height)
+        if long > STRETCHED * short and self.crop is not None:
+            # Only the centre survives the crop, so the rest of a strip need not be enlarged.
+            keep = STRETCHED * short
+            left, top = max(0, (width - keep) // 2), max(0, (height - keep) // 2)
+            image = image.crop((left, top, left + min(width, keep), top + min(height, keep)))
+            width, height = image.size
+            long = max(width, height)
+        scaled = int(self.resize * long / short)
+        target = (self.resize, scaled) if width <= height else (scaled, self.resize)
+        return image if target == (width, height) else image.resize(target, filter_)
+
+
+def preprocessing_for(model: nn.Module, spec: str = "", weights: str | None = None) -> Preprocessing | None:
+    """Find what a network expects: its own `preprocessing` attribute, torchvision's weights or timm's configuration.
+
+    Args:
+        model: the network.
+        spec: how it was named, such as `torchvision:resnet50`.
+        weights: the file its weights came from; torchvision's files carry their version in their name.
+
+    Returns:
+        The preprocessing, or none where the network does not say.
+    """
+    own = getattr(model, "preprocessing", None)
+    if isinstance(own, Preprocessing):
+        return own
+    if isinstance(own, Mapping):
+        return Preprocessing.from_dict(own)
+    kind, _, name = spec.partition(":")
+    if kind == "torchvision":
+        return _of_torchvision(name, weights)
+    if kind == "timm" or hasattr(model, "pretrained_cfg"):
+        return _of_timm(model)
+    return None
+
+
+def _of_torchvision(name: str, weights: str | None) -> Preprocessing:
+    try:
+        from torchvision.models import get_model_weights
+    except ImportError as error:
+        raise ModelError(
+            "torchvision is needed for this network's preprocessing; pip install 'idness[models]'"
+        ) from error
+    known = list(get_model_weights(name))
+    file = Path(weights).name if weights else ""
+    # The first version is the plain recipe of the papers; a file that is named like another version is that one.
+    chosen = next((entry for entry in known if entry.url.rsplit("/", 1)[-1] == file or entry.name == file), known[0])
+    transform = chosen.transforms()
+    return Preprocessing(
+        resize=transform.resize_size[0],
+        crop=transform.crop_size[0],
+        mean=tuple(transform.mean),
+        std=tuple(transform.std),
+        interpolation=transform.interpolation.value,
+    )
+
+
+def _of_timm(model: nn.Module) -> Preprocessing:
+    try:
+        from timm.data import resolve_model_data_config
+    except ImportError as error:
+        raise ModelError("timm is needed for this network's preprocessing; pip install 'idness[models]'") from error
+    config = resolve_model_data_config(model)
+    height, width = config["input_size"][-2:]
+    scaled = tuple(math.floor(side / config["crop_pct"]) for side in (height, width))
+    squash = config.get("crop_mode") == "squash" or scaled[0] != scaled[1]
+    interpolation = config["interpolation"]
+    return Preprocessing(
+        resize=scaled if squash else scaled[0],
+        crop=(height, width),
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        interpolation=interpolation if interpolation in INTERPOLATIONS else "bicubic",
+    )
+
+
+def _cropped(array: NDArray[np.uint8], crop: Size) -> NDArray[np.uint8]:
+    if crop is None:
+        return array
+    height, width = _pair(crop)
+    lack_y, lack_x = max(0, height - array.shape[0]), max(0, width - array.shape[1])
+    if lack_y or lack_x:
+        array = np.pad(array, ((lack_y // 2, (lack_y + 1) // 2), (lack_x // 2, (lack_x + 1) // 2), (0, 0)))
+    top, left = round((array.shape[0] - height) / 2.0), round((array.shape[1] - width) / 2.0)
+    return array[top : top + height, left : left + width]
+
+
+def _pair(size: Size) -> tuple[int, int]:
+    assert size is not None
+    return size if isinstance(size, tuple) else (size, size)
+
+
+def _times(size: Size) -> str:
+    return " x ".join(str(side) for side in _pair(size))
+
+
+def _size(name: str, value: object) -> Size:
+    whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 16_384
+    if value is None or whole:
+        return value  # type: ignore[return-value]
+    sides = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    if len(sides) == 2 and all(isinstance(side, int) and 1 <= side <= 16_384 for side in sides):
+        return sides
+    raise OptionError(f"Preprocessing: {name} must be a length, or height and width, in [1, 16384]; got {value!r}")
+
+
+def _channels(name: str, value: object) -> tuple[float, ...]:
+    numbers = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    if len(numbers) != 3 or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        raise OptionError(f"Preprocessing: {name} must be three numbers, got {value!r}")
+    return tuple(float(number) for number in numbers)

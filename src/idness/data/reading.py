@@ -1,0 +1,95 @@
+"""Reads batches ahead of the network, skipping what cannot be read and saying why."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idness.data.preprocessing import Preprocessing
+from idness.data.sets import ImageSet
+from idness.errors import DataError
+
+DIGEST = 16
+AHEAD = 2
+
+
+@dataclass
+class Batch:
+    """Holds the images of one range of a set that could be read, and why the others could not."""
+
+    start: int
+    stop: int
+    pixels: NDArray[np.uint8]
+    index: NDArray[np.int64]
+    digests: NDArray[np.uint8]
+    skipped: list[tuple[int, str]] = field(default_factory=list)
+
+
+Read = tuple[int, NDArray[np.uint8] | None, bytes, str]
+
+
+def read_batches(
+    images: ImageSet, preprocessing: Preprocessing, spans: Iterable[tuple[int, int]], *, workers: int | None = None
+) -> Iterator[Batch]:
+    """Yield a batch for every span (start, stop), in order; the next ones are read while the last is used.
+
+    Args:
+        images: the set.
+        preprocessing: resizes and crops; values are not normalised here, so that batches stay small.
+        spans: the ranges, each one batch.
+        workers: how many threads decode; as many as cores if not given, one where the set is read in order.
+    """
+    threads = (workers or min(8, os.cpu_count() or 1)) if images.parallel else 1
+    waiting: deque[tuple[int, int, list[Future[list[Read]]]]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for start, stop in spans:
+                step = 8 if images.parallel else stop - start
+                parts = [range(low, min(low + step, stop)) for low in range(start, stop, step)]
+                waiting.append((start, stop, [pool.submit(_read, images, preprocessing, part) for part in parts]))
+                if len(waiting) > AHEAD:
+                    yield _batch(images, *waiting.popleft())
+            while waiting:
+                yield _batch(images, *waiting.popleft())
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _read(images: ImageSet, preprocessing: Preprocessing, part: range) -> list[Read]:
+    found: list[Read] = []
+    for index in part:
+        try:
+            picture = images.picture(index)
+            array = np.asarray(picture)
+            # Of the decoded pixels, so that the same image is known again in another format.
+            digest = hashlib.sha256(repr(array.shape).encode() + array.tobytes()).digest()[:DIGEST]
+            found.append((index, preprocessing.pixels(picture), digest, ""))
+        except DataError as error:
+            found.append((index, None, b"", str(error)))
+    return found
+
+
+def _batch(images: ImageSet, start: int, stop: int, parts: list[Future[list[Read]]]) -> Batch:
+    read = [item for part in parts for item in part.result()]
+    good = [(index, pixels, digest) for index, pixels, digest, _ in read if pixels is not None]
+    shapes = {pixels.shape for _, pixels, _ in good}
+    if len(shapes) > 1:
+        sizes = " and ".join(f"{shape[0]} x {shape[1]}" for shape in sorted(shapes)[:2])
+        raise DataError(
+            f"{images.source}: images must have one size after preprocessing, got {sizes}; set resize and crop in [preprocessing]"
+        )
+    return Batch(
+        start,
+        stop,
+        np.stack([pixels for _, pixels, _ in good]) if good else np.zeros((0, 1, 1, 3), np.uint8),
+        np.array([index for index, _, _ in good], dtype=np.int64),
+        np.frombuffer(b"".join(digest for _, _, digest in good), dtype=np.uint8).reshape(-1, DIGEST),
+        [(index, reason) for index, pixels, _, reason in read if pixels is None],
+    )

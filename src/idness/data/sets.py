@@ -1,0 +1,210 @@
+"""Sets of images and of activations, each read in order and in bounded memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+
+from idness.data.decoding import SUFFIXES, decode
+from idness.errors import DataError
+from idness.files import sha256
+from idness.types import Activations
+
+Picture = Image.Image | NDArray[np.uint8]
+
+
+class ImageSet(ABC):
+    """Is a list of images, perhaps with labels, that can be read from any place on.
+
+    Args:
+        source: what it was opened from, without any absolute path.
+        labels: the class of each image, or none.
+        classes: the names of the classes, or none where they are unknown.
+    """
+
+    parallel = False
+    """Whether single images are read independently, so that threads help."""
+
+    def __init__(self, source: str, labels: NDArray[np.int64] | None = None, classes: Sequence[str] = ()) -> None:
+        self.source = source
+        self.labels = labels
+        self.classes = tuple(classes)
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def picture(self, index: int) -> Picture:
+        """Read one image, or raise a DataError that says what is wrong with it."""
+
+    @abstractmethod
+    def stamp(self, start: int, stop: int) -> str:
+        """Give a text that changes when any image of this range does."""
+
+    def item(self, index: int) -> str:
+        """Name one image."""
+        return str(index)
+
+    def fingerprint(self) -> str:
+        """Hash the stamps and labels of all images."""
+        labels = b"" if self.labels is None else self.labels.tobytes()
+        return hashlib.sha256(self.stamp(0, len(self)).encode() + labels).hexdigest()
+
+
+class FileSet(ImageSet):
+    """Reads image files; a changed file is noticed by its size and time."""
+
+    parallel = True
+
+    def __init__(
+        self,
+        root: Path,
+        items: Sequence[str],
+        source: str,
+        labels: NDArray[np.int64] | None = None,
+        classes: Sequence[str] = (),
+    ) -> None:
+        super().__init__(source, labels, classes)
+        self.root, self.items = root, list(items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def item(self, index: int) -> str:
+        return self.items[index].encode("utf-8", "replace").decode()
+
+    def picture(self, index: int) -> Picture:
+        return decode(self.root / self.items[index])
+
+    def stamp(self, start: int, stop: int) -> str:
+        digest = hashlib.sha256()
+        for name in self.items[start:stop]:
+            try:
+                state = (self.root / name).stat()
+                digest.update(f"{state.st_size} {state.st_mtime_ns} ".encode())
+            except OSError:
+                digest.update(b"missing ")
+            digest.update(os.fsencode(name) + b"\0")
+        return digest.hexdigest()
+
+
+class Part(ImageSet):
+    """Is a range of another set, such as the first thousand images."""
+
+    def __init__(self, whole: ImageSet, start: int, stop: int) -> None:
+        labels = None if whole.labels is None else whole.labels[start:stop]
+        super().__init__(f"{whole.source}[{start}:{stop}]", labels, whole.classes)
+        self.whole, self.start, self.stop, self.parallel = whole, start, stop, whole.parallel
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def item(self, index: int) -> str:
+        return self.whole.item(self.start + index)
+
+    def picture(self, index: int) -> Picture:
+        return self.whole.picture(self.start + index)
+
+    def stamp(self, start: int, stop: int) -> str:
+        return self.whole.stamp(self.start + start, min(self.start + stop, self.stop))
+
+
+class ActivationsSet:
+    """Reads activations that some other program made: a safetensors file with features, logits and perhaps labels."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.source = path, path.name
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = set(file.keys())
+                for name in ("features", "logits"):
+                    if name not in names:
+                        raise DataError(
+                            f"{path.name}: must hold features and logits, got {', '.join(sorted(names)) or 'nothing'}"
+                        )
+                shapes: dict[str, list[int]] = {name: file.get_slice(name).get_shape() for name in names}
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"{path.name}: is no safetensors file of activations ({error})") from error
+        self.count, self.features = shapes["features"]
+        self.classes = shapes["logits"][1]
+        self.labelled = "labels" in names
+
+    def __len__(self) -> int:
+        return self.count
+
+    def batches(self, size: int) -> Iterator[Activations]:
+        """Yield consecutive parts of at most `size` rows, each read when asked for."""
+        with safe_open(self.path, framework="pt") as file:
+            names = ("features", "logits", "labels") if self.labelled else ("features", "logits")
+            slices = [file.get_slice(name) for name in names]
+            for start in range(0, self.count, size):
+                yield Activations(*(part[start : start + size] for part in slices))
+
+    def fingerprint(self) -> str:
+        """Hash the file."""
+        return sha256(self.path)
+
+
+def folder_set(root: Path, classes: Sequence[str] = ()) -> FileSet:
+    """Open a folder of images: one folder per class, or all in one without labels; hidden and dangling entries are ignored.
+
+    Args:
+        root: the folder.
+        classes: the class folders in the order of the network's outputs; by name if not given.
+    """
+    if not root.is_dir():
+        raise DataError(
+            f"{root.name}: must be a folder of images, got {'a file' if root.exists() else 'nothing there'}"
+        )
+    top = sorted(entry for entry in _visible(root) if entry.is_file() and entry.suffix.lower() in SUFFIXES)
+    folders = {entry.name: _images_below(entry) for entry in sorted(_visible(root)) if entry.is_dir()}
+    folders = {name: files for name, files in folders.items() if files}
+    if top or not folders:
+        files = [*top, *(file for found in folders.values() for file in found)]
+        return FileSet(root, [str(file.relative_to(root)) for file in files], root.name)
+    order = list(classes) or list(folders)
+    unknown = sorted(set(folders) - set(order))
+    if unknown:
+        raise DataError(
+            f"{root.name}: has folders that are no class of the network ({', '.join(unknown[:5])}); remove them or list them in classes"
+        )
+    pairs = [(file, label) for label, name in enumerate(order) for file in folders.get(name, [])]
+    labels = np.array([label for _, label in pairs], dtype=np.int64)
+    return FileSet(root, [str(file.relative_to(root)) for file, _ in pairs], root.name, labels, order)
+
+
+def _visible(folder: Path) -> list[Path]:
+    return [entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.exists()]
+
+
+def _images_below(folder: Path, seen: frozenset[Path] = frozenset()) -> list[Path]:
+    here = folder.resolve()
+    if here in seen:  # a link to a folder above
+        return []
+    found: list[Path] = []
+    for entry in sorted(_visible(folder)):
+        if entry.is_dir():
+            found += _images_below(entry, seen | {here})
+        elif entry.suffix.lower() in SUFFIXES:
+            found.append(entry)
+    return found
+
+
+def select(images: ImageSet, options: Mapping[str, Any]) -> ImageSet:
+    """Take the range `rows = [start, stop]` of a set, if one is asked for."""
+    rows = options.get("rows")
+    if rows is None:
+        return images
+    whole = isinstance(rows, Sequence) and len(rows) == 2 and all(isinstance(value, int) for value in rows)
+    if not whole or not 0 <= rows[0] < rows[1] <= len(images):
+        raise DataError(f"{images.source}: rows must be [start, stop] within {len(images)} images, got {rows!r}")
+    return Part(images, rows[0], rows[1])

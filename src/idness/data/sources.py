@@ -1,0 +1,112 @@
+"""Opens a set from what a benchmark file says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from idness.data.arrays import ArraySet, NpzSet
+from idness.data.sets import ActivationsSet, FileSet, ImageSet, folder_set, select
+from idness.errors import DataError
+
+OPTIONS = ("path", "kind", "images", "labels", "rows", "root", "split", "dataset", "options", "download")
+KINDS = ("folder", "list", "npz", "torchvision", "parquet", "activations", "embedded")
+
+
+def open_set(
+    spec: str | Mapping[str, Any], root: Path | None = None, classes: Sequence[str] = ()
+) -> ImageSet | ActivationsSet:
+    """Open a set of images or activations.
+
+    Args:
+        spec: a path, `embedded:NAME`, `torchvision:NAME`, or a table with `path` (one, or several of which the first that exists is
+            taken), and where they matter `kind`, `images` and `labels` (names of arrays or columns), `rows`, `root`, `split`.
+        root: where relative paths begin.
+        classes: the names of the network's classes, for folders with one folder per class.
+    """
+    table = {"path": spec} if isinstance(spec, str) else dict(spec)
+    for key in table:
+        if key not in OPTIONS:
+            raise DataError(f"a set takes {', '.join(OPTIONS)}; got {key!r}")
+    base = Path() if root is None else root
+    kind, path = _located(table, base)
+    if kind == "activations":
+        return ActivationsSet(Path(path))
+    return select(_images(kind, path, table, base, classes), table)
+
+
+def _images(kind: str, path: str, table: Mapping[str, Any], base: Path, classes: Sequence[str]) -> ImageSet:
+    if kind == "embedded":
+        from idness import embedded
+
+        found = embedded.load(path)
+        return ArraySet(found.images, f"embedded:{path}", found.labels, found.classes)
+    if kind == "torchvision":
+        from idness.data.torchvision_sets import torchvision_set
+
+        return torchvision_set(path, base, table)
+    if kind == "parquet":
+        from idness.data.parquet import TableSet
+
+        return TableSet(Path(path), table.get("images"), table.get("labels"), table.get("split"))
+    if kind == "npz":
+        return NpzSet(Path(path), table.get("images"), table.get("labels"), classes)
+    if kind == "list":
+        return list_set(Path(path), base / table.get("root", "."))
+    return folder_set(Path(path), classes)
+
+
+def _located(table: Mapping[str, Any], base: Path) -> tuple[str, str]:
+    """Find kind and place of a set; the first of several places that exists is taken."""
+    if "dataset" in table:
+        return "torchvision", str(table["dataset"])
+    places = table.get("path")
+    listed = [places] if isinstance(places, str) else list(places or [])
+    if not listed or not all(isinstance(place, str) for place in listed):
+        raise DataError(f"a set needs a path, or several, got {places!r}")
+    for place in listed:
+        prefix, _, rest = place.partition(":")
+        if prefix in ("embedded", "torchvision") and rest:
+            return prefix, rest
+        found = base / Path(place).expanduser()
+        if found.exists():
+            return table.get("kind") or _kind_of(found), str(found)
+    raise DataError(f"not found: {' or '.join(listed)}; give the folder that holds it with --data")
+
+
+def _kind_of(path: Path) -> str:
+    if path.is_dir():
+        tables = any(path.glob("*.parquet")) or any(path.glob("data/*.parquet")) or any(path.glob("*.arrow"))
+        return "parquet" if tables else "folder"
+    kinds = {".npz": "npz", ".txt": "list", ".parquet": "parquet", ".arrow": "parquet", ".safetensors": "activations"}
+    if path.suffix.lower() not in kinds:
+        raise DataError(
+            f"{path.name}: must be a folder or end in {', '.join(kinds)}; or say kind = one of {', '.join(KINDS)}"
+        )
+    return kinds[path.suffix.lower()]
+
+
+def list_set(path: Path, root: Path) -> FileSet:
+    """Open an OpenOOD image list: one `path label` a line, paths below `root`; label -1 or none means unknown."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path.name}: is no image list ({error})") from error
+    items, labels = [], []
+    for number, line in enumerate(lines, start=1):
+        name, _, label = line.rpartition(" ")
+        if not name or not label.lstrip("-").isdigit():
+            name, label = line, "-1"
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise DataError(f"{path.name}: line {number} must name a file below the root, got {name!r}")
+        items.append(name)
+        labels.append(int(label))
+    known = np.array(labels, dtype=np.int64)
+    if items and not any((root / name).is_file() for name in (items[0], items[len(items) // 2], items[-1])):
+        raise DataError(
+            f"{path.name}: its images are not below {root.name or 'the root'} (looked for {items[0]}); set root"
+        )
+    return FileSet(root, items, path.name, known if len(known) and known.min() >= 0 else None)

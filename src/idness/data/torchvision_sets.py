@@ -1,0 +1,103 @@
+"""Reads torchvision's data sets by name, downloading them where torchvision can check what it got."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from idness.data.arrays import ArraySet
+from idness.data.sets import FileSet, ImageSet, Picture
+from idness.errors import DataError, unknown_name
+
+
+class IndexedSet(ImageSet):
+    """Reads a data set that offers images by position only; its stamps are made of the pixels."""
+
+    def __init__(self, dataset: Any, source: str) -> None:
+        super().__init__(source, None, getattr(dataset, "classes", ()) or ())
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def picture(self, index: int) -> Picture:
+        try:
+            image = self.dataset[index][0]
+        except Exception as error:  # each data set fails in its own way
+            raise DataError(f"{self.source}: image {index} cannot be read ({error})") from error
+        if not isinstance(image, Image.Image):
+            raise DataError(f"{self.source}: must give images, got {type(image).__name__}")
+        return image.convert("RGB")
+
+    def stamp(self, start: int, stop: int) -> str:
+        digest = hashlib.sha256()
+        for index in range(start, min(stop, len(self))):
+            digest.update(np.asarray(self.picture(index)).tobytes())
+        return digest.hexdigest()
+
+
+def torchvision_set(name: str, root: Path, table: Mapping[str, Any]) -> ImageSet:
+    """Open a torchvision data set below `root`; `split` picks train or test, `options` and `download` go to its constructor."""
+    cls = _class_of(name)
+    options = dict(table.get("options", {}))
+    takes = inspect.signature(cls).parameters
+    split = table.get("split")
+    if split is not None:
+        if "train" in takes:
+            options["train"] = split == "train"
+        else:
+            options["split"] = split
+    if table.get("download") and "download" in takes:
+        options["download"] = True
+    source = f"torchvision:{cls.__name__}" + (f"/{split}" if split else "")
+    try:
+        dataset = cls(root, **options)
+    except (RuntimeError, OSError, ValueError, TypeError) as error:
+        remedy = "set download = true or " if "download" in takes and not table.get("download") else ""
+        raise DataError(
+            f"{source}: cannot be opened ({' '.join(str(error).split())}); {remedy}put it where --data points"
+        ) from error
+    return _wrapped(dataset, source)
+
+
+def _class_of(name: str) -> Any:
+    try:
+        from torchvision import datasets
+    except ImportError as error:
+        raise DataError("torchvision's data sets need torchvision; pip install 'idness[models]'") from error
+    known = {key.lower(): key for key in datasets.__all__}
+    if name.lower() not in known:
+        raise unknown_name("torchvision data set", name, known)
+    return getattr(datasets, known[name.lower()])
+
+
+def _wrapped(dataset: Any, source: str) -> ImageSet:
+    classes = [str(name) for name in (getattr(dataset, "classes", ()) or ())]
+    labels = _labels(dataset)
+    data = getattr(dataset, "data", None)
+    if data is not None and hasattr(data, "shape") and len(data) == len(dataset):
+        return ArraySet(np.asarray(data), source, labels, classes)
+    files = getattr(dataset, "_image_files", None) or [
+        pair[0] for pair in getattr(dataset, "samples", None) or getattr(dataset, "_samples", None) or []
+    ]
+    if files and len(files) == len(dataset):
+        base = Path(dataset.root)
+        return FileSet(base, [str(Path(file).relative_to(base)) for file in files], source, labels, classes)
+    indexed = IndexedSet(dataset, source)
+    indexed.labels = labels
+    return indexed
+
+
+def _labels(dataset: Any) -> Any:
+    for name in ("targets", "labels", "_labels"):
+        values = getattr(dataset, name, None)
+        if values is not None and len(values) == len(dataset):
+            found = np.asarray(values)
+            return found.astype(np.int64) if np.issubdtype(found.dtype, np.integer) and found.ndim == 1 else None
+    return None

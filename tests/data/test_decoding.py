@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import io
+import struct
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from idness.data import decode
+from idness.errors import DataError
+
+
+def encoded(image: Image.Image, format_: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format=format_, **options)
+    return buffer.getvalue()
+
+
+def gradient(mode: str = "RGB", size: tuple[int, int] = (24, 16)) -> Image.Image:
+    y, x = np.mgrid[: size[1], : size[0]]
+    array = np.stack([x * 10, y * 15, (x + y) * 6], axis=2).astype(np.uint8)
+    return Image.fromarray(array).convert(mode)
+
+
+@pytest.mark.parametrize("format_", ["PNG", "BMP", "GIF", "TIFF", "PPM", "WEBP"])
+def test_lossless_formats_keep_every_pixel(format_: str) -> None:
+    image = gradient("L").convert("RGB") if format_ == "GIF" else gradient()
+    options = {"lossless": True} if format_ == "WEBP" else {}
+    assert np.array_equal(np.asarray(decode(encoded(image, format_, **options))), np.asarray(image))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "I;16"])
+def test_every_mode_becomes_rgb_of_the_same_picture(mode: str) -> None:
+    if mode == "I;16":
+        image = Image.fromarray((np.asarray(gradient("L")).astype(np.uint16) << 8) + 7)
+        expected = gradient("L").convert("RGB")
+    else:
+        image = gradient(mode)
+        expected = image.convert("RGB")
+    result = decode(encoded(image, "PNG"))
+    assert result.mode == "RGB"
+    assert np.array_equal(np.asarray(result), np.asarray(expected))
+
+
+def test_sixteen_bit_colour_keeps_the_upper_byte() -> None:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    row = b"\0" + struct.pack(">6H", 0x1234, 0xABCD, 0xFFFF, 0x00FF, 0x8000, 0x0100)
+    header = struct.pack(">IIBBBBB", 2, 1, 16, 2, 0, 0, 0)
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(row)) + chunk(b"IEND", b"")
+    assert np.asarray(decode(png)).tolist() == [[[0x12, 0xAB, 0xFF], [0x00, 0x80, 0x01]]]
+
+
+def test_cmyk_jpeg_is_near_its_rgb() -> None:
+    image = Image.new("RGB", (16, 16), (200, 40, 90))
+    result = np.asarray(decode(encoded(image.convert("CMYK"), "JPEG", quality=100)))
+    assert np.abs(result.astype(int) - (200, 40, 90)).max() < 6
+
+
+def test_transparent_parts_are_white_not_what_hides_beneath() -> None:
+    image = Image.new("RGBA", (2, 1), (255, 0, 0, 0))
+    image.putpixel((1, 0), (10, 20, 30, 255))
+    assert np.asarray(decode(encoded(image, "PNG"))).tolist() == [[[255, 255, 255], [10, 20, 30]]]
+
+
+def test_palette_with_a_transparent_colour() -> None:
+    image = gradient("P")
+    result = np.asarray(decode(encoded(image, "PNG", transparency=image.getpixel((0, 0)))))
+    assert result[0, 0].tolist() == [255, 255, 255]
+
+
+def test_camera_orientation_turns_the_picture() -> None:
+    image = Image.new("RGB", (30, 10))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert decode(encoded(image, "JPEG", exif=exif)).size == (10, 30)
+
+
+def test_first_frame_of_an_animation() -> None:
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert np.asarray(decode(data))[0, 0].tolist() == [255, 0, 0]
+
+
+def test_floating_point_and_32_bit_are_refused() -> None:
+    with pytest.raises(DataError, match="floating-point"):
+        decode(encoded(Image.fromarray(np.zeros((4, 4), np.float32)), "TIFF"))
+    with pytest.raises(DataError, match="32-bit"):
+        decode(encoded(Image.fromarray(np.zeros((4, 4), np.int32)), "TIFF"))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "empty file"),
+        (b"<!DOCTYPE html><html>", "must be one of JPEG"),
+        (b"\x89PNG\r\n\x1a\n", "."),
+        (b"%PDF-1.7", "must be one of"),
+    ],
+)
+def test_what_is_no_image_is_told_in_one_line(data: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        decode(data)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("format_", ["PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP"])
+def test_truncated_files_are_refused(format_: str) -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
+    data = encoded(noise, format_)
+    with pytest.raises(DataError):
+        decode(data[: len(data) // 2])
+
+
+def test_damaged_bytes_never_raise_anything_else() -> None:
+    rng = np.random.default_rng(0)
+    for format_ in ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "PPM"):
+        data = bytearray(encoded(gradient(), format_))
+        for _ in range(60):
+            hurt = bytearray(data)
+            for place in rng.integers(0, len(hurt), 6):
+                hurt[place] = int(rng.integers(256))
+            try:
+                assert decode(bytes(hurt), max_pixels=10_000).mode == "RGB"
+            except DataError as error:
+                assert "\n" not in str(error)
+
+
+def test_bomb_is_refused_at_once() -> None:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    for side in (10_000, 40_000):
+        header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+        png = (
+            b"\x89PNG\r\n\x1a\n"
+            + chunk(b"IHDR", header)
+            + chunk(b"IDAT", zlib.compress(bytes(1000)))
+            + chunk(b"IEND", b"")
+        )
+        start = time.perf_counter()
+        with pytest.raises(DataError, match="pixels"):
+            decode(png)
+        assert time.perf_counter() - start < 0.5
+
+
+def test_a_missing_file_is_told_by_name_only(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^gone.png: cannot be read") as caught:
+        decode(tmp_path / "gone.png")
+    assert str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5000, 1)])
+def test_odd_shapes(size: tuple[int, int]) -> None:
+    assert decode(encoded(Image.new("RGB", size), "PNG")).size == size
