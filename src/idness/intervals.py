@@ -43,8 +43,8 @@ def auroc_interval(id_scores: Scores, ood_scores: Scores, level: float = 0.95) -
         # Perfect order has no observed variance. As an exact binomial interval for "no error in n" has it:
         bound = tail ** (1 / min(len(ids), len(oods)))
         return Interval(bound, 1.0) if value == 1.0 else Interval(0.0, 1 - bound)
-    by_id, by_ood = _placements(ids, oods)
-    error = math.sqrt(_mean_variance(by_id) + _mean_variance(by_ood)) / (value * (1 - value))
+    by_id, by_ood = placements(ids, oods)
+    error = math.sqrt(mean_variance(by_id) + mean_variance(by_ood)) / (value * (1 - value))
     centre, reach = logit(value), -ndtri(tail) * error
     return Interval(float(expit(centre - reach)), float(expit(centre + reach)))
 
@@ -77,10 +77,10 @@ def compare_auroc(id_a: Scores, ood_a: Scores, id_b: Scores, ood_b: Scores, leve
     """Test whether two methods differ in AUROC on the same images, by DeLong's paired test."""
     check_fraction("compare_auroc", "level", level)
     (first_id, first_ood), (second_id, second_ood) = _paired(id_a, ood_a, id_b, ood_b)
-    a_by_id, a_by_ood = _placements(first_id, first_ood)
-    b_by_id, b_by_ood = _placements(second_id, second_ood)
+    a_by_id, a_by_ood = placements(first_id, first_ood)
+    b_by_id, b_by_ood = placements(second_id, second_ood)
     value = float(a_by_id.mean() - b_by_id.mean())
-    error = math.sqrt(_mean_variance(a_by_id - b_by_id) + _mean_variance(a_by_ood - b_by_ood))
+    error = math.sqrt(mean_variance(a_by_id - b_by_id) + mean_variance(a_by_ood - b_by_ood))
     if error == 0.0:
         return Difference(value, value, value, 1.0 if value == 0.0 else 0.0)
     reach = -float(ndtri((1 - level) / 2)) * error
@@ -115,7 +115,7 @@ def compare_fpr_at_ood_recall(
     return _paired_bootstrap(pairs, value, level, seed)
 
 
-def _placements(ids: Array, oods: Array) -> tuple[Array, Array]:
+def placements(ids: Array, oods: Array) -> tuple[Array, Array]:
     """Compute, for each ID image, the share of OOD images below it, and for each OOD image the share of ID above it."""
     low, high = np.sort(ids), np.sort(oods)
     by_id = (np.searchsorted(high, ids, side="left") + np.searchsorted(high, ids, side="right")) / (2 * len(high))
@@ -123,7 +123,7 @@ def _placements(ids: Array, oods: Array) -> tuple[Array, Array]:
     return by_id, by_ood
 
 
-def _mean_variance(values: Array) -> float:
+def mean_variance(values: Array) -> float:
     """Estimate the variance of a mean; that of a single value is not known and counts as that of a coin."""
     return float(values.var(ddof=1) / len(values)) if len(values) > 1 else 0.25
 
