@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import pickle
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from idness.errors import ModelError, unknown_name
 
 FORMS = "torchvision:NAME, timm:NAME, path/to/file.py:FUNCTION, cifar6:base or cifar6:ish"
+EMBEDDED = ("base", "ish")
+"""The networks that come with the package, for its benchmark `cifar6`."""
 PREFIXES = ("module.", "_orig_mod.", "model.")
 """What wrappers put before parameter names; taken off where every name has it and the network's own have not."""
 
@@ -77,19 +80,14 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise ModelError(f"no weights at {file}; give a .safetensors file or a checkpoint")
     try:
-        loaded: Any = (
-            load_file(file)
-            if file.suffix == ".safetensors"
-            else torch.load(file, map_location="cpu", weights_only=True)
-        )
+        loaded = _read(file)
     except pickle.UnpicklingError as error:
         raise ModelError(
             f"{file}: holds pickled objects other than tensors, which could run code; save its state_dict as safetensors"
         ) from error
     except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
-        raise ModelError(
-            f"{file}: is not a readable weights file ({str(error).splitlines()[0][:120]}); is it complete?"
-        ) from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise ModelError(f"{file}: is not a readable weights file ({reason}); is it complete?") from error
     for key in ("state_dict", "model_state_dict", "model", "net"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
@@ -101,6 +99,15 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if not state:
         raise ModelError(f"{file}: holds no tensors by name; save the network's state_dict()")
     return state
+
+
+def _read(file: Path) -> Any:
+    if file.suffix == ".safetensors":
+        return load_file(file)
+    with warnings.catch_warnings():
+        # torch remarks on uncommon pickle protocols; what it cannot read safely it refuses anyway.
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _fitting(state: dict[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
@@ -132,12 +139,10 @@ def _timm(name: str, pretrained: bool) -> nn.Module:
 def _embedded(name: str, pretrained: bool) -> nn.Module:
     from idness.training.networks import small_resnet
 
-    folder = Path(__file__).parent / "benchmarks" / "cifar6"
-    known = sorted(path.stem for path in folder.glob("*.safetensors"))
-    if name not in known:
-        raise unknown_name("embedded network", name, known)
-    model = small_resnet()
-    return load_weights(model, folder / f"{name}.safetensors") if pretrained else model
+    if name not in EMBEDDED:
+        raise unknown_name("embedded network", name, EMBEDDED)
+    weights = Path(__file__).parent / "benchmarks" / "cifar6" / f"{name}.safetensors"
+    return load_weights(small_resnet(), weights) if pretrained else small_resnet()
 
 
 def _from_file(path: Path, function: str) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -83,4 +83,4 @@ def _step(step: object) -> Enhancer:
         step = build(step["method"], **step.get("options", {}))
     if not isinstance(step, Enhancer) or isinstance(step, Chain):
         raise OptionError(f"Chain: a step must edit features or head (react, dice, ash, scale), got {step!r}")
-    return step
+    return replace(step)  # a copy: two chains, or two variants of one, must not learn into the same step

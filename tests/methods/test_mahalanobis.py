@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import pinvh
+
+from idness.methods import MDS, RMDS
+from idness.types import Activations
+
+
+def slow_parts(acts):
+    """Class means, and the precision of class-centred features, by the book."""
+    features, labels = acts.features.double().numpy(), acts.labels.numpy()
+    classes = sorted(set(labels.tolist()))
+    means = [features[labels == c].mean(axis=0) for c in classes]
+    centred = np.concatenate([features[labels == c] - mean for c, mean in zip(classes, means, strict=True)])
+    return means, pinvh(centred.T @ centred / len(centred)), features
+
+
+def distance(x, mean, precision):
+    return float((x - mean) @ precision @ (x - mean))
+
+
+def test_it_is_the_distance_to_the_nearest_class(world):
+    means, precision, _ = slow_parts(world.train)
+    scores = MDS().fit(world.head, world.train).score(world.known)
+    for x, score in zip(world.known.features.double().numpy(), scores.tolist(), strict=True):
+        assert score == pytest.approx(-min(distance(x, mean, precision) for mean in means), rel=1e-4)
+
+
+def test_the_relative_one_takes_off_the_distance_to_all_data(world):
+    means, precision, features = slow_parts(world.train)
+    middle = features.mean(axis=0)
+    background = pinvh((features - middle).T @ (features - middle) / len(features))
+    scores = RMDS().fit(world.head, world.train).score(world.known)
+    for x, score in zip(world.known.features.double().numpy(), scores.tolist(), strict=True):
+        expected = max(-distance(x, mean, precision) + distance(x, middle, background) for mean in means)
+        assert score == pytest.approx(expected, rel=1e-3, abs=1e-2)
+
+
+@pytest.mark.parametrize("method", [MDS, RMDS])
+def test_dead_features_and_missing_classes_do_no_harm(world, method):
+    features = world.train.features.clone()
+    features[:, :10] = 0.0
+    dead = Activations(features, world.head(features), world.train.labels)
+    kept = dead[dead.labels != 2]
+    for train in (dead, kept, kept[kept.labels != 1]):
+        assert torch.isfinite(method().fit(world.head, train).score(world.known)).all()
+    # A class with one image has no spread of its own; the others' serves it.
+    one = torch.cat([(dead.labels != 2).nonzero().flatten(), (dead.labels == 2).nonzero().flatten()[:1]])
+    assert torch.isfinite(method().fit(world.head, dead[one]).score(world.known)).all()
+
+
+def test_a_class_without_images_is_never_the_nearest(world):
+    """Its mean would be the origin: an all-zero image must not be close to it."""
+    kept = world.train[world.train.labels != 2]
+    means, precision, _ = slow_parts(kept)
+    zero = torch.zeros(1, world.head.width)
+    score = MDS().fit(world.head, kept).score(Activations(zero, world.head(zero))).item()
+    assert score == pytest.approx(-min(distance(np.zeros(world.head.width), m, precision) for m in means), rel=1e-4)

@@ -1,0 +1,6 @@
+from idness.methods import MLS
+
+
+def test_it_is_the_largest_logit(world):
+    scores = MLS().fit(world.head).score(world.known)
+    assert scores.tolist() == [max(row) for row in world.known.logits.tolist()]

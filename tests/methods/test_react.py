@@ -1,0 +1,32 @@
+import math
+
+import pytest
+import torch
+
+from idness.methods import ReAct
+
+
+def percentile(values, percent):
+    """Linear interpolation between the two nearest ranks."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+@pytest.mark.parametrize("percent", [50.0, 90.0, 99.0])
+def test_it_clips_at_a_percentile_of_all_validation_activations(world, percent):
+    detector = ReAct(percentile=percent).fit(world.head, world.train, val=world.val)
+    clip = percentile(world.val.features.flatten().tolist(), percent)
+    assert float(detector.clip_) == pytest.approx(clip, rel=1e-5)
+    scores = detector.score(world.known)
+    for row, score in zip(world.known.features.tolist(), scores.tolist(), strict=True):
+        clipped = torch.tensor([min(a, clip) for a in row])
+        logits = (world.head.weight @ clipped + world.head.bias).tolist()
+        assert score == pytest.approx(math.log(sum(math.exp(z) for z in logits)), rel=1e-4)
+
+
+def test_without_validation_images_it_learns_from_training_images(world):
+    detector = ReAct().fit(world.head, world.train)
+    assert float(detector.clip_) == pytest.approx(percentile(world.train.features.flatten().tolist(), 90), rel=1e-5)

@@ -1,0 +1,59 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+
+from idness.methods import TempScale
+from idness.methods.tempscale import best_temperature
+from idness.types import Activations
+from tests.worlds import make_world
+
+
+def nll(logits: np.ndarray, labels: np.ndarray, temperature: float) -> float:
+    total = 0.0
+    for row, label in zip(logits / temperature, labels, strict=True):
+        total += math.log(sum(math.exp(z - row.max()) for z in row)) + row.max() - row[label]
+    return total / len(labels)
+
+
+@pytest.fixture(scope="module")
+def unsure():
+    """A network that errs: its labels are partly random, so that a finite temperature is best."""
+    world = make_world(seed=5)
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.where(
+        torch.rand(200, generator=rng) < 0.7, world.val.labels, torch.randint(5, (200,), generator=rng)
+    )
+    return world, Activations(world.val.features, world.val.logits, labels)
+
+
+def test_its_temperature_minimises_the_likelihood_loss(unsure):
+    _, val = unsure
+    logits, labels = val.logits.double().numpy(), val.labels.numpy()
+    best = minimize_scalar(
+        lambda t: nll(logits, labels, t), bounds=(0.1, 20), method="bounded", options={"xatol": 1e-6}
+    )
+    assert float(best_temperature(val.logits, val.labels)) == pytest.approx(best.x, rel=1e-3)
+    assert 0.1 < best.x < 20
+
+
+def test_it_is_msp_at_that_temperature(unsure):
+    world, val = unsure
+    detector = TempScale().fit(world.head, val=val)
+    expected = torch.softmax(world.known.logits / detector.temperature_, dim=1).max(dim=1).values
+    torch.testing.assert_close(detector.score(world.known), expected)
+    assert float(detector.temperature_) == float(best_temperature(val.logits, val.labels))
+
+
+def test_validation_images_are_preferred_to_training_images(unsure):
+    world, val = unsure
+    both = TempScale().fit(world.head, world.train, val=val)
+    assert both.temperature_ == TempScale().fit(world.head, val=val).temperature_
+    assert both.temperature_ != TempScale().fit(world.head, world.train).temperature_
+
+
+def test_a_network_without_error_keeps_a_finite_temperature():
+    logits = torch.eye(4) * 50
+    assert float(best_temperature(logits, torch.arange(4))) >= 0.05

@@ -1,0 +1,284 @@
+"""What every method must do, ours and third parties' alike; a new method is tested here unasked."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from idness.detector import Detector, Enhancer, fit_many, score_many
+from idness.errors import IdnessWarning, InputError, NotFittedError, OptionError
+from idness.metrics import auroc
+from idness.registry import available, build, parse, rows
+from idness.types import Activations, Head
+from tests.worlds import make_world
+
+ROWS = sorted(rows())
+OTHER = {  # another allowed value of each option, to show that it matters
+    "percentile": 40.0,
+    "temperature": 5.0,
+    "gamma": 2.0,
+    "m": 2,
+    "k": 3,
+    "readout": "msp",
+    "variant": "p",
+    "steps": "react(percentile=30)+dice(percentile=60)",
+}
+
+
+@pytest.fixture(scope="module")
+def world():
+    return make_world()
+
+
+def fitted(name: str, world, **options) -> Detector:
+    return build(name, **options).fit(world.head, world.train, val=world.val)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_fit_returns_self_and_score_gives_one_finite_number_per_image(name, world):
+    detector = build(name)
+    assert detector.fit(world.head, world.train, val=world.val) is detector
+    scores = detector.score(world.known)
+    assert scores.shape == (len(world.known),)
+    assert scores.dtype == torch.float32
+    assert torch.isfinite(scores).all()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_known_images_score_above_unknown_ones(name, world):
+    detector = fitted(name, world)
+    assert auroc(detector.score(world.known), detector.score(world.unknown)) > 0.75
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_score_does_not_depend_on_its_batch(name, world):
+    detector = fitted(name, world)
+    whole = detector.score(world.known)
+    single = torch.cat([detector.score(world.known[i : i + 1]) for i in range(20)])
+    torch.testing.assert_close(single, whole[:20], rtol=1e-4, atol=1e-4)
+    order = torch.randperm(len(world.known), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(detector.score(world.known[order]), whole[order], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_arguments_are_left_as_they_were(name, world):
+    parts = [world.head.weight, world.head.bias]
+    parts += [t for acts in (world.train, world.val, world.known) for t in (acts.features, acts.logits)]
+    before = [part.clone() for part in parts]
+    fitted(name, world).score(world.known)
+    for part, copy in zip(parts, before, strict=True):
+        assert torch.equal(part, copy)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("kind", ["zero", "huge", "tiny", "negative", "one_hot"])
+def test_odd_features_have_finite_scores(name, kind, world):
+    features = {
+        "zero": torch.zeros(3, world.head.width),
+        "huge": torch.full((3, world.head.width), 1e30),
+        "tiny": torch.full((3, world.head.width), 1e-40),
+        "negative": -torch.rand(3, world.head.width),
+        "one_hot": torch.eye(world.head.width)[:3],
+    }[kind]
+    detector = fitted(name, world)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IdnessWarning)
+        scores = detector.score(Activations(features, world.head(features)))
+    assert torch.isfinite(scores).all()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_half_precision_features_are_scored_in_single_precision(name, world):
+    detector = fitted(name, world, **({"percentile": 99.0} if "percentile" in build(name).options() else {}))
+    half = Activations(world.known.features.half(), world.head(world.known.features.half().float()).half())
+    assert half.features.dtype == torch.float32
+    scores = detector.score(half)
+    assert torch.isfinite(scores).all()
+    exact = detector.score(Activations(half.features, world.head(half.features)))
+    # The logits were rounded to half precision, the scale factor must not have been.
+    assert auroc(scores, exact) == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_options_are_the_whole_configuration(name, world):
+    detector = fitted(name, world)
+    again = build(detector.config()["method"], **detector.config()["options"])
+    assert again.options() == detector.options()
+    assert torch.equal(
+        again.fit(world.head, world.train, val=world.val).score(world.known), detector.score(world.known)
+    )
+    assert parse(detector.label()).options() == detector.options()
+
+
+OPTIONS = [(name, field.name) for name, cls in sorted(available().items()) for field in dataclasses.fields(cls)]
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS)
+def test_every_option_changes_the_scores(name, option, world):
+    plain, changed = fitted(name, world), fitted(name, world, **{option: OTHER[option]})
+    assert not torch.allclose(plain.score(world.known), changed.score(world.known), rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_value_of_the_search_grid_is_allowed_and_counts(name, world):
+    world = make_world(count=1200, classes=20)
+    variants = build(name).variants()
+    if not build(name).grid:
+        assert len(variants) == 1
+        return
+    fit_many(variants, world.head, world.train, val=world.val)
+    scores = score_many(variants, world.known)
+    distinct = {tuple(score[:50].tolist()) for score in scores}
+    if name == "gen":  # more classes than the network has are all its classes
+        variants = [v for v in variants if v.m <= 10 or v.m == 50]
+    assert len(distinct) == len(variants)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_many_at_once_equal_one_by_one(name):
+    world = make_world(count=1200)
+    variants = build(name).variants()[:8]
+    fit_many(variants, world.head, world.train, val=world.val)
+    for variant, score in zip(variants, score_many(variants, world.known), strict=True):
+        alone = dataclasses.replace(variant).fit(world.head, world.train, val=world.val)
+        torch.testing.assert_close(alone.score(world.known), score, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(alone.rate(world.known), score, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_saved_and_loaded_it_scores_the_same(name, world):
+    detector = fitted(name, world)
+    state = {key: value.contiguous() for key, value in detector.state().items()}
+    again = build(name).load_state(world.head, load(save(state)))
+    assert torch.equal(again.score(world.known), detector.score(world.known))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_fitting_twice_is_fitting_once(name, world):
+    detector = build(name).fit(world.head, world.val, val=world.train)
+    detector.fit(world.head, world.train, val=world.val)
+    assert torch.equal(detector.score(world.known), fitted(name, world).score(world.known))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_unfitted_says_so(name, world):
+    with pytest.raises(NotFittedError, match="is not fitted; call fit"):
+        build(name).score(world.known)
+    with pytest.raises(NotFittedError):
+        build(name).state()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_wrong_width_says_so(name, world):
+    other = make_world(width=32)
+    with pytest.raises(InputError, match="64 features per image"):
+        fitted(name, world).score(other.known)
+    with pytest.raises(InputError, match="64 features per image"):
+        build(name).fit(world.head, other.train)
+    fewer = make_world(classes=3)
+    with pytest.raises(InputError, match="5 logits per image"):
+        fitted(name, world).score(fewer.known)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_not_finite_features_are_refused_with_their_row(name, bad, world):
+    features = world.known.features.clone()
+    features[7, 3] = bad
+    with pytest.raises(InputError, match="1 of 200 images .first at row 7"):
+        fitted(name, world).score(Activations(features, world.known.logits))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_empty_sets_are_refused(name, world):
+    with pytest.raises(InputError, match="at least one image"):
+        fitted(name, world).score(world.known[:0])
+    with pytest.raises(InputError, match="at least one image"):
+        build(name).fit(world.head, world.train[:0])
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_one_image_is_enough_to_score(name, world):
+    assert fitted(name, world).score(world.known[:1]).shape == (1,)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if build(name).needs_train])
+def test_missing_training_images_are_told(name, world):
+    with pytest.raises(InputError, match="needs training activations"):
+        build(name).fit(world.head)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if build(name).needs_labels])
+def test_missing_and_wrong_labels_are_told(name, world):
+    bare = Activations(world.train.features, world.train.logits)
+    with pytest.raises(InputError, match="must have labels"):
+        build(name).fit(world.head, bare)
+    outside = Activations(world.train.features, world.train.logits, torch.full((600,), 5))
+    with pytest.raises(InputError, match=r"labels must be in \[0, 4\], got 5 to 5"):
+        build(name).fit(world.head, outside)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if build(name).uses_head])
+def test_a_foreign_head_is_refused(name, world):
+    foreign = Head(world.head.weight.flip(0), world.head.bias)
+    with pytest.raises(InputError, match="another network"):
+        build(name).fit(foreign, world.train)
+    detector = fitted(name, world)
+    with pytest.raises(InputError, match="another network"):
+        detector.score(Activations(world.known.features, foreign(world.known.features)))
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if build(name).assumes_nonnegative])
+def test_negative_features_are_warned_about(name, world):
+    signed = make_world(signed=True)
+    detector = build(name).fit(signed.head)
+    with pytest.warns(IdnessWarning, match=r"expects non-negative features.* use gen, rmds, knn"):
+        detector.score(signed.known)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if isinstance(build(name), Enhancer)])
+def test_the_head_is_read_when_scoring_not_copied_from_the_features(name, world):
+    detector = fitted(name, world)
+    assert isinstance(detector, Enhancer)
+    slow = detector.edit(world.head)(detector.shape(world.known.features))
+    torch.testing.assert_close(detector.shaped_logits(world.known), slow, rtol=1e-4, atol=1e-4)
+
+
+def test_unknown_names_and_options_are_told():
+    with pytest.raises(KeyError, match="unknown method 'scal'; did you mean 'scale'?"):
+        build("scal")
+    with pytest.raises(OptionError, match="Scale: unknown option 'percent'; it takes readout, percentile"):
+        build("scale", percent=85)
+    with pytest.raises(OptionError, match="MSP: unknown option 'k'; it takes none"):
+        build("msp", k=1)
+    with pytest.raises(OptionError, match="written as name or name"):
+        parse("scale(percentile=95")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("scale", {"percentile": 300}, r"Scale: percentile must be in \[0, 100\), got 300"),
+        ("scale", {"percentile": 0.85}, "in percent.*got 0.85.*did you mean 85"),
+        ("scale", {"percentile": "85"}, "must be a number, got '85'"),
+        ("scale", {"percentile": float("nan")}, "must be a number"),
+        ("react", {"percentile": -1}, "must be in"),
+        ("dice", {"percentile": 100}, "must be in"),
+        ("ash", {"variant": "x"}, "variant must be one of s, p, b; got 'x'"),
+        ("ash", {"readout": "softmax"}, "readout must be one of energy, msp, max_logit"),
+        ("knn", {"k": 0}, "whole number of at least 1, got 0"),
+        ("knn", {"k": 2.5}, "whole number"),
+        ("gen", {"gamma": 0}, "must be above 0"),
+        ("gen", {"m": True}, "whole number"),
+        ("ebo", {"temperature": float("inf")}, "must be above 0"),
+        ("chain", {"steps": "msp"}, "must edit features or head"),
+        ("chain", {"steps": ""}, "joined by"),
+    ],
+)
+def test_bad_options_are_refused(name, options, message):
+    with pytest.raises(OptionError, match=message):
+        build(name, **options)

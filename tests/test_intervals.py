@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from idness import intervals, metrics
+from idness.errors import InputError
+
+
+def draw(rng, count=150, gap=1.0):
+    return rng.normal(gap, 1, count), rng.normal(0, 1, count // 2)
+
+
+def covers(interval, truth):
+    return interval.low <= truth <= interval.high
+
+
+@pytest.mark.parametrize("gap", [0.5, 2.0])
+def test_the_auroc_interval_covers_the_truth_as_often_as_it_says(gap):
+    rng = np.random.default_rng(0)
+    truth = norm.cdf(gap / np.sqrt(2))
+    hits = sum(covers(intervals.auroc_interval(*draw(rng, gap=gap)), truth) for _ in range(500))
+    assert 0.92 <= hits / 500 <= 0.98
+
+
+@pytest.mark.parametrize("name", ["fpr_at_id_recall", "fpr_at_ood_recall"])
+def test_the_fpr_interval_covers_the_truth_as_often_as_it_says(name):
+    rng = np.random.default_rng(1)
+    # Threshold at 95 % of one side, share of the other beyond it; by symmetry the same both ways.
+    truth = norm.sf(norm.ppf(0.05) + 1.0)
+    interval = getattr(intervals, f"{name}_interval")
+    sets = [(rng.normal(1, 1, 400), rng.normal(0, 1, 400)) for _ in range(300)]
+    hits = sum(covers(interval(*pair), truth) for pair in sets)
+    assert 0.90 <= hits / 300 <= 0.99
+
+
+def test_the_fast_bootstrap_is_the_bootstrap():
+    rng = np.random.default_rng(2)
+    ids, oods = rng.normal(1, 1, 300), rng.normal(0, 1, 200)
+    slow = []
+    for _ in range(2000):
+        sample = rng.choice(ids, len(ids)), rng.choice(oods, len(oods))
+        slow.append(metrics.fpr_at_id_recall(*sample))
+    fast = intervals.fpr_at_id_recall_interval(ids, oods)
+    assert fast == pytest.approx(np.quantile(slow, [0.025, 0.975]), abs=0.02)
+
+
+def test_delongs_variance_is_that_of_the_definition():
+    """Against the double loop over all pairs."""
+    rng = np.random.default_rng(3)
+    ids, oods = rng.normal(1, 1, 40).round(1), rng.normal(0, 1, 30).round(1)
+    psi = np.array([[1.0 if x > y else 0.5 if x == y else 0.0 for y in oods] for x in ids])
+    variance = psi.mean(1).var(ddof=1) / len(ids) + psi.mean(0).var(ddof=1) / len(oods)
+    auroc = psi.mean()
+    reach = 1.959964 * np.sqrt(variance) / (auroc * (1 - auroc))
+    expected = 1 / (1 + np.exp(-(np.log(auroc / (1 - auroc)) + np.array([-reach, reach]))))
+    assert list(intervals.auroc_interval(ids, oods)) == pytest.approx(list(expected), abs=1e-6)
+
+
+def test_perfect_order_has_an_honest_lower_end():
+    low, high = intervals.auroc_interval([2.0] * 20, [1.0] * 50)
+    assert high == 1.0
+    assert 0.8 < low < 0.9
+    assert intervals.auroc_interval([1.0] * 20, [2.0] * 50) == pytest.approx((0.0, 1 - low))
+    assert intervals.fpr_at_id_recall_interval([2.0] * 20, [1.0] * 50).high == pytest.approx(1 - 0.025 ** (1 / 50))
+
+
+def test_more_images_make_shorter_intervals():
+    rng = np.random.default_rng(4)
+    few, many = (intervals.auroc_interval(*draw(rng, count)) for count in (50, 5000))
+    assert many.high - many.low < (few.high - few.low) / 5
+
+
+def test_equal_methods_are_found_different_as_rarely_as_the_level_says():
+    rng = np.random.default_rng(5)
+    false_alarms = 0
+    for _ in range(400):
+        ids, oods = draw(rng)
+        noise = [part + rng.normal(0, 0.7, len(part)) for part in (ids, oods, ids, oods)]
+        false_alarms += intervals.compare_auroc(*noise).p_value < 0.05
+    assert false_alarms / 400 < 0.09
+
+
+@pytest.mark.parametrize("name", ["compare_auroc", "compare_fpr_at_id_recall", "compare_fpr_at_ood_recall"])
+def test_a_better_method_is_found(name):
+    rng = np.random.default_rng(6)
+    ids, oods = rng.normal(1.5, 1, 800), rng.normal(0, 1, 800)
+    worse = ids + rng.normal(0, 2, 800), oods + rng.normal(0, 2, 800)
+    found = getattr(intervals, name)(ids, oods, *worse)
+    assert found.p_value < 0.01
+    assert found.low <= found.value <= found.high
+    assert (found.low > 0) if name == "compare_auroc" else (found.high < 0)
+
+
+def test_pairing_is_sharper_than_not_pairing():
+    rng = np.random.default_rng(7)
+    ids, oods = draw(rng, 400)
+    other = ids + rng.normal(0, 0.1, len(ids)), oods + rng.normal(0, 0.1, len(oods))
+    paired = intervals.compare_auroc(ids, oods, *other)
+    alone = intervals.auroc_interval(ids, oods)
+    assert paired.high - paired.low < (alone.high - alone.low) / 3
+
+
+def test_a_method_does_not_differ_from_itself():
+    rng = np.random.default_rng(8)
+    ids, oods = draw(rng)
+    for name in ("compare_auroc", "compare_fpr_at_id_recall", "compare_fpr_at_ood_recall"):
+        assert getattr(intervals, name)(ids, oods, ids, oods) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_one_image_a_side_gives_a_wide_interval():
+    low, high = intervals.auroc_interval([1.0], [0.0])
+    assert low < 0.05
+    assert high == 1.0
+
+
+def test_unpaired_scores_are_refused():
+    with pytest.raises(InputError, match="same ID images, got 2 and 1"):
+        intervals.compare_auroc([1.0, 2.0], [0.0], [1.0], [0.0])

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics as oracle
+
+from idness import metrics
+from idness.errors import InputError, OptionError
+
+finite = st.floats(-1e6, 1e6, allow_nan=False)
+tied = st.integers(-3, 3).map(float)
+extreme = st.sampled_from([-3e38, -1e30, -1e-40, 0.0, 1e-40, 150.0, 151.0, 1e30, 3e38])
+scores = st.one_of(*(st.lists(kind, min_size=1, max_size=40) for kind in (finite, tied, extreme)))
+
+
+def by_oracle(ids, oods, recall=0.95):
+    """The same numbers from scikit-learn, the way OpenOOD and the ASH code compute them."""
+    inside = np.r_[np.ones(len(ids)), np.zeros(len(oods))]
+    s = np.r_[ids, oods].astype(float)
+    fpr, tpr, _ = oracle.roc_curve(1 - inside, -s, drop_intermediate=False)
+    precision_in, recall_in, _ = oracle.precision_recall_curve(inside, s)
+    precision_out, recall_out, _ = oracle.precision_recall_curve(1 - inside, -s)
+    threshold = np.sort(ids)[min(round((1 - recall) * len(ids)), len(ids) - 1)]
+    return {
+        "auroc": oracle.roc_auc_score(inside, s),
+        "fpr_at_id_recall": float(np.mean(np.asarray(oods) > threshold)),
+        "fpr_at_ood_recall": fpr[np.argmax(tpr >= recall)],
+        "aupr_in": oracle.auc(recall_in, precision_in),
+        "aupr_out": oracle.auc(recall_out, precision_out),
+    }
+
+
+@given(scores, scores, st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+def test_all_agree_with_scikit_learn(ids, oods, recall):
+    ours = metrics.all_metrics(ids, oods, recall)
+    assert list(ours) == list(metrics.NAMES)
+    assert ours == pytest.approx(by_oracle(ids, oods, recall), abs=1e-12)
+
+
+@given(scores, scores)
+def test_one_by_one_equals_all_at_once(ids, oods):
+    together = metrics.all_metrics(ids, oods)
+    assert {name: getattr(metrics, name)(ids, oods) for name in metrics.NAMES} == together
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_large_sets_agree_too(dtype):
+    rng = np.random.default_rng(0)
+    ids, oods = rng.normal(120, 30, 20_000).astype(dtype), rng.normal(100, 30, 5_000).astype(dtype).round()
+    assert metrics.all_metrics(ids, oods) == pytest.approx(by_oracle(ids, oods), abs=1e-12)
+
+
+def test_energies_of_hundreds_are_not_squashed():
+    """A sigmoid, which some libraries apply to scores outside [0, 1], would make all of these equal."""
+    ids, oods = [300.0, 250.0, 200.0], [150.0, 120.0, 199.0]
+    assert metrics.auroc(ids, oods) == 1.0
+
+
+def test_constant_scores_are_chance():
+    ours = metrics.all_metrics([1.0] * 5, [1.0] * 3)
+    assert ours["auroc"] == 0.5
+    assert ours["fpr_at_id_recall"] == 0.0  # strictly above: a tie is not accepted
+    assert ours["fpr_at_ood_recall"] == 1.0
+
+
+def test_the_two_conventions_differ():
+    ids, oods = list(range(100)), [4.5] * 50 + [-1.0] * 50
+    assert metrics.fpr_at_id_recall(ids, oods) == 0.0
+    assert metrics.fpr_at_ood_recall(ids, oods) == 0.05
+
+
+def test_a_metric_of_wrong_direction_is_noticed():
+    assert metrics.auroc([1.0, 2.0], [3.0]) == 0.0
+    assert metrics.fpr_at_id_recall([1.0, 2.0], [3.0]) == 1.0
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda v: torch.tensor(v).half(), np.float32])
+def test_any_kind_of_sequence_is_taken(kind):
+    assert metrics.auroc(kind([3.0, 2.0]), kind([1.0, 2.0])) == 0.875
+
+
+def test_integers_and_infinities_are_taken():
+    assert metrics.auroc([3, 2], [1, 2]) == 0.875
+    assert metrics.auroc([float("inf"), 0.0], [-float("inf")]) == 1.0
+
+
+@pytest.mark.parametrize("bad", [[], [[1.0]], [float("nan"), 1.0]])
+def test_what_is_no_list_of_scores_is_refused(bad):
+    with pytest.raises(InputError, match="metrics: ID scores must"):
+        metrics.auroc(bad, [1.0])
+    with pytest.raises(InputError, match="metrics: OOD scores must"):
+        metrics.aupr_out([1.0], bad)
+
+
+@pytest.mark.parametrize("recall", [0, 1, 95, -0.1, "0.95"])
+def test_a_recall_outside_its_range_is_refused(recall):
+    with pytest.raises(OptionError, match=r"recall must be in \(0, 1\)"):
+        metrics.fpr_at_id_recall([1.0], [0.0], recall=recall)
+
+
+def test_accuracy_counts_the_largest_logit():
+    logits = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    assert metrics.accuracy(logits, torch.tensor([0, 1, 1])) == pytest.approx(2 / 3)
+    with pytest.raises(InputError, match="as many labels as logits"):
+        metrics.accuracy(logits, torch.tensor([0]))

@@ -1,0 +1,37 @@
+"""Small worlds to test on: activations of a network that knows some classes, and of images it does not know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from idness.types import Activations, Head
+
+WIDTH, CLASSES = 64, 5
+
+
+@dataclass(frozen=True)
+class World:
+    head: Head
+    train: Activations
+    val: Activations
+    known: Activations
+    unknown: Activations
+
+
+def make_world(
+    seed: int = 0, width: int = WIDTH, classes: int = CLASSES, count: int = 200, signed: bool = False
+) -> World:
+    """Rectified Gaussian features around class patterns; the unknown images have weaker, sparser features."""
+    rng = torch.Generator().manual_seed(seed)
+    patterns = torch.randn(classes, width, generator=rng)
+    head = Head(patterns / width**0.5, torch.randn(classes, generator=rng) * 0.1)
+
+    def acts(strength: float, number: int) -> Activations:
+        labels = torch.arange(number) % classes
+        raw = 0.3 + strength * patterns[labels] + 0.7 * torch.randn(number, width, generator=rng)
+        features = raw if signed else raw.clamp(min=0)
+        return Activations(features, head(features), labels)
+
+    return World(head, acts(1.0, 3 * count), acts(1.0, count), acts(1.0, count), acts(0.2, count))
