@@ -1,0 +1,196 @@
+"""Reads the paper's tables, and finds where their numbers do not add up."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from typing import Any
+
+from idness.errors import unknown_name
+
+Pair = tuple[float, float]
+"""FPR at 95 % recall, in the table's convention, and AUROC; both in percent, as printed."""
+METRICS = ("fpr", "auroc")
+ROUNDING = 0.0101
+"""How far a printed average may be from the mean of its printed parts: half a unit for each, and rounding in between."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Is one row: a method, and perhaps the training of its network.
+
+    Args:
+        name: as printed.
+        method: as the command line takes it, with the options of the paper; none where we have no equal.
+        cells: FPR and AUROC by OOD set.
+        means: FPR and AUROC by group of sets.
+        id_accuracy: in percent, where printed.
+        spread: plus-minus, by set or group, where printed.
+        training: how the network was trained, where rows differ in that.
+        epochs: original plus extended.
+        weights: the name of public weights of this row's network.
+    """
+
+    name: str
+    method: str | None = None
+    cells: dict[str, Pair] = field(default_factory=dict)
+    means: dict[str, Pair] = field(default_factory=dict)
+    id_accuracy: float | None = None
+    spread: dict[str, Pair] = field(default_factory=dict)
+    training: str | None = None
+    epochs: str | None = None
+    weights: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Is one table of the paper with its protocol.
+
+    Args:
+        name: by which it is asked for.
+        title: what it shows.
+        where: its place in the paper.
+        model: the network.
+        benchmark: the benchmark that has its sets.
+        kind: `fpr-auroc` or `p-values`.
+        rows: its rows; empty for p-values.
+        groups: which sets each average is over.
+        fpr: which of our two FPRs the paper prints here.
+        values: mean p-values by set.
+        weights: the name of the network's public weights.
+        note: what else is known of the protocol.
+        detail: the table that has the single sets of this one.
+    """
+
+    name: str
+    title: str
+    where: str
+    model: str
+    benchmark: str
+    kind: str
+    rows: tuple[Row, ...] = ()
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    fpr: str | None = None
+    values: dict[str, float] = field(default_factory=dict)
+    weights: str | None = None
+    note: str = ""
+    detail: str | None = None
+    id: str | None = None
+
+    def row(self, name: str) -> Row:
+        """Find a row by its printed name."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise unknown_name(f"row of {self.name}", name, [row.name for row in self.rows])
+
+    @property
+    def columns(self) -> list[str]:
+        """The sets and groups in order: each group's sets, then its average."""
+        if not self.groups:
+            return list(dict.fromkeys(name for row in self.rows for name in row.means))
+        listed: list[str] = []
+        for group, members in self.groups.items():
+            listed += [name for name in members if any(name in row.cells for row in self.rows)]
+            listed.append(group)
+        return listed
+
+
+@dataclass(frozen=True)
+class Slip:
+    """Is a place where the paper contradicts itself.
+
+    Args:
+        kind: `average` (not the mean of its parts), `disagreement` (two tables differ) or `text`.
+        note: in words.
+    """
+
+    kind: str
+    table: str = ""
+    row: str = ""
+    column: str = ""
+    metric: str = ""
+    printed: float = 0.0
+    computed: float = 0.0
+    other: str = ""
+    there: float = 0.0
+    note: str = field(default="", compare=False)
+
+
+def names() -> list[str]:
+    """List the tables."""
+    folder = files("idness.paper")
+    return sorted(
+        entry.name.removesuffix(".toml")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".toml") and entry.name != "slips.toml"
+    )
+
+
+def load(name: str) -> Table:
+    """Read one table by name."""
+    if name not in names():
+        raise unknown_name("table", name, names())
+    raw = _read(name)
+    rows = tuple(_row(entry) for entry in raw.pop("rows", []))
+    groups = {group: tuple(members) for group, members in raw.pop("groups", {}).items()}
+    return Table(name=name, rows=rows, groups=groups, **raw)
+
+
+def listed_slips() -> list[Slip]:
+    """Read the slips that we know of."""
+    return [Slip(**entry) for entry in _read("slips")["slips"]]
+
+
+def find_slips() -> list[Slip]:
+    """Find the averages that are not the mean of their parts, and the cells that two tables print differently."""
+    tables = {name: load(name) for name in names()}
+    found = [slip for table in tables.values() for slip in _wrong_averages(table)]
+    for table in tables.values():
+        if table.detail:
+            found += _disagreements(table, tables[table.detail], {})
+    for column, detail in (("CIFAR-10", "cifar10"), ("CIFAR-100", "cifar100")):
+        found += _disagreements(tables["cifar"], tables[detail], {column: "average"})
+    return found
+
+
+def _wrong_averages(table: Table) -> Iterator[Slip]:
+    for row in table.rows:
+        for group, members in table.groups.items():
+            if group not in row.means or not all(name in row.cells for name in members):
+                continue
+            for place, metric in enumerate(METRICS):
+                mean = sum(row.cells[name][place] for name in members) / len(members)
+                printed = row.means[group][place]
+                if abs(mean - printed) > ROUNDING:
+                    yield Slip("average", table.name, row.name, group, metric, printed, round(mean, 2))
+
+
+def _disagreements(table: Table, other: Table, renamed: dict[str, str]) -> Iterator[Slip]:
+    theirs = {row.name: row for row in other.rows}
+    for row in table.rows:
+        for column, pair in row.means.items():
+            if renamed and column not in renamed:
+                continue
+            for place, metric in enumerate(METRICS):
+                there = theirs[row.name].means[renamed.get(column, column)][place]
+                if pair[place] != there:
+                    found = Slip("disagreement", table.name, row.name, column, metric, pair[place])
+                    yield replace(found, other=other.name, there=there)
+
+
+def _row(entry: dict[str, Any]) -> Row:
+    for key in ("cells", "means", "spread"):
+        entry[key] = {name: _pair(value) for name, value in entry.get(key, {}).items()}
+    return Row(**entry)
+
+
+def _pair(value: list[float]) -> Pair:
+    first, second = value
+    return float(first), float(second)
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads((files("idness.paper") / f"{name}.toml").read_text(encoding="utf-8"))
