@@ -189,19 +189,22 @@ class Report:
         """Give the JSON Schema of `results.json`."""
         return schema_of(Report)
 
-    def save(
-        self,
-        folder: Path,
-        scores: Mapping[str, NDArray[Any]] | None = None,
-        thumbs: Mapping[str, NDArray[np.uint8]] | None = None,
-    ) -> Path:
-        """Write the report, and its scores and thumbnails if given, into a folder; `results.json` comes last."""
-        for name, arrays in ((SCORES, scores), (THUMBS, thumbs)):
-            if arrays is not None:
+    def attach(self, scores: Mapping[str, NDArray[Any]], thumbs: Mapping[str, NDArray[np.uint8]]) -> None:
+        """Take scores and thumbnails, named as in their files."""
+        self.__dict__["_scores"], self.__dict__["thumbs"] = dict(scores), dict(thumbs)
+        self.__dict__["scores"] = Scores(scores)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the report, and the scores and thumbnails that were attached, into a folder; `results.json` comes last."""
+        folder = Path(folder)
+        attached = ((SCORES, self.__dict__.get("_scores")), (THUMBS, self.__dict__.get("thumbs")))
+        for name, arrays in attached:
+            (folder / name).unlink(missing_ok=True)  # what an earlier run left does not belong to this one
+            if arrays:
                 with atomic_path(folder / name) as part:
                     save_file({key: np.ascontiguousarray(value) for key, value in arrays.items()}, part)
         path = atomic_write(folder / RESULTS, self.to_json())
-        object.__setattr__(self, "_folder", folder)
+        self.__dict__["_folder"] = folder
         return path
 
     @classmethod
@@ -214,7 +217,7 @@ class Report:
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{place}: holds no {RESULTS}; give a folder that idness bench wrote") from error
         report = cls.from_json(text)
-        object.__setattr__(report, "_folder", path.parent)
+        report.__dict__["_folder"] = path.parent
         return report
 
     @property
@@ -270,12 +273,15 @@ class Report:
 
 
 class Scores:
-    """Reads single arrays of a scores file."""
+    """Gives single arrays of a scores file, or of scores in memory."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with _opened(path) as file:
-            self.names = frozenset(file.keys())
+    def __init__(self, source: Path | Mapping[str, NDArray[Any]]) -> None:
+        self.source = source
+        if isinstance(source, Mapping):
+            self.names = frozenset(source)
+        else:
+            with _opened(source) as file:
+                self.names = frozenset(file.keys())
 
     def of(self, row: str, name: str) -> NDArray[np.float32]:
         """Read one row's scores of one set; higher is more in-distribution."""
@@ -296,7 +302,9 @@ class Scores:
     def _get(self, name: str) -> NDArray[Any]:
         if name not in self.names:
             raise unknown_name("entry of the scores file", name, self.names)
-        with _opened(self.path) as file:
+        if isinstance(self.source, Mapping):
+            return self.source[name]
+        with _opened(self.source) as file:
             found: NDArray[Any] = file.get_tensor(name)
         return found
 

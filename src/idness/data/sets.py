@@ -98,24 +98,27 @@ class FileSet(ImageSet):
 
 
 class Part(ImageSet):
-    """Is a range of another set, such as the first thousand images."""
+    """Is some of the images of another set, such as the first thousand, or one in ten."""
 
-    def __init__(self, whole: ImageSet, start: int, stop: int) -> None:
-        labels = None if whole.labels is None else whole.labels[start:stop]
-        super().__init__(f"{whole.source}[{start}:{stop}]", labels, whole.classes)
-        self.whole, self.start, self.stop, self.parallel = whole, start, stop, whole.parallel
+    def __init__(self, whole: ImageSet, places: range, note: str) -> None:
+        labels = None if whole.labels is None else whole.labels[places.start : places.stop : places.step]
+        super().__init__(f"{whole.source}[{note}]", labels, whole.classes)
+        self.whole, self.places, self.parallel = whole, places, whole.parallel
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return len(self.places)
 
     def item(self, index: int) -> str:
-        return self.whole.item(self.start + index)
+        return self.whole.item(self.places[index])
 
     def picture(self, index: int) -> Picture:
-        return self.whole.picture(self.start + index)
+        return self.whole.picture(self.places[index])
 
     def stamp(self, start: int, stop: int) -> str:
-        return self.whole.stamp(self.start + start, min(self.start + stop, self.stop))
+        part = self.places[start:stop]
+        if self.places.step == 1:
+            return self.whole.stamp(part.start, part.stop)
+        return hashlib.sha256("".join(self.whole.stamp(place, place + 1) for place in part).encode()).hexdigest()
 
 
 class ActivationsSet:
@@ -200,11 +203,17 @@ def _images_below(folder: Path, seen: frozenset[Path] = frozenset()) -> list[Pat
 
 
 def select(images: ImageSet, options: Mapping[str, Any]) -> ImageSet:
-    """Take the range `rows = [start, stop]` of a set, if one is asked for."""
-    rows = options.get("rows")
-    if rows is None:
-        return images
-    whole = isinstance(rows, Sequence) and len(rows) == 2 and all(isinstance(value, int) for value in rows)
-    if not whole or not 0 <= rows[0] < rows[1] <= len(images):
-        raise DataError(f"{images.source}: rows must be [start, stop] within {len(images)} images, got {rows!r}")
-    return Part(images, rows[0], rows[1])
+    """Take the range `rows = [start, stop]` of a set, then every n-th so that at most `sample` images are left, where asked for."""
+    rows, sample = options.get("rows"), options.get("sample")
+    if rows is not None:
+        whole = isinstance(rows, Sequence) and len(rows) == 2 and all(isinstance(value, int) for value in rows)
+        if not whole or not 0 <= rows[0] < rows[1] <= len(images):
+            raise DataError(f"{images.source}: rows must be [start, stop] within {len(images)} images, got {rows!r}")
+        images = Part(images, range(rows[0], rows[1]), f"{rows[0]}:{rows[1]}")
+    if sample is not None:
+        if not isinstance(sample, int) or isinstance(sample, bool) or sample < 1:
+            raise DataError(f"{images.source}: sample must be a whole number of at least 1, got {sample!r}")
+        step = max(1, -(-len(images) // sample))
+        if step > 1:
+            images = Part(images, range(0, len(images), step), f"::{step}")
+    return images

@@ -12,7 +12,7 @@ from idness.data.arrays import ArraySet, NpzSet
 from idness.data.sets import ActivationsSet, FileSet, ImageSet, folder_set, select
 from idness.errors import DataError
 
-OPTIONS = ("path", "kind", "images", "labels", "rows", "root", "split", "dataset", "options", "download")
+OPTIONS = ("path", "kind", "images", "labels", "rows", "sample", "root", "split", "dataset", "options", "download")
 KINDS = ("folder", "list", "npz", "torchvision", "parquet", "activations", "embedded")
 
 
@@ -23,7 +23,7 @@ def open_set(
 
     Args:
         spec: a path, `embedded:NAME`, `torchvision:NAME`, or a table with `path` (one, or several of which the first that exists is
-            taken), and where they matter `kind`, `images` and `labels` (names of arrays or columns), `rows`, `root`, `split`.
+            taken), and where they matter `kind`, `images` and `labels` (names of arrays or columns), `rows`, `sample`, `root`, `split`.
         root: where relative paths begin.
         classes: the names of the network's classes, for folders with one folder per class.
     """

@@ -1,0 +1,206 @@
+"""Scores test sets shard by shard with every chosen detector, and makes metrics of the scores."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from idness.detector import Detector, Enhancer, fit_many, score_many
+from idness.errors import IdnessError
+from idness.groups import group_metrics, set_metrics
+from idness.metrics import Array, auroc
+from idness.registry import build
+from idness.results import Metrics, Sweep, Wrong
+from idness.search import Choice
+from idness.store import Shard
+from idness.types import Activations, Head
+
+PERCENTILES = (0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0, 99.0)
+SWEPT = ("scale", "ash-s", "ash-p")
+WORST = 8
+"""How many of the most wrong images are kept per detector and group."""
+
+
+@dataclass
+class SetScores:
+    """Holds what is kept of a set after its activations have passed by: a few numbers per image."""
+
+    scores: dict[str, Array] = field(default_factory=dict)
+    swept: dict[tuple[str, float], Array] = field(default_factory=dict)
+    index: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    predicted: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    labels: Array | None = None
+    shaped_right: dict[str, int] = field(default_factory=dict)
+    digests: Array = field(default_factory=lambda: np.zeros((0, 16), np.uint8))
+    skipped: list[tuple[int, str]] = field(default_factory=list)
+    given_digest: str = ""
+
+    @property
+    def sha256(self) -> str:
+        """A hash of the images' contents in order; of the file, where activations were given."""
+        return self.given_digest or hashlib.sha256(self.digests.tobytes()).hexdigest()
+
+    @property
+    def accuracy(self) -> float | None:
+        """The plain network's accuracy, where labels are known."""
+        return None if self.labels is None else float((self.labels == self.predicted).mean())
+
+    def shaped_accuracy(self, row: str) -> float | None:
+        """The accuracy of the network as this row edits it; the plain one's where it edits nothing."""
+        return self.shaped_right[row] / len(self.index) if row in self.shaped_right else self.accuracy
+
+
+class Scorer:
+    """Scores shards with every chosen detector, and measures the time each takes.
+
+    Args:
+        choices: fitted detectors by row.
+        sweep: fitted detectors by row and percentile, for the curves over percentiles.
+    """
+
+    def __init__(
+        self, choices: Mapping[str, Choice], sweep: Mapping[tuple[str, float], Detector] | None = None
+    ) -> None:
+        self.detectors = {row: choice.detector for row, choice in choices.items()}
+        self.sweep = dict(sweep or {})
+        self.seconds = dict.fromkeys(self.detectors, 0.0)
+
+    def score(self, shards: Iterable[Shard], *, shaped: bool = False, sweep: bool = False) -> SetScores:
+        """Score a set, one shard in memory at a time.
+
+        Args:
+            shards: the set's shards in order.
+            shaped: whether to count how often the edited networks are right.
+            sweep: whether to score the sweep too.
+        """
+        found = SetScores(shaped_right={})
+        parts: dict[str, list[Array]] = {row: [] for row in self.detectors}
+        swept: dict[tuple[str, float], list[Array]] = {key: [] for key in self.sweep} if sweep else {}
+        rest: list[tuple[Array, Array, Array, Array | None]] = []
+        for shard in shards:
+            found.skipped += shard.skipped
+            if not len(shard.acts):
+                continue
+            self._score_shard(shard.acts, parts, swept)
+            if shaped and shard.acts.labels is not None:
+                self._count_right(shard.acts, found.shaped_right)
+            labels = None if shard.acts.labels is None else shard.acts.labels.numpy()
+            rest.append((shard.index.numpy(), shard.acts.logits.argmax(dim=1).numpy(), shard.digests.numpy(), labels))
+        if not rest:
+            return found
+        found.scores = {row: np.concatenate(listed) for row, listed in parts.items()}
+        found.swept = {key: np.concatenate(listed) for key, listed in swept.items()}
+        found.index, found.predicted, found.digests = (
+            np.concatenate([entry[place] for entry in rest]) for place in range(3)
+        )
+        known = [entry[3] for entry in rest if entry[3] is not None]
+        found.labels = np.concatenate(known) if len(known) == len(rest) else None
+        return found
+
+    def _score_shard(
+        self, acts: Activations, parts: dict[str, list[Array]], swept: dict[tuple[str, float], list[Array]]
+    ) -> None:
+        for row, detector in self.detectors.items():
+            start = time.perf_counter()
+            parts[row].append(_numpy(score_many([detector], acts)[0]))
+            self.seconds[row] += time.perf_counter() - start
+        if swept:
+            for key, scores in zip(swept, score_many([self.sweep[key] for key in swept], acts), strict=True):
+                swept[key].append(_numpy(scores))
+
+    def _count_right(self, acts: Activations, counts: dict[str, int]) -> None:
+        for row, detector in self.detectors.items():
+            if isinstance(detector, Enhancer):
+                assert acts.labels is not None
+                right = detector.shaped_logits(acts).argmax(dim=1).cpu().eq(acts.labels)
+                counts[row] = counts.get(row, 0) + int(right.sum())
+
+
+def make_sweep(
+    rows: Sequence[str], head: Head, train: Activations | None, val: Activations | None
+) -> dict[tuple[str, float], Detector]:
+    """Fit the detectors of the curves over percentiles, for the rows of the comparison that have one."""
+    found: dict[tuple[str, float], Detector] = {}
+    for row in SWEPT:
+        if row in rows:
+            detectors = {(row, percentile): build(row, percentile=percentile) for percentile in PERCENTILES}
+            try:
+                fit_many(list(detectors.values()), head, train, val=val)
+            except IdnessError:
+                continue  # the row itself has failed the same way, and is told
+            found |= detectors
+    return found
+
+
+def evaluate(
+    known: SetScores, groups: Mapping[str, Mapping[str, SetScores]], recall: float, seed: int
+) -> dict[str, tuple[dict[str, Metrics], dict[str, Metrics]]]:
+    """Compute for every row the metrics of each set and the means of each group."""
+    results = {}
+    for row, ids in known.scores.items():
+        by_set = {
+            name: set_metrics(ids, found.scores[row], recall, seed)
+            for sets in groups.values()
+            for name, found in sets.items()
+        }
+        by_group = {
+            group: group_metrics(
+                ids, [found.scores[row] for found in sets.values()], [by_set[name] for name in sets], recall, seed
+            )
+            for group, sets in groups.items()
+        }
+        results[row] = (by_set, by_group)
+    return results
+
+
+def sweep_curves(
+    known: SetScores, groups: Mapping[str, Mapping[str, SetScores]], ebo: Mapping[str, Metrics] | None
+) -> Sweep | None:
+    """Compute the group AUROC at each percentile."""
+    if not known.swept:
+        return None
+    curves: dict[str, dict[str, list[float]]] = {}
+    for (row, percentile), ids in known.swept.items():
+        for group, sets in groups.items():
+            value = float(np.mean([auroc(ids, found.swept[row, percentile]) for found in sets.values()]))
+            curves.setdefault(row, {}).setdefault(group, []).append(value)
+    plain = {} if ebo is None else {group: metrics.auroc for group, metrics in ebo.items()}
+    return Sweep(percentiles=list(PERCENTILES), auroc=curves, ebo=plain)
+
+
+def most_wrong(row: str, name: str, found: SetScores, *, highest: bool, count: int = WORST) -> list[Wrong]:
+    """List the images of a set that a row gets most wrong; their names are filled in by whoever has the set."""
+    scores = found.scores[row]
+    order = np.argsort(-scores if highest else scores, kind="stable")[:count]
+    return [
+        Wrong(
+            set=name,
+            index=int(found.index[place]),
+            item="",
+            score=float(scores[place]),
+            label=None if found.labels is None else int(found.labels[place]),
+            predicted=int(found.predicted[place]),
+        )
+        for place in order
+    ]
+
+
+def wrong_images(known: SetScores, groups: Mapping[str, Mapping[str, SetScores]]) -> dict[str, dict[str, list[Wrong]]]:
+    """List for every row the ID images of lowest score and, by group, the OOD images of highest score."""
+    found: dict[str, dict[str, list[Wrong]]] = {}
+    for row in known.scores:
+        found[row] = {"id_test": most_wrong(row, "id_test", known, highest=False)}
+        for group, sets in groups.items():
+            listed = [entry for name, scores in sets.items() for entry in most_wrong(row, name, scores, highest=True)]
+            found[row][group] = sorted(listed, key=lambda entry: -entry.score)[:WORST]
+    return found
+
+
+def _numpy(scores: Tensor) -> Array:
+    return scores.detach().to("cpu", torch.float32).numpy()
