@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import colour_world as world
+import pytest
+import tiny_net
+import torch
+from colour_world import HOW, foreign_tensors, known_tensors
+from torch import nn
+
+from idness.errors import InputError, NotFittedError, OptionError
+from idness.guard import Guard
+from idness.registry import rows
+from idness.types import Activations
+
+
+def test_known_pictures_pass_and_foreign_ones_do_not(guard: Guard) -> None:
+    known, labels = known_tensors(200, first=5_000)
+    verdict = guard(known)
+    assert float(verdict.is_ood.float().mean()) < 0.12
+    assert float((verdict.label == labels).float().mean()) > 0.95
+    assert float(guard(foreign_tensors(60)).is_ood.float().mean()) > 0.8
+
+
+def test_class_is_the_plain_networks(guard: Guard, trained: nn.Module) -> None:
+    images = torch.cat([known_tensors(20, first=800)[0], foreign_tensors(20)])
+    with torch.no_grad():
+        assert torch.equal(guard(images).label, trained(images).argmax(dim=1))
+
+
+@pytest.mark.parametrize("name", list(rows()))
+def test_one_image_and_a_batch_give_the_same_scores(name: str, trained: nn.Module) -> None:
+    train, labels = known_tensors(120, first=3_000)
+    guard = Guard(trained, name).fit([(train, labels)]).calibrate([known_tensors(100)[0]])
+    images = torch.cat([known_tensors(10, first=900)[0], foreign_tensors(10)])
+    whole = guard(images)
+    single = torch.cat([guard(image).score for image in images])
+    error = (single - whole.score).abs().max() / max(1.0, float(whole.score.max() - whole.score.min()))
+    # rmds is the difference of two distances, here a hundred times larger than itself, and rounds at their size.
+    assert float(error) < (1e-4 if name == "rmds" else 1e-5)
+
+
+def test_rows_that_are_not_finite_are_rejected_and_leave_the_others_alone(guard: Guard) -> None:
+    images = known_tensors(6, first=700)[0]
+    clean = guard(images)
+    images[2, 0, 3, 3] = float("nan")
+    images[4] = float("inf")
+    verdict = guard(images)
+    assert verdict.is_ood[[2, 4]].all()
+    assert verdict.label[[2, 4]].tolist() == [-1, -1]
+    assert verdict.p_value[2] == pytest.approx(1 / 201)
+    assert set(verdict.reasons) == {2, 4}
+    assert "not finite" in verdict.reasons[2]
+    others = [0, 1, 3, 5]
+    torch.testing.assert_close(verdict.score[others], clean.score[others])
+    assert verdict.at(0.5)[[2, 4]].all()
+    assert guard(torch.full((3, 3, 16, 16), float("nan"))).is_ood.all()
+
+
+def test_several_thresholds_at_once_nest(guard: Guard) -> None:
+    images = torch.cat([known_tensors(80, first=2_000)[0], foreign_tensors(20)])
+    calibrated = Guard(guard.split, "scale").calibrate([known_tensors(200)[0]], [0.9, 0.95, 0.5])
+    verdict = calibrated(images)
+    assert list(verdict.levels) == [0.9, 0.95, 0.5]
+    assert torch.equal(verdict.is_ood, verdict.levels[0.9])
+    assert (verdict.levels[0.95] <= verdict.levels[0.9]).all()
+    assert int(verdict.levels[0.5].sum()) > int(verdict.levels[0.9].sum())
+    for recall, flags in verdict.levels.items():
+        assert torch.equal(verdict.at(recall), flags)
+
+
+def test_false_alarm_budget_is_one_minus_recall(guard: Guard) -> None:
+    data = known_tensors(200)[0]
+    other = Guard(guard.split, "scale").calibrate([data], false_alarm=0.05)
+    assert other.recalls == (0.95,)
+    assert torch.equal(other.threshold(), guard.threshold())
+    with pytest.raises(OptionError, match="got both"):
+        other.calibrate([data], 0.95, false_alarm=0.05)
+
+
+def test_per_class_thresholds_keep_the_promise_within_each_class(guard: Guard) -> None:
+    made = Guard(guard.split, "msp", class_names=tiny_net.Tiny.class_names).calibrate(
+        [known_tensors(400)[0]], 0.9, per_class=True
+    )
+    assert made.threshold().shape == (4,)
+    verdict = made(known_tensors(400, first=6_000)[0])
+    for label in range(4):
+        assert float(verdict.is_ood[verdict.label == label].float().mean()) < 0.25
+    few = known_tensors(24)[0]
+    with pytest.raises(InputError, match="predicted as each class"):
+        made.calibrate([few], 0.95, per_class=True)
+
+
+def test_calibration_from_batches_and_from_activations_agree(guard: Guard) -> None:
+    images = known_tensors(200)[0]
+    batched = Guard(guard.split, "scale").calibrate(images.split(32))
+    cached = Guard(guard.split, "scale").calibrate(guard.split.extract([images]))
+    torch.testing.assert_close(batched.threshold(), guard.threshold())
+    torch.testing.assert_close(cached.threshold(), guard.threshold())
+
+
+def test_what_is_missing_is_said(trained: nn.Module) -> None:
+    images = known_tensors(8)[0]
+    with pytest.raises(NotFittedError, match="not calibrated"):
+        Guard(trained, "msp")(images)
+    with pytest.raises(NotFittedError, match="call fit"):
+        Guard(trained, "knn").calibrate([images])
+    with pytest.raises(InputError, match="at least 19 in-distribution images, got 8"):
+        Guard(trained, "msp").calibrate([images])
+    with pytest.raises(InputError, match="got none"):
+        Guard(trained, "msp").calibrate([])
+    with pytest.raises(InputError, match="4 classes, got 2"):
+        Guard(trained, "msp", class_names=["a", "b"])
+    with pytest.raises(InputError, match="no preprocessing"):
+        Guard(trained, "msp").calibrate([known_tensors(40)[0]]).judge(world.known("red", 0))
+    images[3] = float("nan")
+    with pytest.raises(InputError, match="image 3"):
+        Guard(trained, "msp").calibrate([images])
+    with pytest.raises(OptionError, match="recall must be in"):
+        Guard(trained, "msp").calibrate([images], 95)
+
+
+def test_fitting_again_asks_for_calibration_again(guard: Guard) -> None:
+    made = Guard(guard.split, "knn(k=3)").fit([known_tensors(40)]).calibrate([known_tensors(40, first=500)[0]])
+    made.fit([known_tensors(50)])
+    with pytest.raises(NotFittedError):
+        made(known_tensors(2)[0])
+
+
+def test_network_is_left_as_it_was(trained: nn.Module) -> None:
+    before = {name: value.clone() for name, value in trained.state_dict().items()}
+    guard = Guard(trained, "scale").calibrate([known_tensors(40)[0]])
+    guard.train()
+    guard(known_tensors(8)[0])
+    assert guard.training
+    assert trained.body[1].training
+    trained.eval()
+    assert all(torch.equal(before[name], value) for name, value in trained.state_dict().items())
+    assert not trained.fc._forward_hooks
+
+
+def test_half_precision_networks_keep_float32_scores(guard: Guard) -> None:
+    import copy
+
+    low = copy.deepcopy(guard).to(torch.bfloat16)
+    verdict = low(known_tensors(16, first=300)[0])
+    assert verdict.score.dtype == torch.float32
+    assert low.threshold().dtype == torch.float32
+    assert (verdict.label == guard(known_tensors(16, first=300)[0]).label).all()
+
+
+def test_pictures_are_judged_from_paths_bytes_and_images(guard: Guard, tmp_path) -> None:
+    picture = world.known("blue", 77)
+    path = tmp_path / "blue.png"
+    picture.save(path)
+    verdict = guard.judge(path, path.read_bytes(), picture)
+    assert verdict.score.unique().numel() == 1
+    assert verdict.name(0) == "blue"
+    assert torch.equal(guard(HOW(picture)).label, verdict.label[:1])
+
+
+def test_verdict_shows_itself_safely(guard: Guard) -> None:
+    made = Guard(guard.split, "scale", class_names=["<b>", "g", "b", "y"]).calibrate([known_tensors(200)[0]])
+    verdict = made(known_tensors(60)[0])
+    html = verdict._repr_html_()
+    assert "&lt;b&gt;" in html
+    assert "<b>\n" not in html
+    assert "and 10 more" in html
+    assert len(verdict.records()) == 60 == len(list(verdict))
+    assert verdict[-1].score == verdict.score[-1]
+    assert "60 images" in repr(verdict)
+    assert "<table>" in made._repr_html_()
+    assert "at most 0.05" in made.promise()
+    assert "scale" in repr(made)
+
+
+def test_decision_from_cached_activations(guard: Guard) -> None:
+    images = foreign_tensors(12)
+    acts = guard.split.split(images)
+    assert torch.equal(guard.decide(Activations(acts.features, acts.logits)).is_ood, guard(images).is_ood)
