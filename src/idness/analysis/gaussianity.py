@@ -100,8 +100,8 @@ def plot_p_values(results: Sequence[Gaussianity], ax: Any = None, *, theirs: Map
         for row, result in enumerate(results):
             colour, hatch = (style.ID_COLOUR, "") if row == 0 else (style.OOD_COLOUR, "////")
             ax.barh(row, result.mean_p, color=colour, hatch=hatch, edgecolor=style.PAPER, height=0.62, linewidth=0)
-            text = f" {result.mean_p:.3f} · {100 * result.accepted:.0f} % accepted"
-            ax.text(result.mean_p, row, text, va="center", fontsize=8)
+            text = f" {result.mean_p:.3f} · {100 * result.accepted:.0f} % pass"
+            ax.text(max(result.mean_p, LEVEL), row, text, va="center", fontsize=8)
             if theirs and result.name in theirs:
                 ax.plot(theirs[result.name], row, "D", color=style.INK, markersize=5)
         ax.axvline(LEVEL, color=style.MUTED, linestyle="--", linewidth=1)
@@ -111,7 +111,7 @@ def plot_p_values(results: Sequence[Gaussianity], ax: Any = None, *, theirs: Map
         ax.text(LEVEL, top, " 0.05", ha="left", va="center", fontsize=7, color=style.MUTED)
         ax.set_yticks(range(len(results)), [result.name for result in results])
         ax.set_ylim(top + 0.3, -0.6)
-        ax.set_xlim(0, 0.56)
+        ax.set_xlim(0, 0.68)
         ax.grid(axis="y", visible=False)
     return style.headline(
         ax, "Are pre-ReLU activations Gaussian?", x=f"mean p-value, chi-square ({results[0].degrees} df)"

@@ -78,6 +78,11 @@ def plot_sweep(result: Sweep, ax: Any = None, *, title: str = "AUROC against the
             best, height, "o", markersize=12, markerfacecolor="none", markeredgecolor=style.INK, markeredgewidth=1.2
         )
         ax.annotate(f"best: {best:g}", (best, height), (0, 9), textcoords="offset points", ha="center", fontsize=8)
-        ax.margins(y=0.14)
-    style.legend(ax, loc="lower left")
+        # At the far right the curves may fall by tens of points: the picture is about the rest.
+        usual = np.array(result.percentiles) <= 95
+        shown = np.concatenate([curve[usual] for curve in result.auroc.values()] + [[result.plain]])
+        low, high = 100 * float(shown.min()), 100 * float(shown.max())
+        room = max(high - low, 0.2)
+        ax.set_ylim(low - 0.28 * room, high + 0.3 * room)
+    style.legend(ax, loc="upper left")
     return style.headline(ax, title, x="percentile p", y="AUROC, %")

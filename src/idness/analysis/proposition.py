@@ -9,7 +9,9 @@ activations, Q_p the sum of those above the p-quantile. What is found:
   with respect to gamma is negative wherever phi(gamma)/Phi(gamma) < C(p), which is p > Phi(-gamma): so a higher gamma
   gives a smaller Q_p/Q at *every* such p, and the useful range has a simple lower end and no upper one.
 * The printed proof drops phi(gamma) and expands 1/(1 + C/gamma) to first order, which needs gamma much larger than C.
-  Networks have gamma below 1, often below 0, where neither holds: the printed range is then a guess.
+  Networks have gamma below 1, often below 0, where neither holds. And all three coefficients of its quadratic in C are
+  positive when gamma_id > gamma_ood > 0, so that its larger root is never above 0: the printed condition "C large
+  enough" excludes no p at all.
 """
 
 from __future__ import annotations
@@ -79,7 +81,10 @@ def discriminant(gamma_id: float, gamma_ood: float) -> float:
 
 
 def printed_range(gamma_id: float, gamma_ood: float) -> Range:
-    """Compute the range of p from the proof's discriminant; the proof needs gamma_id > gamma_ood > 0."""
+    """Compute the range of p from the proof's discriminant; the proof needs gamma_id > gamma_ood > 0.
+
+    It comes out as every p, whatever the gammas: see above.
+    """
     if not gamma_id > gamma_ood > 0:
         raise OptionError(
             f"printed_range: the proof needs gamma of ID above gamma of OOD above 0, got {gamma_id:.3g} and {gamma_ood:.3g};"

@@ -60,27 +60,51 @@ def plot_tradeoff(points: Sequence[Point], ax: Any = None, *, title: str = "ID a
                 markeredgecolor=style.PAPER,
             )
         ax.margins(x=0.12, y=0.08)
-        ax.set_xlim(right=100 * plain + 0.45 * (ax.get_xlim()[1] - ax.get_xlim()[0]))
+        ax.set_xlim(right=100 * plain + 0.25 * (ax.get_xlim()[1] - ax.get_xlim()[0]))
         _label(ax, order)
     return style.headline(ax, title, x="ID accuracy as shaped, %", y="mean AUROC, %")
 
 
 def _label(ax: Any, points: Sequence[Point]) -> None:
-    """Write names right of their points, pushed apart downwards where they would overlap."""
+    """Write names right of their points, spread evenly where they would overlap."""
     low, high = ax.get_ylim()
-    step = (high - low) * 0.042
-    x_step = (ax.get_xlim()[1] - ax.get_xlim()[0]) * 0.02
-    placed: list[tuple[float, float]] = []
-    for point in points:
-        x, y = 100 * point.accuracy + x_step, 100 * point.auroc
-        while any(abs(x - other_x) < 9 * x_step and abs(y - other_y) < step for other_x, other_y in placed):
-            y -= step / 4
-        placed.append((x, y))
-        ax.annotate(
-            point.name,
-            (100 * point.accuracy, 100 * point.auroc),
-            (x + x_step, y),
-            fontsize=8,
-            va="center",
-            arrowprops={"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3},
-        )
+    left, right = ax.get_xlim()
+    step, shift = (high - low) * 0.046, (right - left) * 0.035
+    for column in _columns(points, (right - left) / 16):
+        heights = _spread([100 * point.auroc for point in column], step)
+        ax.set_ylim(min(ax.get_ylim()[0], heights[-1] - step), max(ax.get_ylim()[1], heights[0] + step))
+        for point, height in zip(column, heights, strict=True):
+            edge = 100 * max(other.accuracy for other in column)
+            ax.annotate(
+                point.name,
+                (100 * point.accuracy, 100 * point.auroc),
+                (edge + shift, height),
+                fontsize=8,
+                va="center",
+                arrowprops={"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 4},
+            )
+
+
+def _columns(points: Sequence[Point], width: float) -> list[list[Point]]:
+    """Gather points whose names would stand below each other, each column from high to low."""
+    columns: list[list[Point]] = []
+    for point in sorted(points, key=lambda point: -point.accuracy):
+        if columns and 100 * (columns[-1][0].accuracy - point.accuracy) < width:
+            columns[-1].append(point)
+        else:
+            columns.append([point])
+    return [sorted(column, key=lambda point: -point.auroc) for column in columns]
+
+
+def _spread(heights: Sequence[float], step: float) -> list[float]:
+    """Push descending heights apart to at least `step`, each run of them around its own middle."""
+    runs: list[list[float]] = []
+    for height in heights:
+        runs.append([height])
+        while len(runs) > 1 and _middle(runs[-2]) - _middle(runs[-1]) < step * (len(runs[-2]) + len(runs[-1])) / 2:
+            runs[-2:] = [runs[-2] + runs[-1]]
+    return [_middle(run) + step * ((len(run) - 1) / 2 - place) for run in runs for place in range(len(run))]
+
+
+def _middle(run: Sequence[float]) -> float:
+    return sum(run) / len(run)
