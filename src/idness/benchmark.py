@@ -131,8 +131,6 @@ class _Job:
             raise DataError(
                 f"benchmark {self.bench.name}: no method could be used; the first: {next(iter(failed.values()))}"
             )
-        for row, reason in failed.items():
-            self.listener.note(f"{row} is left out: {reason}")
         for step in ("fit", "search"):
             self.time[step] = sum(choice.seconds[step] for choice in choices.values())
         return choices, failed

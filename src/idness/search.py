@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from idness.detector import Detector, fit_many, score_many
-from idness.errors import IdnessError, OptionError, unknown_name
+from idness.errors import IdnessError, InputError, OptionError, unknown_name
 from idness.metrics import auroc
 from idness.registry import parse, rows
 from idness.types import Activations, Head
@@ -121,6 +121,8 @@ def _choose_row(
     row: Row, head: Head, train: Activations | None, val: Activations | None, ood_val: Mapping[str, Activations]
 ) -> Choice:
     start = time.perf_counter()
+    if row.detector.needs_train and train is None and not (row.detector.needs_val and val is not None):
+        raise InputError("these learn from training images, and the benchmark has none")
     searchable = val is not None and bool(ood_val)
     settings = [row.detector] if row.given or not searchable else _settings(row.detector)
     fitted, dropped = _fit(settings, head, train, val)

@@ -16,6 +16,7 @@ import typer
 from idness.errors import IdnessError, IdnessWarning
 
 COMMANDS = {
+    "bench": "bench:bench",
     "list": "list:list_methods",
 }
 """Each subcommand's name, module and function."""

@@ -1,0 +1,118 @@
+"""`idness bench`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from idness.results import Report
+
+OUT = Path("idness-results")
+
+
+def bench(
+    benchmark: Annotated[
+        str, typer.Argument(help="A benchmark's name or TOML file; with --init the file to write.")
+    ] = "",
+    model: Annotated[
+        str, typer.Option(help="torchvision:NAME, timm:NAME, file.py:function, cifar6:base or cifar6:ish.")
+    ] = "",
+    weights: Annotated[Path | None, typer.Option(help="The network's weights: safetensors or a checkpoint.")] = None,
+    layer: Annotated[str, typer.Option(help="Name of the final linear layer; found by itself if not given.")] = "",
+    data: Annotated[Path | None, typer.Option(help="Folder at which the benchmark's relative paths begin.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = OUT,
+    methods: Annotated[
+        str, typer.Option(help="Methods to compare, as in 'ebo,scale(percentile=95)'; all if not given.")
+    ] = "",
+    precision: Annotated[str, typer.Option(help="fp32, bf16, or auto, which measures both.")] = "fp32",
+    batch_size: Annotated[int, typer.Option(help="Images per forward pass.")] = 128,
+    workers: Annotated[int | None, typer.Option(help="Threads that decode images.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    cache: Annotated[Path | None, typer.Option(help="Folder that keeps activations between runs.")] = None,
+    fpr: Annotated[str, typer.Option(help="Positive side of the FPR in the tables: id or ood.")] = "id",
+    seed: Annotated[int, typer.Option(help="Seed of the error bars.")] = 0,
+    partial: Annotated[bool, typer.Option("--partial", help="Leave out sets that are not there.")] = False,
+    init: Annotated[
+        bool, typer.Option("--init", help="Write a commented benchmark file to start from, and stop.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of tables.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
+) -> None:
+    """Compare every method on a network and a benchmark; without arguments on the embedded ones."""
+    if init:
+        _write_template(Path(benchmark or "benchmark.toml"))
+        return
+    from idness.benchmark import Settings, run
+    from idness.cli.progress import shown
+    from idness.report.tables import fpr_name
+    from idness.search import split_methods
+
+    fpr_name(fpr)
+    settings = Settings(
+        data=data,
+        weights=weights,
+        layer=layer or None,
+        methods=split_methods(methods),
+        precision=precision,
+        batch_size=batch_size,
+        workers=workers,
+        cache=cache,
+        device=device,
+        seed=seed,
+        partial=partial,
+        command=_command(),
+    )
+    with shown(quiet=quiet) as listener:
+        report = run(benchmark or "cifar6", model or None, settings, listener)
+    _finish(report, out, fpr, as_json=as_json, quiet=quiet)
+
+
+def _finish(report: Report, out: Path, fpr: str, *, as_json: bool, quiet: bool) -> None:
+    """Write the files, print the tables or JSON, and name what was written."""
+    from idness.cli.terminal import stderr, stdout
+    from idness.report.tables import rich_table, terminal_tables, write_tables
+
+    written = [report.save(out), *write_tables(report, out, fpr), *_html(out)]
+    if as_json:
+        sys.stdout.write(report.to_json())
+    else:
+        console = stdout()
+        for table in terminal_tables(report, console.width, fpr):
+            console.print(table.title, style="bold", markup=False)
+            console.print(rich_table(table))
+            console.print("\n".join([*table.notes, ""]), style="dim", markup=False)
+    if not quiet:
+        names = ", ".join(path.name for path in written)
+        stderr().print(f"wrote {names} to {out}", markup=False, soft_wrap=True)
+
+
+def _html(out: Path) -> list[Path]:
+    """Write the page, where the report package offers it."""
+    import idness.report
+
+    write = getattr(idness.report, "write_html", None)
+    return [] if write is None else [write(out)]
+
+
+def _write_template(path: Path) -> None:
+    from idness.cli.terminal import stderr
+    from idness.errors import StoreError
+    from idness.files import atomic_write
+    from idness.protocol import template
+
+    if path.exists():
+        raise StoreError(f"{path} exists; choose another name for the template")
+    atomic_write(path, template())
+    stderr().print(f"wrote {path}; edit it, then run: idness bench {path} --model ...", markup=False, soft_wrap=True)
+
+
+def _command() -> str:
+    """Write the command line down without the folders of this machine."""
+    from idness.provenance import without_folder
+
+    return shlex.join(["idness", *(without_folder(word) for word in sys.argv[1:])])

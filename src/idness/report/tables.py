@@ -1,0 +1,284 @@
+"""Results as tables: for the terminal, Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from idness.errors import OptionError
+from idness.files import atomic_write
+from idness.results import METRICS, MethodResult, Metrics, Report
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+FPRS = {"id": "fpr_at_id_recall", "ood": "fpr_at_ood_recall"}
+"""The two conventions of the false-positive rate, by which side is the positive one."""
+WIDE = 100
+NARROW = 80
+
+
+@dataclass
+class Cell:
+    """Is one entry: its text, and whether it is the best of its column."""
+
+    text: str
+    best: bool = False
+
+
+@dataclass
+class Table:
+    """Is a table before it is written in some format: the first column names the method, the others hold numbers."""
+
+    title: str
+    headings: list[str]
+    rows: list[list[Cell]]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Column:
+    heading: str
+    values: list[float | None]
+    errors: list[float | None] | None = None
+    higher: bool = True
+
+
+def fpr_note(report: Report, fpr: str) -> str:
+    """Say which false-positive rate is printed."""
+    percent = f"{100 * report.recall:g} %"
+    if fpr_name(fpr) == "fpr_at_id_recall":
+        return f"FPR: share of OOD images accepted where {percent} of ID images are (ID positive, fpr_at_id_recall)."
+    return f"FPR: share of ID images rejected where {percent} of OOD images are (OOD positive, fpr_at_ood_recall)."
+
+
+def fpr_name(fpr: str) -> str:
+    """Give the metric of a convention, `id` or `ood`."""
+    if fpr not in FPRS:
+        raise OptionError(f"fpr must be id (ID is positive) or ood (OOD is positive), got {fpr!r}")
+    return FPRS[fpr]
+
+
+def summary(report: Report, fpr: str = "id", *, wide: bool = True) -> Table:
+    """Make the main table: every method, AUROC and FPR by group, ID accuracy plain and shaped."""
+    name, methods, columns = fpr_name(fpr), list(report.methods.values()), []
+    for group in report.benchmark.groups:
+        found = [method.groups[group] for method in methods]
+        columns.append(_metric_column(f"{group} AUROC", found, "auroc", errors=True))
+        columns.append(_metric_column(f"{group} FPR", found, name, errors=wide, higher=False))
+    plain = report.id_accuracy
+    if plain is not None:
+        columns.append(_Column("ID acc. shaped", [method.id_accuracy_shaped for method in methods]))
+    accuracy = "" if plain is None else f" · ID accuracy {100 * plain:.2f} %"
+    title = f"{report.benchmark.title} · {report.model.spec}{accuracy}"
+    notes = [fpr_note(report, fpr), "Percent; ± half of a 95 % interval; best of each column in bold."]
+    return _table(title, columns, report, notes)
+
+
+def by_set(report: Report, metric: str = "auroc", sets: Sequence[str] | None = None) -> Table:
+    """Make the table of one metric by set."""
+    listed = sets or [name for names in report.benchmark.groups.values() for name in names]
+    methods = list(report.methods.values())
+    higher = not metric.startswith("fpr")
+    columns = [
+        _metric_column(name, [method.sets[name] for method in methods], metric, higher=higher) for name in listed
+    ]
+    return _table(f"{metric} by set, percent", columns, report, [])
+
+
+def options(report: Report) -> Table:
+    """Make the table of chosen options."""
+    rows = []
+    for row, method in report.methods.items():
+        how = f"best of {len(method.tried)}" if method.chosen_by == "validation" else method.chosen_by
+        value = "" if method.validation_auroc is None else f"{100 * method.validation_auroc:.2f}"
+        rows.append([Cell(row), Cell(_chosen(method)), Cell(how), Cell(value)])
+    notes = left_out(report.failed)
+    notes += [
+        f"{row}: setting dropped, {reason}" for row, method in report.methods.items() for reason in method.dropped
+    ]
+    return Table(_options_title(report), ["method", "options", "chosen", "val. AUROC"], rows, notes)
+
+
+def _options_title(report: Report) -> str:
+    searched = any(method.chosen_by == "validation" for method in report.methods.values())
+    return (
+        "options, chosen on validation images"
+        if searched
+        else "options, not searched: the benchmark has no validation sets"
+    )
+
+
+def markdown(table: Table) -> str:
+    """Write a table as Markdown."""
+    lines = [f"### {table.title}", "", "| " + " | ".join(map(_md, table.headings)) + " |"]
+    lines.append("|---|" + "--:|" * (len(table.headings) - 1))
+    for row in table.rows:
+        cells = [f"**{_md(cell.text)}**" if cell.best else _md(cell.text) for cell in row]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", *(f"{_md(note)}  " for note in table.notes), ""])
+
+
+def latex(table: Table) -> str:
+    """Write a table as LaTeX, for the booktabs package."""
+    body = []
+    for row in table.rows:
+        cells = [rf"\textbf{{{_tex(cell.text)}}}" if cell.best else _tex(cell.text) for cell in row]
+        body.append(" & ".join(cells) + r" \\")
+    caption = " ".join(_tex(text) for text in (f"{table.title}.", *table.notes))
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{caption}}}",
+        rf"\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}",
+        r"\toprule",
+    ]
+    lines += [
+        " & ".join(_tex(text) for text in table.headings) + r" \\",
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def csv_text(report: Report) -> str:
+    """Write every number as CSV: one line per method and set or group, values in [0, 1]."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    bounds = [f"{name}_{end}" for name in METRICS[:3] for end in ("low", "high")]
+    writer.writerow(
+        ["method", "label", "kind", "name", *METRICS, *bounds, "id_accuracy", "id_accuracy_shaped", "seconds"]
+    )
+    for row, method in report.methods.items():
+        for kind, found in (("group", method.groups), ("set", method.sets)):
+            for name, metrics in found.items():
+                values = [getattr(metrics, key) for key in METRICS]
+                limits = [value for key in METRICS[:3] for value in metrics.intervals.get(key, ("", ""))]
+                accuracies = [
+                    "" if value is None else value for value in (report.id_accuracy, method.id_accuracy_shaped)
+                ]
+                writer.writerow(
+                    [
+                        row,
+                        method.label,
+                        kind,
+                        name,
+                        *values,
+                        *limits,
+                        *accuracies,
+                        round(sum(method.seconds.values()), 4),
+                    ]
+                )
+    return buffer.getvalue()
+
+
+def rich_table(table: Table) -> RichTable:
+    """Make a table for the terminal."""
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    made = RichTable(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    words = table.headings[1] == "options"
+    for place, heading in enumerate(table.headings):
+        right = place > 0 and not (words and place < 3)
+        made.add_column(escape(heading), justify="right" if right else "left", overflow="fold", no_wrap=place == 0)
+    for row in table.rows:
+        made.add_row(*(f"[bold]{escape(cell.text)}[/bold]" if cell.best else escape(cell.text) for cell in row))
+    return made
+
+
+def terminal_tables(report: Report, width: int, fpr: str = "id") -> list[Table]:
+    """Choose and cut the tables so that they fit a terminal's width."""
+    names = [name for listed in report.benchmark.groups.values() for name in listed]
+    first = max(len(row) for row in report.methods) + 2
+    fits = max(1, (max(width, NARROW) - first) // 9)
+    parts = [names[start : start + fits] for start in range(0, len(names), fits)]
+    return [
+        options(report),
+        *(by_set(report, "auroc", part) for part in parts),
+        summary(report, fpr, wide=width >= WIDE),
+    ]
+
+
+def write_tables(report: Report, folder: Path, fpr: str = "id") -> list[Path]:
+    """Write results.csv, results.md and results.tex into a folder."""
+    name = fpr_name(fpr)
+    tables = [summary(report, fpr), by_set(report, "auroc"), by_set(report, name), options(report)]
+    return [
+        atomic_write(folder / "results.csv", csv_text(report)),
+        atomic_write(folder / "results.md", "\n".join(markdown(table) for table in tables)),
+        atomic_write(folder / "results.tex", "\n".join(latex(table) for table in tables)),
+    ]
+
+
+def _table(title: str, columns: Sequence[_Column], report: Report, notes: list[str]) -> Table:
+    rows = [[Cell(name)] for name in report.methods]
+    for column in columns:
+        known = [round(100 * value, 2) for value in column.values if value is not None]
+        best = (max if column.higher else min)(known) if known else None
+        for place, value in enumerate(column.values):
+            rows[place].append(_cell(value, None if column.errors is None else column.errors[place], best))
+    return Table(title, ["method", *(column.heading for column in columns)], rows, notes)
+
+
+def _cell(value: float | None, error: float | None, best: float | None) -> Cell:
+    if value is None:
+        return Cell("–")
+    text = f"{100 * value:.2f}" + ("" if error is None else f" ±{100 * error:.1f}")
+    return Cell(text, round(100 * value, 2) == best)
+
+
+def _metric_column(
+    heading: str, found: Sequence[Metrics], metric: str, *, errors: bool = False, higher: bool = True
+) -> _Column:
+    values: list[float | None] = [getattr(metrics, metric) for metrics in found]
+    halves: list[float | None] = []
+    for metrics in found:
+        low, high = metrics.intervals.get(metric, (None, None))
+        halves.append(None if low is None or high is None else (high - low) / 2)
+    return _Column(heading, values, halves if errors else None, higher)
+
+
+def _chosen(method: MethodResult) -> str:
+    """Write the options that a search varies, or all that the label shows where there was no search."""
+    if not method.tried:
+        return method.label.partition("(")[2].removesuffix(")") or "–"
+    shown = {key: method.options[key] for key in method.tried[0].options if key in method.options}
+    return (
+        ", ".join(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in shown.items())
+        or "–"
+    )
+
+
+def left_out(failed: Mapping[str, str]) -> list[str]:
+    """Say which rows were left out and why, those of one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for row, reason in failed.items():
+        reasons.setdefault(reason, []).append(row)
+    return [f"left out: {', '.join(listed)} ({reason})" for reason, listed in reasons.items()]
+
+
+def _md(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def _tex(text: str) -> str:
+    for char, safe in (
+        ("\\", r"\textbackslash "),
+        ("&", r"\&"),
+        ("%", r"\%"),
+        ("_", r"\_"),
+        ("#", r"\#"),
+        ("$", r"\$"),
+        ("~", r"\textasciitilde "),
+        ("^", r"\textasciicircum "),
+    ):
+        text = text.replace(char, safe)
+    return text.replace("±", r"$\pm$").replace("·", r"$\cdot$").replace("–", "--")
