@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.special import expit, logit, ndtr, ndtri
 
 from idness.checks import check_fraction
 from idness.errors import InputError
-from idness.intervals import Difference, mean_variance, placements
+from idness.intervals import Difference, Interval, mean_variance, placements
 from idness.metrics import Array, as_scores, count_at_recall, id_rank
 
 Convention = Literal["fpr_at_id_recall", "fpr_at_ood_recall"]
@@ -52,9 +52,15 @@ def ranks(ids: Array, oods: Sequence[Array], weights: Sequence[float] | None = N
     return Ranks(by_id, tuple(pair[1] for pair in pairs), tuple(float(share) for share in shares))
 
 
-def mean_auroc_error(of: Ranks) -> float:
-    """Estimate the standard error of a mean AUROC; the ID images are shared by the sets, the OOD images are not."""
-    return _error(of.by_id, of.by_ood, of.weights)
+def mean_auroc_interval(of: Ranks, level: float = 0.95) -> Interval:
+    """Compute DeLong's interval for a mean AUROC, on the logit scale; the sets share their ID images."""
+    check_fraction("mean_auroc_interval", "level", level)
+    value, tail = of.auroc, (1 - level) / 2
+    if not 0.0 < value < 1.0:
+        bound = tail ** (1 / min(len(of.by_id), *map(len, of.by_ood)))
+        return Interval(bound, 1.0) if value >= 1.0 else Interval(0.0, 1 - bound)
+    reach = -float(ndtri(tail)) * _error(of.by_id, of.by_ood, of.weights) / (value * (1 - value))
+    return Interval(float(expit(logit(value) - reach)), float(expit(logit(value) + reach)))
 
 
 def mean_auroc_difference(first: Ranks, second: Ranks, level: float = 0.95) -> Difference:

@@ -201,9 +201,10 @@ def two_histograms(ax: Any, first: ArrayLike, second: ArrayLike, labels: tuple[s
     with house_style():
         for values, label, (colour, hatch, line) in zip(sides, labels, looks, strict=True):
             heights = np.histogram(values, edges)[0] / (len(values) * (edges[1] - edges[0]))
-            ax.stairs(
-                heights, edges, fill=True, facecolor=colour, edgecolor=colour, alpha=0.22, hatch=hatch, linewidth=0
-            )
+            ax.stairs(heights, edges, fill=True, color=colour, alpha=0.22, linewidth=0)
+            if hatch:
+                # A patch of its own: in SVG the hatch of a coloured patch has the patch's colour and cannot be seen.
+                ax.stairs(heights, edges, fill=True, facecolor="none", edgecolor=colour, hatch=hatch, linewidth=0)
             ax.stairs(heights, edges, color=colour, linestyle=line, linewidth=1.6, label=label)
         ax.set_yticks([])
         ax.grid(False)

@@ -1,0 +1,295 @@
+"""The figures of a report. Each takes a report, draws on the axes it is given or on new ones, and returns them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idness.metrics import id_rank
+from idness.report import style
+from idness.report.answer import ood_weights
+from idness.report.names import drawn, percent
+from idness.results import Report
+
+HIGHLIGHTED = 6
+"""Series with a look of their own; an eye follows no more."""
+BASELINES = ("msp", "ebo", "ash-s", "scale", "knn", "react")
+SWEPT = {"scale": "scaling only", "ash-p": "pruning only", "ash-s": "both"}
+BINS = 48
+SMALL = 7.5
+"""The size of text inside a figure, in points."""
+
+Array = NDArray[Any]
+
+
+def mean_auroc(report: Report, row: str) -> float:
+    """Compute a row's mean AUROC: the mean of its group means."""
+    return float(sum(weight * report.methods[row].sets[name].auroc for name, weight in ood_weights(report).items()))
+
+
+def highlights(report: Report) -> list[str]:
+    """Choose the rows that have a look of their own: the two best by mean AUROC, then those that everyone knows."""
+    ranked = sorted(report.methods, key=lambda row: -mean_auroc(report, row))
+    wanted = [*ranked[:2], *(row for row in BASELINES if row in report.methods), *ranked[2:]]
+    return list(dict.fromkeys(wanted))[:HIGHLIGHTED]
+
+
+def look(report: Report, row: str) -> style.Mark | None:
+    """Give a row its look, the same in every figure of a report; none for a row that stays in the background."""
+    chosen = highlights(report)
+    return style.mark(chosen.index(row)) if row in chosen else None
+
+
+def threshold_of(scores: Array, recall: float) -> float:
+    """Give the score above which this share of the ID images lies."""
+    return float(np.sort(scores)[id_rank(len(scores), recall)])
+
+
+def score_histogram(report: Report, row: str, name: str, ax: Any = None) -> Any:
+    """Draw the scores of ID images against those of one OOD set, with the threshold at the report's ID recall."""
+    ax = style.axes_or_new(ax)
+    ids, oods = report.scores.of(row, "id_test"), report.scores.of(row, name)
+    with quiet():
+        style.two_histograms(ax, ids, oods, ("ID", drawn(name)))
+        _threshold_line(ax, report, ids)
+        style.legend(ax)
+        style.headline(ax, f"{drawn(row)}: ID against {drawn(name)}", x="ID-ness score")
+    return ax
+
+
+def score_ridges(report: Report, row: str, ax: Any = None) -> Any:
+    """Draw the scores of every OOD set as one ridge each below those of the ID images, with the threshold through all.
+
+    The outline behind each ridge is that of the ID images; beside it stands what share of the set passes.
+    """
+    names = list(ood_weights(report))
+    ax = style.axes_or_new(ax, size=(5.0, 0.9 + 0.4 * (len(names) + 1)))
+    ids = report.scores.of(row, "id_test")
+    oods = {name: report.scores.of(row, name) for name in names}
+    edges = _edges([ids, *oods.values()])
+    with style.house_style(), quiet():
+        ghost = _heights(ids, edges)
+        for level, name in enumerate(["id_test", *names]):
+            base = -float(level)
+            if name == "id_test":
+                _ridge(ax, ghost, edges, base, style.ID_COLOUR, "")
+                continue
+            ax.stairs(base + ghost, edges, baseline=base, color=style.ID_COLOUR, linewidth=0.8, alpha=0.75)
+            _ridge(ax, _heights(oods[name], edges), edges, base, style.OOD_COLOUR, "////")
+            passed = f"{percent(report.methods[row].sets[name].fpr_at_id_recall, 1)} %"
+            ax.annotate(passed, (1.015, base + 0.12), xycoords=("axes fraction", "data"), fontsize=SMALL)
+        _threshold_line(ax, report, ids, label=False)
+        ax.set_yticks([-level + 0.12 for level in range(len(names) + 1)], ["ID test", *map(drawn, names)])
+        ax.tick_params(axis="y", length=0)
+        ax.set_ylim(-len(names) - 0.08, 1.35)
+        ax.grid(False)
+        ax.spines["left"].set_visible(False)
+        ax.annotate("passes", (1.015, 0.12), xycoords=("axes fraction", "data"), fontsize=SMALL, color=style.MUTED)
+        style.headline(
+            ax, "", x=f"ID-ness score of {drawn(row)}; {100 * report.recall:g} % of ID lie right of the line"
+        )
+    return ax
+
+
+def roc_curves(report: Report, name: str, rows: Sequence[str] | None = None, ax: Any = None) -> Any:
+    """Draw the share of ID images kept against the share of one OOD set accepted, for some rows or for all."""
+    ax = style.axes_or_new(ax, size=(3.0, 2.8))
+    chosen = highlights(report) if rows is None else list(rows)
+    with style.house_style(), quiet():
+        ax.plot([0, 100], [0, 100], color=style.MUTED, linewidth=0.8, linestyle=style.LINES[2])
+        ax.axhline(100 * report.recall, color=style.MUTED, linewidth=0.8)
+        for row in report.methods if rows is None else []:
+            if row not in chosen:
+                accepted, kept = _roc(report, row, name)
+                ax.plot(100 * accepted, 100 * kept, color=style.MUTED, linewidth=0.6, alpha=0.5)
+        for index, row in reversed(list(enumerate(chosen))):
+            found = look(report, row) or style.mark(index)
+            accepted, kept = _roc(report, row, name)
+            ax.plot(
+                100 * accepted, 100 * kept, color=found.colour, linestyle=found.line, linewidth=1.6, label=drawn(row)
+            )
+        ax.set_xlim(-1, 100)
+        ax.set_ylim(0, 101)
+        style.headline(ax, drawn(name), x="OOD accepted, %", y="ID kept, %")
+    return ax
+
+
+def tradeoff(report: Report, group: str, ax: Any = None) -> Any:
+    """Draw each row's group AUROC against the ID accuracy of its edited network: up and right is better."""
+    ax = style.axes_or_new(ax, size=(4.3, 3.8))
+    found = [
+        (row, 100 * item.id_accuracy_shaped, 100 * item.groups[group].auroc)
+        for row, item in report.methods.items()
+        if item.id_accuracy_shaped is not None
+    ]
+    with style.house_style(), quiet():
+        if report.id_accuracy is not None:
+            ax.axvline(100 * report.id_accuracy, color=style.MUTED, linewidth=0.8, linestyle=style.LINES[2])
+        for row, accuracy, auroc in found:
+            mark = look(report, row)
+            ax.plot(
+                [accuracy],
+                [auroc],
+                marker=mark.marker if mark else "o",
+                color=mark.colour if mark else style.MUTED,
+                markersize=6.5 if mark else 3.5,
+                linestyle="none",
+                zorder=3,
+            )
+        style.headline(ax, f"{drawn(group)} OOD", x="ID accuracy of the edited network, %", y="AUROC, %")
+        _widen(ax, [accuracy for _, accuracy, _ in found])
+        _labels_beside(ax, [(drawn(row), x, y, look(report, row) is not None) for row, x, y in found])
+    return ax
+
+
+def percentile_sweep(report: Report, group: str, ax: Any = None) -> Any:
+    """Draw AUROC against the percentile for scaling, pruning and both; a ring marks what validation data chose."""
+    ax = style.axes_or_new(ax, size=(4.3, 3.0))
+    sweep = report.sweep
+    with style.house_style(), quiet():
+        style.headline(ax, f"{drawn(group)} OOD", x="percentile p", y="AUROC, %")
+        if sweep is None:
+            return ax
+        for index, (row, curves) in enumerate(sweep.auroc.items()):
+            if group not in curves:
+                continue
+            mark, values = style.mark(index), 100 * np.asarray(curves[group])
+            what = f"{drawn(row)}, {SWEPT[row]}" if row in SWEPT else drawn(row)
+            ax.plot(sweep.percentiles, values, color=mark.colour, linestyle=mark.line, label=what)
+            chosen = report.methods[row].options.get("percentile") if row in report.methods else None
+            if chosen is not None:
+                height = float(np.interp(chosen, sweep.percentiles, values))
+                ax.plot([chosen], [height], marker="o", markersize=8, markerfacecolor="none", color=mark.colour)
+        if group in sweep.ebo:
+            ax.axhline(
+                100 * sweep.ebo[group], color=style.MUTED, linewidth=1.2, linestyle=style.LINES[2], label="ebo, neither"
+            )
+        style.legend(ax, loc="best")
+    return ax
+
+
+def ranking(report: Report, ax: Any = None) -> Any:
+    """Draw every row's group AUROCs with their 95 % intervals, the best mean on top."""
+    rows = sorted(report.methods, key=lambda row: mean_auroc(report, row))
+    ax = style.axes_or_new(ax, size=(5.0, 0.9 + 0.2 * len(rows)))
+    groups = list(report.benchmark.groups)
+    with style.house_style(), quiet():
+        for index, group in enumerate(groups):
+            mark = style.mark(index)
+            shift = 0.16 * ((len(groups) - 1) / 2 - index)
+            values = np.array([100 * report.methods[row].groups[group].auroc for row in rows])
+            ends = [report.methods[row].groups[group].intervals.get("auroc") for row in rows]
+            lows, highs = (
+                np.array([100 * end[side] if end else value for end, value in zip(ends, values, strict=True)])
+                for side in (0, 1)
+            )
+            places = np.arange(len(rows)) + shift
+            ax.hlines(places, lows, highs, color=mark.colour, linewidth=1.4)
+            ax.plot(values, places, mark.marker, color=mark.colour, markersize=4.5, label=f"{drawn(group)} OOD")
+        ax.set_yticks(range(len(rows)), [drawn(row) for row in rows])
+        ax.tick_params(axis="y", length=0)
+        ax.set_ylim(-0.6, len(rows) - 0.4)
+        ax.grid(True, axis="y", alpha=0.15)
+        style.headline(ax, "", x="AUROC, % (line: 95 % interval)")
+        style.legend(ax, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=max(len(groups), 1), borderaxespad=0.2)
+    return ax
+
+
+def _roc(report: Report, row: str, name: str, count: int = 90) -> tuple[Array, Array]:
+    """Compute points of the curve, evenly spread along it so that few are enough."""
+    ids, oods = np.sort(report.scores.of(row, "id_test")), np.sort(report.scores.of(row, name))
+    both = np.concatenate([ids, oods])
+    levels = np.unique(
+        np.concatenate([np.quantile(side, np.linspace(0, 1, count), method="nearest") for side in (ids, oods)])
+    )
+    levels = np.concatenate([[both.min() - 1], levels, [both.max() + 1]])
+    accepted = 1 - np.searchsorted(oods, levels, side="right") / len(oods)
+    kept = 1 - np.searchsorted(ids, levels, side="right") / len(ids)
+    return accepted, kept
+
+
+def _edges(sides: Sequence[Array]) -> Array:
+    """Choose common bins; the last percent on either side would squeeze all the rest into a few of them."""
+    low = min(float(np.percentile(side, 1)) for side in sides)
+    high = max(float(np.percentile(side, 99)) for side in sides)
+    return np.linspace(low, high if high > low else low + 1.0, BINS + 1)
+
+
+def _heights(values: Array, edges: Array) -> Array:
+    counts = np.histogram(values, edges)[0].astype(float)
+    heights: Array = 0.88 * counts / max(counts.max(), 1.0)
+    return heights
+
+
+def _ridge(ax: Any, heights: Array, edges: Array, base: float, colour: str, hatch: str) -> None:
+    ax.stairs(base + heights, edges, baseline=base, fill=True, color=colour, alpha=0.22, linewidth=0)
+    if hatch:
+        # A patch of its own: in SVG the hatch of a coloured patch has the patch's colour and cannot be seen.
+        ax.stairs(
+            base + heights,
+            edges,
+            baseline=base,
+            fill=True,
+            facecolor="none",
+            edgecolor=colour,
+            hatch=hatch,
+            linewidth=0,
+        )
+    ax.stairs(base + heights, edges, baseline=base, color=colour, linewidth=1.1)
+
+
+def _threshold_line(ax: Any, report: Report, ids: Array, label: bool = True) -> None:
+    words = f"{100 * report.recall:g} % of ID above" if label else None
+    with style.house_style():
+        ax.axvline(
+            threshold_of(ids, report.recall), color=style.INK, linewidth=1.1, linestyle=style.LINES[1], label=words
+        )
+
+
+def _widen(ax: Any, values: Sequence[float]) -> None:
+    """Give the horizontal axis at least one point of accuracy: most rows have the same."""
+    if values:
+        low, high = min(values), max(values)
+        room = max(1.0 - (high - low), 0.1 * (high - low)) / 2
+        ax.set_xlim(low - room, high + room)
+
+
+def _labels_beside(ax: Any, points: Sequence[tuple[str, float, float, bool]]) -> None:
+    """Write names in a column right of the axes, apart from each other, with a thin line to each point."""
+    if not points:
+        return
+    low, high = ax.get_ylim()
+    ordered = sorted(points, key=lambda point: point[2])
+    step = min(0.052, 1.0 / len(ordered))
+    heights = [(y - low) / (high - low) for _, _, y, _ in ordered]
+    for index in range(1, len(heights)):
+        heights[index] = max(heights[index], heights[index - 1] + step)
+    over = max(0.0, heights[-1] - 1.0)
+    for index in reversed(range(len(heights))):
+        ceiling = heights[index + 1] - step if index + 1 < len(heights) else heights[index] - over
+        heights[index] = min(heights[index], ceiling)
+    for (name, x, y, bold), height in zip(ordered, heights, strict=True):
+        ax.annotate(
+            name,
+            (x, y),
+            xytext=(1.05, height),
+            textcoords="axes fraction",
+            fontsize=SMALL,
+            fontweight="bold" if bold else "normal",
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.4, "shrinkA": 1, "shrinkB": 3},
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep quiet about letters that the font lacks: the page's own fonts have them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*[Gg]lyph.*")
+        yield

@@ -1,0 +1,174 @@
+"""Writes a report as one HTML page that needs nothing else: no network, no other file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from idness.files import atomic_write
+from idness.report import figures, sections, style, thumbnails
+from idness.report.answer import answer, ood_weights
+from idness.report.names import metric_meaning, percent, setting, shown
+from idness.report.tied import Marks
+from idness.results import Report
+
+TEMPLATES = Path(__file__).parent / "templates"
+PAGE = "report.html"
+NAV = (
+    ("answer", "Answer"),
+    ("groups", "Groups"),
+    ("sets", "Sets"),
+    ("scores", "Scores"),
+    ("roc", "ROC"),
+    ("tradeoff", "Trade-off"),
+    ("percentiles", "Percentiles"),
+    ("mistakes", "Mistakes"),
+    ("cost", "Cost"),
+    ("provenance", "Provenance"),
+)
+
+
+def write_html(folder: Path) -> Path:
+    """Write `report.html` into a folder that holds the results of a benchmark, and return its path."""
+    return atomic_write(Path(folder) / PAGE, render(Report.load(folder)))
+
+
+def render(report: Report) -> str:
+    """Turn a report into the text of a page."""
+    found = answer(report)
+    order = sorted(report.methods, key=lambda row: -found.auroc[row])
+    marks = Marks(report)
+    urls = thumbnails.data_urls(thumbnails.needed(report, order))
+    ids = {name: f"t{index}" for index, name in enumerate(urls)}
+    groups = list(report.benchmark.groups)
+    return render_page(
+        "report.html",
+        title=f"{shown(report.benchmark.title or report.benchmark.name)}: {shown(report.model.spec)} – idness",
+        nav=NAV,
+        panels=max(len(order), len(sections.SET_METRICS)),
+        benchmark=shown(report.benchmark.title or report.benchmark.name, 120),
+        model=shown(report.model.spec, 120),
+        recall=f"{100 * report.recall:g} %",
+        answer={
+            "name": shown(found.use),
+            "setting": shown(setting(report, found.use), 80),
+            "kind": found.kind,
+            "badge": sections.BADGES[found.kind],
+            "sentence": found.sentence,
+            "evidence": found.evidence,
+        },
+        facts=sections.facts(report),
+        warnings=sections.warnings(report),
+        ranking=_figure(figures.ranking(report), "rank", _ranking_alt(report, order)),
+        groups_title=" and ".join(map(shown, groups)).capitalize() + " OOD",
+        meanings={name: metric_meaning(name, report.recall) for name in sections.SET_METRICS},
+        group_table=sections.group_table(report, found, order, marks),
+        set_tables=sections.set_tables(report, order, marks),
+        names=[shown(row) for row in order],
+        ridges=[
+            _figure(figures.score_ridges(report, row), f"ridge{index}", _ridge_alt(report, row))
+            for index, row in enumerate(order)
+        ],
+        legend=[{"row": shown(row), "sample": _sample(report, row)} for row in figures.highlights(report)],
+        rocs=list(_rocs(report)),
+        tradeoffs=[] if report.id_accuracy is None else list(_per_group(report, "tradeoff")),
+        sweeps=[] if report.sweep is None else list(_per_group(report, "percentile_sweep")),
+        thumbs=[(ids[name], Markup(url)) for name, url in urls.items()],
+        mistakes=[thumbnails.strips(report, row, ids) for row in order] if report.wrong else [],
+        cost=sections.cost(report, order),
+        provenance=sections.provenance(report),
+        sets=sections.image_sets(report),
+        searches=sections.searches(report, order),
+    )
+
+
+def render_page(template: str, **values: Any) -> str:
+    """Fill a template; every value is escaped unless it is markup of our own."""
+    from idness import __version__
+
+    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    return (
+        environment()
+        .get_template(template)
+        .render(
+            version=__version__,
+            script=Markup(script),
+            script_hash=digest,
+            css=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
+            **values,
+        )
+    )
+
+
+@cache
+def environment() -> Environment:
+    """Give the templates' environment, which escapes by default."""
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _figure(ax: Any, prefix: str, alt: str, caption: str = "") -> dict[str, Any]:
+    with figures.quiet():
+        svg = style.figure_svg(ax, alt=alt, prefix=prefix)
+    # The page lightens the two darkest colours where its ground is dark.
+    for name, colour in (("blue", style.ID_COLOUR), ("green", style.PALETTE[2])):
+        svg = svg.replace(f": {colour}", f": var(--{name}, {colour})")
+    # matplotlib escapes the names that it writes into a picture.
+    return {"svg": Markup(svg), "caption": caption}
+
+
+def _rocs(report: Report) -> Iterator[dict[str, Any]]:
+    for index, name in enumerate(ood_weights(report)):
+        best = max(report.methods, key=lambda row: report.methods[row].sets[name].auroc)
+        value = percent(report.methods[best].sets[name].auroc, 1)
+        alt = f"ROC curves on {shown(name)}: {shown(best)} has the largest area, {value} %"
+        yield _figure(figures.roc_curves(report, name), f"roc{index}", alt)
+
+
+def _per_group(report: Report, kind: str) -> Iterator[dict[str, Any]]:
+    draw = {"tradeoff": figures.tradeoff, "percentile_sweep": figures.percentile_sweep}[kind]
+    words = {"tradeoff": "ID accuracy against AUROC", "percentile_sweep": "AUROC against the percentile"}[kind]
+    for index, group in enumerate(report.benchmark.groups):
+        alt = f"{words}, {shown(group)} OOD sets; the numbers are in results.json beside this page"
+        yield _figure(draw(report, group), f"{kind}{index}", alt)
+
+
+def _ranking_alt(report: Report, order: list[str]) -> str:
+    lines = [
+        f"{shown(row)} "
+        + ", ".join(f"{shown(group)} {percent(item.auroc, 1)} %" for group, item in report.methods[row].groups.items())
+        for row in order
+    ]
+    return f"AUROC with 95 % intervals, best mean first: {'; '.join(lines)}"
+
+
+def _ridge_alt(report: Report, row: str) -> str:
+    parts = [
+        f"{shown(name)} {percent(report.methods[row].sets[name].fpr_at_id_recall, 1)} %" for name in ood_weights(report)
+    ]
+    return f"Histograms of the scores of {shown(row)}. Share of each OOD set that passes: {', '.join(parts)}"
+
+
+def _sample(report: Report, row: str) -> Markup:
+    """Draw the line that a row has in the figures, for a legend in the page."""
+    mark = figures.look(report, row)
+    if mark is None:
+        return Markup()
+    dashes = "" if isinstance(mark.line, str) else " ".join(f"{2 * part:g}" for part in mark.line[1])
+    return Markup(
+        '<svg width="34" height="8" aria-hidden="true"><line x1="0" x2="34" y1="4" y2="4" stroke="{}" stroke-width="2.4"'
+        ' stroke-dasharray="{}"/></svg>'
+    ).format(mark.colour, dashes)

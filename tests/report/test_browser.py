@@ -1,0 +1,115 @@
+"""The page in a real browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def tab(chromium: Any, folder: Path, page: str) -> Any:
+    """The report, in a tab that collects errors and requests."""
+    opened = chromium.new_page(viewport={"width": 1280, "height": 900})
+    opened.errors, opened.requests = [], []
+    opened.on("console", lambda message: opened.errors.append(message.text))
+    opened.on("pageerror", lambda error: opened.errors.append(str(error)))
+    opened.on("request", lambda request: opened.requests.append(request.url))
+    opened.goto((folder / "report.html").as_uri())
+    yield opened
+    opened.close()
+
+
+def column(tab: Any, number: int) -> list[str]:
+    return tab.locator("#groups tbody tr").evaluate_all(
+        f"rows => rows.map(row => row.cells[{number}].dataset.value || row.cells[{number}].firstChild.textContent)"
+    )
+
+
+def test_no_error_and_no_request_but_for_itself(tab: Any) -> None:
+    tab.wait_for_timeout(100)
+    assert tab.errors == []
+    assert [url for url in tab.requests if not url.startswith(("file:", "data:"))] == []
+    assert sum(url.startswith("file:") for url in tab.requests) == 1
+
+
+def test_tables_sort_by_mouse_and_keyboard(tab: Any) -> None:
+    means = [float(value) for value in column(tab, 1)]
+    assert means == sorted(means, reverse=True)
+    heading = tab.locator("#groups thead th").nth(3)
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "descending"
+    values = [float(value) for value in column(tab, 3)]
+    assert values == sorted(values, reverse=True)
+    heading.locator("button").focus()
+    tab.keyboard.press("Enter")
+    assert heading.get_attribute("aria-sort") == "ascending"
+    assert [float(value) for value in column(tab, 3)] == sorted(values)
+    assert tab.locator("#groups thead th[aria-sort]").count() == 1
+    tab.locator("#groups thead th").first.locator("button").click()
+    names = column(tab, 0)
+    assert names == sorted(names)
+
+
+def test_a_lower_fpr_is_better_and_comes_first(tab: Any) -> None:
+    heading = tab.locator("#groups thead th").nth(4)
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "ascending"
+
+
+@pytest.mark.parametrize("section", ["sets", "scores", "mistakes"])
+def test_pickers_show_one_panel_and_move_by_arrow_keys(tab: Any, section: str) -> None:
+    panels = tab.locator(f"#{section} .panel")
+    visible = [panels.nth(index).is_visible() for index in range(panels.count())]
+    assert visible == [True] + [False] * (panels.count() - 1)
+    tab.locator(f"#{section} input[type=radio]").first.focus()
+    tab.keyboard.press("ArrowRight")
+    assert panels.nth(1).is_visible()
+    assert not panels.nth(0).is_visible()
+
+
+def test_light_and_dark_differ_and_can_be_switched(tab: Any) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    tab.emulate_media(color_scheme="light")
+    light = tab.evaluate(ground)
+    tab.emulate_media(color_scheme="dark")
+    dark = tab.evaluate(ground)
+    assert light != dark
+    tab.locator("#theme").click()
+    assert tab.evaluate(ground) == light
+    tab.emulate_media(media="print", color_scheme="dark")
+    assert tab.evaluate(ground) == "rgb(255, 255, 255)"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast(tab: Any, scheme: str) -> None:
+    tab.emulate_media(color_scheme=scheme)
+    names = ["--paper", "--ink", "--soft", "--id", "--ood", "--good"]
+    code = "names => names.map(name => getComputedStyle(document.documentElement).getPropertyValue(name))"
+    values = tab.evaluate(code, names)
+    paper, *others = [luminance(value.strip()) for value in values]
+    for other in others:
+        bright, dim = max(paper, other), min(paper, other)
+        assert (bright + 0.05) / (dim + 0.05) >= 4.5
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("width", [320, 390, 768])
+def test_a_phone_needs_no_sideways_scrolling(tab: Any, width: int) -> None:
+    tab.set_viewport_size({"width": width, "height": 800})
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_it_prints(tab: Any) -> None:
+    assert len(tab.pdf(format="A4")) > 10_000
+    tab.emulate_media(media="print")
+    assert not tab.locator("nav").is_visible()
+    assert tab.locator(".sentence").is_visible()

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from idness.metrics import auroc
+from idness.report import figures, style
+from idness.results import Report
+
+DRAWINGS: dict[str, Callable[..., Any]] = {
+    "histogram": lambda report, ax=None: figures.score_histogram(report, "scale", "six", ax=ax),
+    "ridges": lambda report, ax=None: figures.score_ridges(report, "scale", ax=ax),
+    "roc": lambda report, ax=None: figures.roc_curves(report, "six", ax=ax),
+    "some rocs": lambda report, ax=None: figures.roc_curves(report, "six", ["ash-p", "knn"], ax=ax),
+    "trade-off": lambda report, ax=None: figures.tradeoff(report, "near", ax=ax),
+    "sweep": lambda report, ax=None: figures.percentile_sweep(report, "far", ax=ax),
+    "ranking": lambda report, ax=None: figures.ranking(report, ax=ax),
+}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_each_figure_draws_on_the_axes_it_is_given_and_the_same_bytes_twice(name: str, report: Report) -> None:
+    _, ax = style.new_figure()
+    assert DRAWINGS[name](report, ax=ax) is ax
+    texts = [style.figure_svg(DRAWINGS[name](report), alt="a", prefix="p") for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) < 60_000
+    ElementTree.fromstring(texts[0])
+
+
+def test_a_roc_curve_has_the_area_of_its_auroc(report: Report) -> None:
+    accepted, kept = figures._roc(report, "ebo", "seven")
+    order = np.lexsort((kept, accepted))
+    area = np.trapezoid(kept[order], accepted[order])
+    expected = auroc(report.scores.of("ebo", "id_test"), report.scores.of("ebo", "seven"))
+    assert area == pytest.approx(expected, abs=2e-3)
+
+
+def test_the_threshold_keeps_the_recall(report: Report) -> None:
+    ids = report.scores.of("knn", "id_test")
+    assert (ids > figures.threshold_of(ids, 0.95)).mean() == pytest.approx(0.95, abs=1.5 / len(ids))
+
+
+def test_the_two_best_and_the_well_known_rows_stand_out(report: Report) -> None:
+    chosen = figures.highlights(report)
+    ranked = sorted(report.methods, key=lambda row: -figures.mean_auroc(report, row))
+    assert chosen[:2] == ranked[:2]
+    assert len(chosen) == figures.HIGHLIGHTED
+    looks = [figures.look(report, row) for row in chosen]
+    assert len({look.colour for look in looks if look}) == len({look.marker for look in looks if look}) == len(chosen)
+    assert all(figures.look(report, row) is None for row in report.methods if row not in chosen)
+
+
+def test_hatched_ridges_keep_their_hatch_in_svg(report: Report) -> None:
+    svg = style.figure_svg(figures.score_ridges(report, "scale"))
+    assert "<pattern" in svg
+    assert 'fill="none"' in svg[svg.index("<pattern") : svg.index("</pattern>")]

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import copy
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from idness.report import write_html
+from idness.report.html import NAV, render
+from idness.report.names import drawn, duration, percent, points, setting, shown, size
+from idness.report.thumbnails import data_urls, needed
+from idness.results import Report
+
+from .digits import bench
+
+VOID = {"meta", "input", "br", "link", "img", "hr", "image", "use", "path", "line", "circle", "rect"}
+EVIL = "<script>alert(1)</script>"
+HOSTILE = ('"><img src=x onerror=alert(1)>', "$\\frac{a}{b}$ & '`{{7*7}}")
+
+
+class Outline(HTMLParser):
+    """Collects what a page is made of, and whether its elements are closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.faults: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID and (not self.open or self.open.pop() != tag):
+            self.faults.append(tag)
+
+
+def outline(page: str) -> Outline:
+    parser = Outline()
+    parser.feed(page)
+    return parser
+
+
+def test_it_is_one_small_page_without_any_address(folder: Path, page: str) -> None:
+    assert (folder / "report.html").stat().st_size < 2_000_000
+    addresses = [
+        value for _, attrs in outline(page).tags for key, value in attrs.items() if key in ("src", "href", "xlink:href")
+    ]
+    assert addresses
+    assert all(value is not None and value.startswith(("#", "data:")) for value in addresses)
+    assert "default-src 'none'" in page
+    assert not [path for path in folder.iterdir() if path.suffix == ".part"]
+
+
+def test_elements_are_closed_ids_are_unique_and_anchors_exist(page: str) -> None:
+    found = outline(page)
+    assert found.faults == []
+    assert found.open == []
+    ids = [attrs["id"] for _, attrs in found.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    for _, attrs in found.tags:
+        for key in ("href", "xlink:href"):
+            target = attrs.get(key) or ""
+            if target.startswith("#"):
+                assert target[1:] in ids
+
+
+def test_the_sections_come_in_the_order_of_their_weight(page: str) -> None:
+    sections = [attrs["id"] for tag, attrs in outline(page).tags if tag == "section"]
+    assert sections == [anchor for anchor, _ in NAV]
+
+
+def test_every_picture_says_what_it_shows_and_every_table_has_heads(page: str) -> None:
+    found = outline(page)
+    for tag, attrs in found.tags:
+        if tag == "svg":
+            assert attrs.get("aria-hidden") == "true" or attrs.get("aria-label"), attrs
+        if tag == "th":
+            assert attrs.get("scope") in ("row", "col")
+    assert sum(tag == "table" for tag, _ in found.tags) == sum(tag == "caption" for tag, _ in found.tags)
+    assert [tag for tag, _ in found.tags].count("h1") == 1
+    assert page.index('lang="en"')
+
+
+def test_the_numbers_are_those_of_the_results(report: Report, page: str) -> None:
+    for row, item in report.methods.items():
+        for metrics in (*item.groups.values(), *item.sets.values()):
+            assert percent(metrics.auroc) in page, row
+            assert percent(metrics.fpr_at_id_recall) in page
+        for metrics in item.sets.values():
+            assert percent(metrics.fpr_at_ood_recall) in page
+
+
+def test_pages_are_byte_identical_from_run_to_run(folder: Path, page: str) -> None:
+    code = (
+        "import sys; from idness.report.html import render; from idness.results import Report;"
+        "sys.stdout.reconfigure(encoding='utf-8'); sys.stdout.write(render(Report.load(sys.argv[1])))"
+    )
+    other = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True).stdout
+    assert other == page
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, str]:
+    folder = tmp_path_factory.mktemp("hostile")
+    report = bench(folder, rows=("msp", "scale"), near=HOSTILE, far=("日本\x00\u202e語", "x" * 300), classes=[EVIL] * 6)
+    report.warnings = [EVIL]
+    report.failed = {EVIL: EVIL}
+    report.provenance["command"] = EVIL
+    report.model.spec = EVIL
+    report.benchmark.title = EVIL
+    for groups in report.wrong.values():
+        for entries in groups.values():
+            for entry in entries:
+                entry.item = EVIL
+    return report, render(report)
+
+
+def test_hostile_names_stay_text(hostile: tuple[Report, str]) -> None:
+    _, text = hostile
+    found = outline(text)
+    assert found.faults == []
+    assert [tag for tag, _ in found.tags].count("script") == 1
+    assert [tag for tag, _ in found.tags].count("img") == 0
+    assert not [key for _, attrs in found.tags for key in attrs if key.startswith("on")]
+    assert "&lt;script&gt;alert(1)" in text
+    assert "{{7*7}}" in text
+    assert "\x00" not in text
+    assert "\u202e" not in text
+    assert "x" * 90 not in text
+
+
+@pytest.mark.browser
+def test_hostile_names_run_nothing(hostile: tuple[Report, str], chromium: object, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(hostile[1], encoding="utf-8")
+    tab = chromium.new_page()  # type: ignore[attr-defined]
+    dialogs: list[str] = []
+    tab.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    tab.goto(path.as_uri())
+    assert dialogs == []
+    assert tab.locator("h1").inner_text() == f"Which method to use on {EVIL}"
+    tab.close()
+
+
+def test_it_does_without_labels_sweep_thumbnails_and_validation(tmp_path: Path) -> None:
+    report = bench(tmp_path, rows=("ebo", "msp"), validation=False)
+    report.id_accuracy, report.sweep, report.wrong = None, None, {}
+    for item in report.methods.values():
+        item.id_accuracy_shaped = None
+    text = render(report)
+    assert outline(text).faults == []
+    assert "no labels" in text
+    assert "The sweep was not run" in text
+    assert "no OOD validation set" in text
+
+
+def test_a_single_group_has_a_page_too(report: Report) -> None:
+    one = copy.deepcopy(report)
+    one.benchmark.groups = {"far": ["china", "flower"]}
+    one.__dict__["scores"], one.__dict__["thumbs"] = report.scores, report.thumbs
+    assert outline(render(one)).faults == []
+
+
+def test_thumbnails_keep_to_their_budget(report: Report) -> None:
+    images = needed(report, list(report.methods))
+    full = data_urls(images)
+    assert set(full) == set(images)
+    half = data_urls(images, sum(map(len, full.values())) // 2)
+    assert sum(map(len, half.values())) <= sum(map(len, full.values())) // 2
+    assert half
+    assert data_urls(images, 10) == {}
+    assert re.match(r"data:image/webp;base64,[A-Za-z0-9+/=]+$", next(iter(full.values())))
+
+
+def test_write_html_returns_the_page(folder: Path) -> None:
+    assert write_html(folder) == folder / "report.html"
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (shown("a\nb"), "a\N{REPLACEMENT CHARACTER}b"), (shown("y" * 50, 5), "yyyy…"), (drawn("$x$"), r"\$x\$"),
+        (percent(None), "–"), (percent(0.98765), "98.77"), (points(-0.0123), "−1.23"), (points(0.00001), "±0.00"),
+        (duration(0.0123), "12 ms"), (duration(5), "5.0 s"), (duration(125), "2 min 05 s"), (duration(7260), "2 h 01 min"),
+        (size(5), "5 B"), (size(5_000_000), "5.0 MB"), (size(512_000_000), "512 MB"),
+    ],
+)  # fmt: skip
+def test_how_names_and_numbers_are_written(written: str, expected: str) -> None:
+    assert written == expected
+
+
+def test_only_searched_or_given_options_are_shown(report: Report) -> None:
+    assert setting(report, "ebo") == ""
+    assert setting(report, "scale") == f"percentile {report.methods['scale'].options['percentile']:g}"
+    given = copy.deepcopy(report)
+    given.methods["ebo"].chosen_by = "given"
+    assert setting(given, "ebo") == "temperature 1"
