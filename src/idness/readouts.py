@@ -12,8 +12,8 @@ def energy(logits: Tensor) -> Tensor:
     """Compute logsumexp of the logits, the negative free energy at temperature 1."""
     highest = logits.amax(dim=1, keepdim=True)
     # exp() of less than about -88 is denormal and many times slower, and nothing below -80 changes a float32 sum.
-    shifted = (logits - highest).clamp(min=-80.0)
-    return highest.squeeze(1) + shifted.exp().sum(dim=1).log()
+    powers = (logits - highest).clamp_(min=-80.0).exp_()
+    return highest.squeeze(1) + powers.sum(dim=1).log()
 
 
 def msp(logits: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from idness.checks import check_choice, check_percent
 from idness.detector import Enhancer
-from idness.kernels import kept_count, scale_ratio, top_mask
+from idness.kernels import kept_count, safe_ratio, top_mask
 
 
 @dataclass(kw_only=True)
@@ -44,4 +44,5 @@ class Ash(Enhancer):
         pruned = torch.where(mask, features, 0.0)
         if self.variant == "p":
             return pruned
-        return pruned * scale_ratio(features, self.percentile).exp().unsqueeze(1)
+        ratio = safe_ratio(features.sum(dim=1), pruned.sum(dim=1), features.shape[1] / kept)
+        return pruned * ratio.exp().unsqueeze(1)

@@ -1,0 +1,114 @@
+"""Side by side with pytorch-ood, in values and in speed, on the same features: python benchmarks/peer.py"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from pytorch_ood import detector as peer
+from pytorch_ood.metrics import OODMetrics
+from torch import Tensor
+
+from idness import metrics
+from idness.registry import build
+from idness.types import Activations, Head
+from ratios import interleaved, report
+
+IMAGES, TRAIN, WIDTH, CLASSES = 256, 5000, 512, 100
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rng = torch.Generator().manual_seed(0)
+    head = Head(torch.randn(CLASSES, WIDTH, generator=rng) / 8, torch.randn(CLASSES, generator=rng))
+    train, known, unknown = (
+        features(rng, count, gap, head) for count, gap in ((TRAIN, 1.0), (IMAGES, 1.0), (IMAGES, 0.6))
+    )
+    notes = [f"pytorch-ood {version('pytorch-ood')}. Its scores are outlier scores: compared with ours negated."]
+    rows = []
+    for name, ours, theirs in pairs(head, train):
+        mine, other = ours(known), theirs(known.features)
+        times = interleaved({"peer": lambda f=theirs: f(known.features), "ours": lambda f=ours: f(known)}, 3)
+        rows.append(row(name, times, float((mine + other.float()).abs().max() / mine.std())))
+    rows += metric_rows(build("scale", percentile=95).fit(head), known, unknown, notes)
+    report("peer", f"Beside pytorch-ood, one thread, {IMAGES} images, D={WIDTH}, C={CLASSES}", rows, notes)
+
+
+def features(rng: torch.Generator, count: int, strength: float, head: Head) -> Activations:
+    labels = torch.arange(count) % CLASSES
+    values = (strength * head.weight[labels] * 4 + torch.randn(count, WIDTH, generator=rng)).clamp(min=0)
+    return Activations(values, head(values), labels)
+
+
+def pairs(
+    head: Head, train: Activations
+) -> list[tuple[str, Callable[[Activations], Tensor], Callable[[Tensor], Tensor]]]:
+    """Give each method twice: ours on activations, theirs on features (as 1 x 1 maps where it wants maps)."""
+
+    def flat(maps: Tensor) -> Tensor:
+        return head(maps.flatten(1))
+
+    def maps(detector: Any) -> Callable[[Tensor], Tensor]:
+        return lambda x: detector.predict_feature_maps(x[:, :, None, None])
+
+    nothing: Any = torch.nn.Identity()
+    react = build("react", percentile=90).fit(head, train)
+    clip = float(react.state()["clip_"])
+    dice = peer.DICE(None, head.weight, head.offset, p=0.7).fit_features(train.features, train.labels)
+    knn = peer.KNN(None, k=50).fit_features(train.features, train.labels)
+
+    def squared(x: Tensor) -> Tensor:
+        return knn.predict_features(x).square()  # theirs is the distance, ours its square
+
+    return [
+        ("SCALE, 85", build("scale", percentile=85).fit(head).score, maps(peer.SCALE(nothing, flat, percentile=0.85))),
+        (
+            "ASH-S, 90",
+            build("ash-s", percentile=90).fit(head).score,
+            maps(peer.ASH(nothing, flat, "ash-s", percentile=0.9)),
+        ),
+        ("ReAct, 90", react.score, maps(peer.ReAct(nothing, flat, threshold=clip))),
+        ("DICE, 70", build("dice", percentile=70).fit(head, train).score, dice.predict_features),
+        ("KNN, k=50", build("knn", k=50).fit(head, train).score, squared),
+    ]
+
+
+def metric_rows(scale: Any, known: Activations, unknown: Activations, notes: list[str]) -> list[dict[str, Any]]:
+    """Compare AUROC and AUPR on SCALE's energies, which are in the hundreds and more."""
+    inside, outside = scale.score(known), scale.score(unknown)
+    labels = torch.cat([torch.zeros(len(inside)), -torch.ones(len(outside))]).long()
+    scores = -torch.cat([inside, outside])
+
+    def theirs() -> dict[str, float]:
+        judge = OODMetrics()
+        judge.update(scores, labels)
+        return {key: float(value) for key, value in judge.compute().items()}
+
+    ours, other = metrics.all_metrics(inside, outside), theirs()
+    times = interleaved({"peer": theirs, "ours": lambda: metrics.all_metrics(inside, outside)}, 3)
+    rows = []
+    for mine, name in (
+        ("auroc", "AUROC"),
+        ("aupr_in", "AUPR-IN"),
+        ("aupr_out", "AUPR-OUT"),
+        ("fpr_at_ood_recall", "FPR95TPR"),
+    ):
+        difference = abs(ours[mine] - other[name])
+        rows.append({**row(f"{name} of SCALE energies", times, difference), "note": verdict(difference)})
+        notes.append(f"{name}: ours ({mine}) {ours[mine]:.4f}, theirs {other[name]:.4f}.")
+    return rows
+
+
+def row(work: str, times: dict[str, float], difference: float) -> dict[str, Any]:
+    speed = {"peer ms": times["peer"] * 1e3, "ours ms": times["ours"] * 1e3, "ratio": times["peer"] / times["ours"]}
+    return {"work": work, **speed, "largest difference": difference, "note": verdict(difference)}
+
+
+def verdict(difference: float) -> str:
+    return "same" if difference < 1e-3 else "theirs differs"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Times competing ways of doing the same work, turn by turn in one process, and reports ratios.
+
+Machines are shared and noisy: a time means little, the ratio of two times taken side by side means something.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "speed"
+
+
+def interleaved(ways: Mapping[str, Callable[[], Any]], repeats: int = 7) -> dict[str, float]:
+    """Run each way in turn, `repeats` times over, and give the least seconds of each; the first round warms up.
+
+    Seconds of this process on the CPU, not of the wall clock: what other processes take does not count.
+    """
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for round_ in range(repeats + 1):
+        for name, way in ways.items():
+            start = time.process_time()
+            way()
+            if round_:
+                times[name].append(time.process_time() - start)
+    return {name: min(values) for name, values in times.items()}
+
+
+def report(name: str, title: str, rows: list[dict[str, Any]], notes: list[str] | None = None) -> None:
+    """Print rows as a table and write them to results/speed."""
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in rows[0]:
+        table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
+    for row in rows:
+        table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
+    console = Console(width=None if os.isatty(1) else 120)
+    console.print(table)
+    for note in notes or []:
+        console.print(note)
+    import numpy
+    import torch
+
+    machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+    versions = {"numpy": numpy.__version__, "torch": torch.__version__}
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    command = f"python benchmarks/{name}.py"
+    content = {
+        "command": command,
+        "title": title,
+        "rows": rows,
+        "notes": notes or [],
+        "machine": machine,
+        "versions": versions,
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    console.print(f"wrote results/speed/{name}.json")
