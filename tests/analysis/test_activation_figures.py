@@ -85,12 +85,12 @@ def test_ish_weights_are_relative_scale_factors(world: World) -> None:
     assert weights.values[least[0]] == weights.values.min()
     assert weights.spread > 1
     images = torch.randint(0, 255, (len(world.inside), 8, 8, 3), dtype=torch.uint8).numpy()
-    figure = plot_extremes(weights, images, ["name"] * len(images), count=4)
+    figure = plot_extremes(weights, lambda rows: list(images[rows]), ["name"] * len(images), count=4)
     assert len(figure.axes) == 8
     assert f"{weights.values.max():.2f}" in figure_svg(figure)
     assert "ISH" in figure_svg(plot_weights(weights))
-    with pytest.raises(InputError, match="one image per weight"):
-        plot_extremes(weights, images[:3])
+    with pytest.raises(InputError, match="one label per weight"):
+        plot_extremes(weights, lambda rows: list(images[rows]), ["name"])
 
 
 @pytest.mark.shared

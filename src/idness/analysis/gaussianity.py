@@ -18,6 +18,7 @@ from scipy.special import ndtr
 from scipy.stats import chi2, norm
 from torch import Tensor
 
+from idness.analysis.patient import NO_RELU, Patient, Study
 from idness.errors import InputError
 from idness.report import style
 
@@ -100,7 +101,8 @@ def plot_p_values(results: Sequence[Gaussianity], ax: Any = None, *, theirs: Map
         for row, result in enumerate(results):
             colour, hatch = (style.ID_COLOUR, "") if row == 0 else (style.OOD_COLOUR, "////")
             ax.barh(row, result.mean_p, color=colour, hatch=hatch, edgecolor=style.PAPER, height=0.62, linewidth=0)
-            text = f" {result.mean_p:.3f} · {100 * result.accepted:.0f} % pass"
+            value = f"{result.mean_p:.3f}" if result.mean_p >= 0.0005 else "< 0.001"
+            text = f" {value} · {100 * result.accepted:.0f} % pass"
             ax.text(max(result.mean_p, LEVEL), row, text, va="center", fontsize=8)
             if theirs and result.name in theirs:
                 ax.plot(theirs[result.name], row, "D", color=style.INK, markersize=5)
@@ -135,3 +137,32 @@ def plot_shape(results: Sequence[Gaussianity], ax: Any = None) -> Any:
         ax.grid(False)
     style.legend(ax)
     return style.headline(ax, "Their shape", x="standardised value")
+
+
+def study(patient: Patient) -> Study:
+    """Test every set."""
+    name = "Gaussianity"
+    found = patient.before_relu
+    if not found:
+        return Study(name, NO_RELU)
+    results = [gaussianity(part.name, part.pre) for part in found if part.pre is not None]
+    first = results[0]
+    others = ", ".join(f"{result.name} {result.mean_p:.3f}" for result in results[1:])
+    line = (
+        f"chi-square, {first.bins} bins of equal probability, {first.degrees} degrees of freedom: mean p {first.mean_p:.3f} on ID"
+        f" ({100 * first.accepted:.0f} % of the images pass at 5 %); OOD: {others}"
+    )
+    figure, (left, right) = style.new_figure(1, 2, size=(10.4, 0.36 * len(results) + 1.9), width_ratios=(1.25, 1))
+    plot_p_values(results, left)
+    plot_shape([first, *_extremes(results[1:])], right)
+    numbers = {result.name: {"mean_p": result.mean_p, "accepted": result.accepted} for result in results}
+    alt = f"Mean chi-square p-value of pre-ReLU activations by set, and their distribution. {line}"
+    return Study(
+        name, line, {"bins": first.bins, "degrees": first.degrees, "sets": numbers}, {"gaussianity": (figure, alt)}
+    )
+
+
+def _extremes(results: Sequence[Gaussianity]) -> list[Gaussianity]:
+    """Give the sets with the highest and the lowest mean p-value."""
+    ordered = sorted(results, key=lambda result: -result.mean_p)
+    return [ordered[0], ordered[-1]] if len(ordered) > 1 else ordered

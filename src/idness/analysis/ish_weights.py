@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from idness.analysis.captured import Captured
+from idness.analysis.patient import SIGNED, Patient, Study
 from idness.errors import InputError
 from idness.kernels import scale_ratio
 from idness.report import style
 from idness.types import Activations
+
+PERCENTILE = 85.0
+"""At which ISH trains in the paper."""
+Reader = Callable[[NDArray[np.int64]], Sequence[NDArray[np.uint8]]]
 
 
 @dataclass(frozen=True)
@@ -55,31 +61,68 @@ def plot_weights(weights: Weights, ax: Any = None) -> Any:
     return style.headline(ax, title, x=f"exp(Q/Q_p) relative to its mean, p = {weights.percentile:g}")
 
 
-def plot_extremes(
-    weights: Weights, images: NDArray[np.uint8], labels: Sequence[str] | None = None, *, count: int = 10
-) -> Any:
+def plot_extremes(weights: Weights, read: Reader, labels: Sequence[str] = (), *, count: int = 10) -> Any:
     """Draw the images that weigh most and least as thumbnails with their weights, and give the figure.
 
     Args:
         weights: what `ish_weights` gave for the same images.
-        images: (N, H, W, 3) uint8.
-        labels: a class name per image.
+        read: gives the pictures of some rows, uint8 (height, width, 3) each.
+        labels: a class name per image, or none.
         count: how many at either end.
     """
-    if len(images) != len(weights.values):
-        raise InputError(f"plot_extremes: needs one image per weight ({len(weights.values)}), got {len(images)}")
-    count = min(count, len(images))
+    if labels and len(labels) != len(weights.values):
+        raise InputError(f"plot_extremes: needs one label per weight ({len(weights.values)}), got {len(labels)}")
+    count = min(count, len(weights.values))
     figure, axes = style.new_figure(2, count, size=(0.92 * count + 0.4, 2.9), squeeze=False)
     with style.house_style():
         for row, (rows, name) in enumerate(zip(weights.extremes(count), ("most", "least"), strict=True)):
-            for ax, index in zip(axes[row], rows, strict=True):
-                ax.imshow(images[index], interpolation="nearest")
-                ax.set_xticks([])
-                ax.set_yticks([])
+            for ax, index, picture in zip(axes[row], rows, read(rows), strict=True):
+                ax.imshow(picture, interpolation="nearest")
+                ax.set(xticks=[], yticks=[])
                 ax.grid(False)
-                for side in ("left", "bottom"):
-                    ax.spines[side].set_visible(False)
-                ax.set_title(labels[index] if labels is not None else "", fontsize=7, fontweight="normal", loc="center")
+                ax.spines[["left", "bottom"]].set_visible(False)
+                ax.set_title(labels[index] if labels else "", fontsize=7, fontweight="normal", loc="center")
                 ax.set_xlabel(f"{weights.values[index]:.2f}", fontsize=8)
             axes[row][0].set_ylabel(f"weighs {name}", fontsize=8)
     return figure
+
+
+def study(patient: Patient) -> Study:
+    """Weigh the training images, or the test images where there are none."""
+    name = "ISH"
+    if patient.signed:
+        return Study(name, SIGNED)
+    part = patient.train or patient.inside
+    weights = ish_weights(part.acts, PERCENTILE)
+    kind = "training" if patient.train else "test"
+    line = (
+        f"over {len(part.acts)} {kind} images at p = {PERCENTILE:g}, the image at the 95th percentile"
+        f" weighs {weights.spread:.2f} times that at the 5th"
+    )
+    figures = {"ish-weights": (style.figure_of(plot_weights(weights)), f"Distribution of ISH's weights. {line}")}
+    count = min(10, len(part.acts))
+    most, least = weights.extremes(count)
+    labels = _class_names(patient, part)
+    if part.images is not None:
+        figure = plot_extremes(weights, part.thumbnails, labels, count=count)
+        figures["ish-images"] = (figure, "The images that weigh most and least in ISH")
+    if labels:
+        line += f"; most: {_common(labels, most)}, least: {_common(labels, least)}"
+    numbers = {"percentile": PERCENTILE, "spread": weights.spread, "most": most.tolist(), "least": least.tolist()}
+    return Study(name, line, numbers, figures)
+
+
+def _class_names(patient: Patient, part: Captured) -> list[str]:
+    if part.acts.labels is None:
+        return []
+    known = patient.classes
+    return [known[int(label)] if int(label) < len(known) else str(int(label)) for label in part.acts.labels]
+
+
+def _common(labels: Sequence[str], rows: np.ndarray[Any, Any]) -> str:
+    """Count the classes of some rows, the commonest first."""
+    listed = [labels[row] for row in rows]
+    return ", ".join(
+        f"{listed.count(label)} {label}"
+        for label in sorted(set(listed), key=lambda label: (-listed.count(label), label))[:3]
+    )

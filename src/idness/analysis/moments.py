@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from idness.analysis.patient import NO_RELU, Patient, Study, small_axes
 from idness.errors import InputError
 from idness.metrics import auroc
 from idness.report import style
@@ -97,9 +98,44 @@ def plot_moments(inside: Moments, outside: Sequence[Moments], ax: Any = None, *,
     return style.headline(ax, "Mean and variance before the ReLU", x="mean of an image's activations", y="variance")
 
 
-def plot_gamma(inside: Moments, outside: Moments, ax: Any = None) -> Any:
+def plot_gamma(inside: Moments, outside: Moments, ax: Any = None, *, legend: bool = True) -> Any:
     """Draw histograms of mu/sigma, ID against one OOD set."""
     ax = style.axes_or_new(ax)
-    style.two_histograms(ax, inside.gamma, outside.gamma, (inside.name, outside.name))
-    style.legend(ax)
-    return style.headline(ax, f"ID higher: {100 * gap(inside, outside):.0f} %", x="μ/σ before the ReLU")
+    style.two_histograms(ax, inside.gamma, outside.gamma, (inside.name, "OOD"))
+    if legend:
+        style.legend(ax, fontsize=7)
+    title = f"{outside.name}: ID higher {100 * gap(inside, outside):.0f} %"
+    return style.headline(ax, title, x="μ/σ before the ReLU")
+
+
+def study(patient: Patient) -> Study:
+    """Measure every set."""
+    name = "Mean and variance"
+    found = patient.before_relu
+    if not found:
+        return Study(name, NO_RELU)
+    inside, *outside = [moments(part.name, part.pre) for part in found if part.pre is not None]
+    gaps = {part.name: gap(inside, part) for part in outside}
+    higher = [part for part, value in gaps.items() if value > 0.5]
+    line = (
+        f"mu/sigma before the ReLU is {inside.typical:.2f} on ID; the paper's assumption that it is higher than on OOD holds for"
+        f" {len(higher)} of {len(gaps)} sets ({', '.join(f'{part} {100 * value:.0f} %' for part, value in gaps.items())} of pairs)"
+    )
+    grid, axes = small_axes(len(outside))
+    for part, ax in zip(outside, axes, strict=True):
+        plot_gamma(inside, part, ax, legend=part is outside[0])
+    numbers = {
+        part.name: {
+            "mean": float(part.mean.mean()),
+            "variance": float(part.variance.mean()),
+            "mu_sigma": part.typical,
+            "id_higher": gaps.get(part.name),
+        }
+        for part in (inside, *outside)
+    }
+    scatter = style.figure_of(plot_moments(inside, outside))
+    figures = {
+        "moments": (scatter, f"Mean and variance of pre-ReLU activations. {line}"),
+        "mu-sigma": (grid, f"Histograms of mu/sigma. {line}"),
+    }
+    return Study(name, line, {"sets": numbers}, figures)

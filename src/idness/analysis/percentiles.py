@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from idness.analysis.captured import Captured
+from idness.analysis.patient import SIGNED, Patient, Study
 from idness.detector import Detector, fit_many, score_many
 from idness.metrics import auroc
 from idness.registry import build
@@ -86,3 +88,34 @@ def plot_sweep(result: Sweep, ax: Any = None, *, title: str = "AUROC against the
         ax.set_ylim(low - 0.28 * room, high + 0.3 * room)
     style.legend(ax, loc="upper left")
     return style.headline(ax, title, x="percentile p", y="AUROC, %")
+
+
+def study(patient: Patient) -> Study:
+    """Sweep near and far sets."""
+    name = "Percentile"
+    if patient.signed:
+        return Study(name, SIGNED)
+    groups = patient.groups
+    figure, axes = style.new_figure(1, len(groups), size=(5.2 * len(groups), 3.5), squeeze=False)
+    words, numbers = [], {}
+    for ax, (group, members) in zip(axes[0], groups.items(), strict=True):
+        found = sweep_of(patient, members)
+        plot_sweep(found, ax, title=f"{group.capitalize()} OOD")
+        best = float(found.auroc["scaling"].max())
+        words.append(
+            f"{group}: scaling best at p = {found.best():g} with AUROC {100 * best:.1f}, plain energy {100 * found.plain:.1f}"
+        )
+        curves = {kind: curve.round(5).tolist() for kind, curve in found.auroc.items()}
+        numbers[group] = {"percentiles": found.percentiles, "ebo": found.plain, "best": found.best()} | curves
+    line = "; ".join(words)
+    return Study(
+        name,
+        line,
+        numbers,
+        {"percentiles": (figure, f"AUROC against the percentile for scaling, pruning and both. {line}")},
+    )
+
+
+def sweep_of(patient: Patient, members: Mapping[str, Captured]) -> Sweep:
+    """Sweep some sets of a patient."""
+    return sweep(patient.head, patient.inside.acts, {part: found.acts for part, found in members.items()})

@@ -27,6 +27,8 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr, ndtri
 from scipy.stats import norm
 
+from idness.analysis.moments import moments
+from idness.analysis.patient import Patient, Study
 from idness.checks import check_fraction
 from idness.errors import OptionError
 from idness.kernels import scale_ratio
@@ -163,3 +165,24 @@ def plot_shares(gammas: Sequence[float] = (-1.0, 0.0, 1.0, 2.0), ax: Any = None,
         ax.set_ylim(0, 1.4)
     style.legend(ax, outside=True)
     return style.headline(ax, "Share of the sum that is kept", x="percentile p", y="$Q_p/Q$")
+
+
+def study(patient: Patient) -> Study:
+    """Apply the proposition to the mean mu/sigma of every set."""
+    figure, (left, right) = style.new_figure(1, 2, size=(10.4, 3.5))
+    plot_c(left)
+    plot_shares(ax=right)
+    line = "C(p) rises strictly (1.55 at 85, 2.06 at 95); Q_p/Q is smaller for the higher mu/sigma at every p above the share of zeros"
+    numbers: dict[str, Any] = {"c": {str(p): float(c_factor(p / 100)) for p in (65, 85, 90, 95)}}
+    found = patient.before_relu
+    if found:
+        gammas = {part.name: moments(part.name, part.pre).typical for part in found if part.pre is not None}
+        own = gammas.pop(patient.inside.name)
+        reach = {part: exact_range(own, gamma) for part, gamma in gammas.items()}
+        holds = [part for part, value in reach.items() if not value.empty]
+        start = 100 * exact_range(own, -1e9).low
+        listed = ", ".join(holds) or "none"
+        line += f"; here that is p above {start:.0f}, and then ID ratios should be larger than those of {listed}"
+        numbers["range"] = {part: [value.low, value.high] for part, value in reach.items()}
+    alt = f"C(p), and the share of the sum that is kept, exact, simulated and as the paper approximates it. {line}"
+    return Study("The proposition", line, numbers, {"proposition": (figure, alt)})

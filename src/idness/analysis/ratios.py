@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from idness.analysis.patient import SIGNED, Patient, Study, small_axes
+from idness.analysis.percentiles import sweep_of
 from idness.kernels import scale_ratio
 from idness.metrics import auroc
 from idness.report import style
@@ -35,10 +37,33 @@ def separation(inside: Ratios, outside: Ratios) -> float:
     return auroc(inside.values, outside.values)
 
 
-def plot_ratios(inside: Ratios, outside: Ratios, ax: Any = None) -> Any:
+def plot_ratios(inside: Ratios, outside: Ratios, ax: Any = None, *, legend: bool = True) -> Any:
     """Draw histograms of the ratio, ID against one OOD set, and how well it separates them alone."""
     ax = style.axes_or_new(ax)
-    style.two_histograms(ax, inside.values, outside.values, (inside.name, outside.name))
-    style.legend(ax)
-    title = f"ID larger: {100 * separation(inside, outside):.0f} %"
+    style.two_histograms(ax, inside.values, outside.values, (inside.name, "OOD"))
+    if legend:
+        style.legend(ax, fontsize=7)
+    title = f"{outside.name}: ID larger {100 * separation(inside, outside):.0f} %"
     return style.headline(ax, title, x=f"$Q/Q_p$ at p = {inside.percentile:g}")
+
+
+def study(patient: Patient) -> Study:
+    """Compare the ratio on every set at the best percentile of scaling."""
+    name = "Scale ratio"
+    if patient.signed:
+        return Study(name, SIGNED)
+    best = sweep_of(patient, patient.outside).best()
+    inside = ratios("ID", patient.inside.acts, best)
+    outside = [ratios(part, found.acts, best) for part, found in patient.outside.items()]
+    chances = {part.name: separation(inside, part) for part in outside}
+    figure, axes = small_axes(len(outside))
+    for part, ax in zip(outside, axes, strict=True):
+        plot_ratios(inside, part, ax, legend=part is outside[0])
+    larger = [part for part, value in chances.items() if value > 0.5]
+    line = (
+        f"at p = {best:g}, r = Q/Q_p alone is larger on ID than on {len(larger)} of {len(chances)} sets"
+        f" ({', '.join(f'{part} {100 * value:.0f} %' for part, value in chances.items())} of pairs)"
+    )
+    return Study(
+        name, line, {"percentile": best, "id_larger": chances}, {"ratios": (figure, f"Histograms of Q/Q_p. {line}")}
+    )

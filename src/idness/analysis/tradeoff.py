@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from idness.analysis.patient import Patient, Study
 from idness.detector import Detector, Enhancer, score_many
 from idness.errors import InputError
 from idness.metrics import accuracy, auroc
 from idness.report import style
+from idness.search import choose, wanted_rows
 from idness.types import Activations
+
+REACH = 0.25
+"""Methods further below the best than this are named, not drawn: they would squeeze all others together."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +32,7 @@ class Point:
 
 def tradeoff(detectors: Mapping[str, Detector], inside: Activations, outside: Mapping[str, Activations]) -> list[Point]:
     """Measure every fitted detector on labelled ID images and OOD sets."""
-    if inside.labels is None:
-        raise InputError(
-            "tradeoff: ID activations must have labels, got none; accuracy cannot be measured without them"
-        )
+    labels = _labels(inside)
     listed = list(detectors.values())
     good = score_many(listed, inside)
     bad = [score_many(listed, acts) for acts in outside.values()]
@@ -38,30 +41,48 @@ def tradeoff(detectors: Mapping[str, Detector], inside: Activations, outside: Ma
         # Only methods that edit the network have logits of their own.
         logits = detector.shaped_logits(inside) if isinstance(detector, Enhancer) else inside.logits
         mean = float(np.mean([auroc(good[index], scores[index]) for scores in bad]))
-        points.append(Point(name, accuracy(logits, inside.labels), mean))
+        points.append(Point(name, accuracy(logits, labels), mean))
     return points
 
 
-def plot_tradeoff(points: Sequence[Point], ax: Any = None, *, title: str = "ID accuracy against OOD detection") -> Any:
-    """Draw each method as a labelled point; up and to the right is better."""
+def _labels(acts: Activations) -> Tensor:
+    if acts.labels is None:
+        raise InputError("tradeoff: ID activations must have labels, got none; accuracy cannot be had without them")
+    return acts.labels
+
+
+def plot_tradeoff(
+    points: Sequence[Point],
+    ax: Any = None,
+    *,
+    plain: float | None = None,
+    title: str = "ID accuracy against OOD detection",
+) -> Any:
+    """Draw each method as a labelled point; up and to the right is better.
+
+    Args:
+        points: the methods.
+        ax: axes to draw on.
+        plain: the accuracy of the network as it is, marked by a line.
+        title: the heading.
+    """
     ax = style.axes_or_new(ax, size=(6.4, 4.2))
     order = sorted(points, key=lambda point: -point.auroc)
-    plain = max(point.accuracy for point in points)
+    shown = [point for point in order if point.auroc >= order[0].auroc - REACH]
     with style.house_style():
-        ax.axvline(100 * plain, color=style.MUTED, linestyle="--", linewidth=1)
-        for index, point in enumerate(order):
+        if plain is not None:
+            ax.axvline(100 * plain, color=style.MUTED, linestyle="--", linewidth=1)
+        for index, point in enumerate(shown):
             look = style.mark(index)
-            ax.plot(
-                100 * point.accuracy,
-                100 * point.auroc,
-                look.marker,
-                color=look.colour,
-                markersize=7,
-                markeredgecolor=style.PAPER,
-            )
+            spot = 100 * point.accuracy, 100 * point.auroc
+            ax.plot(*spot, look.marker, color=look.colour, markersize=7, markeredgecolor=style.PAPER)
         ax.margins(x=0.12, y=0.08)
-        ax.set_xlim(right=100 * plain + 0.25 * (ax.get_xlim()[1] - ax.get_xlim()[0]))
-        _label(ax, order)
+        left, right = ax.get_xlim()
+        ax.set_xlim(left, right + 0.2 * (right - left))
+        _label(ax, shown)
+        if len(shown) < len(order):
+            lost = ", ".join(f"{point.name} {100 * point.auroc:.0f}" for point in order[len(shown) :])
+            ax.text(0.01, 0.02, f"far below: {lost}", transform=ax.transAxes, fontsize=7, color=style.MUTED)
     return style.headline(ax, title, x="ID accuracy as shaped, %", y="mean AUROC, %")
 
 
@@ -108,3 +129,32 @@ def _spread(heights: Sequence[float], step: float) -> list[float]:
 
 def _middle(run: Sequence[float]) -> float:
     return sum(run) / len(run)
+
+
+def study(patient: Patient) -> Study:
+    """Measure every method, its options chosen on validation data where there is any."""
+    val = None if patient.val is None else patient.val.acts
+    train = None if patient.train is None else patient.train.acts
+    ood_val = {part: found.acts for part, found in patient.ood_val.items()}
+    choices, failed = choose(wanted_rows(), patient.head, train, val, ood_val)
+    groups = patient.groups
+    figure, axes = style.new_figure(1, len(groups), size=(6.4 * len(groups), 4.6), squeeze=False)
+    numbers: dict[str, Any] = {"left_out": failed}
+    words = []
+    for ax, (group, members) in zip(axes[0], groups.items(), strict=True):
+        points = tradeoff(
+            {row: choice.detector for row, choice in choices.items()},
+            patient.inside.acts,
+            {part: found.acts for part, found in members.items()},
+        )
+        plain = accuracy(patient.inside.acts.logits, _labels(patient.inside.acts))
+        plot_tradeoff(points, ax, plain=plain, title=f"{group.capitalize()} OOD")
+        best = max(points, key=lambda point: point.auroc)
+        words.append(
+            f"{group}: {best.name} leads with AUROC {100 * best.auroc:.1f} at ID accuracy {100 * best.accuracy:.1f}"
+        )
+        numbers[group] = {point.name: {"accuracy": point.accuracy, "auroc": point.auroc} for point in points}
+    line = "; ".join(words)
+    return Study(
+        "Trade-off", line, numbers, {"tradeoff": (figure, f"ID accuracy against OOD detection of every method. {line}")}
+    )

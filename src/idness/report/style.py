@@ -191,11 +191,15 @@ def headline(ax: Any, title: str, *, x: str = "", y: str = "") -> Any:
     return ax
 
 
-def two_histograms(ax: Any, first: ArrayLike, second: ArrayLike, labels: tuple[str, str], *, bins: int = 50) -> Any:
+def two_histograms(
+    ax: Any, first: ArrayLike, second: ArrayLike, labels: tuple[str, str], *, bins: int | None = None
+) -> Any:
     """Draw ID against OOD as filled outlines over common bins: ID plain and blue, OOD hatched and orange."""
     sides = [np.asarray(first, float), np.asarray(second, float)]
     # The far half-percent on either side would squeeze all the rest into a few bins.
     low, high = np.percentile(np.concatenate(sides), [0.5, 99.5])
+    # Few images in many bins are a comb.
+    bins = bins or int(np.clip(np.sqrt(min(map(len, sides))), 12, 50))
     edges = np.linspace(low, high if high > low else low + 1.0, bins + 1)
     looks = ((ID_COLOUR, "", LINES[0]), (OOD_COLOUR, "////", LINES[1]))
     with house_style():
