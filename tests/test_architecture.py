@@ -14,23 +14,22 @@ SOURCE = ROOT / "src" / "idness"
 FILES = sorted(path for path in SOURCE.rglob("*.py"))
 
 LEVELS = [  # a module may import from its own level and those before it
-    {"errors"},
-    {"types", "files", "embedded", "typed_json"},
-    {"checks", "kernels", "readouts", "gaussian", "loading", "metrics"},
-    {"detector", "intervals", "model", "data"},
-    {"registry", "methods", "catalogue"},
-    {"store", "search", "training", "conformal", "verdict"},
-    {"benchmark", "results"},
-    {"report", "analysis", "paper"},
-    {"guard", "export", "compare", "reproduce"},
-    {"serve"},
+    {"errors", "listening", "typed_json"},
+    {"types", "files", "embedded"},
+    {"checks", "kernels", "readouts", "gaussian", "metrics", "data", "store", "trust"},
+    {"detector", "intervals", "loading", "model", "paired"},
+    {"registry", "methods", "catalogue", "training"},
+    {"search", "groups", "extraction", "precision", "results", "protocol", "settings", "streams", "provenance"},
+    {"evaluation", "preparation", "conformal", "verdict", "gallery"},
+    {"benchmark", "guard", "guard_file", "export"},
+    {"paper", "report", "compare"},
+    {"analysis", "reproduce", "serve"},
+    {"choosing", "own_data"},
     {"cli"},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
 LAZY = {  # imports inside a function that go up, each with its reason
     ("loading", "training"),  # the embedded networks' architecture
-    ("registry", "methods"),  # methods register by being imported
-    ("benchmark", "report"),  # a finished run writes its report
 }
 
 

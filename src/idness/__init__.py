@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from idness import intervals, methods, metrics, training
     from idness.benchmark import Benchmark
     from idness.detector import Detector, Enhancer
-    from idness.guard import Guard, Verdict
+    from idness.guard import Guard
     from idness.model import SplitModel, load_model
     from idness.registry import available, build
     from idness.results import Report
     from idness.store import FeatureStore
     from idness.types import Activations, Head
+    from idness.verdict import Verdict
 
 __version__ = version("idness")
 __all__ = [
@@ -51,7 +52,7 @@ _HOMES = {
     "Head": "types",
     "Report": "results",
     "SplitModel": "model",
-    "Verdict": "guard",
+    "Verdict": "verdict",
     "available": "registry",
     "build": "registry",
     "load_model": "model",

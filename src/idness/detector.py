@@ -96,9 +96,10 @@ class Detector(ABC):
         """Make an unfitted copy for every combination in the search grid; options outside the grid stay as they are."""
         chosen = self.grid if grid is None else grid
         names = list(chosen)
+        copy: Any = self
         return [
-            dataclasses.replace(self, **dict(zip(names, values, strict=True))) for values in product(*chosen.values())
-        ]  # type: ignore[type-var]
+            dataclasses.replace(copy, **dict(zip(names, values, strict=True))) for values in product(*chosen.values())
+        ]
 
     @final
     def state(self) -> dict[str, Tensor]:

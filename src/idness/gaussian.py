@@ -15,7 +15,8 @@ def whitening(centred: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(exact.T @ exact / len(exact))
     limit = values.abs().max() * len(values) * torch.finfo(torch.double).eps
     alive = values > limit
-    return (vectors[:, alive] / values[alive].sqrt()).float()
+    scaled: Tensor = vectors[:, alive] / values[alive].sqrt()
+    return scaled.float()
 
 
 def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,12 @@ from idness.errors import IdnessError, IdnessWarning
 
 COMMANDS = {
     "bench": "bench:bench",
+    "compare": "compare:compare",
+    "calibrate": "calibrate:calibrate",
+    "score": "score:score",
+    "export": "export:export",
+    "serve": "serve:serve",
+    "train": "train:train",
     "list": "list:list_methods",
 }
 """Each subcommand's name, module and function."""
