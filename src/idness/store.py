@@ -90,10 +90,9 @@ class FeatureStore:
         }
         if shard.acts.labels is not None:
             tensors["labels"] = shard.acts.labels
-        content = save(
-            {name: tensor.contiguous() for name, tensor in tensors.items()},
-            {"format": str(FORMAT), "skipped": json.dumps(shard.skipped)},
-        )
+        # One entry only: safetensors writes several in random order, and the same shard must have the same bytes.
+        about = {"about": json.dumps({"format": FORMAT, "skipped": shard.skipped})}
+        content = save({name: tensor.contiguous() for name, tensor in tensors.items()}, about)
         ref = ShardRef(key, hashlib.sha256(content).hexdigest())
         atomic_write(self.root / ref.path, content)
         return ref
@@ -146,7 +145,7 @@ class FeatureStore:
         try:
             tensors = load(content)
             size = int.from_bytes(content[:8], "little")
-            skipped = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["skipped"])
+            skipped = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["about"])["skipped"]
             acts = Activations(tensors["features"], tensors["logits"], tensors.get("labels"))
             return Shard(
                 acts, tensors["index"], tensors["digests"], [(int(place), str(reason)) for place, reason in skipped]

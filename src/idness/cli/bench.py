@@ -76,8 +76,11 @@ def _finish(report: Report, out: Path, fpr: str, *, as_json: bool, quiet: bool) 
     """Write the files, print the tables or JSON, and name what was written."""
     from idness.cli.terminal import stderr, stdout
     from idness.report.tables import rich_table, terminal_tables, write_tables
+    from idness.results import RESULTS, SCORES, THUMBS
 
-    written = [report.save(out), *write_tables(report, out, fpr), *_html(out)]
+    report.save(out)
+    files = [path for name in (RESULTS, SCORES, THUMBS) if (path := out / name).exists()]
+    written = [*files, *write_tables(report, out, fpr), *_html(out)]
     if as_json:
         sys.stdout.write(report.to_json())
     else:

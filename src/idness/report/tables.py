@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FPRS = {"id": "fpr_at_id_recall", "ood": "fpr_at_ood_recall"}
 """The two conventions of the false-positive rate, by which side is the positive one."""
 WIDE = 100
+LONG = 9
 NARROW = 80
 
 
@@ -66,13 +67,14 @@ def fpr_name(fpr: str) -> str:
 def summary(report: Report, fpr: str = "id", *, wide: bool = True) -> Table:
     """Make the main table: every method, AUROC and FPR by group, ID accuracy plain and shaped."""
     name, methods, columns = fpr_name(fpr), list(report.methods.values()), []
+    at = f"{100 * report.recall:g} %\n{fpr.upper()} recall"
     for group in report.benchmark.groups:
         found = [method.groups[group] for method in methods]
-        columns.append(_metric_column(f"{group} AUROC", found, "auroc", errors=True))
-        columns.append(_metric_column(f"{group} FPR", found, name, errors=wide, higher=False))
+        columns.append(_metric_column(f"{group}\nAUROC", found, "auroc", errors=True))
+        columns.append(_metric_column(f"{group}\nFPR at {at}", found, name, errors=wide, higher=False))
     plain = report.id_accuracy
     if plain is not None:
-        columns.append(_Column("ID acc. shaped", [method.id_accuracy_shaped for method in methods]))
+        columns.append(_Column("ID acc.\nshaped", [method.id_accuracy_shaped for method in methods]))
     accuracy = "" if plain is None else f" · ID accuracy {100 * plain:.2f} %"
     title = f"{report.benchmark.title} · {report.model.spec}{accuracy}"
     notes = [fpr_note(report, fpr), "Percent; ± half of a 95 % interval; best of each column in bold."]
@@ -87,7 +89,13 @@ def by_set(report: Report, metric: str = "auroc", sets: Sequence[str] | None = N
     columns = [
         _metric_column(name, [method.sets[name] for method in methods], metric, higher=higher) for name in listed
     ]
-    return _table(f"{metric} by set, percent", columns, report, [])
+    return _table(f"{_spoken(metric, report.recall)} by set, percent", columns, report, [])
+
+
+def _spoken(metric: str, recall: float) -> str:
+    at = f"at {100 * recall:g} %"
+    names = {"fpr_at_id_recall": f"FPR {at} ID recall", "fpr_at_ood_recall": f"FPR {at} OOD recall"}
+    return names.get(metric, metric.upper().replace("_", " "))
 
 
 def options(report: Report) -> Table:
@@ -115,7 +123,7 @@ def _options_title(report: Report) -> str:
 
 def markdown(table: Table) -> str:
     """Write a table as Markdown."""
-    lines = [f"### {table.title}", "", "| " + " | ".join(map(_md, table.headings)) + " |"]
+    lines = [f"### {_md(table.title)}", "", "| " + " | ".join(map(_md, table.headings)) + " |"]
     lines.append("|---|" + "--:|" * (len(table.headings) - 1))
     for row in table.rows:
         cells = [f"**{_md(cell.text)}**" if cell.best else _md(cell.text) for cell in row]
@@ -186,7 +194,9 @@ def rich_table(table: Table) -> RichTable:
 
     made = RichTable(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     words = table.headings[1] == "options"
-    for place, heading in enumerate(table.headings):
+    for place, name in enumerate(table.headings):
+        # Long names of sets break where they have a dash.
+        heading = name.replace("-", "-\n") if len(name) > LONG else name
         right = place > 0 and not (words and place < 3)
         made.add_column(escape(heading), justify="right" if right else "left", overflow="fold", no_wrap=place == 0)
     for row in table.rows:
@@ -202,7 +212,7 @@ def terminal_tables(report: Report, width: int, fpr: str = "id") -> list[Table]:
     parts = [names[start : start + fits] for start in range(0, len(names), fits)]
     return [
         options(report),
-        *(by_set(report, "auroc", part) for part in parts),
+        *(by_set(report, metric, part) for metric in ("auroc", fpr_name(fpr)) for part in parts),
         summary(report, fpr, wide=width >= WIDE),
     ]
 
@@ -266,10 +276,11 @@ def left_out(failed: Mapping[str, str]) -> list[str]:
 
 
 def _md(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    return text.replace("\n", " ").replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def _tex(text: str) -> str:
+    text = text.replace("\n", " ")
     for char, safe in (
         ("\\", r"\textbackslash "),
         ("&", r"\&"),

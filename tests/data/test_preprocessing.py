@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from idness.data import Preprocessing, preprocessing_for
+from idness.errors import DataError, OptionError
+
+transforms = pytest.importorskip("torchvision.transforms")
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+def picture(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (224, 224), (40, 31), (256, 300), (301, 256)])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_equals_torchvision_to_the_bit(size: tuple[int, int], interpolation: str) -> None:
+    mode = transforms.InterpolationMode(interpolation)
+    theirs = transforms.Compose(
+        [
+            transforms.Resize(256, mode),
+            transforms.CenterCrop(224),
+            transforms.ToTensor(),
+            transforms.Normalize(**IMAGENET),
+        ]
+    )
+    ours = Preprocessing(resize=256, crop=224, interpolation=interpolation, **IMAGENET)
+    assert torch.equal(ours(picture(*size)), theirs(picture(*size)))
+    assert ours.size == (224, 224)
+
+
+def test_crop_larger_than_the_image_pads_as_torchvision_does() -> None:
+    theirs = transforms.Compose([transforms.CenterCrop(33), transforms.ToTensor()])
+    assert torch.equal(Preprocessing(crop=33)(picture(20, 40)), theirs(picture(20, 40)))
+
+
+@pytest.mark.parametrize("size", [(5000, 1), (1, 5000), (1, 1)])
+def test_strips_stay_small(size: tuple[int, int]) -> None:
+    assert Preprocessing(resize=256, crop=224)(picture(*size)).shape == (3, 224, 224)
+
+
+def test_an_array_of_the_right_size_is_left_alone() -> None:
+    array = np.asarray(picture(32, 32))
+    assert Preprocessing(resize=32, crop=32).pixels(array) is array
+    batch = Preprocessing(**IMAGENET).normalize(np.stack([array, array]))
+    assert torch.equal(batch[1], Preprocessing(**IMAGENET)(array))
+    with pytest.raises(DataError, match="uint8"):
+        Preprocessing().pixels(array.astype(np.float32))  # type: ignore[arg-type]
+
+
+def test_inputs_are_not_written_to() -> None:
+    array = np.asarray(picture(8, 8)).copy()
+    before = array.copy()
+    Preprocessing(**IMAGENET).normalize(array)
+    Preprocessing(**IMAGENET)(array)
+    assert np.array_equal(array, before)
+
+
+def test_dictionary_round_trip_and_description() -> None:
+    made = Preprocessing(resize=(40, 60), crop=32, interpolation="bicubic", **IMAGENET)
+    assert Preprocessing.from_dict(made.to_dict()) == made
+    assert made.describe() == (
+        "resize 40 x 60 (bicubic), centre crop 32 x 32, normalise by mean (0.485, 0.456, 0.406), std (0.229, 0.224, 0.225)"
+    )
+    assert "not normalised" in Preprocessing().describe()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resize": 0}, "resize must be"),
+        ({"crop": "big"}, "crop must be"),
+        ({"mean": [0.5]}, "three numbers"),
+        ({"std": [1, 0, 1]}, "above 0"),
+        ({"interpolation": "cubic"}, "must be one of"),
+        ({"size": 3}, "unknown option 'size'"),
+    ],
+)
+def test_wrong_options_are_told(options: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Preprocessing.from_dict(options)
+
+
+def test_suspicious_normalisation() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (32, 8, 8, 3), dtype=np.uint8)
+    assert "not normalised" in str(Preprocessing().suspicion())
+    assert "255" in str(Preprocessing(mean=(123, 117, 104), std=(58, 57, 57)).suspicion())
+    assert Preprocessing(**IMAGENET).suspicion(images) is None
+    assert "check" in str(Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.01, 0.01, 0.01)).suspicion(images))
+
+
+def test_torchvision_weights_say_what_they_expect() -> None:
+    model = nn.Linear(1, 1)
+    first = preprocessing_for(model, "torchvision:resnet50")
+    second = preprocessing_for(model, "torchvision:resnet50", "x/resnet50-11ad3fa6.pth")
+    assert first is not None
+    assert second is not None
+    assert (first.resize, first.crop) == (256, 224)
+    assert second.resize == 232
+
+
+def test_timm_configuration() -> None:
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("vit_tiny_patch16_224", pretrained=False)
+    found = preprocessing_for(model, "timm:vit_tiny_patch16_224")
+    config = timm.data.resolve_model_data_config(model)
+    theirs = timm.data.create_transform(**config, is_training=False)
+    assert found is not None
+    assert torch.equal(found(picture(300, 280)), theirs(picture(300, 280)))
+
+
+def test_own_attribute_comes_first_and_nothing_is_guessed(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    assert preprocessing_for(model, f"{tmp_path}/mine.py:make") is None
+    model.preprocessing = {"resize": 20, "mean": [0.5, 0.5, 0.5]}  # type: ignore[assignment]
+    assert preprocessing_for(model, "torchvision:resnet50") == Preprocessing(resize=20, mean=(0.5, 0.5, 0.5))

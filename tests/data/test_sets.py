@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from idness.data import ActivationsSet, ArraySet, ImageSet, NpzSet, Preprocessing, folder_set, open_set, read_batches
+from idness.data.torchvision_sets import _wrapped
+from idness.errors import DataError, IdnessError
+
+
+def pixels(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, 6, 6, 3), dtype=np.uint8)
+
+
+def write_images(folder: Path, count: int, seed: int = 0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, array in enumerate(pixels(count, seed)):
+        Image.fromarray(array).save(folder / f"{number:03}.png")
+
+
+def images_of(data: ImageSet) -> np.ndarray:
+    [batch] = read_batches(data, Preprocessing(), [(0, len(data))])
+    assert not batch.skipped
+    return batch.pixels
+
+
+def opened(spec: object, root: Path) -> ImageSet:
+    found = open_set(spec, root)  # type: ignore[arg-type]
+    assert isinstance(found, ImageSet)
+    return found
+
+
+def test_folder_by_class_ignores_what_is_hidden_dangling_or_no_image(tmp_path: Path) -> None:
+    write_images(tmp_path / "cat", 2)
+    write_images(tmp_path / "dog" / "deep", 3, seed=1)
+    write_images(tmp_path / ".hidden", 1)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "cat" / "notes.txt").write_text("no image")
+    (tmp_path / "cat" / ".secret.png").write_bytes(b"x")
+    (tmp_path / "cat" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    (tmp_path / "cat" / "loop").symlink_to(tmp_path / "cat")
+    data = folder_set(tmp_path)
+    assert data.classes == ("cat", "dog")
+    assert data.labels is not None
+    assert data.labels.tolist() == [0, 0, 1, 1, 1]
+    assert [data.item(place) for place in (0, 2)] == ["cat/000.png", "dog/deep/000.png"]
+    assert np.array_equal(images_of(data)[:2], pixels(2))
+
+
+def test_folder_classes_follow_the_given_order(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_images(tmp_path / name, 1)
+    data = folder_set(tmp_path, ["b", "a", "c"])
+    assert data.labels is not None
+    assert data.item(int(np.argmin(data.labels))) == "b/000.png"
+    with pytest.raises(DataError, match=r"no class of the network \(b\)"):
+        folder_set(tmp_path, ["a", "c"])
+
+
+def test_flat_folder_has_no_labels_and_odd_names_work(tmp_path: Path) -> None:
+    write_images(tmp_path, 2)
+    Image.fromarray(pixels(1)[0]).save(tmp_path / "öäü <b> 'x'.png")
+    if os.name == "posix":
+        raw = os.fsencode(tmp_path) + b"/\xff\xfe.png"
+        Path(os.fsdecode(raw)).write_bytes((tmp_path / "000.png").read_bytes())
+    data = folder_set(tmp_path)
+    assert data.labels is None
+    assert len(data) == (4 if os.name == "posix" else 3)
+    json.dumps([data.item(place) for place in range(len(data))]).encode("utf-8")
+    assert len(images_of(data)) == len(data)
+
+
+def test_bad_files_are_listed_with_their_reason(tmp_path: Path) -> None:
+    write_images(tmp_path, 3)
+    (tmp_path / "001.png").write_bytes(b"")
+    (tmp_path / "zz.jpg").write_text("<html>")
+    [batch] = read_batches(folder_set(tmp_path), Preprocessing(), [(0, 4)])
+    assert batch.index.tolist() == [0, 2]
+    assert [place for place, _ in batch.skipped] == [1, 3]
+    assert "empty" in batch.skipped[0][1]
+    assert batch.digests.shape == (2, 16)
+
+
+def test_images_of_two_sizes_are_told(tmp_path: Path) -> None:
+    write_images(tmp_path, 1)
+    Image.new("RGB", (9, 5)).save(tmp_path / "z.png")
+    with pytest.raises(DataError, match="one size after preprocessing"):
+        list(read_batches(folder_set(tmp_path), Preprocessing(), [(0, 2)]))
+
+
+def test_changed_file_changes_its_stamp_only(tmp_path: Path) -> None:
+    write_images(tmp_path, 4)
+    before = [folder_set(tmp_path).stamp(place, place + 2) for place in (0, 2)]
+    Image.fromarray(pixels(1, seed=9)[0]).save(tmp_path / "003.png")
+    os.utime(tmp_path / "003.png", ns=(1, 1))
+    after = [folder_set(tmp_path).stamp(place, place + 2) for place in (0, 2)]
+    assert before[0] == after[0]
+    assert before[1] != after[1]
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_npz_reads_forwards_backwards_and_by_part(tmp_path: Path, compressed: bool) -> None:
+    array = pixels(10)
+    save = np.savez_compressed if compressed else np.savez
+    save(tmp_path / "x.npz", images=array, labels=np.arange(10) % 3)
+    data = opened("x.npz", tmp_path)
+    for place in (7, 2, 9, 0, 0):
+        assert np.array_equal(np.asarray(data.picture(place)), array[place])
+    assert np.array_equal(images_of(data), array)
+    part = opened({"path": "x.npz", "rows": [4, 8]}, tmp_path)
+    assert np.array_equal(images_of(part), array[4:8])
+    assert part.labels is not None
+    assert part.labels.tolist() == [1, 2, 0, 1]
+    thin = opened({"path": "x.npz", "sample": 4}, tmp_path)
+    assert np.array_equal(images_of(thin), array[::3])
+    assert data.stamp(4, 8) == part.stamp(0, 4)
+
+
+def test_npz_of_grey_and_of_channels_first(tmp_path: Path) -> None:
+    np.savez(tmp_path / "grey.npz", images=pixels(2)[..., 0])
+    np.savez(tmp_path / "first.npz", images=pixels(2).transpose(0, 3, 1, 2))
+    assert np.array_equal(images_of(opened("grey.npz", tmp_path))[..., 1], pixels(2)[..., 0])
+    assert np.array_equal(images_of(opened("first.npz", tmp_path)), pixels(2))
+
+
+def test_npz_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    np.savez(tmp_path / "float.npz", images=pixels(2).astype(np.float32))
+    np.savez(tmp_path / "names.npz", foo=pixels(2), bar=pixels(2))
+    np.savez(tmp_path / "short.npz", images=pixels(2), labels=np.arange(3))
+    (tmp_path / "bad.npz").write_bytes(b"not a zip")
+    np.savez(tmp_path / "object.npz", images=np.array([{"a": 1}], dtype=object))
+    for name, message in (
+        ("float", "uint8"),
+        ("names", "which array"),
+        ("short", "one label per image"),
+        ("bad", "no .npz"),
+        ("object", "uint8"),
+    ):
+        with pytest.raises(DataError, match=message):
+            NpzSet(tmp_path / f"{name}.npz")
+
+
+def test_damaged_npz_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, images=np.concatenate([pixels(200)] * 100))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="is damaged at image 199"):
+        NpzSet(path).stamp(0, 20_000)
+
+
+def test_image_list_as_openood_writes_it(tmp_path: Path) -> None:
+    write_images(tmp_path / "images" / "a", 3)
+    (tmp_path / "list.txt").write_text("a/000.png 4\na/002.png 1\n")
+    data = opened({"path": "list.txt", "root": "images"}, tmp_path)
+    assert data.labels is not None
+    assert data.labels.tolist() == [4, 1]
+    assert np.array_equal(images_of(data), pixels(3)[[0, 2]])
+    (tmp_path / "ood.txt").write_text("a/000.png -1\n")
+    assert opened({"path": "ood.txt", "root": "images"}, tmp_path).labels is None
+
+
+@pytest.mark.parametrize("line", ["../secret.png 0", "/etc/passwd 0"])
+def test_image_list_does_not_leave_its_root(tmp_path: Path, line: str) -> None:
+    (tmp_path / "list.txt").write_text(line)
+    with pytest.raises(DataError, match="below the root"):
+        open_set("list.txt", tmp_path)
+
+
+def test_image_list_of_files_that_are_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("a/000.png 0\n")
+    with pytest.raises(DataError, match="set root"):
+        open_set("list.txt", tmp_path)
+
+
+def test_parquet_and_arrow(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    def encoded(array: np.ndarray) -> bytes:
+        buffer = io.BytesIO()
+        Image.fromarray(array).save(buffer, "PNG")
+        return buffer.getvalue()
+
+    rows = [{"bytes": encoded(array), "path": None} for array in pixels(5)]
+    info = {"info": {"features": {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["x", "y"]}}}}
+    table = pa.table({"image": rows, "label": [0, 1, 0, 1, 1]}).replace_schema_metadata(
+        {"huggingface": json.dumps(info)}
+    )
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    pq.write_table(table, tmp_path / "hub" / "data" / "test-00000.parquet", row_group_size=2)
+    pq.write_table(table.slice(0, 2), tmp_path / "hub" / "data" / "train-00000.parquet")
+    data = opened({"path": "hub", "split": "test"}, tmp_path)
+    assert data.classes == ("x", "y")
+    assert data.labels is not None
+    assert data.labels.tolist() == [0, 1, 0, 1, 1]
+    assert np.array_equal(images_of(data), pixels(5))
+    with pytest.raises(DataError, match="splits test, train"):
+        open_set("hub", tmp_path)
+    (tmp_path / "saved").mkdir()
+    with (
+        pa.OSFile(str(tmp_path / "saved" / "data-00000.arrow"), "wb") as file,
+        pa.ipc.new_stream(file, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    assert np.array_equal(images_of(opened("saved", tmp_path)), pixels(5))
+
+
+def test_torchvision_set_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    write_images(tmp_path / "a", 2)
+    write_images(tmp_path / "b", 1)
+    data = opened("torchvision:ImageFolder", tmp_path)
+    assert data.labels is not None
+    assert data.labels.tolist() == [0, 0, 1]
+    assert data.item(2) == "b/000.png"
+    with pytest.raises(DataError, match="set download = true"):
+        open_set({"dataset": "SVHN", "split": "test"}, tmp_path)
+    with pytest.raises(IdnessError, match="did you mean 'svhn'"):
+        open_set("torchvision:SVHM", tmp_path)
+
+
+def test_torchvision_sets_of_arrays_and_of_single_images() -> None:
+    class InArray:
+        data, targets, classes = pixels(3), [2, 0, 1], ["a", "b", "c"]
+
+        def __len__(self) -> int:
+            return 3
+
+    class ByPlace:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, place: int) -> tuple[Image.Image, int]:
+            return Image.fromarray(pixels(3)[place]), 0
+
+    first, second = _wrapped(InArray(), "a"), _wrapped(ByPlace(), "b")
+    assert isinstance(first, ArraySet)
+    assert first.labels is not None
+    assert first.labels.tolist() == [2, 0, 1]
+    for data in (first, second):
+        assert np.array_equal(images_of(data), pixels(3))
+
+
+def test_activations_file(tmp_path: Path) -> None:
+    features, logits = torch.rand(7, 4), torch.rand(7, 3)
+    save_file({"features": features, "logits": logits, "labels": torch.arange(7) % 3}, tmp_path / "a.safetensors")
+    data = open_set("a.safetensors", tmp_path)
+    assert isinstance(data, ActivationsSet)
+    parts = list(data.batches(3))
+    assert [len(part) for part in parts] == [3, 3, 1]
+    assert torch.equal(torch.cat([part.features for part in parts]), features)
+    save_file({"logits": logits}, tmp_path / "b.safetensors")
+    with pytest.raises(DataError, match="features and logits"):
+        open_set("b.safetensors", tmp_path)
+    (tmp_path / "c.safetensors").write_bytes(b"junk")
+    with pytest.raises(DataError, match="no safetensors"):
+        open_set("c.safetensors", tmp_path)
+
+
+def test_embedded_set() -> None:
+    data = open_set("embedded:id_val")
+    assert isinstance(data, ImageSet)
+    assert len(data) == 500
+    assert data.classes == ("airplane", "automobile", "bird", "deer", "dog", "truck")
+
+
+def test_first_place_that_exists_is_taken(tmp_path: Path) -> None:
+    write_images(tmp_path / "second", 1)
+    assert len(opened({"path": ["first", "second", "torchvision:SVHN"]}, tmp_path)) == 1
+    with pytest.raises(DataError, match="not found: first or third; give the folder that holds it with --data"):
+        open_set({"path": ["first", "third"]}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"pth": "x"}, "got 'pth'"),
+        ({}, "needs a path"),
+        ("x.doc", "folder or end in"),
+        ({"path": "x.npz", "rows": [3, 99]}, "within 5 images"),
+    ],
+)
+def test_wrong_specifications(tmp_path: Path, spec: object, message: str) -> None:
+    (tmp_path / "x.doc").write_text("")
+    np.savez(tmp_path / "x.npz", images=pixels(5))
+    with pytest.raises(DataError, match=message):
+        open_set(spec, tmp_path)  # type: ignore[arg-type]
+
+
+def test_the_same_picture_has_the_same_digest_in_every_format(tmp_path: Path) -> None:
+    write_images(tmp_path / "png", 2)
+    np.savez(tmp_path / "x.npz", images=pixels(2))
+    found = [next(read_batches(opened(name, tmp_path), Preprocessing(), [(0, 2)])).digests for name in ("png", "x.npz")]
+    assert np.array_equal(*found)
