@@ -1,0 +1,133 @@
+"""CIDER -- Ming et al., "How to Exploit Hyperspherical Embeddings for Out-of-Distribution Detection?", ICLR 2023."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from idness.errors import OptionError
+from idness.training.final_layer import entering, final_linear
+from idness.training.objective import Objective, Outcome, method
+
+
+def update_prototypes(prototypes: Tensor, embeddings: Tensor, labels: Tensor, momentum: float) -> Tensor:
+    """Move each class's prototype towards its images, one after another in their order, on the unit sphere.
+
+    Gradients flow into the embeddings. Classes do not meet, so all classes' n-th images are taken at once.
+    """
+    same = labels[:, None] == labels[None, :]
+    turn = same.tril(-1).sum(1)  # how many of its class came before
+    for n in range(int(turn.max()) + 1):
+        now = turn == n
+        moved = F.normalize(momentum * prototypes[labels[now]] + (1 - momentum) * embeddings[now], dim=1)
+        prototypes = prototypes.index_copy(0, labels[now], moved)
+    return prototypes
+
+
+def dispersion_loss(prototypes: Tensor, temperature: float) -> Tensor:
+    """Compute how near the prototypes are to each other."""
+    count = len(prototypes)
+    similar = prototypes @ prototypes.T / temperature
+    others = similar.masked_fill(torch.eye(count, dtype=torch.bool, device=similar.device), -torch.inf)
+    return (others.logsumexp(1) - torch.tensor(float(count - 1)).log()).mean()
+
+
+def compactness_loss(embeddings: Tensor, prototypes: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Compute how far the images are from their own prototype, against the others."""
+    return F.cross_entropy(embeddings @ prototypes.T / temperature, labels)
+
+
+class ProjectedNetwork(nn.Module):
+    """Is a network seen through its projection: features of length 1, and logits by the prototypes.
+
+    KNN on its features is CIDER's detector.
+    """
+
+    def __init__(self, backbone: nn.Module, projection: nn.Module, classes: int, width: int, layer: str | None) -> None:
+        super().__init__()
+        self.backbone, self.projection = backbone, projection
+        self._final = [final_linear(backbone, layer)[2]]  # in a list: not a submodule twice
+        self.fc = nn.Linear(width, classes, bias=False)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Compute the normalised projection of each image."""
+        with entering(self._final[0]) as features:
+            self.backbone(images)
+        return F.normalize(self.projection(features[-1]).float(), dim=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute the logits: similarity to each prototype, over the temperature."""
+        logits: Tensor = self.fc(self.embed(images))
+        return logits
+
+
+@method("cider")
+class Cider(Objective):
+    """Train embeddings on the unit sphere, compact within a class and far between classes.
+
+    The result is a `ProjectedNetwork`: use it with `knn`.
+    """
+
+    recipe = {"epochs": 500, "lr": 0.5, "weight_decay": 1e-4, "batch_size": 512, "nesterov": False, "warmup": 10.0}
+    prototypes: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        classes: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        temperature: float = 0.1,
+        momentum: float = 0.95,
+        weight: float = 2.0,
+        width: int = 128,
+        layer: str | None = None,
+    ) -> None:
+        if classes < 2 or not temperature > 0:
+            raise OptionError(f"cider: needs 2 classes and a temperature above 0, got {classes} and {temperature}")
+        final = final_linear(model, layer)[2]
+        frozen = [p for p in final.parameters() if p.requires_grad]
+        final.requires_grad_(False)  # the old classifier takes no part; the prototypes replace it
+        inner = final.in_features
+        projection = nn.Sequential(nn.Linear(inner, inner), nn.ReLU(), nn.Linear(inner, width))
+        network = ProjectedNetwork(model, projection, classes, width, layer)
+        network.fc.requires_grad_(False)
+        super().__init__(network, classes, mean, std)
+        self.network = network
+        self._frozen = frozen
+        self.temperature, self.pull, self.weight = temperature, momentum, weight
+        self.register_buffer("prototypes", F.normalize(torch.randn(classes, width), dim=1))
+
+    @torch.no_grad()
+    def prepare(self, images: Tensor, labels: Tensor) -> None:
+        """Start each prototype at the mean of its class's embeddings."""
+        self.network.eval()
+        embeddings = self.network.embed(self.normalise(images))
+        self.network.train()
+        for label in sorted(set(labels.tolist())):
+            self.prototypes[label] = F.normalize(embeddings[labels == label].mean(0), dim=0)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Outcome:
+        """Compute the loss of one batch; the prototypes follow it."""
+        embeddings = self.network.embed(self.normalise(images))
+        moved = update_prototypes(self.prototypes, embeddings, labels, self.pull)
+        dispersion = dispersion_loss(moved, self.temperature)
+        fixed = moved.detach()
+        compactness = compactness_loss(embeddings, fixed, labels, self.temperature)
+        if self.training:
+            # In place: DDP keeps hold of this very tensor.
+            self.prototypes.copy_(fixed)
+        return Outcome(self.weight * dispersion + compactness, embeddings.detach() @ fixed.T)
+
+    def after_step(self) -> None:
+        """Keep the network's classifier at the prototypes."""
+        with torch.no_grad():
+            self.network.fc.weight.copy_(self.prototypes / self.temperature)
+
+    def finish(self) -> nn.Module:
+        """Give the network with its projection."""
+        self.after_step()
+        for parameter in self._frozen:
+            parameter.requires_grad_(True)
+        return self.network

@@ -1,0 +1,72 @@
+"""ConfBranch -- DeVries & Taylor, "Learning Confidence for Out-of-Distribution Detection in Neural Networks", 2018."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from idness.errors import OptionError
+from idness.training.final_layer import entering, final_linear
+from idness.training.objective import Objective, Outcome, method
+
+TINY = 1e-12
+
+
+def confidence_losses(logits: Tensor, confidence: Tensor, labels: Tensor, hinted: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the loss of the hinted prediction, and the price of asking for hints.
+
+    Where `hinted`, the prediction moves towards the label by 1 - confidence; elsewhere it stays.
+    """
+    share = torch.where(hinted, confidence, torch.ones_like(confidence))
+    right = logits.softmax(1).gather(1, labels[:, None])[:, 0]
+    task = -(share * right + (1 - share)).clamp_min(TINY).log().mean()
+    return task, -confidence.clamp_min(TINY).log().mean()
+
+
+@method("confbranch")
+class ConfBranch(Objective):
+    """Train a second head that says how sure the network is, by letting it buy hints.
+
+    The result is the network with its plain classifier; `confidence` gives the second head's answer.
+    """
+
+    recipe = {"epochs": 200, "lr": 0.1, "weight_decay": 5e-4, "milestones": (60, 120, 160), "gamma": 0.2}
+    price: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        classes: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        budget: float = 0.3,
+        layer: str | None = None,
+    ) -> None:
+        super().__init__(model, classes, mean, std)
+        if not budget > 0:
+            raise OptionError(f"confbranch: budget must be above 0, got {budget}")
+        self.budget = budget
+        self.final = final_linear(model, layer)[2]
+        self.branch = nn.Linear(self.final.in_features, 1)
+        self.register_buffer("price", torch.tensor(0.1))
+
+    def confidence(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute logits and confidence of normalised images."""
+        with entering(self.final) as features:
+            logits = self.model(images)
+        return logits, torch.sigmoid(self.branch(features[-1]))[:, 0]
+
+    def forward(self, images: Tensor, labels: Tensor) -> Outcome:
+        """Compute the loss of one batch; half of it gets hints."""
+        logits, confidence = self.confidence(self.normalise(images))
+        hinted = torch.rand(len(labels)).to(labels.device) < 0.5
+        task, asked = confidence_losses(logits.float(), confidence.float(), labels, hinted)
+        loss = task + self.price.clone() * asked
+        if self.training:
+            # In place: DDP keeps hold of this very tensor.
+            self.price.copy_(self._next_price(asked.detach()))
+        return Outcome(loss, logits)
+
+    def _next_price(self, asked: Tensor) -> Tensor:
+        """Make hints cheaper while they are used less than the budget allows, else dearer."""
+        return self.price / torch.where(asked < self.budget, 1.01, 0.99)

@@ -1,0 +1,68 @@
+"""One function that fine-tunes a classifier, or trains one from scratch, with any of the training methods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from idness.errors import OptionError
+from idness.training.images import TrainingSet
+from idness.training.log import Row, RunLog
+from idness.training.loop import Trainer
+from idness.training.objective import find_method
+from idness.training.settings import SETTING_NAMES, Settings
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Is what a run leaves: the network, its log, and what it was told."""
+
+    model: nn.Module
+    log: list[Row]
+    settings: Settings
+
+
+def finetune(
+    model: nn.Module,
+    data: TrainingSet,
+    method: str = "ish",
+    *,
+    val: TrainingSet | None = None,
+    out: str | Path | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> Trained:
+    """Train a classifier in place with one of the training methods, by its paper's recipe unless told otherwise.
+
+    With `out`, checkpoints, log.csv and weights.safetensors go there, and a run that was stopped goes on from its last
+    checkpoint to the same result.
+
+    Args:
+        model: any classifier that ends in a linear layer.
+        data: images to learn from.
+        method: name of the training method.
+        val: images to count right answers on after each epoch.
+        out: folder of the run.
+        progress: show a progress bar on standard error.
+        options: fields of `Settings`, and the method's own options.
+    """
+    kind = find_method(method)
+    chosen = dict(kind.recipe) | {k: v for k, v in options.items() if k in SETTING_NAMES}
+    settings = Settings(**chosen)
+    own = {k: v for k, v in options.items() if k not in SETTING_NAMES}
+    try:
+        objective = kind(model, len(data.classes), settings.mean, settings.std, **own)
+    except TypeError as error:
+        raise OptionError(f"{method}: {error}; see `idness train --help` for the options") from error
+    facts = {"method": method, "options": own, "classes": list(data.classes)}
+    folder = Path(out) if out is not None else None
+    trainer = Trainer(objective, data, settings, val, folder, facts, RunLog(show=progress))
+    try:
+        trained = trainer.run()
+    except BaseException:
+        objective.finish()  # a network that fails must not keep a foreign layer
+        raise
+    return Trained(trained, trainer.log.rows, settings)

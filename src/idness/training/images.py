@@ -1,0 +1,130 @@
+"""Training images in memory: from arrays, from a folder with one subfolder per class, or the six CIFAR-10 classes."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from idness.data import SUFFIXES, decode
+from idness.errors import DataError
+
+CIFAR6 = {"airplane": 0, "automobile": 1, "bird": 2, "deer": 4, "dog": 5, "truck": 9}
+"""The classes of the embedded benchmark and their labels in CIFAR-10."""
+SHOWN = 5
+"""How many broken files one message names."""
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """Holds images (N, H, W, 3) as uint8, one label each, and the class names."""
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        images, labels = self.images, self.labels
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != 3:
+            raise DataError(f"images must be uint8 (N, H, W, 3), got {images.dtype} {tuple(images.shape)}")
+        if labels.shape != (len(images),) or labels.is_floating_point():
+            raise DataError(
+                f"labels must be one integer per image, got {labels.dtype} {tuple(labels.shape)} for {len(images)}"
+            )
+        if len(images) == 0:
+            raise DataError("a training set needs at least one image, got none")
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= len(self.classes):
+            raise DataError(f"labels must be in 0 to {len(self.classes) - 1}, got {low} to {high}")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def fingerprint(self) -> str:
+        """Hash images, labels and class names."""
+        digest = hashlib.sha256("\0".join(self.classes).encode())
+        digest.update(np.ascontiguousarray(self.images.numpy()).data)
+        digest.update(np.ascontiguousarray(self.labels.numpy()).data)
+        return digest.hexdigest()
+
+    @classmethod
+    def from_arrays(
+        cls, images: NDArray[np.uint8], labels: NDArray[np.integer], classes: tuple[str, ...] = ()
+    ) -> TrainingSet:
+        """Take numpy arrays; classes without a name get their number."""
+        names = classes or tuple(str(i) for i in range(int(labels.max(initial=-1)) + 1))
+        return cls(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels.astype(np.int64)), names)
+
+
+def cifar6(archive: str | Path, split: str = "train") -> TrainingSet:
+    """Read the six classes from an .npz of CIFAR-10; split is train, val or test.
+
+    Validation is the last 84 (first two classes) or 83 training images of each class, in official order; training has
+    all others. Test is the whole official test split of these classes.
+    """
+    path = Path(archive)
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; make it with `python tools/build_cifar6.py`")
+    kind = "test" if split == "test" else "train"
+    with np.load(path, allow_pickle=False) as file:
+        images, labels = file[f"{kind}_images"], file[f"{kind}_labels"].reshape(-1)
+    chosen = []
+    for position, label in enumerate(CIFAR6.values()):
+        indices = np.flatnonzero(labels == label)
+        held = len(indices) - (84 if position < 2 else 83)
+        chosen.append({"train": indices[:held], "val": indices[held:], "test": indices}[split])
+    new = np.concatenate([np.full(len(part), i) for i, part in enumerate(chosen)])
+    return TrainingSet.from_arrays(images[np.concatenate(chosen)], new, tuple(CIFAR6))
+
+
+def image_folder(root: str | Path, size: int | None = None) -> TrainingSet:
+    """Read a folder with one subfolder of images per class, after every file has been checked.
+
+    Without `size` all images must be equally large; with it they are resized to `size` x `size`. Hidden files and
+    folders are passed over. Everything wrong is told in one message, before any training.
+    """
+    folder = Path(root)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; it must hold one subfolder of images per class")
+    subfolders = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if len(subfolders) < 2:
+        raise DataError(f"{folder}: needs at least 2 subfolders, one per class, got {len(subfolders)}")
+    arrays: list[NDArray[np.uint8]] = []
+    labels: list[int] = []
+    wrong: list[str] = []
+    for label, subfolder in enumerate(subfolders):
+        files = [p for p in sorted(subfolder.rglob("*")) if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")]
+        if not files:
+            wrong.append(f"class {subfolder.name!r} has no image")
+        for path in files:
+            try:
+                arrays.append(_read(path, size))
+                labels.append(label)
+            except DataError as error:
+                wrong.append(f"{path.parent.relative_to(folder)}/{error}")
+    wrong += _odd_sizes(arrays)
+    if wrong:
+        more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        raise DataError(f"{folder}: {'; '.join(wrong[:SHOWN])}{more}; repair or remove these, then start again")
+    return TrainingSet.from_arrays(np.stack(arrays), np.asarray(labels), tuple(p.name for p in subfolders))
+
+
+def _read(path: Path, size: int | None) -> NDArray[np.uint8]:
+    rgb = decode(path)
+    if size is not None and rgb.size != (size, size):
+        rgb = rgb.resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0)
+    return np.asarray(rgb, dtype=np.uint8)
+
+
+def _odd_sizes(arrays: list[NDArray[np.uint8]]) -> list[str]:
+    sizes = sorted({(a.shape[1], a.shape[0]) for a in arrays})
+    if len(sizes) < 2:
+        return []
+    listed = ", ".join(f"{w} x {h}" for w, h in sizes[:SHOWN])
+    return [f"images have {len(sizes)} sizes ({listed}); give a size (--size) to bring them to one"]

@@ -1,0 +1,265 @@
+"""The training loop: SGD, one rate per step, checkpoints, exact resume; one process or several.
+
+Every random number is a function of (seed, step), never of what was drawn before: a run that is killed and resumed, at
+any step, ends with the same bits, and several processes draw what one process of their joint batch would draw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from idness.errors import IdnessError, OptionError, StoreError
+from idness.training.augment import crop_flip
+from idness.training.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    optimizer_tensors,
+    restore_optimizer,
+    save_checkpoint,
+    save_tensors,
+)
+from idness.training.images import TrainingSet
+from idness.training.log import RunLog
+from idness.training.objective import Objective
+from idness.training.settings import Settings
+
+PREPARE = 512
+"""How many training images a method may look at before the first step."""
+
+
+def mix(*numbers: int | str) -> int:
+    """Mix seed, step and purpose into one 63-bit seed."""
+    text = "/".join(map(str, numbers)).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+
+
+def make_fabric(precision: str) -> Any:
+    """Set up Lightning Fabric for this process: alone, or one of those that torchrun started."""
+    try:
+        from lightning_fabric import Fabric
+        from lightning_fabric.strategies import DDPStrategy
+    except ImportError as error:
+        raise IdnessError("training needs lightning-fabric; install it with pip install 'idness[train]'") from error
+    world = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if "TORCHELASTIC_RUN_ID" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return Fabric(accelerator="auto", devices=1, precision=precision)
+    nodes = int(os.environ["WORLD_SIZE"]) // world
+    strategy = DDPStrategy(process_group_backend=None if torch.cuda.is_available() else "gloo")
+    return Fabric(accelerator="auto", devices=world, num_nodes=nodes, strategy=strategy, precision=precision)
+
+
+@dataclass
+class Trainer:
+    """Trains one objective on one image set; `run` does it all.
+
+    Args:
+        objective: the network inside its training method.
+        train: images to learn from.
+        settings: what decides the run.
+        val: images to count right answers on after each epoch.
+        out: folder for checkpoints, log and weights; None keeps everything in memory.
+        facts: what else must be the same for a resumed run, kept in the checkpoint and in the weights' metadata.
+        log: where progress goes.
+    """
+
+    objective: Objective
+    train: TrainingSet
+    settings: Settings
+    val: TrainingSet | None = None
+    out: Path | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    log: RunLog = field(default_factory=RunLog)
+    step: int = 0
+
+    def run(self) -> nn.Module:
+        """Train to the end, from the last checkpoint if there is one, and return the network."""
+        s = self.settings
+        self.fabric = make_fabric(s.precision)
+        self.fabric.launch()
+        self.per_step = s.batch_size * s.accumulate * self.fabric.world_size
+        self.steps_per_epoch = len(self.train) // self.per_step
+        if self.steps_per_epoch == 0:
+            raise OptionError(
+                f"training: {len(self.train)} images are fewer than one batch of {self.per_step}; lower batch_size"
+            )
+        self.total = s.epochs * self.steps_per_epoch
+        if s.channels_last:
+            self.objective.to(memory_format=torch.channels_last)
+        some = torch.randperm(len(self.train), generator=_generator(s.seed, "prepare"))[:PREPARE]
+        self.objective.prepare(self.train.images[some].permute(0, 3, 1, 2), self.train.labels[some])
+        self.named = {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
+        self.optimizer = torch.optim.SGD(
+            self.named.values(),
+            lr=s.lr,
+            momentum=s.momentum,
+            nesterov=s.nesterov and s.momentum > 0,
+            weight_decay=s.weight_decay,
+        )
+        self.module, self.wrapped_optimizer = self.fabric.setup(self.objective, self.optimizer)
+        self.fingerprint = self.train.fingerprint() if self.out is not None else ""
+        self.ema = self._copy_state() if s.ema is not None else {}
+        self._resume()
+        self.log.groups(self._groups())
+        with torch.random.fork_rng(devices=[]), self.log.running(self.step, self.total, self.fabric.is_global_zero):
+            while self.step < self.total:
+                self._epoch()
+        return self._finish()
+
+    # One epoch, one step
+
+    def _epoch(self) -> None:
+        epoch, done = divmod(self.step, self.steps_per_epoch)
+        order = torch.randperm(len(self.train), generator=_generator(self.settings.seed, "order", epoch))
+        self.module.train()
+        started = time.perf_counter()
+        for position in range(done, self.steps_per_epoch):
+            loss, right = self._step(order[position * self.per_step : (position + 1) * self.per_step])
+            self.step += 1
+            self.log.step(self.step, loss, right, self.per_step // self.fabric.world_size)
+            if self.step % self.settings.checkpoint_every == 0 and position + 1 < self.steps_per_epoch:
+                self._checkpoint()
+        speed = (self.steps_per_epoch - done) * self.per_step / (time.perf_counter() - started)
+        self.log.epoch(epoch + 1, self.step, self.optimizer.param_groups[0]["lr"], speed, self._accuracy())
+        self._checkpoint()
+
+    def _step(self, chosen: Tensor) -> tuple[float, int]:
+        s = self.settings
+        for group in self.optimizer.param_groups:
+            group["lr"] = s.rate(self.step, self.steps_per_epoch)
+        torch.manual_seed(mix(s.seed, "method", self.step, self.fabric.global_rank))
+        batches = list(self._batches(chosen))
+        total, right = 0.0, 0
+        for number, (images, labels) in enumerate(batches):
+            last = number == len(batches) - 1
+            with self.fabric.no_backward_sync(self.module, enabled=not last and self.fabric.world_size > 1):
+                outcome = self.module(images, labels)
+                self.fabric.backward(outcome.loss / len(batches))
+            total += float(outcome.loss.detach()) / len(batches)
+            right += int((outcome.logits.detach().argmax(1) == labels).sum())
+        if s.clip is not None:
+            self.fabric.clip_gradients(self.module, self.wrapped_optimizer, max_norm=s.clip)
+        self.wrapped_optimizer.step()
+        self.wrapped_optimizer.zero_grad()
+        self.objective.after_step()
+        self._update_ema()
+        return total, right
+
+    def _batches(self, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Cut one step's images into this process's batches: drawn and augmented as a whole, then shared out."""
+        images, labels = self.train.images[chosen], self.train.labels[chosen]
+        if self.settings.augment:
+            images = crop_flip(images, _generator(self.settings.seed, "augment", self.step))
+        rank, world = self.fabric.global_rank, self.fabric.world_size
+        for part in range(self.settings.accumulate):
+            mine = slice(part * world + rank, None, world * self.settings.accumulate)
+            # (N, H, W, 3) seen as (N, 3, H, W) is channels_last as it stands.
+            batch = images[mine].permute(0, 3, 1, 2)
+            batch = batch if self.settings.channels_last else batch.contiguous()
+            yield batch.to(self.fabric.device), labels[mine].to(self.fabric.device)
+
+    def _accuracy(self) -> float | None:
+        if self.val is None:
+            return None
+        kept = self._copy_state()
+        if self.ema:
+            self.objective.load_state_dict(self.ema)
+        self.objective.eval()
+        right = 0
+        with torch.no_grad():
+            for start in range(0, len(self.val), 500):
+                images = self.val.images[start : start + 500].permute(0, 3, 1, 2).to(self.fabric.device)
+                logits = self.objective.model(self.objective.normalise(images))
+                right += int((logits.argmax(1).cpu() == self.val.labels[start : start + 500]).sum())
+        if self.ema:
+            self.objective.load_state_dict(kept)
+        return right / len(self.val)
+
+    # What is learned
+
+    def _copy_state(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self.objective.state_dict().items()}
+
+    def _update_ema(self) -> None:
+        decay = self.settings.ema
+        if decay is None:
+            return
+        for name, value in self.objective.state_dict().items():
+            if value.is_floating_point():
+                self.ema[name].lerp_(value, 1 - decay)
+            else:
+                self.ema[name].copy_(value)
+
+    def _groups(self) -> list[str]:
+        """Describe each parameter group, so that no decay is a surprise."""
+        names = {p: name for name, p in self.named.items()}
+        return [
+            f"{sum(p.numel() for p in g['params']):,} parameters in {len(g['params'])} tensors"
+            f" ({names[g['params'][0]]} ... {names[g['params'][-1]]}): lr {self.settings.lr:g}, momentum {g['momentum']:g},"
+            f" nesterov {g['nesterov']}, weight decay {g['weight_decay']:g}"
+            for g in self.optimizer.param_groups
+        ]
+
+    # Checkpoints
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "settings": {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self.settings).items()},
+            "world_size": self.fabric.world_size,
+            "data": self.fingerprint,
+            **self.facts,
+        }
+
+    def _checkpoint(self) -> None:
+        if self.out is None:
+            return
+        if self.fabric.is_global_zero:
+            names: dict[Tensor, str] = {p: name for name, p in self.named.items()}
+            tensors = {f"objective.{k}": v for k, v in self.objective.state_dict().items()}
+            tensors |= {f"momentum.{k}": v for k, v in optimizer_tensors(self.optimizer, names).items()}
+            tensors |= {f"ema.{k}": v for k, v in self.ema.items()}
+            facts = {"step": self.step, "run": self._identity(), "log": self.log.state()}
+            save_checkpoint(self.out, Checkpoint(tensors, facts))
+            self.log.write(self.out / "log.csv")
+        self.fabric.barrier()
+
+    def _resume(self) -> None:
+        found = load_checkpoint(self.out) if self.out is not None else None
+        if found is None:
+            return
+        then, now = found.facts["run"], self._identity()
+        differing = sorted(k for k in then.keys() | now.keys() if then.get(k) != now.get(k))
+        if differing:
+            raise StoreError(
+                f"{self.out}: holds a run with other {', '.join(differing)}; choose another folder or delete it"
+            )
+        self.objective.load_state_dict(found.part("objective"))
+        restore_optimizer(self.optimizer, self.named, found.part("momentum"))
+        for name, value in found.part("ema").items():
+            self.ema[name].copy_(value)
+        self.step = int(found.facts["step"])
+        self.log.restore(found.facts["log"])
+
+    def _finish(self) -> nn.Module:
+        if self.ema:
+            self.objective.load_state_dict(self.ema)
+        model = self.objective.finish()
+        if self.out is not None and self.fabric.is_global_zero:
+            about = {**self.facts, "mean": self.settings.mean, "std": self.settings.std}
+            metadata = {name: json.dumps(value) for name, value in about.items()}
+            save_tensors(self.out / "weights.safetensors", model.state_dict(), metadata)
+        self.fabric.barrier()
+        return model
+
+
+def _generator(*numbers: int | str) -> torch.Generator:
+    return torch.Generator().manual_seed(mix(*numbers))

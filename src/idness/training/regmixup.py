@@ -1,0 +1,48 @@
+"""RegMixup -- Pinto et al., "RegMixup: Mixup as a Regularizer Can Surprisingly Improve Accuracy and OOD", NeurIPS 2022."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from idness.errors import OptionError
+from idness.training.objective import Objective, Outcome, method
+
+
+def regmixup_loss(
+    clean: Tensor, mixed: Tensor, labels: Tensor, partners: Tensor, share: Tensor | float, weight: float
+) -> Tensor:
+    """Add to the cross-entropy of the images that of their mixtures, `share` of it for the first image's label."""
+    mixture = share * F.cross_entropy(mixed, labels) + (1 - share) * F.cross_entropy(mixed, partners)
+    return F.cross_entropy(clean, labels) + weight * mixture
+
+
+@method("regmixup")
+class RegMixup(Objective):
+    """Train on images and, as a regulariser, on even mixtures of two of them."""
+
+    recipe = {"epochs": 350, "lr": 0.1, "weight_decay": 5e-4, "nesterov": False, "milestones": (150, 250)}
+
+    def __init__(
+        self,
+        model: nn.Module,
+        classes: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        alpha: float = 20.0,
+        weight: float = 1.0,
+    ) -> None:
+        super().__init__(model, classes, mean, std)
+        if not alpha > 0 or weight < 0:
+            raise OptionError(f"regmixup: alpha must be above 0 and weight 0 or more, got {alpha} and {weight}")
+        self.alpha, self.weight = alpha, weight
+
+    def forward(self, images: Tensor, labels: Tensor) -> Outcome:
+        """Compute the loss of one batch and its mixtures, in one pass so that batch norm sees both."""
+        share = float(torch.distributions.Beta(self.alpha, self.alpha).sample())
+        partner = torch.randperm(len(images)).to(images.device)
+        x = self.normalise(images)
+        logits = self.model(torch.cat([x, share * x + (1 - share) * x[partner]]))
+        clean, mixed = logits.chunk(2)
+        return Outcome(regmixup_loss(clean, mixed, labels, labels[partner], share, self.weight), clean)

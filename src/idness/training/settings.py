@@ -1,0 +1,88 @@
+"""The settings of one training run, and the learning rate they give at each step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from idness.errors import OptionError
+
+CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR_STD = (0.2023, 0.1994, 0.2010)
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Holds everything that decides what a run computes, besides network, data and method.
+
+    Args:
+        epochs: passes over the training images.
+        lr: highest learning rate.
+        weight_decay: L2 decay of every parameter; nothing is left out silently.
+        momentum: momentum of SGD.
+        nesterov: use Nesterov's momentum.
+        batch_size: images per step and process.
+        accumulate: batches whose gradients make one step.
+        warmup: epochs during which the rate rises linearly to `lr`.
+        milestones: epochs after which the rate is multiplied by `gamma`; without any it falls as a cosine to 0.
+        gamma: factor at each milestone.
+        clip: largest norm of the gradient; None leaves it alone.
+        ema: decay of a running mean of the weights, which then is the result; None keeps the last weights.
+        augment: random crops and flips.
+        precision: 32-true, bf16-mixed or 16-mixed.
+        channels_last: memory layout of images and kernels; faster on most machines.
+        seed: decides the order of the images and whatever else is random.
+        checkpoint_every: steps between checkpoints.
+        mean: mean of each colour, in [0, 1].
+        std: standard deviation of each colour.
+    """
+
+    epochs: int = 10
+    lr: float = 0.003
+    weight_decay: float = 5e-6
+    momentum: float = 0.9
+    nesterov: bool = True
+    batch_size: int = 128
+    accumulate: int = 1
+    warmup: float = 0.0
+    milestones: tuple[int, ...] = ()
+    gamma: float = 0.1
+    clip: float | None = None
+    ema: float | None = None
+    augment: bool = True
+    precision: str = "32-true"
+    channels_last: bool = True
+    seed: int = 0
+    checkpoint_every: int = 200
+    mean: tuple[float, ...] = CIFAR_MEAN
+    std: tuple[float, ...] = CIFAR_STD
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "accumulate", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"training: {name} must be at least 1, got {getattr(self, name)}")
+        for name in ("lr", "weight_decay", "warmup", "gamma"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise OptionError(f"training: {name} must be 0 or more, got {getattr(self, name)}")
+        for name in ("momentum", "ema"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise OptionError(f"training: {name} must be in [0, 1), got {value}")
+        if self.clip is not None and self.clip <= 0:
+            raise OptionError(f"training: clip must be above 0, got {self.clip}")
+        if self.precision not in PRECISIONS:
+            raise OptionError(f"training: precision must be one of {', '.join(PRECISIONS)}, got {self.precision}")
+
+    def rate(self, step: int, steps_per_epoch: int) -> float:
+        """Compute the learning rate of one step."""
+        epoch = step / steps_per_epoch
+        if epoch < self.warmup:
+            return self.lr * (step + 1) / (self.warmup * steps_per_epoch)
+        if self.milestones:
+            return self.lr * self.gamma ** sum(epoch >= m for m in self.milestones)
+        progress = (epoch - self.warmup) / max(self.epochs - self.warmup, 1e-9)
+        return self.lr * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+SETTING_NAMES = frozenset(field.name for field in fields(Settings))

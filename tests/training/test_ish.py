@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from idness.errors import ModelError, OptionError
+from idness.training import IshLinear, ish, networks
+from idness.training.ish import ish_activations
+
+
+def rows(count: int = 6, width: int = 40, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Features as a ReLU leaves them: non-negative, some zero."""
+    values = torch.randn(count, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (values + 0.3).relu().to(dtype)
+
+
+def slow_gradient(features: Tensor, delta: Tensor, percentile: float, prune: bool) -> Tensor:
+    """The paper's equation in numpy, one image at a time: sum over images of delta_i (a_i exp(r_i))^T."""
+    total = np.zeros((delta.shape[1], features.shape[1]))
+    for a, d in zip(features.double().numpy(), delta.double().numpy(), strict=True):
+        keep = len(a) - round(len(a) * percentile / 100)
+        largest = np.argsort(a)[::-1][:keep]
+        scaled = a * math.exp(a.sum() / a[largest].sum())
+        if prune:
+            mask = np.zeros_like(a)
+            mask[largest] = 1
+            scaled = scaled * mask
+        total += np.outer(d, scaled)
+    return torch.from_numpy(total)
+
+
+def pair(
+    width: int = 40, classes: int = 4, dtype: torch.dtype = torch.float32, **options: object
+) -> tuple[nn.Linear, IshLinear]:
+    torch.manual_seed(0)
+    plain = nn.Linear(width, classes, dtype=dtype)
+    return plain, IshLinear.sharing(copy.deepcopy(plain), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(40,), (6, 40), (2, 3, 40)])
+def test_forward_is_bit_identical(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    plain, shaped = pair(dtype=dtype)
+    features = rows().reshape(-1)[: math.prod(shape)].reshape(shape).to(dtype)
+    assert torch.equal(plain(features), shaped(features))
+    assert torch.equal(plain(features), shaped.eval()(features))
+
+
+@pytest.mark.parametrize("prune", [False, True])
+@pytest.mark.parametrize("percentile", [0.0, 60.0, 85.0, 97.0])
+def test_gradients_against_the_papers_equation(percentile: float, prune: bool) -> None:
+    plain, shaped = pair(dtype=torch.float64, percentile=percentile, prune=prune)
+    labels = torch.tensor([0, 1, 2, 3, 0, 1])
+    results = []
+    for layer in (plain, shaped):
+        features = rows(dtype=torch.float64).requires_grad_()
+        logits = layer(features)
+        logits.retain_grad()
+        F.cross_entropy(logits, labels).backward()
+        results.append((features, logits))
+    delta = results[1][1].grad
+    assert delta is not None
+    torch.testing.assert_close(
+        shaped.weight.grad, slow_gradient(rows(dtype=torch.float64), delta, percentile, prune), rtol=1e-6, atol=1e-9
+    )
+    torch.testing.assert_close(shaped.bias.grad, plain.bias.grad, rtol=0, atol=0)
+    torch.testing.assert_close(results[1][0].grad, results[0][0].grad, rtol=0, atol=0)
+    assert not torch.allclose(shaped.weight.grad, plain.weight.grad)
+
+
+def test_gradient_by_finite_differences() -> None:
+    """With r held constant, ISH's weight gradient is that of a loss whose linear layer sees a * exp(r) at W's place."""
+    _, shaped = pair(dtype=torch.float64)
+    features, labels = rows(dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0, 1])
+    F.cross_entropy(shaped(features), labels).backward()
+    start, scaled = shaped.weight.detach().clone(), ish_activations(features, 85.0)
+
+    def loss(weight: Tensor) -> float:
+        # Moving W by dW moves the logits by dW (a exp(r)) and the loss by what the plain network's loss gives for that.
+        logits = F.linear(features, start, shaped.bias.detach()) + scaled @ (weight - start).T
+        return float(F.cross_entropy(logits, labels))
+
+    step = 1e-6
+    for i, j in [(0, 0), (1, 7), (2, 19), (3, 39)]:
+        move = torch.zeros_like(start)
+        move[i, j] = step
+        numeric = (loss(start + move) - loss(start - move)) / (2 * step)
+        assert shaped.weight.grad is not None
+        assert float(shaped.weight.grad[i, j]) == pytest.approx(numeric, rel=1e-5, abs=1e-8)
+
+
+def test_input_and_bias_gradients_by_gradcheck() -> None:
+    _, shaped = pair(dtype=torch.float64)
+    shaped.weight.requires_grad_(False)
+    assert torch.autograd.gradcheck(shaped, rows(dtype=torch.float64).requires_grad_())
+
+
+def test_double_backward_is_refused_clearly() -> None:
+    """ISH's gradient field has no loss, so a second derivative through it would be silently wrong."""
+    plain, shaped = pair(dtype=torch.float64)
+    features = rows(dtype=torch.float64).requires_grad_()
+    for wanted in (shaped.weight, shaped.bias, features):
+        gradient = torch.autograd.grad(shaped(features).square().sum(), wanted, create_graph=True)[0]
+        with pytest.raises(ModelError, match="cannot be differentiated again"):
+            gradient.square().sum().backward()
+    # In evaluation mode the layer is nn.Linear, second derivatives included.
+    second = []
+    for layer in (plain, shaped.eval()):
+        gradient = torch.autograd.grad(layer(features).square().sum(), layer.weight, create_graph=True)[0]
+        second.append(torch.autograd.grad(gradient.square().sum(), features)[0])
+    assert torch.equal(second[0], second[1])
+
+
+def test_only_in_training_mode() -> None:
+    plain, shaped = pair()
+    shaped.eval()
+    for layer in (plain, shaped):
+        layer(rows()).square().sum().backward()
+    assert torch.equal(plain.weight.grad, shaped.weight.grad)
+
+
+def test_accumulation_equals_one_batch() -> None:
+    _, shaped = pair(dtype=torch.float64)
+    features = rows(dtype=torch.float64)
+    shaped(features).square().sum().backward()
+    whole = shaped.weight.grad
+    shaped.weight.grad = None
+    for part in features.split(2):
+        shaped(part).square().sum().backward()
+    torch.testing.assert_close(shaped.weight.grad, whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype: torch.dtype) -> None:
+    plain, shaped = pair()
+    delta = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with torch.autocast("cpu", dtype):
+        expected, got = plain(rows()), shaped(rows())
+    assert got.dtype == dtype
+    assert torch.equal(expected, got)
+    got.backward(delta)
+    assert shaped.weight.grad is not None
+    assert shaped.weight.grad.dtype == torch.float32
+    torch.testing.assert_close(
+        shaped.weight.grad.double(), slow_gradient(rows().to(dtype), delta, 85.0, False), rtol=1e-5, atol=1e-4
+    )
+
+
+def test_compile_gives_the_same_gradients() -> None:
+    _, shaped = pair(dtype=torch.float64)
+    other = copy.deepcopy(shaped)
+    compiled = torch.compile(other, backend="aot_eager", fullgraph=True)
+    shaped(rows(dtype=torch.float64)).square().sum().backward()
+    compiled(rows(dtype=torch.float64)).square().sum().backward()
+    torch.testing.assert_close(other.weight.grad, shaped.weight.grad, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(other.bias.grad, shaped.bias.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_no_bias_and_one_row() -> None:
+    layer = IshLinear(40, 4, bias=False)
+    layer(rows(1)).sum().backward()
+    assert layer.weight.grad is not None
+    assert torch.isfinite(layer.weight.grad).all()
+
+
+@pytest.mark.parametrize(
+    "features",
+    [torch.zeros(2, 40), -torch.ones(2, 40), torch.eye(2, 40) * 1e30, torch.randn(3, 40), torch.full((2, 40), 1e-30)],
+    ids=["zero", "negative", "huge and sparse", "signed", "tiny"],
+)
+@pytest.mark.parametrize("percentile", [85.0, 99.0])
+@pytest.mark.parametrize("prune", [False, True])
+def test_odd_features_give_finite_factors(features: Tensor, percentile: float, prune: bool) -> None:
+    assert torch.isfinite(ish_activations(features, percentile, prune)).all()
+
+
+def test_input_is_not_written_to() -> None:
+    features = rows()
+    before = features.clone()
+    ish_activations(features, 85.0, prune=True)
+    assert torch.equal(features, before)
+
+
+@pytest.mark.parametrize("percentile", [-1.0, 0.85, 100.0, float("nan")])
+def test_percentile_is_in_percent(percentile: float) -> None:
+    with pytest.raises(OptionError, match="percent"):
+        IshLinear(4, 2, percentile=percentile)
+
+
+def test_swap_in_and_out() -> None:
+    model = networks.build("tiny_resnet", 3).train()
+    keys, plain, weight = list(model.state_dict()), model.fc, model.fc.weight
+    images = torch.rand(4, 3, 32, 32)
+    logits = copy.deepcopy(model)(images)
+    with ish(model, percentile=70.0) as inside:
+        assert inside is model
+        assert isinstance(model.fc, IshLinear)
+        assert model.fc.percentile == 70.0
+        assert model.fc.weight is weight
+        assert list(model.state_dict()) == keys
+        assert torch.equal(model(images), logits)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model(images).square().sum().backward()
+        optimizer.step()
+    assert model.fc is plain
+    assert type(model.fc) is nn.Linear
+    assert model.fc.weight is weight
+    networks.build("tiny_resnet", 3).load_state_dict(model.state_dict())
+
+
+def test_swap_is_undone_after_an_error() -> None:
+    model = networks.build("tiny_resnet", 3)
+    with pytest.raises(ZeroDivisionError), ish(model):
+        raise ZeroDivisionError
+    assert type(model.fc) is nn.Linear
+
+
+def test_swap_names_and_refusals() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 2))
+    swapped = ish(model, layer="1")
+    assert isinstance(model[1], IshLinear)
+    swapped.undo()
+    assert type(model[1]) is nn.Linear
+    with pytest.raises(ModelError, match="nope"):
+        ish(model, layer="nope")
+    with pytest.raises(ModelError):
+        ish(nn.Sequential(nn.Conv2d(3, 4, 3)))

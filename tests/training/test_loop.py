@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from idness.errors import OptionError, StoreError, UnknownNameError
+from idness.training import METHODS, Settings, TrainingSet, finetune, networks
+from idness.training.loop import Trainer, _generator
+from tests.training.conftest import small_world
+
+SCRIPT = Path(__file__).with_name("run_small.py")
+QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 8, "lr": 0.01, "milestones": (), "warmup": 0.0}
+
+
+class Plain32(nn.Module):
+    """A network without batch norm, so that the joint batch of two processes is one batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        self.fc = nn.Linear(32, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.fc(self.body(images))
+        return logits
+
+
+def start(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return networks.build("tiny_resnet", 3)
+
+
+def equal(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("method", ["plain", "ish", "logitnorm", "regmixup", "confbranch", "cider", "augmix"])
+def test_every_method_learns_and_is_deterministic(method: str, world: TrainingSet) -> None:
+    runs = [finetune(start(), world, method, val=world, **QUICK) for _ in range(2)]
+    assert equal(runs[0].model, runs[1].model)
+    first, last = runs[0].log[0], runs[0].log[-1]
+    # ConfBranch's loss rises while hints get cheaper or dearer; what it learns shows in the answers.
+    assert last.accuracy > first.accuracy if method == "confbranch" else last.loss < first.loss
+    assert all(math.isfinite(row.loss) for row in runs[0].log)
+    assert not equal(runs[0].model, finetune(start(), world, method, **QUICK, seed=1).model)
+
+
+def test_all_methods_are_tested() -> None:
+    assert set(METHODS) == {"plain", "ish", "logitnorm", "regmixup", "confbranch", "cider", "augmix"}
+
+
+def test_ish_differs_from_plain_and_loads_without_idness(world: TrainingSet) -> None:
+    ish, plain = (finetune(start(), world, method, **QUICK).model for method in ("ish", "plain"))
+    assert not equal(ish, plain)
+    assert list(ish.state_dict()) == list(start().state_dict())
+    assert all(type(m).__module__.startswith(("torch.", "idness.training.networks")) for m in ish.modules())
+
+
+def test_random_state_of_the_caller_is_left_alone(world: TrainingSet) -> None:
+    model = start()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    finetune(model, world, "plain", **QUICK)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_accumulation_equals_a_larger_batch(world: TrainingSet) -> None:
+    models = []
+    for options in ({"batch_size": 8}, {"batch_size": 4, "accumulate": 2}):
+        torch.manual_seed(0)
+        models.append(finetune(Plain32(), world, "ish", **{**QUICK, **options}).model)
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_step_is_sgd_with_nesterov_and_cosine(world: TrainingSet) -> None:
+    """Two steps by hand: one epoch of two batches, no augmentation."""
+    data = TrainingSet(world.images[:16], world.labels[:16], world.classes)
+    torch.manual_seed(0)
+    model, twin = Plain32(), Plain32()
+    twin.load_state_dict(model.state_dict())
+    finetune(
+        model,
+        data,
+        "plain",
+        epochs=1,
+        batch_size=8,
+        lr=0.1,
+        weight_decay=0.01,
+        augment=False,
+        mean=(0.0,) * 3,
+        std=(1.0,) * 3,
+    )
+    order = torch.randperm(16, generator=_generator(0, "order", 0))
+    momentum = [torch.zeros_like(p) for p in twin.parameters()]
+    for step in range(2):
+        chosen = order[step * 8 : step * 8 + 8]
+        loss = nn.functional.cross_entropy(
+            twin(data.images[chosen].permute(0, 3, 1, 2).float() / 255), data.labels[chosen]
+        )
+        grads = torch.autograd.grad(loss, list(twin.parameters()))
+        rate = 0.1 * (1 + math.cos(math.pi * step / 2)) / 2
+        with torch.no_grad():
+            for p, g, m in zip(twin.parameters(), grads, momentum, strict=True):
+                decayed = g + 0.01 * p
+                m.mul_(0.9).add_(decayed)
+                p.sub_(rate * (decayed + 0.9 * m))
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_rates() -> None:
+    cosine = Settings(epochs=10, lr=0.003)
+    assert cosine.rate(0, 5) == 0.003
+    assert cosine.rate(25, 5) == pytest.approx(0.0015)
+    assert cosine.rate(49, 5) < 1e-5
+    warm = Settings(epochs=10, lr=1.0, warmup=2.0)
+    assert [warm.rate(s, 2) for s in range(4)] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert warm.rate(4, 2) == 1.0
+    steps = Settings(epochs=10, lr=1.0, milestones=(3, 6), gamma=0.1)
+    assert [round(steps.rate(e, 1), 4) for e in (0, 2, 3, 6, 9)] == [1, 1, 0.1, 0.01, 0.01]
+
+
+def test_ema_is_the_running_mean(world: TrainingSet) -> None:
+    last = finetune(start(), world, "plain", **QUICK).model
+    near = finetune(start(), world, "plain", **QUICK, ema=0.0).model
+    far = finetune(start(), world, "plain", **QUICK, ema=0.99).model
+    for (name, a), b, c in zip(
+        last.state_dict().items(), near.state_dict().values(), far.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(a, b, msg=name)
+        assert a.dtype == c.dtype
+    begin = start().fc.weight.detach()
+    assert 0 < float((far.fc.weight.detach() - begin).norm()) < float((last.fc.weight.detach() - begin).norm())
+
+
+def test_clip_bounds_the_step(world: TrainingSet) -> None:
+    options = {**QUICK, "epochs": 1, "weight_decay": 0.0, "momentum": 0.0}
+    model = finetune(start(), world, "plain", **options, clip=1e-6).model
+    assert float((model.fc.weight - start().fc.weight).detach().abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"lr": -1.0}, "lr must be 0 or more"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
+        ({"precision": "fp8"}, "precision must be one of"),
+        ({"batch_size": 1000}, "fewer than one batch"),
+        ({"nonsense": 3}, "nonsense"),
+        ({"percentile": 0.85}, "percent"),
+    ],
+)
+def test_wrong_options_are_told(options: dict[str, Any], words: str, world: TrainingSet) -> None:
+    with pytest.raises(OptionError, match=words):
+        finetune(start(), world, "ish", **options)
+
+
+def test_unknown_method_is_told(world: TrainingSet) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'logitnorm'"):
+        finetune(start(), world, "logitnrm")
+
+
+def test_a_failed_run_leaves_the_plain_layer(world: TrainingSet) -> None:
+    model = start()
+    with pytest.raises(OptionError):
+        finetune(model, world, "ish", batch_size=1000)
+    assert type(model.fc) is nn.Linear
+
+
+# Files
+
+
+def test_run_folder(tmp_path: Path, world: TrainingSet) -> None:
+    done = finetune(start(), world, "ish", val=world, out=tmp_path, **QUICK, percentile=70.0)
+    weights = load_file(tmp_path / "weights.safetensors")
+    assert list(weights) != []
+    start(1).load_state_dict(weights)
+    assert all(torch.equal(weights[k], v) for k, v in done.model.state_dict().items())
+    lines = (tmp_path / "log.csv").read_text().splitlines()
+    assert lines[0] == "epoch,step,lr,loss,accuracy,val_accuracy,images_per_second"
+    assert len(lines) == 4
+    facts = json.loads((tmp_path / "checkpoint.json").read_text())
+    assert facts["step"] == 18
+    assert facts["run"]["options"] == {"percentile": 70.0}
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "checkpoint-00000018.safetensors",
+        "checkpoint.json",
+        "log.csv",
+        "weights.safetensors",
+    ]
+
+
+def test_finished_run_is_not_repeated(tmp_path: Path, world: TrainingSet) -> None:
+    first = finetune(start(), world, "plain", out=tmp_path, **QUICK)
+    began = time.perf_counter()
+    again = finetune(start(1), world, "plain", out=tmp_path, **QUICK)
+    assert time.perf_counter() - began < 5
+    assert equal(first.model, again.model)
+    assert again.log == first.log
+
+
+def test_other_settings_or_data_are_refused(tmp_path: Path, world: TrainingSet) -> None:
+    finetune(start(), world, "plain", out=tmp_path, **QUICK)
+    with pytest.raises(StoreError, match="other settings"):
+        finetune(start(), world, "plain", out=tmp_path, **{**QUICK, "lr": 0.02})
+    with pytest.raises(StoreError, match="other data"):
+        finetune(start(), small_world(seed=1), "plain", out=tmp_path, **QUICK)
+    with pytest.raises(StoreError, match="other method"):
+        finetune(start(), world, "ish", out=tmp_path, **QUICK)
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "lose", "newer", "nonsense"])
+def test_damaged_checkpoints_are_refused(harm: str, tmp_path: Path, world: TrainingSet) -> None:
+    finetune(start(), world, "plain", out=tmp_path, **QUICK)
+    tensors, index = next(tmp_path.glob("checkpoint-*.safetensors")), tmp_path / "checkpoint.json"
+    content = bytearray(tensors.read_bytes())
+    if harm == "cut":
+        tensors.write_bytes(content[:-10])
+    elif harm == "flip":
+        content[-10] ^= 1
+        tensors.write_bytes(content)
+    elif harm == "lose":
+        tensors.unlink()
+    elif harm == "newer":
+        index.write_text(json.dumps({**json.loads(index.read_text()), "format": 99}))
+    else:
+        index.write_text("{")
+    with pytest.raises(StoreError, match="damaged|newer"):
+        finetune(start(), world, "plain", out=tmp_path, **QUICK)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("stop", [8, 17])
+def test_stopped_at_any_step_and_resumed_gives_the_same_bits(
+    method: str, stop: int, tmp_path: Path, world: TrainingSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**QUICK, "ema": 0.9, "checkpoint_every": 4}
+    whole = finetune(start(), world, method, **options)
+    step = Trainer._step
+
+    def stopping(self: Trainer, chosen: Tensor) -> tuple[float, int]:
+        if self.step == stop:
+            raise KeyboardInterrupt
+        return step(self, chosen)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Trainer, "_step", stopping)
+        finetune(start(), world, method, out=tmp_path, **options)
+    resumed = finetune(start(1), world, method, out=tmp_path, **options)
+    assert equal(whole.model, resumed.model)
+    assert [(r.step, r.loss, r.accuracy) for r in resumed.log] == [(r.step, r.loss, r.accuracy) for r in whole.log]
+
+
+# Processes
+
+
+def environment() -> dict[str, str]:
+    root = str(Path(__file__).resolve().parents[2])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root, "PYTHONWARNINGS": "default"}
+
+
+def weights_of(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "weights.safetensors")
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_gives_the_same_bits(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    command = [sys.executable, str(SCRIPT), "ish"]
+    subprocess.run([*command, str(whole)], env=environment(), check=True, timeout=120)
+    stops = 0
+    for patience in (1, 5):  # killed after these many checkpoints of its own
+        process = subprocess.Popen([*command, str(killed), "--slowly"], env=environment())
+        seen: set[str] = set()
+        deadline = time.monotonic() + 100
+        while len(seen) <= patience and process.poll() is None and time.monotonic() < deadline:
+            seen |= {p.name for p in killed.glob("checkpoint-*.safetensors")} if killed.exists() else set()
+            time.sleep(0.002)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            stops += 1
+        process.wait()
+    assert stops == 2
+    assert not (killed / "weights.safetensors").exists()
+    subprocess.run([*command, str(killed)], env=environment(), check=True, timeout=120)
+    a, b = weights_of(whole), weights_of(killed)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["plain", "ish"])
+def test_two_processes_equal_one_of_twice_the_batch(method: str, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    subprocess.run(
+        [sys.executable, str(SCRIPT), method, str(one), "--batch", "16"], env=environment(), check=True, timeout=120
+    )
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run([*launch, str(SCRIPT), method, str(two), "--batch", "8"], env=environment(), check=True, timeout=200)
+    a, b = weights_of(one), weights_of(two)
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=1e-5, msg=name)
+    assert (two / "log.csv").read_text().count("\n") == 5

@@ -1,0 +1,210 @@
+"""Each method's loss against its paper, written again slowly, one image at a time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from idness.errors import OptionError
+from idness.training import AugMix, Cider, ConfBranch, LogitNorm, Plain, RegMixup, TrainingSet, networks
+from idness.training.augmix import augmix, autocontrast, equalize, geometric, jsd_loss, posterize, solarize
+from idness.training.cider import compactness_loss, dispersion_loss, update_prototypes
+from idness.training.confbranch import confidence_losses
+from idness.training.logitnorm import logitnorm_loss
+from idness.training.regmixup import regmixup_loss
+
+MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+
+
+@pytest.fixture
+def logits() -> Tensor:
+    return torch.randn(7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
+
+
+@pytest.fixture
+def labels() -> Tensor:
+    return torch.tensor([0, 1, 2, 3, 3, 0, 0])
+
+
+def softmax(row: Tensor) -> list[float]:
+    powers = [math.exp(float(v)) for v in row]
+    return [p / sum(powers) for p in powers]
+
+
+def test_logitnorm(logits: Tensor, labels: Tensor) -> None:
+    slow = 0.0
+    for row, label in zip(logits, labels, strict=True):
+        length = math.sqrt(sum(float(v) ** 2 for v in row))
+        slow -= math.log(softmax(row / length / 0.04)[int(label)]) / len(labels)
+    assert float(logitnorm_loss(logits, labels, 0.04)) == pytest.approx(slow, rel=1e-6)
+    assert float(logitnorm_loss(logits * 1000, labels, 0.04)) == pytest.approx(slow, rel=1e-6)
+    assert torch.isfinite(logitnorm_loss(torch.zeros(2, 4), torch.tensor([0, 1]), 0.04))
+
+
+def test_regmixup(logits: Tensor, labels: Tensor) -> None:
+    mixed, partners = logits.flip(0) * 0.5, labels.flip(0)
+    slow = 0.0
+    for z, m, y, other in zip(logits, mixed, labels, partners, strict=True):
+        slow -= math.log(softmax(z)[int(y)])
+        slow -= 0.7 * (0.6 * math.log(softmax(m)[int(y)]) + 0.4 * math.log(softmax(m)[int(other)]))
+    assert float(regmixup_loss(logits, mixed, labels, partners, 0.6, 0.7)) == pytest.approx(slow / len(labels))
+
+
+def test_confbranch(logits: Tensor, labels: Tensor) -> None:
+    confidence = torch.tensor([0.9, 0.1, 0.5, 0.99, 0.3, 1e-20, 1.0], dtype=torch.float64)
+    hinted = torch.tensor([True, False, True, True, False, True, False])
+    task = asked = 0.0
+    for z, c, y, hint in zip(logits, confidence, labels, hinted, strict=True):
+        p = softmax(z)
+        share = float(c) if hint else 1.0
+        moved = [share * p[k] + (1 - share) * (k == int(y)) for k in range(4)]
+        task -= math.log(moved[int(y)]) / 7
+        asked -= math.log(max(float(c), 1e-12)) / 7
+    got = confidence_losses(logits, confidence, labels, hinted)
+    assert [float(v) for v in got] == pytest.approx([task, asked])
+
+
+def test_confbranch_price_follows_the_budget() -> None:
+    model = ConfBranch(networks.build("tiny_resnet", 3), 3, MEAN, STD, budget=0.3)
+    assert float(model._next_price(torch.tensor(0.1))) == pytest.approx(0.1 / 1.01)
+    assert float(model._next_price(torch.tensor(0.9))) == pytest.approx(0.1 / 0.99)
+
+
+def test_cider_prototypes_move_one_image_after_another(labels: Tensor) -> None:
+    generator = torch.Generator().manual_seed(0)
+    start = nn.functional.normalize(torch.randn(4, 5, generator=generator, dtype=torch.float64), dim=1)
+    images = nn.functional.normalize(torch.randn(7, 5, generator=generator, dtype=torch.float64), dim=1)
+    slow = start.clone()
+    for image, label in zip(images, labels, strict=True):
+        moved = 0.95 * slow[label] + 0.05 * image
+        slow[label] = moved / moved.square().sum().sqrt()
+    torch.testing.assert_close(update_prototypes(start, images, labels, 0.95), slow, rtol=1e-12, atol=1e-12)
+
+
+def test_cider_losses(labels: Tensor) -> None:
+    generator = torch.Generator().manual_seed(1)
+    centres = nn.functional.normalize(torch.randn(4, 5, generator=generator, dtype=torch.float64), dim=1)
+    images = nn.functional.normalize(torch.randn(7, 5, generator=generator, dtype=torch.float64), dim=1)
+    apart = 0.0
+    for i in range(4):
+        apart += math.log(sum(math.exp(float(centres[i] @ centres[j]) / 0.1) for j in range(4) if j != i) / 3) / 4
+    near = 0.0
+    for image, label in zip(images, labels, strict=True):
+        near -= math.log(softmax(centres @ image / 0.1)[int(label)]) / 7
+    assert float(dispersion_loss(centres, 0.1)) == pytest.approx(apart)
+    assert float(compactness_loss(images, centres, labels, 0.1)) == pytest.approx(near)
+
+
+def test_cider_network_gives_its_projection_as_features(world: TrainingSet) -> None:
+    from idness.model import SplitModel
+
+    method = Cider(networks.build("tiny_resnet", 3), 3, MEAN, STD, width=16)
+    method.prepare(world.images.permute(0, 3, 1, 2), world.labels)
+    network = method.finish().eval()
+    images = torch.rand(5, 3, 32, 32)
+    acts = SplitModel(network).split(images)
+    assert acts.features.shape == (5, 16)
+    torch.testing.assert_close(acts.features.norm(dim=1), torch.ones(5))
+    torch.testing.assert_close(acts.logits, acts.features @ method.prototypes.T / 0.1, rtol=1e-4, atol=1e-4)
+
+
+def test_jsd(logits: Tensor) -> None:
+    others = logits.flip(0), logits.roll(1, 0)
+    slow = 0.0
+    for rows in zip(logits, *others, strict=True):
+        shares = [softmax(row) for row in rows]
+        middle = [sum(p[k] for p in shares) / 3 for k in range(4)]
+        slow += sum(p[k] * math.log(p[k] / middle[k]) for p in shares for k in range(4)) / 3 / len(logits)
+    assert float(jsd_loss(logits, *others)) == pytest.approx(slow, rel=1e-5)
+    assert float(jsd_loss(logits, logits, logits)) == pytest.approx(0.0, abs=1e-6)
+
+
+def pictures(count: int = 4) -> Tensor:
+    values = torch.randint(0, 200, (count, 3, 16, 16), generator=torch.Generator().manual_seed(0))
+    values[0] = 77  # one image of one colour
+    return values.float()
+
+
+def test_pointwise_operations_against_pillow() -> None:
+    from PIL import Image, ImageOps
+
+    images = pictures()
+    level = torch.tensor([0.5, 2.6, 2.9, 1.0])
+    made = {
+        "autocontrast": autocontrast(images),
+        "equalize": equalize(images),
+        "posterize": posterize(images, level),
+        "solarize": solarize(images, level),
+    }
+    for i, image in enumerate(images):
+        picture = Image.fromarray(image.permute(1, 2, 0).byte().numpy())
+        strength = float(level[i])
+        expected = {
+            "autocontrast": ImageOps.autocontrast(picture),
+            "equalize": ImageOps.equalize(picture),
+            "posterize": ImageOps.posterize(picture, 4 - int(strength * 4 / 10)),
+            "solarize": ImageOps.solarize(picture, 256 - int(strength * 256 / 10)),
+        }
+        for name, want in expected.items():
+            off = np.abs(made[name][i].permute(1, 2, 0).numpy() - np.asarray(want, dtype=np.float64)).max()
+            assert off <= (1 if name == "autocontrast" else 0), name
+
+
+def test_geometric_operations_move_pixels() -> None:
+    spot = torch.zeros(1, 3, 30, 30)
+    spot[..., 14:16, 14:16] = 255
+    rows, columns = torch.meshgrid(torch.arange(30.0), torch.arange(30.0), indexing="ij")
+
+    def centre(image: Tensor) -> tuple[float, float]:
+        total = image[0, 0].sum()
+        return float((image[0, 0] * rows).sum() / total), float((image[0, 0] * columns).sum() / total)
+
+    level = torch.tensor([3.0])  # a third of the size, times 3 / 10: 3 pixels
+    assert abs(centre(geometric(spot, "translate_x", level))[1] - 14.5) == pytest.approx(3, abs=1e-3)
+    assert abs(centre(geometric(spot, "translate_y", level))[0] - 14.5) == pytest.approx(3, abs=1e-3)
+    for kind in ("rotate", "shear_x", "shear_y"):
+        moved = geometric(spot, kind, level)
+        assert centre(moved) == pytest.approx((14.5, 14.5), abs=1e-3)
+        assert not torch.equal(moved, spot)
+
+
+def test_augmix_stays_an_image_and_changes_it() -> None:
+    torch.manual_seed(0)
+    images = pictures(16)
+    mixed = augmix(images)
+    assert mixed.shape == images.shape
+    assert float(mixed.min()) >= 0
+    assert float(mixed.max()) <= 255
+    assert int(((mixed - images).abs().flatten(1).amax(1) > 1).sum()) >= 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (LogitNorm, {"temperature": 0.0}),
+        (RegMixup, {"alpha": 0.0}),
+        (ConfBranch, {"budget": 0.0}),
+        (AugMix, {"severity": 0.0}),
+        (Cider, {"temperature": 0.0}),
+    ],
+)
+def test_wrong_options_are_told(kind: type, options: dict[str, float]) -> None:
+    with pytest.raises(OptionError, match="must|needs"):
+        kind(networks.build("tiny_resnet", 3), 3, MEAN, STD, **options)
+
+
+@pytest.mark.parametrize("kind", [Plain, LogitNorm, RegMixup, ConfBranch, AugMix, Cider])
+def test_every_loss_has_gradients_for_all_that_is_trained(kind: type, world: TrainingSet) -> None:
+    torch.manual_seed(0)
+    method = kind(networks.build("tiny_resnet", 3), 3, MEAN, STD).train()
+    images = world.images[:12].permute(0, 3, 1, 2)
+    outcome = method(images, world.labels[:12])
+    outcome.loss.backward()
+    assert torch.isfinite(outcome.loss)
+    assert outcome.logits.shape == (12, 3)
+    for name, parameter in method.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, name
