@@ -82,7 +82,8 @@ def extract(
     missing = [(key, span) for key, span in zip(keys, spans, strict=True) if refs[key] is None]
     cached = len(images) - sum(stop - start for _, (start, stop) in missing)
     advance(cached)
-    refs |= dict(_run(network, images, store, missing, batch_size, workers, advance))
+    if missing:
+        refs |= dict(_run(network, images, store, missing, batch_size, workers, advance))
     whole = key_of(network.identity, *keys)
     found = [ref for key in keys if (ref := refs[key]) is not None]
     if whole not in store or store.refs(whole) != found:

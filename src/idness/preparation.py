@@ -93,10 +93,10 @@ def check_classes(bench: Benchmark, sets: Sequence[OpenSet], head: Head) -> None
                     f"{entry.name}: has {got} per image, the head {head.width} and {head.classes}; is it of another network?"
                 )
         elif entry.known and entry.data.labels is not None:
-            count, highest = len(entry.data.classes), int(entry.data.labels.max())
-            if (count and count != head.classes) or highest >= head.classes:
+            named, highest = len(entry.data.classes), int(entry.data.labels.max())
+            if (named and named != head.classes) or highest >= head.classes:
                 raise DataError(
-                    f"{entry.name}: has {count or highest + 1} classes, the network gives {head.classes}; is it of other classes?"
+                    f"{entry.name}: has {max(named, highest + 1)} classes, the network gives {head.classes}; is it of other classes?"
                 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -67,7 +68,8 @@ class NpzSet(ImageSet):
             if label_key:
                 with np.load(path, allow_pickle=False) as arrays:
                     self.labels = _as_labels(path.name, arrays[label_key])
-            self._file, self._row = self._open(), 0
+            self._file: IO[bytes] | None = self._open()
+            self.close()  # its header has been read
         except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
             if isinstance(error, DataError):
                 raise
@@ -92,20 +94,35 @@ class NpzSet(ImageSet):
             self._stamps[start, stop] = digest.hexdigest()
         return self._stamps[start, stop]
 
+    def close(self) -> None:
+        """Close the file; reading opens it again."""
+        file: IO[bytes] | None = self.__dict__.get("_file")
+        if file is not None:
+            file.close()
+        self._file, self._row = None, 0
+
+    def __del__(self) -> None:
+        self.close()
+
     def _bytes_of(self, index: int) -> bytes:
         size = int(np.prod(self._shape[1:]))
+        data = b""
         try:
             if index < self._row:
-                self._file.close()
-                self._file, self._row = self._open(), 0
+                self.close()
+            if self._file is None:
+                self._file = self._open()
             while self._row <= index:
                 # Rows in between are read and dropped: the stream is compressed, there is no way to jump.
                 data = self._file.read(size)
                 self._row += 1
-        except (OSError, zipfile.BadZipFile, EOFError, ValueError) as error:
+        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+            self.close()
             raise DataError(f"{self.path.name}: is damaged at image {index} ({error})") from error
         if len(data) != size:
             raise DataError(f"{self.path.name}: ends before image {index}")
+        if self._row == len(self):
+            self.close()
         return data
 
     def _open(self) -> IO[bytes]:
