@@ -122,7 +122,7 @@ def examine(
     balances = {} if signed.good is False else balance(acts, PERCENTILES)
     findings = [
         signed,
-        *_structure(rectifier, pre is not None),
+        *_structure(rectifier, signed),
         _width(head),
         training,
         *_spread(balances),
@@ -166,11 +166,11 @@ def _signed(acts: Activations) -> Finding:
     return Finding("features", "non-negative, as the scale ratio needs", True, 0.0)
 
 
-def _structure(rectifier: Rectifier | None, looked: bool) -> list[Finding]:
+def _structure(rectifier: Rectifier | None, signed: Finding) -> list[Finding]:
     if rectifier is not None:
         return [Finding("final layer", f"the features come out of {rectifier}", True)]
-    if looked:
-        return [Finding("final layer", "no final ReLU was found in front of the features", None)]
+    if signed.good is False:
+        return [Finding("final layer", "no ReLU stands in front of the features", False)]
     return []
 
 

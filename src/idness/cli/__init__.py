@@ -23,6 +23,9 @@ COMMANDS = {
     "export": "export:export",
     "serve": "serve:serve",
     "train": "train:train",
+    "reproduce": "reproduce:reproduce",
+    "analyze": "analyze:analyze",
+    "doctor": "doctor:doctor",
     "list": "list:list_methods",
 }
 """Each subcommand's name, module and function."""

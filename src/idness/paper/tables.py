@@ -13,6 +13,7 @@ from idness.errors import unknown_name
 Pair = tuple[float, float]
 """FPR at 95 % recall, in the table's convention, and AUROC; both in percent, as printed."""
 METRICS = ("fpr", "auroc")
+OTHER_FILES = ("slips.toml", "sources.toml")
 ROUNDING = 0.0101
 """How far a printed average may be from the mean of its printed parts: half a unit for each, and rounding in between."""
 
@@ -125,7 +126,7 @@ def names() -> list[str]:
     return sorted(
         entry.name.removesuffix(".toml")
         for entry in folder.iterdir()
-        if entry.name.endswith(".toml") and entry.name != "slips.toml"
+        if entry.name.endswith(".toml") and entry.name not in OTHER_FILES
     )
 
 

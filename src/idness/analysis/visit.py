@@ -1,0 +1,96 @@
+"""Takes a network and folders of images to the doctor: `idness doctor`."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+
+import torch
+
+from idness.analysis.captured import Captured, capture_set
+from idness.analysis.doctor import Diagnosis, examine
+from idness.analysis.prerelu import capture
+from idness.data import Preprocessing, open_set, preprocessing_for
+from idness.errors import IdnessWarning, ModelError
+from idness.listening import Listener
+from idness.model import SplitModel, load_model
+from idness.types import Activations, Head
+
+OWN_DATA = {"cifar6": "embedded:id_test"}
+"""ID images of networks that bring their own."""
+SIZE = 224
+"""Side of the noise images that probe a network's structure, where nothing says what it takes."""
+
+
+def visit(
+    model: str,
+    data: str | Path | None = None,
+    ood: str | Path | None = None,
+    *,
+    weights: str | Path | None = None,
+    layer: str | None = None,
+    limit: int | None = 2000,
+    listener: Listener | None = None,
+) -> Diagnosis:
+    """Load a network, run ID and OOD images through it, and examine what it makes of them.
+
+    Args:
+        model: how to load the network.
+        data: ID images; without them only the structure is judged, on noise, or the embedded images of an embedded network.
+        ood: images that should be called foreign.
+        weights: the network's weights.
+        layer: the name of the final linear layer, where it should not be searched.
+        limit: the most images used of each set, evenly picked.
+        listener: hears of progress.
+    """
+    network = load_model(model, weights)
+    how = preprocessing_for(network, model, None if weights is None else str(weights))
+    place = data or OWN_DATA.get(model.partition(":")[0])
+    if place is None:
+        return _structure(SplitModel(network, layer), how)
+    hear = listener or Listener()
+    if how is None:
+        raise ModelError(
+            f"{model}: how a picture becomes its input is not known; set model.preprocessing, a mapping with resize, crop, mean, std"
+        )
+    hear.note(f"preprocessing: {how.describe()}")
+    doubt = how.suspicion()
+    if doubt:
+        warnings.warn(doubt, IdnessWarning, stacklevel=2)
+    split = SplitModel(network, layer, example=None if how.size is None else torch.zeros(2, 3, *how.size))
+    inside = capture_set("ID images", open_set(str(place)), split, how, limit=limit, listener=hear)
+    outside = (
+        None if ood is None else capture_set("OOD images", open_set(str(ood)), split, how, limit=limit, listener=hear)
+    )
+    return examine(
+        split,
+        _labelled(inside, split.head),
+        None if outside is None else outside.acts,
+        pre=inside.pre,
+        pre_ood=None if outside is None else outside.pre,
+        rectifier=inside.rectifier,
+    )
+
+
+def _labelled(found: Captured, head: Head) -> Activations:
+    """Drop labels that are not the network's: folders in another order would make it look untrained."""
+    acts = found.acts
+    if acts.labels is None or int(acts.labels.max()) >= head.classes:
+        return Activations(acts.features, acts.logits)
+    right = float((acts.logits.argmax(dim=1) == acts.labels).float().mean())
+    return acts if right > 2 / head.classes else Activations(acts.features, acts.logits)
+
+
+def _structure(split: SplitModel, how: Preprocessing | None) -> Diagnosis:
+    """Judge a network by what it makes of noise: whether its features are what a ReLU leaves."""
+    shape = how.size if how is not None and how.size is not None else (SIZE, SIZE)
+    found = capture(split, torch.randn(4, 3, *shape, generator=torch.Generator().manual_seed(0)))
+    full = examine(split, found.acts, rectifier=found.rectifier)
+    kept = tuple(finding for finding in full.findings if finding.name in ("features", "final layer", "width"))
+    if not full.suits and "negative" in full.why:
+        return dataclasses.replace(full, findings=kept, percentiles=None)
+    why = (
+        "By its structure SCALE suits this network; images of what it knows (--data) would say whether it really does."
+    )
+    return Diagnosis(True, "scale", why, kept)

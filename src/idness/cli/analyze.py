@@ -1,0 +1,49 @@
+"""`idness analyze`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+OUT = Path("idness-analysis")
+
+
+def analyze(
+    model: Annotated[
+        str, typer.Argument(help="torchvision:NAME, timm:NAME, file.py:function, cifar6:base or cifar6:ish.")
+    ] = "cifar6:base",
+    benchmark: Annotated[str, typer.Argument(help="A benchmark's name or TOML file.")] = "cifar6",
+    weights: Annotated[Path | None, typer.Option(help="The network's weights: safetensors or a checkpoint.")] = None,
+    layer: Annotated[str, typer.Option(help="Name of the final linear layer; found by itself if not given.")] = "",
+    data: Annotated[Path | None, typer.Option(help="Folder at which the benchmark's relative paths begin.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for figures and numbers.")] = OUT,
+    limit: Annotated[int, typer.Option(min=1, help="The most images used of each set, evenly picked.")] = 1000,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
+) -> None:
+    """Run the paper's analyses on a network: Gaussianity, moments, C(p), percentiles, ratios, trade-off, ISH."""
+    from idness.analysis.run import analyze as run
+    from idness.cli.progress import shown
+    from idness.cli.terminal import stderr, stdout
+    from idness.settings import Settings
+
+    settings = Settings(weights=weights, layer=layer or None, data=data, device=device)
+    with shown(quiet=quiet) as listener:
+        found = run(model, benchmark, settings=settings, limit=limit, listener=listener)
+        written = found.save(out)
+    if as_json:
+        sys.stdout.write(found.to_json())
+    else:
+        console = stdout()
+        console.print(found.title, style="bold", markup=False)
+        for study in found.studies:
+            console.print(f"\n[bold]{study.name}[/bold]")
+            console.print(study.line, markup=False)
+        console.print()
+    if not quiet:
+        names = ", ".join(path.name for path in written if path.suffix != ".png")
+        stderr().print(f"wrote {names} to {out}; the figures as .png too", markup=False, soft_wrap=True)

@@ -1,0 +1,52 @@
+"""`idness doctor`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+
+def doctor(
+    model: Annotated[
+        str, typer.Argument(help="torchvision:NAME, timm:NAME, file.py:function, cifar6:base or cifar6:ish.")
+    ],
+    data: Annotated[
+        str,
+        typer.Option(help="In-distribution images: a folder or other set; without it only the structure is judged."),
+    ] = "",
+    ood: Annotated[
+        str, typer.Option(help="Images that should be called foreign; they make the verdict measured.")
+    ] = "",
+    weights: Annotated[str, typer.Option(help="The network's weights, or none for a network as it is built.")] = "",
+    layer: Annotated[str, typer.Option(help="Name of the final linear layer; found by itself if not given.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="The most images used of each set, evenly picked.")] = 2000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
+) -> None:
+    """Say whether a network suits SCALE, what that rests on, and what to use where it does not."""
+    from idness.analysis.visit import visit
+    from idness.cli.progress import shown
+    from idness.cli.terminal import stdout
+
+    with shown(quiet=quiet) as listener:
+        found = visit(
+            model,
+            data or None,
+            ood or None,
+            weights=weights or None,
+            layer=layer or None,
+            limit=limit,
+            listener=listener,
+        )
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=1))
+        return
+    console = stdout()
+    signs = {True: "[green]+[/green]", False: "[red]-[/red]", None: "·"}
+    console.print(found.why, style="bold", markup=False)
+    console.print(f"use: {found.method}\n", markup=False)
+    for finding in found.findings:
+        console.print(f"{signs[finding.good]} [bold]{finding.name}[/bold]", end=": ")
+        console.print(finding.text, markup=False)

@@ -1,0 +1,85 @@
+"""The network of the paper's CIFAR tables: DenseNet-BC of depth 100 and growth 12 (Huang et al., CVPR 2017).
+
+Parts are named as in the public checkpoints of the DICE, ASH and SCALE papers, which call it DenseNet-101.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+GROWTH, LAYERS = 12, 16
+
+
+class Layer(nn.Module):
+    """Append new channels to what comes in: batch norm, ReLU and convolution, twice."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv1 = nn.Conv2d(width, 4 * GROWTH, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(4 * GROWTH)
+        self.conv2 = nn.Conv2d(4 * GROWTH, GROWTH, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the layer."""
+        inner = self.conv1(self.bn1(x).relu())
+        return torch.cat([x, self.conv2(self.bn2(inner).relu())], dim=1)
+
+
+class Block(nn.Module):
+    """Stack layers, each seeing all before it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(*(Layer(width + step * GROWTH) for step in range(LAYERS)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the block."""
+        out: Tensor = self.layer(x)
+        return out
+
+
+class Transition(nn.Module):
+    """Halve channels, height and width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv1 = nn.Conv2d(width, width // 2, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the transition."""
+        return nn.functional.avg_pool2d(self.conv1(self.bn1(x).relu()), 2)
+
+
+class DenseNet(nn.Module):
+    """Classify 32 x 32 images; 342 features enter the final layer."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        grown = LAYERS * GROWTH
+        first, second = 2 * GROWTH, (2 * GROWTH + grown) // 2
+        third = (second + grown) // 2
+        self.conv1 = nn.Conv2d(3, first, 3, padding=1, bias=False)
+        self.block1, self.trans1 = Block(first), Transition(first + grown)
+        self.block2, self.trans2 = Block(second), Transition(second + grown)
+        self.block3 = Block(third)
+        self.bn1 = nn.BatchNorm2d(third + grown)
+        self.fc = nn.Linear(third + grown, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the logits."""
+        x = self.trans2(self.block2(self.trans1(self.block1(self.conv1(x)))))
+        out: Tensor = self.fc(self.bn1(self.block3(x)).relu().mean(dim=(2, 3)))
+        return out
+
+
+def cifar10() -> DenseNet:
+    """Build the CIFAR-10 network."""
+    return DenseNet(10)
+
+
+def cifar100() -> DenseNet:
+    """Build the CIFAR-100 network."""
+    return DenseNet(100)
