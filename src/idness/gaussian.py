@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from idness.types import Activations
+
 
 def whitening(centred: Tensor) -> Tensor:
     """Compute a matrix V, so that |x V|^2 is the squared Mahalanobis distance of x from the mean.
@@ -19,7 +21,20 @@ def whitening(centred: Tensor) -> Tensor:
     return scaled.float()
 
 
-def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def class_gaussians(train: Activations, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Fit a Gaussian to each class, with one covariance for all.
+
+    Returns the mean of all images, the whitening of class-centred features, and the whitened means of the classes that
+    have images, relative to the mean of all: numbers near zero lose the least in float32.
+    """
+    assert train.labels is not None
+    means, present = _class_means(train.features, train.labels, classes)
+    centre = train.features.mean(dim=0)
+    white = whitening(train.features - means[train.labels])
+    return centre, white, (means[present] - centre) @ white
+
+
+def _class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Compute the mean of each class (C, D) and which classes have any image (C,)."""
     sums = torch.zeros(classes, features.shape[1], dtype=torch.double, device=features.device)
     sums.index_add_(0, labels, features.double())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from idness.detector import Detector
-from idness.gaussian import class_means, nearest_squared, whitening
+from idness.gaussian import class_gaussians, nearest_squared
 from idness.types import Activations, Head
 
 
@@ -23,11 +23,7 @@ class MDS(Detector):
 
     def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
         assert train is not None
-        assert train.labels is not None
-        means, present = class_means(train.features, train.labels, head.classes)
-        self.centre_ = train.features.mean(dim=0)
-        self.whitening_ = whitening(train.features - means[train.labels])
-        self.means_ = (means[present] - self.centre_) @ self.whitening_
+        self.centre_, self.whitening_, self.means_ = class_gaussians(train, head.classes)
 
     def rate(self, acts: Activations) -> Tensor:
         return -nearest_squared((acts.features - self.centre_) @ self.whitening_, self.means_)
