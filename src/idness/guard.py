@@ -169,8 +169,9 @@ class Guard(nn.Module):
         low, high = calibration.spread(self.recalls[0])
         whom = "images of each predicted class" if calibration.per_class else "images"
         return (
-            f"On average at most {rate:.4g} of in-distribution {whom} are flagged, if they come as the {len(calibration):,} calibration"
-            f" images did; a calibration set of this size lands between {low:.4f} and {high:.4f} in 95 of 100 cases."
+            f"On average at most {100 * rate:.4g} % of in-distribution {whom} are flagged, as long as they come from where the"
+            f" {len(calibration):,} calibration images came from; a single calibration of this size has a rate between"
+            f" {100 * low:.1f} and {100 * high:.1f} % in 95 of 100 cases."
         )
 
     def save(self, path: str | os.PathLike[str], *, bundle: bool = False) -> Path:

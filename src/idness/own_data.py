@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from idness.choosing import choose
-from idness.data import ActivationsSet, ImageSet, Preprocessing, open_set, preprocessing_for, read_batches
+from idness.data import SUFFIXES, ActivationsSet, ImageSet, Preprocessing, open_set, preprocessing_for, read_batches
 from idness.errors import DataError, InputError, ModelError
 from idness.gallery import Gallery, chosen
 from idness.guard import Guard
@@ -113,18 +118,31 @@ def prepare_guard(
     return Prepared(guard, notes)
 
 
+def find_images(arguments: Iterable[str]) -> Iterator[Path]:
+    """Find the image files behind files, folders and patterns, in order; what is not there is told at once."""
+    for text in arguments:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+        elif path.exists():
+            found = [path]
+        else:
+            # A file whose name looks like a pattern was found above.
+            found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207
+            found = [file for file in found if file.is_file()]
+        if not found:
+            raise DataError(
+                f"no image at {text}; give files, folders, patterns in quotes, or - to read a list of paths"
+            )
+        yield from found
+
+
 def judge_images(guard: Guard, paths: Iterable[Path], *, batch: int = BATCH) -> Iterator[dict[str, Any]]:
     """Judge image files one after another; a file that cannot be read gets its reason and no verdict."""
-    waiting: list[tuple[Path, torch.Tensor | str]] = []
-    for path in paths:
-        try:
-            waiting.append((path, guard.prepare(path)))
-        except DataError as error:
-            waiting.append((path, str(error)))
-        if len(waiting) == batch:
-            yield from _judged(guard, waiting)
-            waiting = []
-    yield from _judged(guard, waiting)
+    waiting = iter(paths)
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        while chunk := list(islice(waiting, batch)):
+            yield from _judged(guard, list(zip(chunk, pool.map(partial(_prepared, guard), chunk), strict=True)))
 
 
 def class_names_for(model: nn.Module, spec: str) -> tuple[str, ...] | None:
@@ -249,6 +267,13 @@ def _gallery(guard: Guard, images: ImageSet, acts: Activations, place: NDArray[n
     shown = [Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture for picture in pictures]
     kept = acts[torch.tensor(rows)]
     return Gallery.of(shown, kept.features, kept.logits.argmax(dim=1), guard.detector.score(kept))
+
+
+def _prepared(guard: Guard, path: Path) -> torch.Tensor | str:
+    try:
+        return guard.prepare(path)
+    except DataError as error:
+        return str(error)
 
 
 def _judged(guard: Guard, waiting: Sequence[tuple[Path, torch.Tensor | str]]) -> Iterator[dict[str, Any]]:

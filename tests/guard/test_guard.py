@@ -169,7 +169,7 @@ def test_verdict_shows_itself_safely(guard: Guard) -> None:
     assert verdict[-1].score == verdict.score[-1]
     assert "60 images" in repr(verdict)
     assert "<table>" in made._repr_html_()
-    assert "at most 0.05" in made.promise()
+    assert "at most 5 % of" in made.promise()
     assert "scale" in repr(made)
 
 

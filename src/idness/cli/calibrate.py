@@ -1,0 +1,136 @@
+"""`idness calibrate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from idness.data import Preprocessing
+    from idness.own_data import Progress
+
+
+def calibrate(
+    model: Annotated[
+        str, typer.Argument(help="torchvision:NAME, timm:NAME, path/to/file.py:FUNCTION, or cifar6:base.")
+    ],
+    data: Annotated[
+        str, typer.Option("--data", help="In-distribution images the network was not trained on: a folder.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the guard.")] = Path("guard"),
+    weights: Annotated[
+        str | None, typer.Option(help="The network's weights: a .safetensors file or a checkpoint.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="A method such as 'scale(percentile=85)', or auto.")] = "auto",
+    ood: Annotated[
+        str | None, typer.Option(help="Images that should be flagged, to choose a method by; no test set.")
+    ] = None,
+    train: Annotated[
+        str | None, typer.Option(help="Images for methods that learn; without it, half of --data.")
+    ] = None,
+    recall: Annotated[
+        list[float] | None, typer.Option(help="Share of in-distribution images to keep; may be repeated.")
+    ] = None,
+    false_alarm: Annotated[
+        list[float] | None, typer.Option(help="Share that may be flagged, in place of --recall.")
+    ] = None,
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="Give each predicted class its own threshold.")
+    ] = False,
+    size: Annotated[int | None, typer.Option(help="Side of the square input, where the network does not say.")] = None,
+    mean: Annotated[str | None, typer.Option(help="Mean of each channel in [0, 1], as in 0.49,0.48,0.45.")] = None,
+    std: Annotated[str | None, typer.Option(help="Standard deviation of each channel.")] = None,
+    layer: Annotated[str | None, typer.Option(help="Name of the final linear layer, where it is not found.")] = None,
+    bundle: Annotated[bool, typer.Option(help="Keep a copy of the weights in the guard's folder.")] = True,
+    thumbnails: Annotated[
+        bool, typer.Option(help="Keep thumbnails of up to 240 calibration images for the page.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the guard's description as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Make a guard for your network from a folder of your images."""
+    import json
+
+    from idness import trust
+    from idness.cli.terminal import stderr
+    from idness.guard_file import describe
+    from idness.own_data import prepare_guard
+
+    with _reading(quiet) as progress:
+        made = prepare_guard(
+            model, data, weights=weights, method=method, train=train, ood=ood, recall=recall, false_alarm=false_alarm,
+            per_class=per_class, preprocessing=_preprocessing(size, mean, std), layer=layer, gallery=thumbnails, progress=progress,
+        )  # fmt: skip
+    trust.remember(model)
+    made.guard.save(out, bundle=bundle and not model.startswith("cifar6:"))
+    if not quiet:
+        for note in made.notes:
+            stderr().print(f"· {note}", markup=False)
+    if as_json:
+        print(json.dumps(describe(made.guard), indent=2))
+    elif not quiet:
+        limit = made.guard.threshold()
+        shown = (
+            f"{float(limit[0]):.4g}"
+            if len(limit) == 1
+            else f"{float(limit.min()):.4g} to {float(limit.max()):.4g}, by class"
+        )
+        print(f"method     {made.guard.detector.label()}")
+        print(f"threshold  {shown} (ID-ness below it is out-of-distribution)")
+        print(f"promise    {made.guard.promise()}")
+        print(f"wrote      {out}")
+
+
+@contextmanager
+def _reading(quiet: bool) -> Iterator[Progress | None]:
+    """Show how far reading has come, with rate and time left."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    from idness.cli.terminal import stderr
+
+    if quiet:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, TimeRemainingColumn(), console=stderr(), transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def told(source: str, done: int, total: int) -> None:
+            if source not in tasks:
+                tasks[source] = bars.add_task(source, total=total, rate="")
+            bars.update(tasks[source], completed=done)
+            speed = bars.tasks[tasks[source]].speed
+            bars.update(tasks[source], rate=f"{speed:.0f} images/s" if speed else "")
+
+        yield told
+
+
+def _preprocessing(size: int | None, mean: str | None, std: str | None) -> Preprocessing | None:
+    from idness.data import Preprocessing
+    from idness.errors import OptionError
+
+    if size is None and mean is None and std is None:
+        return None
+    if size is None:
+        raise OptionError("calibrate: --mean and --std need --size, the side of the network's input in pixels")
+    values: dict[str, object] = {"resize": (size, size)}
+    for name, text in (("mean", mean), ("std", std)):
+        if text is not None:
+            try:
+                values[name] = tuple(float(part) for part in text.split(","))
+            except ValueError as error:
+                raise OptionError(f"calibrate: --{name} must be three numbers with commas, got {text!r}") from error
+    return Preprocessing.from_dict(values)

@@ -1,0 +1,169 @@
+"""Stands in front of the application: keys, body size, slow bodies, too many requests, headers, counting."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from idness.serve.limits import Limits
+from idness.serve.problems import Problem, overloaded
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+Told = Callable[[str, int, float], None]
+
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (
+        b"content-security-policy",
+        b"default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; base-uri 'none'",
+    ),
+)
+GUARDED = ("/v1/", "/metrics")
+"""Where the API key is asked for; the page itself holds nothing worth a key."""
+DRAIN_SECONDS = 2.0
+
+
+class Intake:
+    """Reads each request's body whole, within limits, before the application sees it.
+
+    Args:
+        app: the application.
+        limits: the limits.
+        key: the API key; none means open.
+        told: called with path, status and seconds of each request.
+    """
+
+    def __init__(self, app: App, limits: Limits, key: str | None, told: Told) -> None:
+        self.app, self.limits, self.told = app, limits, told
+        self._key = key.encode() if key else None
+        self.active = 0
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        answer = _Answer(send)
+        started = time.perf_counter()
+        try:
+            await self._handle(scope, receive, answer.send)
+        except Problem as problem:
+            if not answer.status:
+                await _drain(receive, self.limits.body)
+                await _tell(answer.send, problem)
+        finally:
+            self.told(scope["path"], answer.status or 499, time.perf_counter() - started)
+
+    async def _handle(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        self._check_key(scope["path"], headers)
+        if scope["method"] not in ("POST", "PUT", "PATCH", "DELETE"):
+            await self.app(scope, receive, send)
+            return
+        if self.active >= self.limits.requests:
+            raise overloaded(f"{self.active} requests are under way")
+        self.active += 1
+        try:
+            body = await self._body(headers, receive)
+            if body is not None:
+                await self.app(scope, _replay(body, receive), send)
+        finally:
+            self.active -= 1
+
+    def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
+        if self._key is None or not path.startswith(GUARDED):
+            return
+        given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        if not hmac.compare_digest(given, self._key):
+            raise Problem(
+                401,
+                "an API key is needed: send it as X-API-Key or Authorization: Bearer",
+                {"WWW-Authenticate": "Bearer"},
+            )
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
+        """Read the body; none when the client has gone."""
+        too_large = Problem(413, f"the body must be at most {self.limits.body:,} bytes")
+        if headers.get(b"content-encoding", b"identity").lower() not in (b"", b"identity"):
+            raise Problem(415, "the body must not be compressed (Content-Encoding)")
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self.limits.body:
+            raise too_large
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    part = message.get("body", b"")
+                    size += len(part)
+                    if size > self.limits.body:
+                        raise too_large
+                    parts.append(part)
+                    if not message.get("more_body"):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise Problem(408, f"the body must arrive within {self.limits.body_seconds:g} seconds") from None
+
+
+class _Answer:
+    """Adds headers to an answer and remembers its status."""
+
+    def __init__(self, send: Send) -> None:
+        self._send, self.status = send, 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
+        await self._send(message)
+
+
+async def _tell(send: Send, problem: Problem) -> None:
+    body = problem.body()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    headers += [(name.lower().encode(), value.encode()) for name, value in problem.headers.items()]
+    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _drain(receive: Receive, most: int) -> None:
+    """Throw away some of what still comes: a client that is cut off while it sends may never read why."""
+    size = 0
+    try:
+        async with asyncio.timeout(DRAIN_SECONDS):
+            while size < most:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body"):
+                    return
+    except TimeoutError:
+        return
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Give the body that was read as one message, then whatever comes from the server (a disconnect)."""
+    given = False
+
+    async def next_message() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return next_message

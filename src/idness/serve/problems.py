@@ -1,0 +1,29 @@
+"""What a client is told when a request cannot be served: a status and one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+
+class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
+    """Is an answer other than 200.
+
+    Args:
+        status: the HTTP status.
+        message: one line for a person.
+        headers: more headers, such as Retry-After.
+    """
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(" ".join(message.split()))
+        self.status, self.headers = status, dict(headers or {})
+
+    def body(self) -> bytes:
+        """Give the answer's content."""
+        return json.dumps({"error": str(self)}).encode()
+
+
+def overloaded(what: str) -> Problem:
+    """Make the answer for a client that must come again later."""
+    return Problem(503, f"the server is busy ({what}); try again in a second", {"Retry-After": "1"})
