@@ -81,13 +81,14 @@ def summary(report: Report, fpr: str = "id", *, wide: bool = True) -> Table:
     return _table(title, columns, report, notes)
 
 
-def by_set(report: Report, metric: str = "auroc", sets: Sequence[str] | None = None) -> Table:
+def by_set(report: Report, metric: str = "auroc", sets: Sequence[str] | None = None, *, errors: bool = False) -> Table:
     """Make the table of one metric by set."""
     listed = sets or [name for names in report.benchmark.groups.values() for name in names]
     methods = list(report.methods.values())
     higher = not metric.startswith("fpr")
     columns = [
-        _metric_column(name, [method.sets[name] for method in methods], metric, higher=higher) for name in listed
+        _metric_column(name, [method.sets[name] for method in methods], metric, errors=errors, higher=higher)
+        for name in listed
     ]
     return _table(f"{_spoken(metric, report.recall)} by set, percent", columns, report, [])
 
@@ -207,12 +208,13 @@ def rich_table(table: Table) -> RichTable:
 def terminal_tables(report: Report, width: int, fpr: str = "id") -> list[Table]:
     """Choose and cut the tables so that they fit a terminal's width."""
     names = [name for listed in report.benchmark.groups.values() for name in listed]
-    first = max(len(row) for row in report.methods) + 2
-    fits = max(1, (max(width, NARROW) - first) // 9)
+    room = max(width, NARROW) - max(len(row) for row in report.methods) - 2
+    errors = len(names) * 13 <= room  # with error bars where all sets fit side by side
+    fits = len(names) if errors else max(1, room // 10)
     parts = [names[start : start + fits] for start in range(0, len(names), fits)]
     return [
         options(report),
-        *(by_set(report, metric, part) for metric in ("auroc", fpr_name(fpr)) for part in parts),
+        *(by_set(report, metric, part, errors=errors) for metric in ("auroc", fpr_name(fpr)) for part in parts),
         summary(report, fpr, wide=width >= WIDE),
     ]
 

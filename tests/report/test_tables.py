@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from idness.errors import OptionError
+from idness.report.tables import (
+    by_set,
+    csv_text,
+    latex,
+    markdown,
+    options,
+    rich_table,
+    summary,
+    terminal_tables,
+    write_tables,
+)
+from idness.results import METRICS, Report
+from tests.test_results import make_report
+
+SETS = ("cat", "frog", "ship", "mnist", "fashion-mnist", "quickdraw", "textures", "traffic-lights")
+
+
+def full() -> Report:
+    return make_report(rows=("msp", "ebo", "ash-s", "tempscale", "scale"), sets=SETS)
+
+
+def printed(report: Report, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    for table in terminal_tables(report, width):
+        console.print(rich_table(table))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_terminal_tables_fit_80_columns_and_use_more() -> None:
+    narrow, wide = printed(full(), 80), printed(full(), 140)
+    assert max(len(line) for line in narrow.splitlines()) <= 80
+    assert "…" not in narrow
+    assert max(len(line) for line in wide.splitlines()) > 80
+    many = make_report(rows=("msp",), sets=tuple(f"set-number-{number}" for number in range(30)))
+    assert max(len(line) for line in printed(many, 80).splitlines()) <= 80
+    assert printed(many, 80).count("number-") == 2 * 30
+
+
+def test_best_is_marked_and_the_convention_is_in_the_heading() -> None:
+    table = summary(full())
+    assert table.headings[:3] == ["method", "near\nAUROC", "near\nFPR at 95 %\nID recall"]
+    best = {
+        heading: [row[0].text for row in table.rows if row[place].best] for place, heading in enumerate(table.headings)
+    }
+    assert best["near\nAUROC"] == ["scale"]
+    assert best["far\nAUROC"] == ["msp"]
+    assert best["near\nFPR at 95 %\nID recall"] == ["msp"]  # a low rate is the good one
+    assert len(best["ID acc.\nshaped"]) == 5  # all are equal
+    assert "OOD recall" in summary(full(), "ood").headings[2]
+    with pytest.raises(OptionError, match="id .* or ood"):
+        summary(full(), "95")
+
+
+def test_values_are_percent_with_their_error() -> None:
+    assert summary(full()).rows[0][1].text == "90.00 ±1.0"
+    assert by_set(full(), "auroc", ["frog"]).rows[4][1].text == "94.10"
+    report = full()
+    report.id_accuracy = None
+    assert "ID acc.\nshaped" not in summary(report).headings
+
+
+def test_options_say_how_they_were_chosen() -> None:
+    report = full()
+    report.failed = {"knn": "no images", "mds": "no images"}
+    report.methods["msp"].dropped = ["k=1000: too many"]
+    table = options(report)
+    assert [cell.text for cell in table.rows[0]] == ["msp", "percentile=85", "best of 2", "90.00"]
+    assert table.notes == ["left out: knn, mds (no images)", "msp: setting dropped, k=1000: too many"]
+
+
+def test_markdown_and_latex_escape() -> None:
+    report = make_report(rows=("a|b_c<x>",))
+    text = markdown(summary(report))
+    assert r"a\|b_c&lt;x>" in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.replace(r"\|", "").count("|") for line in rows}) == 1
+    tex = latex(summary(report))
+    assert r"b\_c" in tex
+    assert r"95 \%" in tex
+    assert tex.count(r"\begin") == tex.count(r"\end")
+
+
+def test_csv_has_every_number() -> None:
+    lines = list(csv.DictReader(io.StringIO(csv_text(full()))))
+    assert len(lines) == 5 * (2 + 8)
+    first = next(line for line in lines if line["name"] == "frog" and line["method"] == "scale")
+    assert float(first["auroc"]) == full().methods["scale"].sets["frog"].auroc
+    assert float(first["auroc_low"]) < float(first["auroc"]) < float(first["auroc_high"])
+    assert set(METRICS) <= set(first)
+
+
+def test_files_are_written(tmp_path: Path) -> None:
+    written = write_tables(full(), tmp_path)
+    assert sorted(path.name for path in written) == ["results.csv", "results.md", "results.tex"]
+    assert (tmp_path / "results.md").read_text().count("###") == 4
