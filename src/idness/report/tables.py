@@ -195,9 +195,7 @@ def rich_table(table: Table) -> RichTable:
 
     made = RichTable(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     words = table.headings[1] == "options"
-    for place, name in enumerate(table.headings):
-        # Long names of sets break where they have a dash.
-        heading = name.replace("-", "-\n") if len(name) > LONG else name
+    for place, heading in enumerate(map(_broken, table.headings)):
         right = place > 0 and not (words and place < 3)
         made.add_column(escape(heading), justify="right" if right else "left", overflow="fold", no_wrap=place == 0)
     for row in table.rows:
@@ -210,13 +208,26 @@ def terminal_tables(report: Report, width: int, fpr: str = "id") -> list[Table]:
     names = [name for listed in report.benchmark.groups.values() for name in listed]
     room = max(width, NARROW) - max(len(row) for row in report.methods) - 2
     errors = len(names) * 13 <= room  # with error bars where all sets fit side by side
-    fits = len(names) if errors else max(1, room // 10)
-    parts = [names[start : start + fits] for start in range(0, len(names), fits)]
+    parts: list[list[str]] = [[]]
+    for name in names:
+        if not errors and parts[-1] and sum(_width(other) for other in (*parts[-1], name)) > room:
+            parts.append([])
+        parts[-1].append(name)
     return [
         options(report),
         *(by_set(report, metric, part, errors=errors) for metric in ("auroc", fpr_name(fpr)) for part in parts),
         summary(report, fpr, wide=width >= WIDE),
     ]
+
+
+def _width(heading: str) -> int:
+    """Give the width of a column of percentages and the space beside it."""
+    return 2 + max(len("100.00"), *(len(part) for part in _broken(heading).split("\n")))
+
+
+def _broken(heading: str) -> str:
+    """Break the long name of a set where it has a dash."""
+    return heading.replace("-", "-\n") if len(heading) > LONG else heading
 
 
 def write_tables(report: Report, folder: Path, fpr: str = "id") -> list[Path]:
