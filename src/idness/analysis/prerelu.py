@@ -20,6 +20,21 @@ from torch.overrides import TorchFunctionMode
 from idness.model import SplitModel
 from idness.types import Activations
 
+ACTIVATIONS = {
+    "relu",
+    "relu6",
+    "hardtanh",
+    "leaky_relu",
+    "silu",
+    "gelu",
+    "hardswish",
+    "elu",
+    "selu",
+    "mish",
+    "softplus",
+    "tanh",
+    "sigmoid",
+}
 TOLERANCE = 1e-4
 """How far pooled ReLU outputs may be from the features, relative to the largest feature."""
 
@@ -45,11 +60,19 @@ class Rectifier:
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """Holds one batch: activations, the final ReLU (None where there is none) and what entered it, pooled to (N, D)."""
+    """Holds what a network made of images.
+
+    Args:
+        acts: the activations.
+        rectifier: the final ReLU; none where the features are not what one leaves.
+        pre: what entered it, pooled to (N, D).
+        last: the name of the last activation function that ran, such as `relu` or `silu`.
+    """
 
     acts: Activations
     rectifier: Rectifier | None
     pre: Tensor | None
+    last: str = ""
 
 
 def capture(split: SplitModel, batch: Any) -> Capture:
@@ -61,8 +84,8 @@ def capture(split: SplitModel, batch: Any) -> Capture:
     for kind, cap, before in reversed(watch.seen):
         for pooling, pool in _POOLINGS.items():
             if _same(pool(before.clamp(0.0, cap)), acts.features):
-                return Capture(acts, Rectifier(kind, pooling, cap), pool(before))
-    return Capture(acts, None, None)
+                return Capture(acts, Rectifier(kind, pooling, cap), pool(before), watch.last)
+    return Capture(acts, None, None, watch.last)
 
 
 def extract(split: SplitModel, loader: Iterable[Any]) -> Capture:
@@ -71,8 +94,8 @@ def extract(split: SplitModel, loader: Iterable[Any]) -> Capture:
     acts = Activations.concat(part.acts for part in parts)
     pres = [part.pre for part in parts if part.pre is not None]
     if len(pres) < len(parts):
-        return Capture(acts, None, None)
-    return Capture(acts, parts[0].rectifier, torch.cat(pres))
+        return Capture(acts, None, None, parts[0].last)
+    return Capture(acts, parts[0].rectifier, torch.cat(pres), parts[0].last)
 
 
 def _same(pooled: Tensor, features: Tensor) -> bool:
@@ -99,11 +122,14 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self.width = width
         self.seen: list[tuple[str, float, Tensor]] = []
+        self.last = ""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         options = dict(kwargs or {})
+        name = getattr(func, "__name__", "").strip("_")
+        self.last = name if name in ACTIVATIONS else self.last
         found = _as_relu(func, args, options)
         if found is not None:
             kind, cap, before = found

@@ -136,7 +136,10 @@ def study(patient: Patient) -> Study:
     val = None if patient.val is None else patient.val.acts
     train = None if patient.train is None else patient.train.acts
     ood_val = {part: found.acts for part, found in patient.ood_val.items()}
-    choices, failed = choose(wanted_rows(), patient.head, train, val, ood_val)
+    wanted = wanted_rows()
+    if patient.signed:
+        wanted = {name: row for name, row in wanted.items() if not row.detector.assumes_nonnegative}
+    choices, failed = choose(wanted, patient.head, train, val, ood_val)
     groups = patient.groups
     figure, axes = style.new_figure(1, len(groups), size=(6.4 * len(groups), 4.6), squeeze=False)
     numbers: dict[str, Any] = {"left_out": failed}

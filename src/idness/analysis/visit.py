@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from idness.analysis.captured import Captured, capture_set
-from idness.analysis.doctor import Diagnosis, examine
+from idness.analysis.doctor import Diagnosis, Finding, examine
 from idness.analysis.prerelu import capture
 from idness.data import Preprocessing, open_set, preprocessing_for
 from idness.errors import IdnessWarning, ModelError
@@ -19,6 +19,7 @@ from idness.types import Activations, Head
 
 OWN_DATA = {"cifar6": "embedded:id_test"}
 """ID images of networks that bring their own."""
+RELUS = ("relu", "relu6", "hardtanh")
 SIZE = 224
 """Side of the noise images that probe a network's structure, where nothing says what it takes."""
 
@@ -88,8 +89,13 @@ def _structure(split: SplitModel, how: Preprocessing | None) -> Diagnosis:
     found = capture(split, torch.randn(4, 3, *shape, generator=torch.Generator().manual_seed(0)))
     full = examine(split, found.acts, rectifier=found.rectifier)
     kept = tuple(finding for finding in full.findings if finding.name in ("features", "final layer", "width"))
-    if not full.suits and "negative" in full.why:
+    if full.findings[0].good is False:
         return dataclasses.replace(full, findings=kept, percentiles=None)
+    if found.rectifier is None and found.last not in RELUS:
+        # The mean of a smooth activation is positive on noise and negative on images.
+        end = Finding("final layer", f"the last activation function is {found.last or 'unknown'}, no ReLU", False)
+        why = "SCALE does not suit this network: nothing keeps its features from being negative. GEN needs only the logits."
+        return Diagnosis(False, "gen", why, (*kept, end))
     why = (
         "By its structure SCALE suits this network; images of what it knows (--data) would say whether it really does."
     )

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from idness import embedded
+from idness.analysis.captured import capture_set
+from idness.analysis.run import STUDIES, analyze
+from idness.analysis.visit import visit
+from idness.data import Preprocessing, open_set
+from idness.errors import DataError, ModelError
+from idness.model import SplitModel
+from idness.protocol import Benchmark
+
+BENCH = """
+classes = ["airplane", "automobile", "bird", "deer", "dog", "truck"]
+[preprocessing]
+mean = [0.4914, 0.4822, 0.4465]
+std = [0.2023, 0.1994, 0.2010]
+[id]
+train = { path = "embedded:id_train", sample = 60 }
+val = { path = "embedded:id_val", sample = 60 }
+test = { path = "embedded:id_test", sample = 60 }
+[ood_val]
+horse = { path = "embedded:horse", sample = 60 }
+[near]
+cat = { path = "embedded:cat", sample = 60 }
+[far]
+mnist = { path = "embedded:mnist", sample = 60 }
+textures = { path = "embedded:textures", sample = 60 }
+"""
+NETWORK = """
+from torch import nn
+
+
+def make():
+    return nn.Sequential(
+        nn.Conv2d(3, 160, 5, stride=4), nn.BatchNorm2d(160), nn.{end}(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(160, 6)
+    )
+"""
+
+
+def small(end: type[nn.Module] = nn.ReLU) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 160, 5, stride=4),
+        nn.BatchNorm2d(160),
+        end(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(160, 6),
+    ).eval()
+
+
+@pytest.fixture(scope="module")
+def bench() -> Benchmark:
+    return Benchmark.from_text(BENCH, "small")
+
+
+def test_every_analysis_speaks_and_draws(bench: Benchmark, tmp_path: Path) -> None:
+    found = analyze(small(), bench)
+    assert [study.name for study in found.studies] == list(STUDIES)
+    for study in found.studies:
+        assert not study.line.startswith(("not done", "does not apply")), study.line
+        assert study.figures
+    written = found.save(tmp_path)
+    names = {path.name for path in written}
+    assert {
+        "gaussianity.svg",
+        "moments.png",
+        "mu-sigma.svg",
+        "proposition.svg",
+        "percentiles.svg",
+        "ratios.svg",
+    } <= names
+    assert {"tradeoff.svg", "ish-weights.svg", "ish-images.png", "analysis.json", "README.md"} <= names
+    numbers = json.loads((tmp_path / "analysis.json").read_text())
+    assert numbers["final_relu"] == "ReLU and average pooling"
+    assert set(numbers["images"]) == {"id", "cat", "mnist", "textures"}
+    assert all(50 <= count <= 60 for count in numbers["images"].values())
+    assert set(numbers["analyses"]["Gaussianity"]["sets"]) == {"ID", "cat", "mnist", "textures"}
+    text = (tmp_path / "README.md").read_text()
+    for path in written:
+        if path.suffix == ".svg":
+            assert f"]({path.name})" in text
+    again = tmp_path / "again"
+    analyze(small(), bench).save(again)
+    assert all((again / name).read_bytes() == (tmp_path / name).read_bytes() for name in names)
+
+
+def test_a_network_without_a_final_relu_says_where_analyses_do_not_apply(bench: Benchmark) -> None:
+    found = {study.name: study.line for study in analyze(small(nn.SiLU), bench, limit=20).studies}
+    for name in ("Gaussianity", "Mean and variance", "Percentile", "Scale ratio", "ISH"):
+        assert found[name].startswith("does not apply"), name
+    assert "leads with AUROC" in found["Trade-off"]
+
+
+def test_capture_set_picks_evenly_keeps_places_and_skips_what_cannot_be_read(tmp_path: Path) -> None:
+    images = embedded.load("cat").images
+    for index in range(6):
+        Image.fromarray(images[index]).save(tmp_path / f"{index}.png")
+    (tmp_path / "3.png").write_bytes(b"no picture")
+    split, how = SplitModel(small(), example=torch.zeros(2, 3, 32, 32)), Preprocessing(resize=(32, 32), mean=(0.5,) * 3)
+    whole = capture_set("x", open_set(str(tmp_path)), split, how)
+    assert whole.index is not None
+    assert whole.index.tolist() == [0, 1, 2, 4, 5]
+    np.testing.assert_array_equal(whole.thumbnails(np.array([3]))[0], images[4])
+    assert len(capture_set("x", open_set(str(tmp_path)), split, how, limit=3).acts) == 3
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"no picture")
+    with pytest.raises(DataError, match="none of its 6 images"):
+        capture_set("x", open_set(str(tmp_path)), split, how)
+
+
+def test_a_visit_to_the_doctor_with_folders(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NETWORK.format(end="ReLU").replace("return nn", "net = nn") + PREPROCESSED)
+    diagnosis = visit(f"{tmp_path / 'net.py'}:make", "embedded:id_val", "embedded:mnist", weights="none", limit=80)
+    names = {finding.name: finding for finding in diagnosis.findings}
+    assert names["final layer"].text == "the features come out of ReLU and average pooling"
+    assert "mu/sigma before the ReLU" in names
+    assert "Gaussian before the ReLU" in names
+    assert names["mu/sigma before the ReLU"].value is not None
+    (tmp_path / "bare.py").write_text(NETWORK.format(end="SiLU"))
+    with pytest.raises(ModelError, match=r"model\.preprocessing"):
+        visit(f"{tmp_path / 'bare.py'}:make", "embedded:id_val", weights="none")
+    structure = visit(f"{tmp_path / 'bare.py'}:make", weights="none")
+    assert not structure.suits
+    assert structure.method == "gen"
+    assert "silu, no ReLU" in next(finding.text for finding in structure.findings if finding.name == "final layer")
+
+
+PREPROCESSED = """
+    net.preprocessing = {"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2], "resize": [32, 32]}
+    return net
+"""
