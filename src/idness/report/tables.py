@@ -205,24 +205,29 @@ def rich_table(table: Table) -> RichTable:
 
 def terminal_tables(report: Report, width: int, fpr: str = "id") -> list[Table]:
     """Choose and cut the tables so that they fit a terminal's width."""
-    names = [name for listed in report.benchmark.groups.values() for name in listed]
-    room = max(width, NARROW) - max(len(row) for row in report.methods) - 2
-    errors = len(names) * 13 <= room  # with error bars where all sets fit side by side
+    per_set = [
+        table for metric in ("auroc", fpr_name(fpr)) for table in _cut_by_set(report, metric, max(width, NARROW))
+    ]
+    return [options(report), *per_set, summary(report, fpr, wide=width >= WIDE)]
+
+
+def _cut_by_set(report: Report, metric: str, width: int) -> list[Table]:
+    """Make one table by set, with error bars if there is room, or several if there is none for all sets."""
+    whole = by_set(report, metric, errors=True)
+    if _width(whole) <= width:
+        return [whole]
     parts: list[list[str]] = [[]]
-    for name in names:
-        if not errors and parts[-1] and sum(_width(other) for other in (*parts[-1], name)) > room:
+    for name in (name for listed in report.benchmark.groups.values() for name in listed):
+        if parts[-1] and _width(by_set(report, metric, [*parts[-1], name])) > width:
             parts.append([])
         parts[-1].append(name)
-    return [
-        options(report),
-        *(by_set(report, metric, part, errors=errors) for metric in ("auroc", fpr_name(fpr)) for part in parts),
-        summary(report, fpr, wide=width >= WIDE),
-    ]
+    return [by_set(report, metric, part) for part in parts]
 
 
-def _width(heading: str) -> int:
-    """Give the width of a column of percentages and the space beside it."""
-    return 2 + max(len("100.00"), *(len(part) for part in _broken(heading).split("\n")))
+def _width(table: Table) -> int:
+    """Give the width of a table in the terminal."""
+    columns = zip(map(_broken, table.headings), *([cell.text for cell in row] for row in table.rows), strict=True)
+    return sum(max(len(line) for text in column for line in text.split("\n")) + 2 for column in columns) - 2
 
 
 def _broken(heading: str) -> str:
