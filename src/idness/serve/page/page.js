@@ -30,9 +30,7 @@ async function ask(path, options = {}) {
 const getJson = async (path) => (await ask(path)).json();
 
 // An image of the API may need the key, so it is fetched and not linked.
-async function getPicture(path) {
-  return URL.createObjectURL(await (await ask(path)).blob());
-}
+const getBlob = async (path) => (await ask(path)).blob();
 
 function fail(error) {
   one("error").textContent = error.message || String(error);
@@ -99,7 +97,7 @@ async function show(entry) {
   await refresh();
   const list = one("neighbours").querySelector("ol");
   const items = await Promise.all(entry.result.neighbours.map(async (near) => element("li", {},
-    element("img", { src: await getPicture(`/v1/calibration/${near.index}`), alt: `Calibration image of ${near.class}` }),
+    element("img", { src: URL.createObjectURL(await getBlob(`/v1/calibration/${near.index}`)), alt: `Calibration image of ${near.class}` }),
     element("b", { textContent: near.class, title: near.class }), element("span", { textContent: `${Math.round(100 * near.similarity)} % alike` }))));
   if (state.shown !== entry) return;
   list.replaceChildren(...items);
@@ -152,10 +150,10 @@ async function offerSamples() {
     const own = listed.filter((sample) => sample.role === role);
     if (!own.length) continue;
     const tiles = await Promise.all(own.map(async (sample) => {
-      const url = await getPicture(`/v1/samples/${sample.index}`);
-      const pick = async () => judge([new File([await (await fetch(url)).blob()], `${sample.title}.png`, { type: "image/png" })]);
+      const blob = await getBlob(`/v1/samples/${sample.index}`);
+      const pick = () => judge([new File([blob], `${sample.title}.png`, { type: "image/png" })]);
       return element("button", { type: "button", className: "tile", title: sample.title, onclick: pick, ariaLabel: `Sample: ${sample.title}` },
-        element("img", { src: url, alt: "" }));
+        element("img", { src: URL.createObjectURL(blob), alt: "" }));
     }));
     one("samples").append(element("div", { className: "group" }, element("span", { textContent: title }), element("div", { className: "tiles" }, ...tiles)));
     one("samples").hidden = false;

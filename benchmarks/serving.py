@@ -1,0 +1,197 @@
+"""What HTTP costs: images per second from 32 clients against the bare network's: python benchmarks/serving.py
+
+Three kinds of process, as in production: the server, the clients, and the bare network (which runs alone, at each batch
+size, on tensors that are ready). Rounds alternate, so that whatever else the machine does meets both. Each client waits
+for its answer before it asks again, one JPEG a request. Beside the ratio of images per second stands that of CPU seconds
+per image, which other programs on the machine hardly change; the clients' own are in neither.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from PIL import Image
+
+from ratios import report
+
+CLIENTS, ROUNDS, SECONDS, WANTED = 32, 3, 12.0, 0.80
+SIZES = (1, 2, 4, 8, 16, 32)
+NETWORKS = {
+    "ResNet-50, 224 x 224": ("torchvision:resnet50", 224, True),
+    "ResNet-18, 224 x 224": ("torchvision:resnet18", 224, False),
+}
+
+MAKE = """
+import sys, torch
+from idness.guard import Guard
+from idness.data import preprocessing_for
+from idness.model import load_model
+model = load_model(sys.argv[1], "none")
+guard = Guard(model, "scale", preprocessing=preprocessing_for(model, sys.argv[1]), spec=sys.argv[1])
+guard.calibrate([torch.randn(20, 3, 224, 224)]).save(sys.argv[2], bundle=True)
+"""
+
+BARE = """
+import sys, time, torch
+from idness.model import load_model
+model = load_model(sys.argv[1], "none").eval()
+images = torch.randn(32, 3, int(sys.argv[2]), int(sys.argv[2]))
+with torch.no_grad():
+    model(images[:2])
+    print("ready", flush=True)
+    for line in sys.stdin:
+        size, seconds = int(line.split()[0]), float(line.split()[1])
+        done, started = 0, time.perf_counter()
+        while time.perf_counter() - started < seconds:
+            model(images[:size])
+            done += size
+        print(done / (time.perf_counter() - started), flush=True)
+"""
+
+
+def jpegs(count: int = 48) -> list[bytes]:
+    """Photographs of the usual size of ImageNet's: embedded ones, enlarged, so that they compress like pictures."""
+    from idness import embedded
+
+    rng, found = np.random.default_rng(0), []
+    for pixels in embedded.load("id_test").images[:count]:
+        buffer = io.BytesIO()
+        picture = Image.fromarray(pixels).resize((500, 375), Image.Resampling.BICUBIC)
+        noisy = np.clip(np.asarray(picture, np.int16) + rng.normal(0, 6, (375, 500, 3)), 0, 255).astype(np.uint8)
+        Image.fromarray(noisy).save(buffer, "JPEG", quality=90)
+        found.append(buffer.getvalue())
+    return found
+
+
+def load(port: int, pictures: list[bytes], seconds: float, count: int) -> tuple[float, list[float]]:
+    """Ask from many clients until time is up; images per second, and each answer's seconds."""
+    end, taken, lock = time.perf_counter() + seconds, [], threading.Lock()
+
+    def client(number: int) -> None:
+        link = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        turn, own = number, []
+        while time.perf_counter() < end:
+            started = time.perf_counter()
+            link.request("POST", "/v1/score", pictures[turn % len(pictures)], {"Content-Type": "image/jpeg"})
+            answer = link.getresponse()
+            answer.read()
+            assert answer.status == 200, answer.status
+            own.append(time.perf_counter() - started)
+            turn += count
+        with lock:
+            taken.extend(own)
+
+    started = time.perf_counter()
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(taken) / (time.perf_counter() - started), taken
+
+
+class Bare:
+    """The network alone, in a process of its own that sleeps when it is not asked."""
+
+    def __init__(self, spec: str, side: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", BARE, spec, str(side)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._line()
+
+    def rate(self, size: int, seconds: float) -> float:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{size} {seconds}\n")
+        self.process.stdin.flush()
+        return float(self._line())
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Read how long a process has run on the CPU, all its threads together."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def serve(folder: Path) -> tuple[subprocess.Popen[str], int]:
+    command = [sys.executable, "-c", "from idness.cli import main; main()", "serve", str(folder), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    port = int(line.split("127.0.0.1:")[1].split()[0])
+    while True:
+        link = http.client.HTTPConnection("127.0.0.1", port)
+        link.request("GET", "/readyz")
+        if link.getresponse().status == 200:
+            return process, port
+        time.sleep(0.2)
+
+
+def measure(name: str, spec: str, side: int, wanted: float | None, pictures: list[bytes]) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-c", MAKE, spec, folder], check=True)
+        server, port = serve(Path(folder))
+        bare = Bare(spec, side)
+        try:
+            by_size = {size: bare.rate(size, SECONDS / 4) for size in SIZES}
+            best = max(by_size, key=lambda size: by_size[size])
+            load(port, pictures, 2.0, CLIENTS)
+            alone, served, taken = [], [], []
+            spent = {"bare": cpu_seconds(bare.process.pid), "served": cpu_seconds(server.pid)}
+            for _ in range(ROUNDS):
+                alone.append(bare.rate(best, SECONDS))
+                rate, seconds = load(port, pictures, SECONDS, CLIENTS)
+                served.append(rate)
+                taken += seconds
+            per_bare = (cpu_seconds(bare.process.pid) - spent["bare"]) / (sum(alone) * SECONDS)
+            per_served = (cpu_seconds(server.pid) - spent["served"]) / len(taken)
+        finally:
+            bare.close()
+            server.send_signal(signal.SIGTERM)
+            server.wait(60)
+    row: dict[str, object] = {
+        "what": f"{name}: served / bare, {CLIENTS} clients",
+        "ratio": median(served) / median(alone),
+        "ratio of CPU s": per_bare / per_served,
+        "bare images/s": median(alone),
+        "best batch": best,
+        "served images/s": median(served),
+        "median ms": 1e3 * float(np.median(taken)),
+        "p99 ms": 1e3 * float(np.percentile(taken, 99)),
+        "load average": os.getloadavg()[0],
+    }
+    return row | ({"wanted": wanted} if wanted else {})
+
+
+def main() -> None:
+    chosen = [name for name in NETWORKS if not sys.argv[1:] or any(word in name for word in sys.argv[1:])]
+    pictures = jpegs()
+    rows = [
+        measure(name, spec, side, WANTED if judged else None, pictures)
+        for name, (spec, side, judged) in NETWORKS.items()
+        if name in chosen
+    ]
+    report("serving", "Serving against the bare network", rows)
+
+
+if __name__ == "__main__":
+    main()
