@@ -181,8 +181,8 @@ def test_folders_of_one_name_are_told_apart_by_their_parents(runs: Path, tmp_pat
 def test_up_is_better_for_auroc_and_down_for_fpr(pair: Comparison) -> None:
     change = line(pair, "auroc", "far", "ebo").changes[0]
     certain = change._replace(value=0.1, low=0.05, high=0.2)
-    assert verdict("auroc", certain) == "▲"
-    assert verdict("fpr_at_id_recall", certain) == "▼"
+    assert verdict("auroc", certain) == "✓"
+    assert verdict("fpr_at_id_recall", certain) == "✗"
     assert verdict("auroc", certain._replace(low=-0.1)) == ""
     assert verdict("auroc", None) == ""
 

@@ -10,7 +10,7 @@ from idness.compare import Block, Comparison, Line, Value
 from idness.files import atomic_write
 from idness.intervals import Difference
 from idness.report.html import render_page
-from idness.report.names import LOWER_IS_BETTER, listed, metric_meaning, metric_title, percent, points, shown
+from idness.report.names import LOWER_IS_BETTER, listed, metric_meaning, metric_title, percent, points, sentence, shown
 from idness.report.tables import Cell, Table, markdown
 
 SHOWN = ("auroc", "fpr_at_id_recall")
@@ -27,7 +27,7 @@ def legend(comparison: Comparison) -> list[str]:
     several = [shown(name) for name, runs in zip(comparison.names, comparison.runs, strict=True) if runs > 1]
     lines = [
         f"Percent. Differences are from {shown(comparison.names[0])}, in points, with 95 % intervals;"
-        " ▲ better and ▼ worse where the interval excludes zero."
+        " ✓ better and ✗ worse where the interval excludes zero."
     ]
     if len(several) < len(comparison.names):
         lines.append("Paired tests on the same images: DeLong for AUROC, bootstrap for FPR.")
@@ -37,7 +37,7 @@ def legend(comparison: Comparison) -> list[str]:
         )
     if 0 < len(several) < len(comparison.names):
         lines.append("One run against several has no interval: measure more seeds.")
-    return [*lines, *(shown(f"{note[0].upper()}{note[1:]}.", 400) for note in comparison.notes)]
+    return [*lines, *(shown(f"{sentence(note)}.", 400) for note in comparison.notes)]
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -76,7 +76,7 @@ def verdict(metric: str, change: Difference | None) -> str:
     """Mark a difference whose interval excludes zero: better or worse, whichever way is up."""
     if change is None or change.low <= 0 <= change.high:
         return ""
-    return "▲" if (change.value < 0) == (metric in LOWER_IS_BETTER) else "▼"
+    return "✓" if (change.value < 0) == (metric in LOWER_IS_BETTER) else "✗"
 
 
 def _table(comparison: Comparison, block: Block) -> Table:
@@ -116,11 +116,11 @@ def _part(comparison: Comparison, metric: str) -> dict[str, Any]:
     return {
         "id": metric,
         "title": metric_title(metric, comparison.recall),
-        "meaning": metric_meaning(metric, comparison.recall),
+        "meaning": sentence(metric_meaning(metric, comparison.recall)),
         "best": "ascending" if metric in LOWER_IS_BETTER else "descending",
         "blocks": [
             {
-                "title": f"{shown(block.name)} OOD".capitalize() if block.kind == "group" else shown(block.name),
+                "title": sentence(f"{shown(block.name)} OOD") if block.kind == "group" else shown(block.name),
                 "kind": block.kind,
                 "lines": [_html_line(metric, line) for line in block.lines],
             }

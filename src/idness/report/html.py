@@ -15,7 +15,7 @@ from markupsafe import Markup
 from idness.files import atomic_write
 from idness.report import figures, sections, style, thumbnails
 from idness.report.answer import answer, ood_weights
-from idness.report.names import metric_meaning, percent, setting, shown
+from idness.report.names import listed, metric_meaning, percent, sentence, setting, shown
 from idness.report.tied import Marks
 from idness.results import Report
 
@@ -67,7 +67,7 @@ def render(report: Report) -> str:
         facts=sections.facts(report),
         warnings=sections.warnings(report),
         ranking=_figure(figures.ranking(report), "rank", _ranking_alt(report, order)),
-        groups_title=" and ".join(map(shown, groups)).capitalize() + " OOD",
+        groups_title=sentence(f"{listed([shown(group) for group in groups])} OOD"),
         meanings={name: metric_meaning(name, report.recall) for name in sections.SET_METRICS},
         group_table=sections.group_table(report, found, order, marks),
         set_tables=sections.set_tables(report, order, marks),

@@ -90,6 +90,11 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def sentence(text: str) -> str:
+    """Begin with a capital and leave the rest as it is: ID stays ID."""
+    return text[:1].upper() + text[1:]
+
+
 def listed(names: list[str]) -> str:
     """Join names as a sentence does."""
     if len(names) < 2:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from idness.report.figures import threshold_of
-from idness.report.names import shown
+from idness.report.names import sentence, shown
 from idness.results import Report, Wrong
 
 BUDGET = 900_000
@@ -65,7 +65,7 @@ def strips(report: Report, row: str, ids: Mapping[str, str]) -> list[Strip]:
         known = group == "id_test"
         title = "ID images that it finds most foreign" if known else f"{shown(group)} OOD images that it trusts most"
         captioned = [_captioned(report, entry, threshold, known, ids) for entry in entries]
-        found.append(Strip(title[0].upper() + title[1:], captioned))
+        found.append(Strip(sentence(title), captioned))
     return found
 
 

@@ -1,0 +1,111 @@
+"""Every code block of README and the site runs, and the site builds strictly."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from .code_blocks import ROOT, Block, blocks_of, run_document
+from .workspace import make_workspace
+
+
+def _tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PAGES = _tool("docs_pages")
+WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in WRITTEN if path.is_file()}
+DOCUMENTS |= {f"docs/{name}": text for name, text in PAGES.pages().items() if name != "results.md"}
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_workspace(tmp_path_factory.mktemp("documents"))
+
+
+@pytest.mark.parametrize("name", [name for name, text in DOCUMENTS.items() if blocks_of(text)])
+def test_every_code_block_runs(name: str, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "here"
+    shutil.copytree(workspace, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / ".cache"))
+    before = set(sys.modules)
+    try:
+        assert run_document(name, DOCUMENTS[name], folder) > 0
+    finally:
+        for module in set(sys.modules) - before:
+            if str(getattr(sys.modules[module], "__file__", "")).startswith(str(folder)):
+                del sys.modules[module]
+
+
+def test_blocks_are_found_with_their_directives() -> None:
+    text = "a\n<!-- runs as: true -->\n```bash\nfalse\n```\n\n    ```python\n    x = 1\n    ```\n\n<!-- file: a.py -->\n```python\n1\n```\n"
+    assert blocks_of(text) == [
+        Block("bash", "false\n", 3, runs_as="true"),
+        Block("python", "x = 1\n", 7),
+        Block("python", "1\n", 12, file="a.py"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "block", ["```bash\nfalse\n```\n", "```python\n1 / 0\n```\n", "```toml\na = \n```\n", "```cobol\n```\n"]
+)
+def test_a_block_that_fails_fails(block: str, tmp_path: Path) -> None:
+    with pytest.raises((AssertionError, ZeroDivisionError, ValueError)):
+        run_document("x", block, tmp_path)
+
+
+def test_every_method_has_a_page_with_all_its_options() -> None:
+    from idness.registry import available, parse
+
+    pages = PAGES.pages()
+    for name, cls in available().items():
+        text = pages[f"methods/{name}.md"]
+        assert PAGES.summary(cls) in text
+        written = re.search(r"On the command line it is written with its options: `(.+)`\.", text)
+        assert written is not None
+        assert parse(written[1]) == cls()
+        for option in cls().options():
+            row = next(line for line in text.splitlines() if line.startswith(f"| `{option}` |"))
+            assert row.split("|")[3].strip(), f"{name}: {option} has no meaning"
+
+
+def test_results_come_from_files() -> None:
+    text = PAGES.pages()["results.md"]
+    found = [path for pattern in ("**/results.json", "**/*.md") for path in (ROOT / "results").glob(pattern)]
+    for path in found:
+        if path.name != "results.md":
+            assert path.relative_to(ROOT).as_posix() in text
+
+
+def test_the_site_builds_strictly_and_asks_no_one(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    # Not --quiet, which would keep --strict from seeing any warning.
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = sorted(tmp_path.rglob("*.html"))
+    assert len(pages) >= 20
+    for page in pages:
+        fetched = re.findall(
+            r'<(?:script|img|iframe)[^>]+src="(https?:[^"]+)|<link[^>]+rel="stylesheet"[^>]+href="(https?:[^"]+)',
+            page.read_text(),
+        )
+        assert fetched == [], page
