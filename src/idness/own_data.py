@@ -1,16 +1,11 @@
-"""Makes a guard from a network's name and folders of images, and judges images with one."""
+"""Makes a guard from a network's name and folders of images."""
 
 from __future__ import annotations
 
-import glob
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from idness.choosing import choose
-from idness.data import SUFFIXES, ActivationsSet, ImageSet, Preprocessing, open_set, preprocessing_for, read_batches
+from idness.data import ActivationsSet, ImageSet, Preprocessing, open_set, preprocessing_for, read_batches
 from idness.errors import DataError, InputError, ModelError
 from idness.gallery import Gallery, chosen
 from idness.guard import Guard
@@ -87,11 +82,7 @@ def prepare_guard(
         progress: told how far reading has come.
     """
     model = load_model(spec, weights)
-    how = preprocessing or preprocessing_for(model, spec, None if weights is None else str(weights))
-    if how is None:
-        raise ModelError(
-            f"{spec}: how a picture becomes its input is not known; give --size, --mean and --std, or set model.preprocessing"
-        )
+    how = preprocessing or _expected(model, spec, weights)
     split = SplitModel(model, layer, example=_example(how))
     notes = [f"network {spec}, final layer {split.layer!r}; pictures: {how.describe()}"]
     doubt = how.suspicion()
@@ -118,33 +109,6 @@ def prepare_guard(
     return Prepared(guard, notes)
 
 
-def find_images(arguments: Iterable[str]) -> Iterator[Path]:
-    """Find the image files behind files, folders and patterns, in order; what is not there is told at once."""
-    for text in arguments:
-        path = Path(text).expanduser()
-        if path.is_dir():
-            found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
-        elif path.exists():
-            found = [path]
-        else:
-            # A file whose name looks like a pattern was found above.
-            found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207
-            found = [file for file in found if file.is_file()]
-        if not found:
-            raise DataError(
-                f"no image at {text}; give files, folders, patterns in quotes, or - to read a list of paths"
-            )
-        yield from found
-
-
-def judge_images(guard: Guard, paths: Iterable[Path], *, batch: int = BATCH) -> Iterator[dict[str, Any]]:
-    """Judge image files one after another; a file that cannot be read gets its reason and no verdict."""
-    waiting = iter(paths)
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        while chunk := list(islice(waiting, batch)):
-            yield from _judged(guard, list(zip(chunk, pool.map(partial(_prepared, guard), chunk), strict=True)))
-
-
 def class_names_for(model: nn.Module, spec: str) -> tuple[str, ...] | None:
     """Find the names of a network's classes: its own `class_names`, the embedded benchmark's, or torchvision's."""
     own = getattr(model, "class_names", None)
@@ -161,6 +125,19 @@ def class_names_for(model: nn.Module, spec: str) -> tuple[str, ...] | None:
         entry = next(iter(get_model_weights(name)), None)
         return tuple(entry.meta["categories"]) if entry is not None and "categories" in entry.meta else None
     return None
+
+
+def _expected(model: nn.Module, spec: str, weights: str | Path | None) -> Preprocessing:
+    """Find how pictures become the network's input, or ask for it."""
+    if spec.startswith("cifar6:"):
+        table = tomllib.loads((Path(__file__).parent / "benchmarks" / "cifar6.toml").read_text())["preprocessing"]
+        return Preprocessing.from_dict({"resize": (32, 32)} | table)
+    found = preprocessing_for(model, spec, None if weights is None else str(weights))
+    if found is None:
+        raise ModelError(
+            f"{spec}: how a picture becomes its input is not known; give --size, --mean and --std, or set model.preprocessing"
+        )
+    return found
 
 
 def _read(split: SplitModel, how: Preprocessing, data: str | Path, notes: list[str], progress: Progress | None) -> Read:
@@ -267,27 +244,6 @@ def _gallery(guard: Guard, images: ImageSet, acts: Activations, place: NDArray[n
     shown = [Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture for picture in pictures]
     kept = acts[torch.tensor(rows)]
     return Gallery.of(shown, kept.features, kept.logits.argmax(dim=1), guard.detector.score(kept))
-
-
-def _prepared(guard: Guard, path: Path) -> torch.Tensor | str:
-    try:
-        return guard.prepare(path)
-    except DataError as error:
-        return str(error)
-
-
-def _judged(guard: Guard, waiting: Sequence[tuple[Path, torch.Tensor | str]]) -> Iterator[dict[str, Any]]:
-    tensors = [item for _, item in waiting if isinstance(item, torch.Tensor)]
-    if len({tensor.shape for tensor in tensors}) > 1:
-        # Without a fixed size each picture is a batch of its own.
-        records = iter([guard(tensor).records()[0] for tensor in tensors])
-    else:
-        records = iter(guard(torch.stack(tensors)).records() if tensors else [])
-    for path, item in waiting:
-        if isinstance(item, str):
-            yield {"image": str(path), "error": item}
-        else:
-            yield {"image": str(path)} | next(records)
 
 
 def _example(how: Preprocessing) -> torch.Tensor | None:

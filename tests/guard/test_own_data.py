@@ -18,7 +18,8 @@ from idness.cli.export import export
 from idness.cli.score import score
 from idness.errors import DataError, IdnessError, InputError, ModelError, OptionError
 from idness.guard import Guard
-from idness.own_data import find_images, judge_images, prepare_guard
+from idness.judging import find_images, judge_images
+from idness.own_data import prepare_guard
 
 
 def command(*words: object, stdin: str | None = None):

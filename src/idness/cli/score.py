@@ -32,7 +32,7 @@ def score(
     batch: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 64,
 ) -> None:
     """Judge images: class, ID-ness, p-value and verdict of each."""
-    from idness.own_data import find_images, judge_images
+    from idness.judging import find_images, judge_images
 
     # Looked for before the network is loaded: a wrong path is told at once.
     found = [] if images == ["-"] else list(find_images(images))
