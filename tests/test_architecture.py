@@ -24,7 +24,7 @@ LEVELS = [  # a module may import from its own level and those before it
     {"benchmark", "guard", "guard_file", "export"},
     {"paper", "report", "compare"},
     {"analysis", "reproduce", "serve"},
-    {"choosing", "own_data"},
+    {"choosing", "judging", "own_data"},
     {"cli"},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
