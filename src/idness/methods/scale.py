@@ -26,7 +26,7 @@ class Scale(Enhancer):
     """
 
     assumes_nonnegative = True
-    grid = {"percentile": (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
+    grid = {"percentile": (10.0, 30.0, 50.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
 
     percentile: float = 85.0
 
