@@ -146,7 +146,9 @@ def _searched(
         found = auroc(variant.score(acts["id_val"]), variant.score(acts["eight"])) if validation else 0.0
         trials.append((found, variant))
     best = max(trials, key=lambda trial: trial[0])[1]
-    return best, [Trial(options=variant.options(), auroc=found) for found, variant in trials] if validation else []
+    return best, [
+        Trial(options={key: variant.options()[key] for key in variant.grid}, auroc=found) for found, variant in trials
+    ] if validation else []
 
 
 def _result(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from idness.report import write_html
-from idness.report.html import NAV, render
+from idness.report.html import NAV, compact, render
 from idness.report.names import drawn, duration, percent, points, setting, shown, size
 from idness.report.thumbnails import data_urls, needed
 from idness.results import Report
@@ -182,6 +182,14 @@ def test_thumbnails_keep_to_their_budget(report: Report) -> None:
     assert re.match(r"data:image/webp;base64,[A-Za-z0-9+/=]+$", next(iter(full.values())))
 
 
+def test_compact_paths_draw_the_same() -> None:
+    path = '<path d="M 1.04 2.00\nL 1.04 5.55\nL 3.50 5.55\nL 4.00 6.26\nz\n" style="a"/>'
+    assert compact(path) == '<path d="M1 2V5.5H3.5L4 6.3z" style="a"/>'
+    curve = '<path d="M 0 1\nC 1 2 3 4 5 6\n"/>'
+    assert compact(curve) == '<path d="M 0 1 C 1 2 3 4 5 6"/>'
+    assert compact('<g id="a"><metadata>x\ny</metadata>\n</g>') == "<g></g>"
+
+
 def test_write_html_returns_the_page(folder: Path) -> None:
     assert write_html(folder) == folder / "report.html"
 
@@ -199,9 +207,9 @@ def test_how_names_and_numbers_are_written(written: str, expected: str) -> None:
     assert written == expected
 
 
-def test_only_searched_or_given_options_are_shown(report: Report) -> None:
+def test_searched_or_given_options_are_shown(report: Report) -> None:
     assert setting(report, "ebo") == ""
     assert setting(report, "scale") == f"percentile {report.methods['scale'].options['percentile']:g}"
     given = copy.deepcopy(report)
     given.methods["ebo"].chosen_by = "given"
-    assert setting(given, "ebo") == "temperature 1"
+    assert setting(given, "ebo") == "temperature=1"

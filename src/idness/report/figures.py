@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from matplotlib.colors import to_rgb
+from matplotlib.patches import StepPatch
 from numpy.typing import NDArray
 
 from idness.metrics import id_rank
@@ -18,9 +20,11 @@ from idness.results import Report
 
 HIGHLIGHTED = 6
 """Series with a look of their own; an eye follows no more."""
-BASELINES = ("msp", "ebo", "ash-s", "scale", "knn", "react")
+BASELINES = ("scale", "ash-s", "ebo", "msp", "knn", "react")
 SWEPT = {"scale": "scaling only", "ash-p": "pruning only", "ash-s": "both"}
 BINS = 48
+DEPTH = 15.0
+"""Points of AUROC below the best that a sweep shows; curves that fall deeper leave the picture."""
 SMALL = 7.5
 """The size of text inside a figure, in points."""
 
@@ -33,10 +37,15 @@ def mean_auroc(report: Report, row: str) -> float:
 
 
 def highlights(report: Report) -> list[str]:
-    """Choose the rows that have a look of their own: the two best by mean AUROC, then those that everyone knows."""
+    """Choose the rows that have a look of their own: the best, each group's best, then those that everyone knows."""
     ranked = sorted(report.methods, key=lambda row: -mean_auroc(report, row))
-    wanted = [*ranked[:2], *(row for row in BASELINES if row in report.methods), *ranked[2:]]
-    return list(dict.fromkeys(wanted))[:HIGHLIGHTED]
+    leaders = [
+        max(report.methods, key=lambda row: report.methods[row].groups[group].auroc)
+        for group in report.benchmark.groups
+        if all(group in item.groups for item in report.methods.values())
+    ]
+    known = [row for row in BASELINES if row in report.methods]
+    return list(dict.fromkeys([*ranked[:1], *leaders, *known, *ranked[1:]]))[:HIGHLIGHTED]
 
 
 def look(report: Report, row: str) -> style.Mark | None:
@@ -68,7 +77,7 @@ def score_ridges(report: Report, row: str, ax: Any = None) -> Any:
     The outline behind each ridge is that of the ID images; beside it stands what share of the set passes.
     """
     names = list(ood_weights(report))
-    ax = style.axes_or_new(ax, size=(5.0, 0.9 + 0.4 * (len(names) + 1)))
+    ax = _placed(ax, (5.4, 0.9 + 0.4 * (len(names) + 1)), [*map(drawn, names), "ID test"], right=0.55)
     ids = report.scores.of(row, "id_test")
     oods = {name: report.scores.of(row, name) for name in names}
     edges = _edges([ids, *oods.values()])
@@ -79,14 +88,16 @@ def score_ridges(report: Report, row: str, ax: Any = None) -> Any:
             if name == "id_test":
                 _ridge(ax, ghost, edges, base, style.ID_COLOUR, "")
                 continue
-            ax.stairs(base + ghost, edges, baseline=base, color=style.ID_COLOUR, linewidth=0.8, alpha=0.75)
+            _steps(ax, ghost, edges, base, fill=False, edgecolor=style.ID_COLOUR, linewidth=0.8, alpha=0.75)
             _ridge(ax, _heights(oods[name], edges), edges, base, style.OOD_COLOUR, "////")
             passed = f"{percent(report.methods[row].sets[name].fpr_at_id_recall, 1)} %"
             ax.annotate(passed, (1.015, base + 0.12), xycoords=("axes fraction", "data"), fontsize=SMALL)
         _threshold_line(ax, report, ids, label=False)
         ax.set_yticks([-level + 0.12 for level in range(len(names) + 1)], ["ID test", *map(drawn, names)])
         ax.tick_params(axis="y", length=0)
-        ax.set_ylim(-len(names) - 0.08, 1.35)
+        ax.set_ylim(-len(names) - 0.08, 1.1)
+        room = 0.02 * (edges[-1] - edges[0])
+        ax.set_xlim(edges[0] - room, edges[-1] + room)
         ax.grid(False)
         ax.spines["left"].set_visible(False)
         ax.annotate("passes", (1.015, 0.12), xycoords=("axes fraction", "data"), fontsize=SMALL, color=style.MUTED)
@@ -98,7 +109,7 @@ def score_ridges(report: Report, row: str, ax: Any = None) -> Any:
 
 def roc_curves(report: Report, name: str, rows: Sequence[str] | None = None, ax: Any = None) -> Any:
     """Draw the share of ID images kept against the share of one OOD set accepted, for some rows or for all."""
-    ax = style.axes_or_new(ax, size=(3.0, 2.8))
+    ax = _placed(ax, (3.0, 2.8), ["10000"], top=0.3)
     chosen = highlights(report) if rows is None else list(rows)
     with style.house_style(), quiet():
         ax.plot([0, 100], [0, 100], color=style.MUTED, linewidth=0.8, linestyle=style.LINES[2])
@@ -127,15 +138,17 @@ def tradeoff(report: Report, group: str, ax: Any = None) -> Any:
         for row, item in report.methods.items()
         if item.id_accuracy_shaped is not None
     ]
+    floor = _floor([auroc for _, _, auroc in found]) if found else 0.0
     with style.house_style(), quiet():
         if report.id_accuracy is not None:
             ax.axvline(100 * report.id_accuracy, color=style.MUTED, linewidth=0.8, linestyle=style.LINES[2])
         for row, accuracy, auroc in found:
             mark = look(report, row)
+            below = auroc < floor
             ax.plot(
                 [accuracy],
-                [auroc],
-                marker=mark.marker if mark else "o",
+                [max(auroc, floor)],
+                marker="v" if below else mark.marker if mark else "o",
                 color=mark.colour if mark else style.MUTED,
                 markersize=6.5 if mark else 3.5,
                 linestyle="none",
@@ -143,7 +156,9 @@ def tradeoff(report: Report, group: str, ax: Any = None) -> Any:
             )
         style.headline(ax, f"{drawn(group)} OOD", x="ID accuracy of the edited network, %", y="AUROC, %")
         _widen(ax, [accuracy for _, accuracy, _ in found])
-        _labels_beside(ax, [(drawn(row), x, y, look(report, row) is not None) for row, x, y in found])
+        names = [drawn(row) + (f" {y:.1f}" if y < floor else "") for row, _, y in found]
+        places = [(x, max(y, floor), look(report, row) is not None) for row, x, y in found]
+        _labels_beside(ax, [(name, *place) for name, place in zip(names, places, strict=True)])
     return ax
 
 
@@ -166,10 +181,14 @@ def percentile_sweep(report: Report, group: str, ax: Any = None) -> Any:
                 height = float(np.interp(chosen, sweep.percentiles, values))
                 ax.plot([chosen], [height], marker="o", markersize=8, markerfacecolor="none", color=mark.colour)
         if group in sweep.ebo:
+            top = max(100 * sweep.ebo[group], *(100 * max(curves[group]) for curves in sweep.auroc.values()))
+            low = min(100 * sweep.ebo[group], *(100 * min(curves[group]) for curves in sweep.auroc.values()))
+            # Curves may fall to chance at high percentiles; what matters happens near the top.
+            ax.set_ylim(bottom=max(low - 0.5, top - DEPTH), top=top + 0.04 * min(top - low, DEPTH) + 0.2)
             ax.axhline(
                 100 * sweep.ebo[group], color=style.MUTED, linewidth=1.2, linestyle=style.LINES[2], label="ebo, neither"
             )
-        style.legend(ax, loc="best")
+        style.legend(ax, loc="lower left")
     return ax
 
 
@@ -178,6 +197,8 @@ def ranking(report: Report, ax: Any = None) -> Any:
     rows = sorted(report.methods, key=lambda row: mean_auroc(report, row))
     ax = style.axes_or_new(ax, size=(5.0, 0.9 + 0.2 * len(rows)))
     groups = list(report.benchmark.groups)
+    every = [100 * item.groups[group].auroc for item in report.methods.values() for group in groups]
+    floor = _floor(every)
     with style.house_style(), quiet():
         for index, group in enumerate(groups):
             mark = style.mark(index)
@@ -189,8 +210,20 @@ def ranking(report: Report, ax: Any = None) -> Any:
                 for side in (0, 1)
             )
             places = np.arange(len(rows)) + shift
-            ax.hlines(places, lows, highs, color=mark.colour, linewidth=1.4)
-            ax.plot(values, places, mark.marker, color=mark.colour, markersize=4.5, label=f"{drawn(group)} OOD")
+            inside = values >= floor
+            ax.hlines(places[inside], lows[inside], highs[inside], color=mark.colour, linewidth=1.4)
+            label = f"{drawn(group)} OOD"
+            ax.plot(values[inside], places[inside], mark.marker, color=mark.colour, markersize=4.5, label=label)
+            for value, place in zip(values[~inside], places[~inside], strict=True):
+                ax.plot([floor], [place], "<", color=mark.colour, markersize=4.5)
+                ax.annotate(
+                    f" {value:.1f}",
+                    (floor, place),
+                    fontsize=SMALL,
+                    va="center",
+                    xytext=(4, 0),
+                    textcoords="offset points",
+                )
         ax.set_yticks(range(len(rows)), [drawn(row) for row in rows])
         ax.tick_params(axis="y", length=0)
         ax.set_ylim(-0.6, len(rows) - 0.4)
@@ -198,6 +231,27 @@ def ranking(report: Report, ax: Any = None) -> Any:
         style.headline(ax, "", x="AUROC, % (line: 95 % interval)")
         style.legend(ax, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=max(len(groups), 1), borderaxespad=0.2)
     return ax
+
+
+def _placed(ax: Any, size: tuple[float, float], labels: Sequence[str], *, right: float = 0.12, top: float = 0.1) -> Any:
+    """Give the axes that were passed, or new ones with margins in inches for the longest label.
+
+    A report has dozens of these; finding the margins by drawing each twice would double its time.
+    """
+    if ax is not None:
+        return ax
+    figure, made = style.new_figure(size=size)
+    figure.set_layout_engine("none")
+    left, bottom = 0.15 + 0.078 * max(map(len, labels)), 0.46
+    width, height = size
+    made.set_position((left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height))
+    return made
+
+
+def _floor(values: Sequence[float]) -> float:
+    """Find where an axis may begin so that one row far below all others does not squeeze the rest."""
+    low, quarter, upper = np.percentile(values, [0, 25, 75])
+    return float(max(low, quarter - 3 * (upper - quarter) - 1.0))
 
 
 def _roc(report: Report, row: str, name: str, count: int = 90) -> tuple[Array, Array]:
@@ -227,20 +281,16 @@ def _heights(values: Array, edges: Array) -> Array:
 
 
 def _ridge(ax: Any, heights: Array, edges: Array, base: float, colour: str, hatch: str) -> None:
-    ax.stairs(base + heights, edges, baseline=base, fill=True, color=colour, alpha=0.22, linewidth=0)
+    face = (*to_rgb(colour), 0.22)
+    _steps(ax, heights, edges, base, fill=True, facecolor=face, edgecolor=colour, linewidth=1.0)
     if hatch:
         # A patch of its own: in SVG the hatch of a coloured patch has the patch's colour and cannot be seen.
-        ax.stairs(
-            base + heights,
-            edges,
-            baseline=base,
-            fill=True,
-            facecolor="none",
-            edgecolor=colour,
-            hatch=hatch,
-            linewidth=0,
-        )
-    ax.stairs(base + heights, edges, baseline=base, color=colour, linewidth=1.1)
+        _steps(ax, heights, edges, base, fill=True, facecolor="none", edgecolor=colour, hatch=hatch, linewidth=0)
+
+
+def _steps(ax: Any, heights: Array, edges: Array, base: float, **look: Any) -> None:
+    # As ax.stairs, without its slow update of the axes' limits, which are known here.
+    ax.add_artist(StepPatch(base + heights, edges, baseline=base, **look))
 
 
 def _threshold_line(ax: Any, report: Report, ids: Array, label: bool = True) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,11 @@ from idness.results import Report
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE = "report.html"
+LIGHTENED = {
+    style.ID_COLOUR: f"var(--blue, {style.ID_COLOUR})",
+    style.PALETTE[2]: f"var(--green, {style.PALETTE[2]})",
+}
+"""The two darkest colours, which the page lightens where its ground is dark."""
 NAV = (
     ("answer", "Answer"),
     ("groups", "Groups"),
@@ -122,12 +128,37 @@ def environment() -> Environment:
 
 def _figure(ax: Any, prefix: str, alt: str, caption: str = "") -> dict[str, Any]:
     with figures.quiet():
-        svg = style.figure_svg(ax, alt=alt, prefix=prefix)
-    # The page lightens the two darkest colours where its ground is dark.
-    for name, colour in (("blue", style.ID_COLOUR), ("green", style.PALETTE[2])):
-        svg = svg.replace(f": {colour}", f": var(--{name}, {colour})")
+        svg = compact(style.figure_svg(ax, alt=alt, prefix=prefix))
+    for colour, lighter in LIGHTENED.items():
+        svg = svg.replace(f": {colour}", f": {lighter}")
     # matplotlib escapes the names that it writes into a picture.
     return {"svg": Markup(svg), "caption": caption}
+
+
+def compact(svg: str) -> str:
+    """Write a picture in half the bytes: steps as H and V, a tenth of a pixel, no metadata, no unused names."""
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
+    return re.sub(r'\bd="([^"]*)"', lambda match: f'd="{_compact_path(match[1])}"', svg)
+
+
+def _compact_path(path: str) -> str:
+    if re.search(r"[^MLz\d\s.eE-]", path):
+        return " ".join(path.split())
+    parts, here = [], ("", "")
+    for command, x, y in re.findall(r"([MLz])\s*(?:(\S+)\s+(\S+))?", path):
+        if command == "z":
+            parts.append("z")
+            continue
+        there = (f"{float(x):.1f}".removesuffix(".0"), f"{float(y):.1f}".removesuffix(".0"))
+        if command == "M" or (there[0] != here[0] and there[1] != here[1]):
+            parts.append(f"{command}{there[0]} {there[1]}")
+        elif there[0] != here[0]:
+            parts.append(f"H{there[0]}")
+        elif there[1] != here[1]:
+            parts.append(f"V{there[1]}")
+        here = there
+    return "".join(parts)
 
 
 def _rocs(report: Report) -> Iterator[dict[str, Any]]:
@@ -169,6 +200,6 @@ def _sample(report: Report, row: str) -> Markup:
         return Markup()
     dashes = "" if isinstance(mark.line, str) else " ".join(f"{2 * part:g}" for part in mark.line[1])
     return Markup(
-        '<svg width="34" height="8" aria-hidden="true"><line x1="0" x2="34" y1="4" y2="4" stroke="{}" stroke-width="2.4"'
+        '<svg width="34" height="8" aria-hidden="true"><line x1="0" x2="34" y1="4" y2="4" style="stroke: {}" stroke-width="2.4"'
         ' stroke-dasharray="{}"/></svg>'
-    ).format(mark.colour, dashes)
+    ).format(LIGHTENED.get(mark.colour, mark.colour), dashes)

@@ -61,13 +61,16 @@ def metric_meaning(metric: str, recall: float) -> str:
 
 
 def setting(report: Report, row: str) -> str:
-    """Write the options that were searched or given for a row, in words; empty where there are none."""
-    from idness.registry import available
-
+    """Write the options that were searched for a row, in words; all of them where they were given or none was searched."""
     item = report.methods[row]
-    method = available().get(item.method)
-    searched = item.options if method is None or item.chosen_by == "given" else method.grid
-    return ", ".join(f"{key} {_short(item.options[key])}" for key in item.options if key in searched)
+    searching = any(other.tried for other in report.methods.values())
+    if item.chosen_by == "given" or not searching:
+        return item.label.partition("(")[2].removesuffix(")")
+    if len(item.tried) < 2:
+        return ""
+    searched = {key: item.options[key] for key in item.tried[0].options if key in item.options}
+    # A text says by itself what it is: react(percentile=85)+dice(percentile=10).
+    return ", ".join(value if isinstance(value, str) else f"{key} {_short(value)}" for key, value in searched.items())
 
 
 def duration(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -69,9 +69,9 @@ def group_table(report: Report, found: Answer, order: list[str], marks: Marks) -
     groups = report.benchmark.groups
     if len(groups) > 1:
         ends = {row: mean_auroc_interval(row_ranks(report, row)) for row in order}
-        low, high = min(end.low for end in ends.values()), max(end.high for end in ends.values())
+        scale = _scale(list(ends.values()))
         cells = {
-            row: _number(value, mean_marks[row], ends[row], _whisker(value, ends[row], low, high))
+            row: _number(value, mean_marks[row], ends[row], _whisker(value, ends[row], scale))
             for row, value in found.auroc.items()
         }
         columns.append((Heading("mean AUROC", " + ".join(map(shown, groups)), "descending", True), cells))
@@ -230,11 +230,11 @@ def _metric_column(
     found = {row: read(report, row) for row in order}
     ends = {row: item.intervals.get(metric) for row, item in found.items()}
     known = [end for end in ends.values() if end]
-    low, high = (min(end[0] for end in known), max(end[1] for end in known)) if known else (0.0, 1.0)
+    scale = _scale(known) if known else (0.0, 1.0)
     cells = {}
     for row, item in found.items():
         value, end = getattr(item, metric), ends[row]
-        drawn = _whisker(value, end, low, high) if whiskers and end else Markup()
+        drawn = _whisker(value, end, scale) if whiskers and end else Markup()
         cells[row] = _number(value, marked[row], end, drawn)
     best = "ascending" if metric in LOWER_IS_BETTER else "descending"
     note = (
@@ -253,10 +253,20 @@ def _number(
     return Cell(percent(value), sort, interval, mark, whisker or Markup())
 
 
-def _whisker(value: float, end: tuple[float, float], low: float, high: float) -> Markup:
-    """Draw a value and its interval in the scale of its column."""
+def _scale(ends: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Find the scale of a column's whiskers; one row far below all others does not squeeze the rest."""
+    lows, high = sorted(end[0] for end in ends), max(end[1] for end in ends)
+    quarter = lows[len(lows) // 4]
+    return max(lows[0], quarter - 2 * (high - quarter)), high
+
+
+def _whisker(value: float, end: tuple[float, float], scale: tuple[float, float]) -> Markup:
+    """Draw a value and its interval in the scale of its column; an arrow says that it lies left of it."""
+    low, high = scale
     span = (high - low) or 1.0
-    left, middle, right = (round(3 + 68 * (point - low) / span, 1) for point in (end[0], value, end[1]))
+    left, middle, right = (max(round(3 + 68 * (point - low) / span, 1), 3.0) for point in (end[0], value, end[1]))
+    if value < low:
+        return Markup('<svg class="whisker" viewBox="0 0 74 9" aria-hidden="true"><path d="M8 1L2 4.5L8 8z"/></svg>')
     return Markup(
         '<svg class="whisker" viewBox="0 0 74 9" aria-hidden="true"><line x1="{}" x2="{}" y1="4.5" y2="4.5"/>'
         '<circle cx="{}" cy="4.5" r="2.8"/></svg>'
