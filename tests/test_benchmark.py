@@ -280,27 +280,34 @@ def test_partial_runs_with_what_is_there(tmp_path: Path) -> None:
     assert all(method.chosen_by == "default" for method in found.methods.values())
 
 
-def test_test_sets_are_never_in_memory_as_a_whole(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Count the activations that are alive at once while test sets are scored."""
-    import gc
+def test_test_sets_are_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    """Score a set of many shards and watch the memory: it holds a shard or two, not the set."""
+    import tracemalloc
 
-    import idness.evaluation
-    import idness.extraction
+    from idness.evaluation import Scorer
+    from idness.search import Choice
+    from idness.store import FeatureStore, Shard, key_of
+    from idness.types import Head
 
-    monkeypatch.setattr(idness.extraction, "SHARD", 16)
-    path = world(tmp_path, 16, {"test": 160, "far": 320})
-    most = 0
-    scored = idness.evaluation.score_many
-
-    def watched(detectors: object, acts: Activations) -> object:
-        nonlocal most
-        alive = sum(len(thing) for thing in gc.get_objects() if type(thing) is Activations)
-        most = max(most, alive)
-        return scored(detectors, acts)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(idness.evaluation, "score_many", watched)
-    go(path, methods=["msp", "scale"])
-    assert 16 <= most <= 5 * 16
+    rows_, width, shards = 200, 500, 40
+    store, head = FeatureStore(tmp_path), Head(torch.randn(3, width))
+    refs = []
+    for number in range(shards):
+        features = torch.rand(rows_, width)
+        found = Activations(features, head(features), torch.zeros(rows_, dtype=torch.long))
+        shard = Shard(found, torch.arange(rows_), torch.zeros(rows_, 16, dtype=torch.uint8))
+        refs.append(store.put(key_of(str(number)), shard))
+    store.finish("whole", refs, {})
+    detector = build("ebo").fit(head)
+    tracemalloc.start()
+    try:
+        scored = Scorer({"ebo": Choice(detector, "default")}).score(store.shards("whole"), shaped=True)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(scored.index) == rows_ * shards
+    one_shard = rows_ * width * 4
+    assert peak < 5 * one_shard  # all would be 40
 
 
 def test_third_party_method_is_included_unasked(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

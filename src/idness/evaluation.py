@@ -90,8 +90,10 @@ class Scorer:
             self._score_shard(shard.acts, parts, swept)
             if shaped and shard.acts.labels is not None:
                 self._count_right(shard.acts, found.shaped_right)
-            labels = None if shard.acts.labels is None else shard.acts.labels.numpy()
-            rest.append((shard.index.numpy(), shard.acts.logits.argmax(dim=1).numpy(), shard.digests.numpy(), labels))
+            # Copies: a view of a small tensor would keep the whole shard in memory.
+            labels = None if shard.acts.labels is None else shard.acts.labels.numpy().copy()
+            predicted = shard.acts.logits.argmax(dim=1).numpy()
+            rest.append((shard.index.numpy().copy(), predicted, shard.digests.numpy().copy(), labels))
         if not rest:
             return found
         found.scores = {row: np.concatenate(listed) for row, listed in parts.items()}
