@@ -23,5 +23,18 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# The pages in a real browser. `make test` runs these tests too where Chromium is installed.
+test-browser: $(VENV)/ready
+	command -v chromium || (apt-get update && apt-get install --yes chromium)
+	$(BIN)/python -m pytest -m browser
+
+docs: $(VENV)/ready
+	$(BIN)/mkdocs build --strict
+
+# Ratios within one run, written to results/speed; takes some minutes.
+speed: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	for file in kernels rows_cost peer ish_cost bench_cost memory serving; do $(BIN)/python benchmarks/$$file.py; done
+
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache
