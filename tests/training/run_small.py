@@ -1,16 +1,45 @@
-"""Train a small network in a process of its own, for tests that kill it or start several."""
+"""Trains a small network, here or in a process of its own that a test can kill or start twice."""
 
 from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from idness.training import finetune, networks
 from idness.training.objective import Objective
 from tests.training.conftest import small_world
-from tests.training.test_loop import Plain32
+
+
+class NoNorm(nn.Module):
+    """A network without batch norm, so that the joint batch of two processes is one batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        self.fc = nn.Linear(32, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.fc(self.body(images))
+        return logits
+
+
+def small_run(method: str, out: str | Path, batch: int = 8, norm: bool = True) -> None:
+    torch.manual_seed(0)
+    model = networks.build("tiny_resnet", 3) if norm else NoNorm()
+    options = {"epochs": 4, "lr": 0.05, "warmup": 0.5, "milestones": (), "ema": 0.9, "checkpoint_every": 2}
+    finetune(model, small_world(96), method, out=out, batch_size=batch, **options)
+
+
+class Slowly(Objective):
+    """Leaves time to be killed in, at every step; nothing of what is computed changes."""
+
+    def slow(self, images: Tensor) -> Tensor:
+        time.sleep(0.03)
+        return (images.float() / 255 - self.mean) / self.std
 
 
 def main() -> None:
@@ -18,42 +47,13 @@ def main() -> None:
     parser.add_argument("method")
     parser.add_argument("out")
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--no-norm", action="store_true")
     parser.add_argument("--slowly", action="store_true")
     given = parser.parse_args()
+    torch.set_num_threads(1)
     if given.slowly:
-        # Time to be killed in, at every step; nothing of what is computed changes.
-        Objective.normalise = _slow(Objective.normalise)  # type: ignore[method-assign]
-    torch.manual_seed(0)
-    model = (
-        Plain32() if given.method in {"plain"} or given.batch == 16 or _several() else networks.build("tiny_resnet", 3)
-    )
-    finetune(
-        model,
-        small_world(96),
-        given.method,
-        out=given.out,
-        epochs=4,
-        batch_size=given.batch,
-        lr=0.05,
-        warmup=0.5,
-        milestones=(),
-        ema=0.9,
-        checkpoint_every=2,
-    )
-
-
-def _several() -> bool:
-    import os
-
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def _slow(function):  # type: ignore[no-untyped-def]
-    def slower(self, images):  # type: ignore[no-untyped-def]
-        time.sleep(0.03)
-        return function(self, images)
-
-    return slower
+        Objective.normalise = Slowly.slow  # type: ignore[method-assign]
+    small_run(given.method, given.out, given.batch, not given.no_norm)
 
 
 if __name__ == "__main__":
