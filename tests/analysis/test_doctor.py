@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
-from idness.analysis.doctor import IDEAL, LITTLE, MUCH, balance, examine
+from idness.analysis.doctor import LITTLE, balance, examine
 from idness.analysis.prerelu import extract
+from idness.analysis.verdict import Contest
 from idness.errors import InputError
 from idness.model import SplitModel
 from idness.registry import parse
 from idness.types import Activations, Head
-from tests.analysis.rectified import World, rectified_world
+from tests.analysis.rectified import World, ratio_world
 
 STRUCTURES = {
     "resnet50": True,
@@ -51,12 +53,39 @@ def test_signed_features_never_get_scale_and_never_warn(world: World) -> None:
 
 
 def test_the_verdict_is_measured_where_ood_images_are_there() -> None:
-    good, bad = rectified_world(0.5, 0.0), rectified_world(-0.5, 2.0)
-    assert examine(good.head, good.inside, good.outside).suits
+    good, bad = ratio_world(peaked=True), ratio_world(peaked=False)
+    verdict = examine(good.head, good.inside, good.outside)
+    assert verdict.suits
+    assert verdict.percentiles is not None
     verdict = examine(bad.head, bad.inside, bad.outside)
     assert not verdict.suits, verdict.why
     assert parse(verdict.method).name != "scale"
-    assert any(finding.name.startswith("measured") for finding in verdict.findings)
+    assert verdict.percentiles is None
+    assert any(finding.name == "measured on your OOD images" for finding in verdict.findings)
+
+
+def test_without_ood_images_shuffled_ones_decide() -> None:
+    good, bad = ratio_world(peaked=True), ratio_world(peaked=False)
+    verdict = examine(good.head, good.inside, shuffled=good.outside)
+    assert verdict.suits
+    assert parse(verdict.method).name == "scale"
+    assert "shuffled" in verdict.why
+    verdict = examine(bad.head, bad.inside, shuffled=bad.outside)
+    assert not verdict.suits
+    assert verdict.method == "gen"
+
+
+def test_with_neither_scale_is_not_recommended(world: World) -> None:
+    verdict = examine(world.head, world.inside)
+    assert not verdict.suits
+    assert verdict.method == "gen"
+    assert "structure allows it" in verdict.why
+
+
+def test_few_images_are_judged_by_structure_alone(world: World) -> None:
+    verdict = examine(world.head, world.inside[:20], world.outside)
+    assert verdict.suits
+    assert verdict.why.startswith("By its structure")
 
 
 def test_few_ood_images_give_no_measured_verdict(world: World) -> None:
@@ -64,11 +93,23 @@ def test_few_ood_images_give_no_measured_verdict(world: World) -> None:
     assert not any(finding.name.startswith("measured") for finding in verdict.findings)
 
 
+def test_a_tie_with_the_plain_energy_is_no_reason_to_scale() -> None:
+    tied = Contest({"ebo": 0.9, "scale(percentile=85)": 0.9, "msp": 0.8}, {85.0: 0.9}, "scale(percentile=85)", 1.0, 1.0)
+    assert not tied.suits
+    assert tied.useful is None
+    ahead = Contest(
+        {"scale(percentile=85)": 0.91, "ebo": 0.9}, {85.0: 0.91, 95.0: 0.8}, "scale(percentile=85)", 0.2, 0.2
+    )
+    assert ahead.suits
+    assert not ahead.helps
+    assert ahead.useful == (85.0, 85.0)
+
+
 def test_narrow_networks_are_a_risk() -> None:
-    small = rectified_world(0.5, 0.0, width=64)
-    verdict = examine(small.head, small.inside)
+    small = ratio_world(peaked=True, width=64)
+    verdict = examine(small.head, small.inside, shuffled=small.outside)
     assert not verdict.suits
-    assert "64 features" in verdict.why
+    assert next(finding for finding in verdict.findings if finding.name == "width").good is False
 
 
 def test_balance_is_the_quotient_of_spreads(world: World) -> None:
@@ -80,22 +121,16 @@ def test_balance_is_the_quotient_of_spreads(world: World) -> None:
     assert balance(world.inside, [85.0])[85.0] == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_ratio_without_spread_and_one_that_drowns_the_energy_are_told() -> None:
+def test_a_ratio_without_spread_is_told() -> None:
     generator = torch.Generator().manual_seed(0)
-    base = 1 + 0.02 * torch.rand(200, 200, generator=generator)
-    logits = torch.randn(200, 5, generator=generator).mul(3).exp()
-    weight = torch.linalg.lstsq(base, logits).solution.T  # a head that makes these logits of these features
-    head = Head(weight)
-    flat = examine(head, Activations(base, head(base)))
-    assert not flat.suits
-    assert flat.method == "ebo"
-    peaks = base * torch.where(
-        torch.rand(200, 200, generator=generator) < torch.rand(200, 1, generator=generator), 0.0, 1.0
-    )
-    steady = Head(torch.zeros(5, 200), torch.tensor([9.0, 0.0, 0.0, 0.0, 0.0]))
-    drowned = examine(steady, Activations(peaks, steady(peaks) + 0.01 * torch.randn(200, 5, generator=generator)))
-    assert not drowned.suits
-    assert drowned.method == "gen"
+    # The same profile for all, stronger or weaker: r is one number, the energy is not.
+    features = torch.rand(1, 200, generator=generator) * (1 + torch.rand(200, 1, generator=generator))
+    head = Head(torch.randn(5, 200, generator=generator), torch.full((5,), 9.0))
+    found = examine(head, Activations(features, head(features)))
+    spread = next(finding for finding in found.findings if finding.name == "spread of r")
+    assert spread.good is False
+    assert spread.value is not None
+    assert spread.value < LITTLE
 
 
 def test_wrong_input_is_refused(world: World) -> None:
@@ -113,12 +148,34 @@ def test_diagnosis_shows_itself(world: World) -> None:
 
 @pytest.mark.shared
 def test_the_papers_densenet(densenet: World) -> None:
-    alone = examine(densenet.head, densenet.inside)
-    assert alone.suits
-    assert alone.method == "scale(percentile=95)"
     measured = examine(densenet.head, densenet.inside, densenet.outside)
     assert measured.suits
     assert measured.method == "scale(percentile=95)"
-    values = balance(densenet.inside, [80.0, 90.0, 95.0, 98.0])
-    assert values[80.0] < LITTLE < values[90.0] < values[95.0] < MUCH < values[98.0]
-    assert abs(values[95.0] - IDEAL) < 0.1
+    assert measured.percentiles is not None
+    assert measured.percentiles[1] == 95
+    flips = next(finding for finding in measured.findings if finding.name == "bias flips")
+    assert flips.value is not None
+    assert 0 < flips.value < 0.02
+
+
+@pytest.mark.shared
+@pytest.mark.slow
+def test_the_papers_densenet_by_its_own_images_alone(shared_data: Path, tmp_path: Path) -> None:
+    """CIFAR-10 images that ship with the package, and no OOD images: shuffled tiles must give the paper's percentile."""
+    import numpy as np
+
+    from idness import embedded
+    from idness.analysis.visit import visit
+
+    known = embedded.load("id_test")
+    # The embedded classes among CIFAR-10's ten.
+    labels = np.array([0, 1, 2, 4, 5, 9])[known.labels[::20]]
+    np.savez(tmp_path / "cifar.npz", images=known.images[::20], labels=labels)
+    source = f"{tmp_path / 'net.py'}:make"
+    (tmp_path / "net.py").write_text(
+        "from idness.paper import densenet\n\n\ndef make():\n    net = densenet.cifar10()\n"
+        "    net.preprocessing = {'mean': [0.4914, 0.4822, 0.4465], 'std': [0.2023, 0.1994, 0.2010]}\n    return net\n"
+    )
+    found = visit(source, tmp_path / "cifar.npz", weights=shared_data / "densenet101_cifar10.pth.tar")
+    assert found.suits
+    assert found.method == "scale(percentile=95)"

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 
 from idness import embedded
@@ -120,19 +122,38 @@ def test_capture_set_picks_evenly_keeps_places_and_skips_what_cannot_be_read(tmp
 
 def test_a_visit_to_the_doctor_with_folders(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NETWORK.format(end="ReLU").replace("return nn", "net = nn") + PREPROCESSED)
-    diagnosis = visit(f"{tmp_path / 'net.py'}:make", "embedded:id_val", "embedded:mnist", weights="none", limit=80)
-    names = {finding.name: finding for finding in diagnosis.findings}
+    save_file(small().state_dict(), tmp_path / "w.safetensors")
+    how: dict[str, Any] = {"weights": tmp_path / "w.safetensors", "limit": 80}
+    measured = visit(f"{tmp_path / 'net.py'}:make", "embedded:id_val", "embedded:mnist", **how)
+    names = {finding.name: finding for finding in measured.findings}
     assert names["final layer"].text == "the features come out of ReLU and average pooling"
-    assert "mu/sigma before the ReLU" in names
-    assert "Gaussian before the ReLU" in names
     assert names["mu/sigma before the ReLU"].value is not None
+    assert "Gaussian before the ReLU" in names
+    assert "measured on your OOD images" in names
+    alone = visit(f"{tmp_path / 'net.py'}:make", "embedded:id_val", **how)
+    assert "measured on shuffled ID images" in {finding.name for finding in alone.findings}
+
+
+def test_a_visit_without_weights_or_images_judges_the_structure(tmp_path: Path) -> None:
     (tmp_path / "bare.py").write_text(NETWORK.format(end="SiLU"))
+    save_file(small().state_dict(), tmp_path / "w.safetensors")
     with pytest.raises(ModelError, match=r"model\.preprocessing"):
-        visit(f"{tmp_path / 'bare.py'}:make", "embedded:id_val", weights="none")
+        visit(f"{tmp_path / 'bare.py'}:make", "embedded:id_val", weights=tmp_path / "w.safetensors")
     structure = visit(f"{tmp_path / 'bare.py'}:make", weights="none")
     assert not structure.suits
     assert structure.method == "gen"
     assert "silu, no ReLU" in next(finding.text for finding in structure.findings if finding.name == "final layer")
+    (tmp_path / "good.py").write_text(NETWORK.format(end="ReLU6"))
+    assert visit(f"{tmp_path / 'good.py'}:make", "embedded:id_val", weights="none").suits
+
+
+def test_the_embedded_network_is_told_apart() -> None:
+    """SCALE does not help the network that ships with idness; the doctor must say so from ID images alone."""
+    found = visit("cifar6:base", limit=300)
+    assert not found.suits
+    assert found.method == "gen"
+    assert "shuffled" in found.why
+    assert {finding.name: finding.good for finding in found.findings}["final layer"] is True
 
 
 PREPROCESSED = """

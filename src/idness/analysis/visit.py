@@ -7,19 +7,25 @@ import warnings
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from idness.analysis.captured import Captured, capture_set
+from idness.analysis.captured import BATCH, Captured, capture_set
 from idness.analysis.doctor import Diagnosis, Finding, examine
 from idness.analysis.prerelu import capture
-from idness.data import Preprocessing, open_set, preprocessing_for
+from idness.analysis.shuffling import shuffled_tiles
+from idness.data import Preprocessing, open_set, preprocessing_for, read_batches
+from idness.data.sets import select
 from idness.errors import IdnessWarning, ModelError
 from idness.listening import Listener
 from idness.model import SplitModel, load_model
+from idness.protocol import Benchmark
 from idness.types import Activations, Head
 
 OWN_DATA = {"cifar6": "embedded:id_test"}
 """ID images of networks that bring their own."""
 RELUS = ("relu", "relu6", "hardtanh")
+SHUFFLED = 500
+"""ID images that are run again with shuffled tiles, where there are no OOD images."""
 SIZE = 224
 """Side of the noise images that probe a network's structure, where nothing says what it takes."""
 
@@ -46,9 +52,10 @@ def visit(
         listener: hears of progress.
     """
     network = load_model(model, weights)
-    how = preprocessing_for(network, model, None if weights is None else str(weights))
+    how = _preprocessing(network, model, weights)
     place = data or OWN_DATA.get(model.partition(":")[0])
-    if place is None:
+    if place is None or str(weights) == "none":
+        # A network without trained weights has nothing to show but its structure.
         return _structure(SplitModel(network, layer), how)
     hear = listener or Listener()
     if how is None:
@@ -61,9 +68,9 @@ def visit(
         warnings.warn(doubt, IdnessWarning, stacklevel=2)
     split = SplitModel(network, layer, example=None if how.size is None else torch.zeros(2, 3, *how.size))
     inside = capture_set("ID images", open_set(str(place)), split, how, limit=limit, listener=hear)
-    outside = (
-        None if ood is None else capture_set("OOD images", open_set(str(ood)), split, how, limit=limit, listener=hear)
-    )
+    outside = None
+    if ood is not None:
+        outside = capture_set("OOD images", open_set(str(ood)), split, how, limit=limit, listener=hear)
     return examine(
         split,
         _labelled(inside, split.head),
@@ -71,7 +78,33 @@ def visit(
         pre=inside.pre,
         pre_ood=None if outside is None else outside.pre,
         rectifier=inside.rectifier,
+        shuffled=_shuffled(inside, split, how, hear) if outside is None else None,
     )
+
+
+def _shuffled(inside: Captured, split: SplitModel, how: Preprocessing, hear: Listener) -> Activations | None:
+    """Run some of the ID images again with their tiles shuffled."""
+    if inside.images is None:
+        return None
+    images = select(inside.images, {"sample": SHUFFLED})
+    hear.phase("shuffled ID images", len(images))
+    parts = []
+    for batch in read_batches(
+        images, how, [(start, min(start + BATCH, len(images))) for start in range(0, len(images), BATCH)]
+    ):
+        if len(batch.pixels):
+            parts.append(split.split(shuffled_tiles(how.normalize(batch.pixels), seed=batch.start)))
+        hear.advance(batch.stop - batch.start)
+    return Activations.concat(parts) if parts else None
+
+
+def _preprocessing(network: nn.Module, model: str, weights: str | Path | None) -> Preprocessing | None:
+    """Find what the network expects: it says so itself, or its benchmark does."""
+    found = preprocessing_for(network, model, None if weights is None else str(weights))
+    source = model.partition(":")[0]
+    if found is None and source in OWN_DATA:
+        return Preprocessing.from_dict(Benchmark.load(source).preprocessing or {})
+    return found
 
 
 def _labelled(found: Captured, head: Head) -> Activations:
