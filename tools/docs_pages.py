@@ -146,6 +146,8 @@ def results_page() -> str:
     ]
     for path in sorted(RESULTS.glob("**/results.json")):
         lines += bench_section(path)
+    for path in sorted(RESULTS.glob("speed/*.json")):
+        lines += speed_section(path)
     for path in sorted(RESULTS.glob("**/*.md")):
         if path.name != "results.md":
             lines += [text_section(path), ""]
@@ -164,6 +166,25 @@ def bench_section(path: Path) -> list[str]:
     command = json.dumps(report.provenance.get("command", ""))[1:-1]
     table = markdown(summary(report)).replace("### ", "## ", 1)
     return [table, f"From `{where}/results.json`, made by `{command}`.", ""]
+
+
+def speed_section(path: Path) -> list[str]:
+    """Show one measurement of speed: its rows as a table."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    columns = list(dict.fromkeys(key for row in found["rows"] for key in row))
+    lines = [f"## {found['title']}", "", "| " + " | ".join(columns) + " |", "|---|" + "--:|" * (len(columns) - 1)]
+    for row in found["rows"]:
+        lines.append("| " + " | ".join(number(row.get(key)) for key in columns) + " |")
+    lines += ["", *(f"- {note}" for note in found.get("notes", [])), ""]
+    where = path.relative_to(ROOT).as_posix()
+    return [*lines, f"From `{where}`, made by `{found['command']}`. Read ratios, not times.", ""]
+
+
+def number(value: Any) -> str:
+    """Write a value with as many digits as matter."""
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return "" if value is None else str(value).replace("|", "\\|")
 
 
 def text_section(path: Path) -> str:
