@@ -9,6 +9,7 @@ import pytest
 
 from idness.metrics import auroc
 from idness.report import figures, style
+from idness.report.layout import lowest_shown
 from idness.results import Report
 
 DRAWINGS: dict[str, Callable[..., Any]] = {
@@ -57,8 +58,8 @@ def test_the_best_each_groups_best_and_the_well_known_rows_stand_out(report: Rep
 
 
 def test_one_row_far_below_does_not_squeeze_the_rest() -> None:
-    assert figures._floor([40.0, 80.0, 81.0, 82.0, 83.0]) > 70
-    assert figures._floor([79.0, 80.0, 81.0, 82.0, 83.0]) == 79.0
+    assert lowest_shown([40.0, 80.0, 81.0, 82.0, 83.0]) > 70
+    assert lowest_shown([79.0, 80.0, 81.0, 82.0, 83.0]) == 79.0
 
 
 def test_hatched_ridges_keep_their_hatch_in_svg(report: Report) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 from idness.metrics import id_rank
 from idness.report import style
 from idness.report.answer import ood_weights
+from idness.report.layout import SMALL, labels_beside, lowest_shown, placed, quiet, widen
 from idness.report.names import drawn, percent
 from idness.results import Report
 
@@ -25,8 +24,6 @@ SWEPT = {"scale": "scaling only", "ash-p": "pruning only", "ash-s": "both"}
 BINS = 48
 DEPTH = 15.0
 """Points of AUROC below the best that a sweep shows; curves that fall deeper leave the picture."""
-SMALL = 7.5
-"""The size of text inside a figure, in points."""
 
 Array = NDArray[Any]
 
@@ -77,7 +74,7 @@ def score_ridges(report: Report, row: str, ax: Any = None) -> Any:
     The outline behind each ridge is that of the ID images; beside it stands what share of the set passes.
     """
     names = list(ood_weights(report))
-    ax = _placed(ax, (5.4, 0.9 + 0.4 * (len(names) + 1)), [*map(drawn, names), "ID test"], right=0.55)
+    ax = placed(ax, (5.4, 0.9 + 0.4 * (len(names) + 1)), [*map(drawn, names), "ID test"], right=0.55)
     ids = report.scores.of(row, "id_test")
     oods = {name: report.scores.of(row, name) for name in names}
     edges = _edges([ids, *oods.values()])
@@ -109,7 +106,7 @@ def score_ridges(report: Report, row: str, ax: Any = None) -> Any:
 
 def roc_curves(report: Report, name: str, rows: Sequence[str] | None = None, ax: Any = None) -> Any:
     """Draw the share of ID images kept against the share of one OOD set accepted, for some rows or for all."""
-    ax = _placed(ax, (3.0, 2.8), ["10000"], top=0.3)
+    ax = placed(ax, (3.0, 2.8), ["10000"], top=0.3)
     chosen = highlights(report) if rows is None else list(rows)
     with style.house_style(), quiet():
         ax.plot([0, 100], [0, 100], color=style.MUTED, linewidth=0.8, linestyle=style.LINES[2])
@@ -138,7 +135,7 @@ def tradeoff(report: Report, group: str, ax: Any = None) -> Any:
         for row, item in report.methods.items()
         if item.id_accuracy_shaped is not None
     ]
-    floor = _floor([auroc for _, _, auroc in found]) if found else 0.0
+    floor = lowest_shown([auroc for _, _, auroc in found]) if found else 0.0
     with style.house_style(), quiet():
         if report.id_accuracy is not None:
             ax.axvline(100 * report.id_accuracy, color=style.MUTED, linewidth=0.8, linestyle=style.LINES[2])
@@ -155,10 +152,10 @@ def tradeoff(report: Report, group: str, ax: Any = None) -> Any:
                 zorder=3,
             )
         style.headline(ax, f"{drawn(group)} OOD", x="ID accuracy of the edited network, %", y="AUROC, %")
-        _widen(ax, [accuracy for _, accuracy, _ in found])
+        widen(ax, [accuracy for _, accuracy, _ in found])
         names = [drawn(row) + (f" {y:.1f}" if y < floor else "") for row, _, y in found]
         places = [(x, max(y, floor), look(report, row) is not None) for row, x, y in found]
-        _labels_beside(ax, [(name, *place) for name, place in zip(names, places, strict=True)])
+        labels_beside(ax, [(name, *place) for name, place in zip(names, places, strict=True)])
     return ax
 
 
@@ -198,7 +195,7 @@ def ranking(report: Report, ax: Any = None) -> Any:
     ax = style.axes_or_new(ax, size=(5.0, 0.9 + 0.2 * len(rows)))
     groups = list(report.benchmark.groups)
     every = [100 * item.groups[group].auroc for item in report.methods.values() for group in groups]
-    floor = _floor(every)
+    floor = lowest_shown(every)
     with style.house_style(), quiet():
         for index, group in enumerate(groups):
             mark = style.mark(index)
@@ -231,27 +228,6 @@ def ranking(report: Report, ax: Any = None) -> Any:
         style.headline(ax, "", x="AUROC, % (line: 95 % interval)")
         style.legend(ax, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=max(len(groups), 1), borderaxespad=0.2)
     return ax
-
-
-def _placed(ax: Any, size: tuple[float, float], labels: Sequence[str], *, right: float = 0.12, top: float = 0.1) -> Any:
-    """Give the axes that were passed, or new ones with margins in inches for the longest label.
-
-    A report has dozens of these; finding the margins by drawing each twice would double its time.
-    """
-    if ax is not None:
-        return ax
-    figure, made = style.new_figure(size=size)
-    figure.set_layout_engine("none")
-    left, bottom = 0.15 + 0.078 * max(map(len, labels)), 0.46
-    width, height = size
-    made.set_position((left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height))
-    return made
-
-
-def _floor(values: Sequence[float]) -> float:
-    """Find where an axis may begin so that one row far below all others does not squeeze the rest."""
-    low, quarter, upper = np.percentile(values, [0, 25, 75])
-    return float(max(low, quarter - 3 * (upper - quarter) - 1.0))
 
 
 def _roc(report: Report, row: str, name: str, count: int = 90) -> tuple[Array, Array]:
@@ -299,47 +275,3 @@ def _threshold_line(ax: Any, report: Report, ids: Array, label: bool = True) -> 
         ax.axvline(
             threshold_of(ids, report.recall), color=style.INK, linewidth=1.1, linestyle=style.LINES[1], label=words
         )
-
-
-def _widen(ax: Any, values: Sequence[float]) -> None:
-    """Give the horizontal axis at least one point of accuracy: most rows have the same."""
-    if values:
-        low, high = min(values), max(values)
-        room = max(1.0 - (high - low), 0.1 * (high - low)) / 2
-        ax.set_xlim(low - room, high + room)
-
-
-def _labels_beside(ax: Any, points: Sequence[tuple[str, float, float, bool]]) -> None:
-    """Write names in a column right of the axes, apart from each other, with a thin line to each point."""
-    if not points:
-        return
-    low, high = ax.get_ylim()
-    ordered = sorted(points, key=lambda point: point[2])
-    step = min(0.052, 1.0 / len(ordered))
-    heights = [(y - low) / (high - low) for _, _, y, _ in ordered]
-    for index in range(1, len(heights)):
-        heights[index] = max(heights[index], heights[index - 1] + step)
-    over = max(0.0, heights[-1] - 1.0)
-    for index in reversed(range(len(heights))):
-        ceiling = heights[index + 1] - step if index + 1 < len(heights) else heights[index] - over
-        heights[index] = min(heights[index], ceiling)
-    for (name, x, y, bold), height in zip(ordered, heights, strict=True):
-        ax.annotate(
-            name,
-            (x, y),
-            xytext=(1.05, height),
-            textcoords="axes fraction",
-            fontsize=SMALL,
-            fontweight="bold" if bold else "normal",
-            va="center",
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.4, "shrinkA": 1, "shrinkB": 3},
-        )
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep quiet about letters that the font lacks: the page's own fonts have them."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*[Gg]lyph.*")
-        yield

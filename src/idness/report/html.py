@@ -16,6 +16,7 @@ from markupsafe import Markup
 from idness.files import atomic_write
 from idness.report import figures, sections, style, thumbnails
 from idness.report.answer import answer, ood_weights
+from idness.report.layout import quiet
 from idness.report.names import listed, metric_meaning, percent, sentence, setting, shown
 from idness.report.tied import Marks
 from idness.results import Report
@@ -127,7 +128,7 @@ def environment() -> Environment:
 
 
 def _figure(ax: Any, prefix: str, alt: str, caption: str = "") -> dict[str, Any]:
-    with figures.quiet():
+    with quiet():
         svg = compact(style.figure_svg(ax, alt=alt, prefix=prefix))
     for colour, lighter in LIGHTENED.items():
         svg = svg.replace(f": {colour}", f": {lighter}")
