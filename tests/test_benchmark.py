@@ -301,7 +301,7 @@ def test_test_sets_are_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     detector = build("ebo").fit(head)
     tracemalloc.start()
     try:
-        scored = Scorer({"ebo": Choice(detector, "default")}).score(store.shards("whole"), shaped=True)
+        scored = Scorer({"ebo": Choice(detector, "default")}).score(store.shards("whole"), rows_ * shards, shaped=True)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -115,7 +115,7 @@ class _Job:
             )
             self.time["images"] += done.ran
             self.time["cached"] += done.cached
-            found.append(stored(entry.name, entry.role, self.store, done.key))
+            found.append(stored(entry.name, entry.role, len(entry.data), self.store, done.key))
         self.time["extract"] = time.perf_counter() - start
         return found
 
@@ -148,7 +148,7 @@ class _Job:
         for stream in streams:
             tested = stream.role in ("id_test", *GROUPS)
             user = reader if stream.role == "id_train" else scorer
-            found = user.score(stream.shards(), shaped=stream.role == "id_test", sweep=tested)
+            found = user.score(stream.shards(), stream.count, shaped=stream.role == "id_test", sweep=tested)
             if not len(found.index):
                 raise DataError(f"{stream.name}: none of its images can be used; the first: {found.skipped[0][1]}")
             found.given_digest = stream.digest
@@ -200,7 +200,13 @@ class _Job:
             failed=failed,
             sweep=sweep_curves(scored.known, scored.groups, methods["ebo"].groups if "ebo" in methods else None),
             wrong=wrong,
-            duplicates=duplicates({name: (opened[name].role, found.digests) for name, found in scored.every.items()}),
+            duplicates=duplicates(
+                {
+                    name: (opened[name].role, found.digests)
+                    for name, found in scored.every.items()
+                    if not found.given_digest
+                }
+            ),
             provenance=provenance(self.settings.command, self.settings.seed),
         )
         report.attach(_arrays(scored.every), thumbnails(wrong, {name: entry.data for name, entry in opened.items()}))

@@ -41,6 +41,26 @@ class SetScores:
     skipped: list[tuple[int, str]] = field(default_factory=list)
     given_digest: str = ""
 
+    @staticmethod
+    def with_room(count: int, rows: Sequence[str], swept: Sequence[tuple[str, float]]) -> SetScores:
+        """Make room for the scores of so many images."""
+        return SetScores(
+            scores={row: np.empty(count, np.float32) for row in rows},
+            swept={key: np.empty(count, np.float32) for key in swept},
+            index=np.empty(count, np.int64),
+            predicted=np.empty(count, np.int64),
+            labels=np.empty(count, np.int64),
+            digests=np.zeros((count, 16), np.uint8),
+        )
+
+    def cut(self, count: int, labelled: bool) -> SetScores:
+        """Give back the room that was not needed."""
+        self.scores = {row: values[:count] for row, values in self.scores.items()}
+        self.swept = {key: values[:count] for key, values in self.swept.items()}
+        self.index, self.predicted, self.digests = self.index[:count], self.predicted[:count], self.digests[:count]
+        self.labels = self.labels[:count] if labelled and self.labels is not None else None
+        return self
+
     @property
     def sha256(self) -> str:
         """A hash of the images' contents in order; of the file, where activations were given."""
@@ -71,50 +91,46 @@ class Scorer:
         self.sweep = dict(sweep or {})
         self.seconds = dict.fromkeys(self.detectors, 0.0)
 
-    def score(self, shards: Iterable[Shard], *, shaped: bool = False, sweep: bool = False) -> SetScores:
+    def score(self, shards: Iterable[Shard], count: int, *, shaped: bool = False, sweep: bool = False) -> SetScores:
         """Score a set, one shard in memory at a time.
 
         Args:
             shards: the set's shards in order.
+            count: how many images they hold at most.
             shaped: whether to count how often the edited networks are right.
             sweep: whether to score the sweep too.
         """
-        found = SetScores(shaped_right={})
-        parts: dict[str, list[Array]] = {row: [] for row in self.detectors}
-        swept: dict[tuple[str, float], list[Array]] = {key: [] for key in self.sweep} if sweep else {}
-        rest: list[tuple[Array, Array, Array, Array | None]] = []
+        # All room is made before the first shard: small arrays that stay among large ones that go scatter the memory.
+        found = SetScores.with_room(count, list(self.detectors), list(self.sweep) if sweep else [])
+        labelled, place = True, 0
         for shard in shards:
             found.skipped += shard.skipped
             if not len(shard.acts):
                 continue
-            self._score_shard(shard.acts, parts, swept)
+            span = slice(place, place + len(shard.acts))
+            place = span.stop
+            self._score_shard(shard.acts, found, span)
             if shaped and shard.acts.labels is not None:
                 self._count_right(shard.acts, found.shaped_right)
-            # Copies: a view of a small tensor would keep the whole shard in memory.
-            labels = None if shard.acts.labels is None else shard.acts.labels.numpy().copy()
-            predicted = shard.acts.logits.argmax(dim=1).numpy()
-            rest.append((shard.index.numpy().copy(), predicted, shard.digests.numpy().copy(), labels))
-        if not rest:
-            return found
-        found.scores = {row: np.concatenate(listed) for row, listed in parts.items()}
-        found.swept = {key: np.concatenate(listed) for key, listed in swept.items()}
-        found.index, found.predicted, found.digests = (
-            np.concatenate([entry[place] for entry in rest]) for place in range(3)
-        )
-        known = [entry[3] for entry in rest if entry[3] is not None]
-        found.labels = np.concatenate(known) if len(known) == len(rest) else None
-        return found
+            found.index[span] = shard.index.numpy()
+            found.predicted[span] = shard.acts.logits.argmax(dim=1).numpy()
+            found.digests[span, : shard.digests.shape[1]] = shard.digests.numpy()
+            labelled = labelled and shard.acts.labels is not None
+            if labelled:
+                assert found.labels is not None
+                assert shard.acts.labels is not None
+                found.labels[span] = shard.acts.labels.numpy()
+        return found.cut(place, labelled)
 
-    def _score_shard(
-        self, acts: Activations, parts: dict[str, list[Array]], swept: dict[tuple[str, float], list[Array]]
-    ) -> None:
+    def _score_shard(self, acts: Activations, found: SetScores, span: slice) -> None:
         for row, detector in self.detectors.items():
             start = time.perf_counter()
-            parts[row].append(_numpy(score_many([detector], acts)[0]))
+            found.scores[row][span] = _numpy(score_many([detector], acts)[0])
             self.seconds[row] += time.perf_counter() - start
-        if swept:
-            for key, scores in zip(swept, score_many([self.sweep[key] for key in swept], acts), strict=True):
-                swept[key].append(_numpy(scores))
+        if found.swept:
+            swept = score_many([self.sweep[key] for key in found.swept], acts)
+            for key, scores in zip(found.swept, swept, strict=True):
+                found.swept[key][span] = _numpy(scores)
 
     def _count_right(self, acts: Activations, counts: dict[str, int]) -> None:
         for row, detector in self.detectors.items():

@@ -63,7 +63,7 @@ def duplicates(sets: Mapping[str, tuple[str, Array]]) -> list[dict[str, Any]]:
     Args:
         sets: role and hashes (N, 16) of every set by name.
     """
-    hashes = {name: {bytes(row) for row in digests} for name, (_, digests) in sets.items() if digests.shape[1:] != (0,)}
+    hashes = {name: {bytes(row) for row in digests} for name, (_, digests) in sets.items()}
     found = []
     for first, second in combinations(hashes, 2):
         roles = sets[first][0], sets[second][0]

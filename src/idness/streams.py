@@ -23,6 +23,7 @@ class Stream:
 
     name: str
     role: str
+    count: int
     shards: Callable[[], Iterator[Shard]]
     digest: str = ""
     """Identifies the contents where no image was seen."""
@@ -37,9 +38,9 @@ class Stream:
         return Activations.concat(whole)
 
 
-def stored(name: str, role: str, store: FeatureStore, key: str) -> Stream:
-    """Stream a set from the store."""
-    return Stream(name, role, lambda: store.shards(key))
+def stored(name: str, role: str, count: int, store: FeatureStore, key: str) -> Stream:
+    """Stream a set of at most so many images from the store."""
+    return Stream(name, role, count, lambda: store.shards(key))
 
 
 def given(name: str, role: str, data: ActivationsSet) -> Stream:
@@ -54,7 +55,7 @@ def given(name: str, role: str, data: ActivationsSet) -> Stream:
             skipped = [(int(place), "its activations hold NaN or Inf") for place in index[~finite]]
             yield Shard(acts[finite], index[finite], torch.zeros(int(finite.sum()), 0, dtype=torch.uint8), skipped)
 
-    return Stream(name, role, shards, data.fingerprint())
+    return Stream(name, role, len(data), shards, data.fingerprint())
 
 
 def read_head(path: Path) -> tuple[Head, str]:
