@@ -57,7 +57,7 @@ def gap(inside: Moments, outside: Moments) -> float:
     return auroc(inside.gamma, outside.gamma)
 
 
-def plot_moments(inside: Moments, outside: Sequence[Moments], ax: Any = None, *, most: int = 400) -> Any:
+def plot_moments(inside: Moments, outside: Sequence[Moments], ax: Any = None, *, most: int = 150) -> Any:
     """Draw variance against mean, one point per image, and each set's centre.
 
     Args:
@@ -69,7 +69,7 @@ def plot_moments(inside: Moments, outside: Sequence[Moments], ax: Any = None, *,
     ax = style.axes_or_new(ax, size=(5.6, 3.6))
     with style.house_style():
         for index, part in enumerate([inside, *outside]):
-            look = style.mark(index)
+            look = _look(index)
             picked = np.linspace(0, len(part.mean) - 1, min(most, len(part.mean))).astype(int)
             ax.scatter(
                 part.mean[picked],
@@ -81,7 +81,7 @@ def plot_moments(inside: Moments, outside: Sequence[Moments], ax: Any = None, *,
                 linewidths=0,
             )
         for index, part in enumerate([inside, *outside]):
-            look = style.mark(index)
+            look = _look(index)
             centre = np.median(part.mean), np.median(part.variance)
             ax.plot(
                 *centre,
@@ -96,6 +96,16 @@ def plot_moments(inside: Moments, outside: Sequence[Moments], ax: Any = None, *,
         ax.set_ylim(0, float(np.percentile(everything, 99.5)) * 1.05)
     style.legend(ax, outside=True)
     return style.headline(ax, "Mean and variance before the ReLU", x="mean of an image's activations", y="variance")
+
+
+def _look(index: int) -> style.Mark:
+    """Keep the first colour for ID alone, however many OOD sets there are."""
+    others = len(style.PALETTE) - 1
+    if index == 0:
+        return style.mark(0)
+    turn, place = divmod(index - 1, others)
+    marker = style.MARKERS[(index + 2 * turn) % len(style.MARKERS)]
+    return style.mark(index)._replace(colour=style.PALETTE[1 + place], marker=marker)
 
 
 def plot_gamma(inside: Moments, outside: Moments, ax: Any = None, *, legend: bool = True) -> Any:

@@ -37,9 +37,10 @@ class Sweep:
     auroc: dict[str, Array]
     plain: float
 
-    def best(self, kind: str = "scaling") -> float:
-        """Give the percentile with the highest AUROC; the first of equals."""
-        return self.percentiles[int(self.auroc[kind].argmax())]
+    def best(self, kind: str = "scaling", *, lowest: float = 0.0) -> float:
+        """Give the percentile of at least `lowest` with the highest AUROC; the first of equals."""
+        allowed = np.where(np.array(self.percentiles) >= lowest, self.auroc[kind], -1.0)
+        return self.percentiles[int(allowed.argmax())]
 
 
 def sweep(
@@ -86,7 +87,7 @@ def plot_sweep(result: Sweep, ax: Any = None, *, title: str = "AUROC against the
         low, high = 100 * float(shown.min()), 100 * float(shown.max())
         room = max(high - low, 0.2)
         ax.set_ylim(low - 0.28 * room, high + 0.3 * room)
-    style.legend(ax, loc="upper left")
+    style.legend(ax, loc="best")
     return style.headline(ax, title, x="percentile p", y="AUROC, %")
 
 

@@ -48,11 +48,12 @@ def plot_ratios(inside: Ratios, outside: Ratios, ax: Any = None, *, legend: bool
 
 
 def study(patient: Patient) -> Study:
-    """Compare the ratio on every set at the best percentile of scaling."""
+    """Compare the ratio on every set at the best percentile of scaling within its search grid."""
     name = "Scale ratio"
     if patient.signed:
         return Study(name, SIGNED)
-    best = sweep_of(patient, patient.outside).best()
+    # Lower percentiles leave out zeros only, and every ratio is near 1.
+    best = sweep_of(patient, patient.outside).best(lowest=65)
     inside = ratios("ID", patient.inside.acts, best)
     outside = [ratios(part, found.acts, best) for part, found in patient.outside.items()]
     chances = {part.name: separation(inside, part) for part in outside}

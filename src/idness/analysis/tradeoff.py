@@ -91,7 +91,7 @@ def _label(ax: Any, points: Sequence[Point]) -> None:
     low, high = ax.get_ylim()
     left, right = ax.get_xlim()
     step, shift = (high - low) * 0.046, (right - left) * 0.035
-    for column in _columns(points, (right - left) / 16):
+    for column in _columns(points, (right - left) / 7):
         heights = _spread([100 * point.auroc for point in column], step)
         ax.set_ylim(min(ax.get_ylim()[0], heights[-1] - step), max(ax.get_ylim()[1], heights[0] + step))
         for point, height in zip(column, heights, strict=True):

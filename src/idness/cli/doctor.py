@@ -26,6 +26,8 @@ def doctor(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
 ) -> None:
     """Say whether a network suits SCALE, what that rests on, and what to use where it does not."""
+    from rich.text import Text
+
     from idness.analysis.visit import visit
     from idness.cli.progress import shown
     from idness.cli.terminal import stdout
@@ -44,9 +46,8 @@ def doctor(
         print(json.dumps(found.to_dict(), indent=1))
         return
     console = stdout()
-    signs = {True: "[green]+[/green]", False: "[red]-[/red]", None: "·"}
     console.print(found.why, style="bold", markup=False)
     console.print(f"use: {found.method}\n", markup=False)
+    signs = {True: ("+", "green"), False: ("-", "red"), None: ("·", "dim")}
     for finding in found.findings:
-        console.print(f"{signs[finding.good]} [bold]{finding.name}[/bold]", end=": ")
-        console.print(finding.text, markup=False)
+        console.print(Text.assemble(signs[finding.good], " ", (finding.name, "bold"), f": {finding.text}"))
