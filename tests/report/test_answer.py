@@ -93,7 +93,7 @@ def test_rows_that_cannot_be_told_apart_are_said_to_be_so(report: Report) -> Non
         assert (row in found.ties) == (compare_auroc(*scores, level=joint_level(4)).low <= 0)
 
 
-def test_in_a_tie_a_method_without_training_images_is_preferred(report: Report) -> None:
+def test_in_a_tie_a_method_without_training_images_and_options_is_preferred(report: Report) -> None:
     some = copy.deepcopy(report)
     some.benchmark.groups = {"near": ["six"]}
     some.methods = {row: some.methods[row] for row in ("react", "knn", "ebo")}
@@ -102,6 +102,8 @@ def test_in_a_tie_a_method_without_training_images_is_preferred(report: Report) 
     assert found.kind == "tie"
     assert found.use == "ebo"
     assert found.best in ("react", "ebo")
+    if found.best != "ebo":
+        assert "needs neither training images nor options" in found.sentence
 
 
 def test_more_comparisons_ask_for_more_confidence() -> None:

@@ -118,16 +118,19 @@ def answer(report: Report) -> Answer:
 
 
 def _simplest(report: Report, rows: list[str]) -> str:
-    """Choose among rows that cannot be told apart: one that needs no training images, else the best."""
+    """Choose among rows that cannot be told apart: one without training images, if possible also without options to choose."""
     from idness.registry import available
 
     known = available()
-    plain = [row for row in rows if row in report.methods and _needs_nothing(known.get(report.methods[row].method))]
-    return plain[0] if plain else rows[0]
+    plain = [row for row in rows if not getattr(known.get(report.methods[row].method), "needs_train", True)]
+    fixed = [row for row in plain if len(report.methods[row].tried) < 2]
+    return [*fixed, *plain, *rows][0]
 
 
-def _needs_nothing(method: object) -> bool:
-    return method is not None and not getattr(method, "needs_train", True)
+def _simplicity(report: Report, use: str) -> str:
+    if len(report.methods[use].tried) < 2:
+        return ", and it needs neither training images nor options"
+    return ", and it needs no training images"
 
 
 def _named(report: Report, row: str) -> str:
@@ -153,7 +156,7 @@ def _tie(report: Report, use: str, best: str, auroc: dict[str, float], rivals: t
     names = [best, *(rival.row for rival in rivals if rival.tied)]
     others = [shown(name) for name in names if name != use]
     some = others if len(others) <= 4 else [*others[:3], f"{len(others) - 3} more"]
-    why = "" if use == best else ", and it needs no training images"
+    why = "" if use == best else _simplicity(report, use)
     return (
         f"Use {_named(report, use)}, mean AUROC {percent(auroc[use], 1)} %: on this data it cannot be told apart"
         f" from {listed(some)}{why}."
