@@ -20,8 +20,9 @@ from idness.serve.problems import overloaded
 
 SIZES = (1, 2, 4, 8, 16, 32)
 """Batch sizes among which the fastest is looked for."""
-PATIENCE = 3.0
+PATIENCE = 4.0
 """Seconds that this search may take before the next larger size is not tried."""
+ENOUGH = 1.03
 
 
 @dataclass(frozen=True)
@@ -160,22 +161,26 @@ class Batcher:
         if how is None or how.size is None:
             self.size = self.size or SIZES[3]
             return
-        image = torch.zeros(3, *how.size)
-        self._timed(image, 1)
+        image = torch.rand(3, *how.size)
+        self._cost(image, 1)
         if self.size is not None:
             return
-        started, best = time.monotonic(), (self._timed(image, 1), 1)
-        for size in SIZES[1:]:
-            best = min(best, (self._timed(image, size) / size, size))
+        started, costs = time.monotonic(), {}
+        for size in SIZES:
+            costs[size] = min(self._cost(image, size), self._cost(image, size)) / size
             if time.monotonic() - started > PATIENCE:
                 break
-        self.size = best[1]
+        # Of sizes that are about as good, the smallest answers soonest.
+        self.size = next(size for size in costs if costs[size] <= ENOUGH * min(costs.values()))
 
-    def _timed(self, image: Tensor, size: int) -> float:
-        batch = image.expand(size, *image.shape).contiguous()
-        started = time.perf_counter()
-        self.guard.split.split(batch)
-        return time.perf_counter() - started
+    def _cost(self, image: Tensor, size: int) -> float:
+        """Measure one batch: seconds on the processor, which other programs do not lengthen, or on the device's clock."""
+        device = self.guard.split.linear.weight.device
+        batch = image.expand(size, *image.shape).to(device).contiguous()
+        clock = time.process_time if device.type == "cpu" else time.perf_counter
+        started = clock()
+        self.guard.split.split(batch).logits.cpu()  # waits for the device
+        return clock() - started
 
 
 def _by_shape(jobs: Sequence[Job]) -> list[list[Job]]:
