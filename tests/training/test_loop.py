@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from idness.errors import OptionError, StoreError, UnknownNameError
+from idness.precision import bf16_problem
 from idness.training import METHODS, Settings, TrainingSet, finetune, networks
 from idness.training.loop import Trainer, _generator
 from tests.training.conftest import small_world
@@ -157,6 +158,18 @@ def test_clip_bounds_the_step(world: TrainingSet) -> None:
 def test_wrong_options_are_told(options: dict[str, Any], words: str, world: TrainingSet) -> None:
     with pytest.raises(OptionError, match=words):
         finetune(start(), world, "ish", **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks the CPU")
+def test_mixed_precision_learns_or_is_refused(world: TrainingSet) -> None:
+    problem = bf16_problem()
+    if problem:  # the machine announces instructions that it cannot run
+        with pytest.raises(OptionError, match="bf16-mixed cannot be used"):
+            finetune(start(), world, "ish", **QUICK, precision="bf16-mixed")
+        return
+    done = finetune(start(), world, "ish", **QUICK, precision="bf16-mixed")
+    assert done.log[-1].loss < done.log[0].loss
+    assert all(p.dtype == torch.float32 for p in done.model.parameters())
 
 
 def test_unknown_method_is_told(world: TrainingSet) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from idness.errors import OptionError
-from idness.training import AugMix, Cider, ConfBranch, LogitNorm, Plain, RegMixup, TrainingSet, networks
+from idness.training import AugMix, Cider, ConfBranch, LogitNorm, Plain, RegMixup, TrainingSet, finetune, networks
 from idness.training.augmix import augmix, autocontrast, equalize, geometric, jsd_loss, posterize, solarize
-from idness.training.cider import compactness_loss, dispersion_loss, update_prototypes
+from idness.training.cider import compactness_loss, dispersion_loss, projected, update_prototypes
 from idness.training.confbranch import confidence_losses
 from idness.training.logitnorm import logitnorm_loss
 from idness.training.regmixup import regmixup_loss
+from tests.training.conftest import small_world
 
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 
@@ -110,6 +113,38 @@ def test_cider_network_gives_its_projection_as_features(world: TrainingSet) -> N
     assert acts.features.shape == (5, 16)
     torch.testing.assert_close(acts.features.norm(dim=1), torch.ones(5))
     torch.testing.assert_close(acts.logits, acts.features @ method.prototypes.T / 0.1, rtol=1e-4, atol=1e-4)
+
+
+def test_cider_with_knn_end_to_end(tmp_path: Path) -> None:
+    """Trained on three brightnesses, its weights load into a fresh network, and KNN tells noise from what it knows."""
+    from idness.metrics import auroc
+    from idness.model import SplitModel, load_weights
+    from idness.registry import build
+
+    torch.manual_seed(0)
+    world = small_world(96)
+    done = finetune(
+        networks.build("tiny_resnet", 3), world, "cider", out=tmp_path, epochs=6, batch_size=16, lr=0.05, warmup=0.0
+    )
+    fresh = load_weights(projected(networks.build("tiny_resnet", 3), 3), tmp_path / "weights.safetensors").eval()
+    assert set(load_file(tmp_path / "method.safetensors")) == {"prototypes"}
+    split, normalise = SplitModel(fresh), done.objective.normalise
+    train, test = (split.split(normalise(w.images.permute(0, 3, 1, 2))) for w in (world, small_world(48, seed=7)))
+    noise = torch.randint(0, 2, (48, 3, 8, 8), generator=torch.Generator().manual_seed(1)) * 255
+    knn = build("knn", k=3).fit(split.head, train)
+    assert auroc(knn.score(test), knn.score(split.split(normalise(noise)))) > 0.9
+
+
+def test_confbranch_keeps_its_second_head(tmp_path: Path, world: TrainingSet) -> None:
+    torch.manual_seed(0)
+    done = finetune(
+        networks.build("tiny_resnet", 3), world, "confbranch", out=tmp_path, epochs=1, batch_size=8, milestones=()
+    )
+    assert set(load_file(tmp_path / "method.safetensors")) == {"branch.weight", "branch.bias", "price"}
+    assert isinstance(done.objective, ConfBranch)
+    logits, confidence = done.objective.eval().confidence(torch.rand(5, 3, 8, 8))
+    assert logits.shape == (5, 3)
+    assert ((confidence > 0) & (confidence < 1)).all()
 
 
 def test_jsd(logits: Tensor) -> None:

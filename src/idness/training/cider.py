@@ -44,10 +44,12 @@ class ProjectedNetwork(nn.Module):
     KNN on its features is CIDER's detector.
     """
 
-    def __init__(self, backbone: nn.Module, projection: nn.Module, classes: int, width: int, layer: str | None) -> None:
+    def __init__(self, backbone: nn.Module, final: nn.Linear, classes: int, width: int) -> None:
         super().__init__()
-        self.backbone, self.projection = backbone, projection
-        self._final = [final_linear(backbone, layer)[2]]  # in a list: not a submodule twice
+        self.backbone = backbone
+        self._final = [final]  # in a list: not a submodule twice
+        inner = final.in_features
+        self.projection = nn.Sequential(nn.Linear(inner, inner), nn.ReLU(), nn.Linear(inner, width))
         self.fc = nn.Linear(width, classes, bias=False)
 
     def embed(self, images: Tensor) -> Tensor:
@@ -60,6 +62,11 @@ class ProjectedNetwork(nn.Module):
         """Compute the logits: similarity to each prototype, over the temperature."""
         logits: Tensor = self.fc(self.embed(images))
         return logits
+
+
+def projected(backbone: nn.Module, classes: int, width: int = 128, layer: str | None = None) -> ProjectedNetwork:
+    """Make the network that CIDER trains and whose weights it writes, around any classifier."""
+    return ProjectedNetwork(backbone, final_linear(backbone, layer)[2], classes, width)
 
 
 @method("cider")
@@ -87,14 +94,12 @@ class Cider(Objective):
         if classes < 2 or not temperature > 0:
             raise OptionError(f"cider: needs 2 classes and a temperature above 0, got {classes} and {temperature}")
         final = final_linear(model, layer)[2]
+        network = projected(model, classes, width, layer)
         frozen = [p for p in final.parameters() if p.requires_grad]
         final.requires_grad_(False)  # the old classifier takes no part; the prototypes replace it
-        inner = final.in_features
-        projection = nn.Sequential(nn.Linear(inner, inner), nn.ReLU(), nn.Linear(inner, width))
-        network = ProjectedNetwork(model, projection, classes, width, layer)
         network.fc.requires_grad_(False)
         super().__init__(network, classes, mean, std)
-        self.network = network
+        self._network = [network]  # in a list: not a submodule twice
         self._frozen = frozen
         self.temperature, self.pull, self.weight = temperature, momentum, weight
         self.register_buffer("prototypes", F.normalize(torch.randn(classes, width), dim=1))
@@ -102,15 +107,15 @@ class Cider(Objective):
     @torch.no_grad()
     def prepare(self, images: Tensor, labels: Tensor) -> None:
         """Start each prototype at the mean of its class's embeddings."""
-        self.network.eval()
-        embeddings = self.network.embed(self.normalise(images))
-        self.network.train()
+        self._network[0].eval()
+        embeddings = self._network[0].embed(self.normalise(images))
+        self._network[0].train()
         for label in sorted(set(labels.tolist())):
             self.prototypes[label] = F.normalize(embeddings[labels == label].mean(0), dim=0)
 
     def forward(self, images: Tensor, labels: Tensor) -> Outcome:
         """Compute the loss of one batch; the prototypes follow it."""
-        embeddings = self.network.embed(self.normalise(images))
+        embeddings = self._network[0].embed(self.normalise(images))
         moved = update_prototypes(self.prototypes, embeddings, labels, self.pull)
         dispersion = dispersion_loss(moved, self.temperature)
         fixed = moved.detach()
@@ -123,11 +128,11 @@ class Cider(Objective):
     def after_step(self) -> None:
         """Keep the network's classifier at the prototypes."""
         with torch.no_grad():
-            self.network.fc.weight.copy_(self.prototypes / self.temperature)
+            self._network[0].fc.weight.copy_(self.prototypes / self.temperature)
 
     def finish(self) -> nn.Module:
         """Give the network with its projection."""
         self.after_step()
         for parameter in self._frozen:
             parameter.requires_grad_(True)
-        return self.network
+        return self._network[0]

@@ -46,13 +46,13 @@ class ConfBranch(Objective):
         if not budget > 0:
             raise OptionError(f"confbranch: budget must be above 0, got {budget}")
         self.budget = budget
-        self.final = final_linear(model, layer)[2]
-        self.branch = nn.Linear(self.final.in_features, 1)
+        self._final = [final_linear(model, layer)[2]]  # in a list: not a submodule twice
+        self.branch = nn.Linear(self._final[0].in_features, 1)
         self.register_buffer("price", torch.tensor(0.1))
 
     def confidence(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Compute logits and confidence of normalised images."""
-        with entering(self.final) as features:
+        with entering(self._final[0]) as features:
             logits = self.model(images)
         return logits, torch.sigmoid(self.branch(features[-1]))[:, 0]
 

@@ -12,17 +12,18 @@ from idness.errors import OptionError
 from idness.training.images import TrainingSet
 from idness.training.log import Row, RunLog
 from idness.training.loop import Trainer
-from idness.training.objective import find_method
+from idness.training.objective import Objective, find_method
 from idness.training.settings import SETTING_NAMES, Settings
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Is what a run leaves: the network, its log, and what it was told."""
+    """Is what a run leaves: the network, its log, what it was told, and the method with what it learned."""
 
     model: nn.Module
     log: list[Row]
     settings: Settings
+    objective: Objective
 
 
 def finetune(
@@ -65,4 +66,4 @@ def finetune(
     except BaseException:
         objective.finish()  # a network that fails must not keep a foreign layer
         raise
-    return Trained(trained, trainer.log.rows, settings)
+    return Trained(trained, trainer.log.rows, settings, objective)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from idness.errors import IdnessError, OptionError, StoreError
+from idness.precision import bf16_problem
 from idness.training.augment import crop_flip
 from idness.training.checkpoint import (
     Checkpoint,
@@ -50,6 +51,9 @@ def make_fabric(precision: str) -> Any:
         from lightning_fabric.strategies import DDPStrategy
     except ImportError as error:
         raise IdnessError("training needs lightning-fabric; install it with pip install 'idness[train]'") from error
+    problem = bf16_problem() if precision == "bf16-mixed" and not torch.cuda.is_available() else ""
+    if problem:
+        raise OptionError(f"training: precision bf16-mixed cannot be used on this machine ({problem}); use 32-true")
     world = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if "TORCHELASTIC_RUN_ID" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Fabric(accelerator="auto", devices=1, precision=precision)
@@ -257,6 +261,9 @@ class Trainer:
             about = {**self.facts, "mean": self.settings.mean, "std": self.settings.std}
             metadata = {name: json.dumps(value) for name, value in about.items()}
             save_tensors(self.out / "weights.safetensors", model.state_dict(), metadata)
+            own = {k: v for k, v in self.objective.state_dict().items() if not k.startswith("model.")}
+            if own:  # what a method learned beside the network: ConfBranch's second head, CIDER's prototypes
+                save_tensors(self.out / "method.safetensors", own, metadata)
         self.fabric.barrier()
         return model
 
