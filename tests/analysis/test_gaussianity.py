@@ -49,5 +49,5 @@ def test_constant_rows_have_p_zero_and_bad_shapes_are_refused() -> None:
 
 def test_figures() -> None:
     results = [gaussianity(name, torch.randn(10, 200)) for name in ("ID", "a & <b>")]
-    assert "a &amp; &lt;b" in figure_svg(plot_p_values(results, theirs={"ID": 0.3}))
+    assert "a &amp; &lt;b" in figure_svg(plot_p_values(results))
     assert "Gaussian" in figure_svg(plot_shape(results))

@@ -8,7 +8,7 @@ mean p-value near 0.5; a mean just above 0.05, which the paper takes as support,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,8 +94,8 @@ def gaussianity(name: str, values: Tensor, bins: int = BINS, *, sample: int = 20
     return Gaussianity(name, chi_square_p_values(values, bins), z, bins)
 
 
-def plot_p_values(results: Sequence[Gaussianity], ax: Any = None, *, theirs: Mapping[str, float] | None = None) -> Any:
-    """Draw the mean p-value of each set; the first is ID. The paper's own values are drawn where given."""
+def plot_p_values(results: Sequence[Gaussianity], ax: Any = None) -> Any:
+    """Draw the mean p-value of each set; the first is ID."""
     ax = style.axes_or_new(ax, size=(5.6, 0.42 * len(results) + 1.3))
     with style.house_style():
         for row, result in enumerate(results):
@@ -104,8 +104,6 @@ def plot_p_values(results: Sequence[Gaussianity], ax: Any = None, *, theirs: Map
             value = f"{result.mean_p:.3f}" if result.mean_p >= 0.0005 else "< 0.001"
             text = f" {value} · {100 * result.accepted:.0f} % pass"
             ax.text(max(result.mean_p, LEVEL), row, text, va="center", fontsize=8)
-            if theirs and result.name in theirs:
-                ax.plot(theirs[result.name], row, "D", color=style.INK, markersize=5)
         ax.axvline(LEVEL, color=style.MUTED, linestyle="--", linewidth=1)
         ax.axvline(0.5, color=style.MUTED, linestyle=":", linewidth=1.2)
         top = len(results) - 0.4

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from idness.analysis.captured import Captured
@@ -108,7 +109,16 @@ def study(patient: Patient) -> Study:
         figures["ish-images"] = (figure, "The images that weigh most and least in ISH")
     if labels:
         line += f"; most: {_common(labels, most)}, least: {_common(labels, least)}"
-    numbers = {"percentile": PERCENTILE, "spread": weights.spread, "most": most.tolist(), "least": least.tolist()}
+    sure = torch.softmax(part.acts.logits, dim=1).amax(dim=1)
+    heavy, light = (float(sure[torch.from_numpy(rows)].mean()) for rows in weights.extremes(max(1, len(sure) // 10)))
+    line += f"; mean largest probability {heavy:.2f} on the heaviest tenth, {light:.2f} on the lightest"
+    numbers = {
+        "percentile": PERCENTILE,
+        "spread": weights.spread,
+        "sure": [heavy, light],
+        "most": most.tolist(),
+        "least": least.tolist(),
+    }
     return Study(name, line, numbers, figures)
 
 

@@ -48,7 +48,7 @@ class Analysis:
         parts = [f"# {self.title}\n"]
         for study in self.studies:
             pictures = "\n".join(f"![{alt}]({name}.svg)\n" for name, (_, alt) in study.figures.items())
-            parts.append(f"## {study.name}\n\n{study.line}\n\n{pictures}")
+            parts.append(f"## {study.name}\n\n{study.line[:1].upper()}{study.line[1:]}.\n\n{pictures}")
         return "\n".join(part.rstrip() + "\n" for part in parts)
 
     def save(self, folder: str | Path) -> list[Path]:
