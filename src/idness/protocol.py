@@ -161,8 +161,9 @@ class Benchmark:
         enough = partial and tested and any(entry.role == "id_test" for entry in opened)
         if problems and not enough:
             told = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+            count = f"{len(problems)} of {len(opened) + len(problems)} sets"
             raise DataError(
-                f"benchmark {self.name}: {len(problems)} of {len(opened) + len(problems)} sets cannot be used: {told}"
+                f"benchmark {self.name}: {count} cannot be used: {told}; --partial leaves out what is missing"
             )
         return opened
 

@@ -116,6 +116,13 @@ def test_timm_configuration() -> None:
     assert torch.equal(found(picture(300, 280)), theirs(picture(300, 280)))
 
 
+def test_the_embedded_networks_take_any_picture() -> None:
+    found = preprocessing_for(nn.Linear(1, 1), "cifar6:base")
+    assert found is not None
+    assert found(picture(300, 200)).shape == (3, 32, 32)
+    assert found.mean == (0.4914, 0.4822, 0.4465)
+
+
 def test_own_attribute_comes_first_and_nothing_is_guessed(tmp_path: Path) -> None:
     model = nn.Linear(1, 1)
     assert preprocessing_for(model, f"{tmp_path}/mine.py:make") is None

@@ -25,7 +25,7 @@ INTERPOLATIONS = {
     "box": Image.Resampling.BOX,
     "hamming": Image.Resampling.HAMMING,
 }
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 STRETCHED = 32
 """The aspect ratio above which a strip is cut before it is enlarged: a 5000 x 1 image would become 1.3 million pixels wide."""
 
@@ -162,7 +162,7 @@ class Preprocessing:
 
 
 def preprocessing_for(model: nn.Module, spec: str = "", weights: str | None = None) -> Preprocessing | None:
-    """Find what a network expects: its own `preprocessing` attribute, torchvision's weights or timm's configuration.
+    """Find what a network expects: its own `preprocessing` attribute, torchvision's weights, timm's configuration, or ours.
 
     Args:
         model: the network.
@@ -178,6 +178,8 @@ def preprocessing_for(model: nn.Module, spec: str = "", weights: str | None = No
     if isinstance(own, Mapping):
         return Preprocessing.from_dict(own)
     kind, _, name = spec.partition(":")
+    if kind == "cifar6":
+        return Preprocessing(resize=32, crop=32, mean=CIFAR_MEAN, std=CIFAR_STD)
     if kind == "torchvision":
         return _of_torchvision(name, weights)
     if kind == "timm" or hasattr(model, "pretrained_cfg"):
