@@ -20,7 +20,7 @@ from idness.detector import LARGEST, Detector, Enhancer
 from idness.errors import ExportError
 from idness.files import atomic_path
 from idness.guard_file import describe
-from idness.model import _inference, _logits_of
+from idness.model import inference, logits_of
 from idness.types import Activations, Head
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class GuardGraph(nn.Module):
         self.edited = _edited_head(guard.detector, head)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        features = _logits_of(self.model(images)).float()
+        features = logits_of(self.model(images)).float()
         logits = linear(features, self.weight, self.bias)
         # A sum is finite when every value is, and cheaper than looking at each; overflow of finite features is foreign enough.
         finite = (features * 0).sum(dim=1) + (logits * 0).sum(dim=1) == 0
@@ -81,7 +81,7 @@ def to_onnx(guard: Guard, path: str | os.PathLike[str], *, example: Tensor | Non
     graph = GuardGraph(guard)
     # Inside the block the network has no head, so what torch says is taken before.
     expected = guard(images)
-    with guard.split.headless(), _inference(graph), _quiet():
+    with guard.split.headless(), inference(graph), _quiet():
         proto = _export(graph, images, guard.detector.name)
     facts = describe(guard)
     _annotate(

@@ -56,7 +56,7 @@ class SplitModel:
 
     def split(self, images: Tensor, *, precision: Precision = "fp32") -> Activations:
         """Run one batch through the network."""
-        with _inference(self.model):
+        with inference(self.model):
             return self._run(images, precision)
 
     def stream(
@@ -182,9 +182,9 @@ def _final_of(model: nn.Module, images: Tensor, linears: Mapping[nn.Linear, str]
         for module, name in linears.items()
     ]
     try:
-        with _inference(model):
+        with inference(model):
             parameter = next(model.parameters())
-            result = _logits_of(model(images.to(parameter.device, parameter.dtype)))
+            result = logits_of(model(images.to(parameter.device, parameter.dtype)))
     finally:
         for handle in handles:
             handle.remove()
@@ -212,7 +212,8 @@ def _examples(model: nn.Module) -> Iterator[Tensor]:
         yield torch.rand((2, *shape), generator=generator)
 
 
-def _logits_of(output: Any) -> Tensor:
+def logits_of(output: Any) -> Tensor:
+    """Find the logits in what a network returns."""
     if isinstance(output, Tensor):
         return output
     logits = getattr(output, "logits", None)
@@ -226,7 +227,7 @@ def _logits_of(output: Any) -> Tensor:
 
 
 @contextmanager
-def _inference(model: nn.Module) -> Iterator[None]:
+def inference(model: nn.Module) -> Iterator[None]:
     """Switch to evaluation without gradients, and put every module's mode back afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

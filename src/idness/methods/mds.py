@@ -26,4 +26,5 @@ class MDS(Detector):
         self.centre_, self.whitening_, self.means_ = class_gaussians(train, head.classes)
 
     def rate(self, acts: Activations) -> Tensor:
-        return -nearest_squared((acts.features - self.centre_) @ self.whitening_, self.means_)
+        centred = acts.features.double() - self.centre_
+        return -nearest_squared(centred @ self.whitening_, self.means_).float()

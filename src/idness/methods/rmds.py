@@ -21,9 +21,9 @@ class RMDS(Detector):
     def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
         assert train is not None
         self.centre_, self.whitening_, self.means_ = class_gaussians(train, head.classes)
-        self.background_ = whitening(train.features - self.centre_)
+        self.background_ = whitening(train.features.double() - self.centre_)
 
     def rate(self, acts: Activations) -> Tensor:
-        centred = acts.features - self.centre_
+        centred = acts.features.double() - self.centre_
         background = (centred @ self.background_).square().sum(dim=1)
-        return background - nearest_squared(centred @ self.whitening_, self.means_)
+        return (background - nearest_squared(centred @ self.whitening_, self.means_)).float()
