@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from idness.benchmark import run
 from idness.errors import IdnessError, unknown_name
@@ -15,7 +14,8 @@ from idness.listening import Listener
 from idness.paper import densenet, load, names
 from idness.paper.comparison import Cell, Outcome, compare, markdown
 from idness.paper.locate import Located, Missing, locate
-from idness.paper.tables import Table
+from idness.paper.tables import Row, Table
+from idness.protocol import Benchmark
 from idness.results import MethodResult, Report
 from idness.settings import Settings
 from idness.store import key_of
@@ -103,14 +103,15 @@ class _Lab:
             if table.kind == "p-values":
                 result.cells = self._p_values(table, where)
             else:
-                found = self._found(table, where)
+                found = self._trained(table, where) if table.name == "training" else self._rows(table, where)
                 result.cells = compare(table, found, load("imagenet-sets") if table.benchmark == "imagenet" else None)
                 result.folder = table.benchmark if found else None
         except IdnessError as error:
-            result.cells = compare(table, {}) if table.rows else []
+            result.cells = compare(table, {})
             result.notes.append(f"could not be run: {error}")
         if table.name == "training":
-            result.missing += [_untrained(row.name, row.training, self.roots) for row in table.rows if not row.weights]
+            lacking = [row for row in table.rows if not row.weights and self._fine_tuned(row) is None]
+            result.missing += [_untrained(row, self.roots[0]) for row in lacking]
         return result
 
     def _where(self, name: str) -> Located:
@@ -119,82 +120,101 @@ class _Lab:
             self.located[name] = locate(name, self.roots, weights)
         return self.located[name]
 
-    def _found(self, table: Table, where: Located) -> dict[str, MethodResult]:
-        """Give the results of a table's methods; a benchmark runs once for all tables that need it."""
+    def _rows(self, table: Table, where: Located) -> dict[str, MethodResult]:
+        """Give the results by row; a benchmark runs once for all tables that need it."""
         if where.benchmark is None or where.weights is None:
             return {}
-        if table.benchmark not in self.results:
-            self.results[table.benchmark] = self._run(table.benchmark, where)
-        found = self.results[table.benchmark]
-        rows = table.rows if table.name != "training" else [row for row in table.rows if row.weights]
-        return {row.method: found[key] for row in rows if row.method and (key := row.method.replace(" ", "")) in found}
+        name = table.benchmark
+        if name not in self.results:
+            self.results[name] = self._run(name, where.benchmark, where, where.weights, _methods(name))
+        return _by_row(table.rows, self.results[name])
 
-    def _run(self, name: str, where: Located) -> dict[str, MethodResult]:
-        assert where.benchmark is not None
-        assert where.weights is not None
-        folder = self.out / name
-        methods = _methods(name)
-        key = key_of(
-            sha256(where.weights), json.dumps(where.identity, sort_keys=True), *methods, MODELS[name].rpartition(":")[2]
-        )
-        report = _unchanged(folder, key)
+    def _trained(self, table: Table, where: Located) -> dict[str, MethodResult]:
+        """Give the results of networks that were trained differently, each with its own weights."""
+        found = self._rows(replace(table, rows=tuple(row for row in table.rows if row.weights)), where)
+        for row in table.rows:
+            weights = self._fine_tuned(row)
+            if weights is not None and where.benchmark is not None and row.method:
+                folder = f"{table.benchmark}-{row.training}"
+                found |= _by_row([row], self._run(folder, where.benchmark, where, weights, [row.method]))
+        return found
+
+    def _fine_tuned(self, row: Row) -> Path | None:
+        """Find the weights that `idness train` left in a folder named after the training method."""
+        places = [root / (row.training or "") / "weights.safetensors" for root in self.roots]
+        return next((place for place in places if not row.weights and place.is_file()), None)
+
+    def _run(
+        self, folder: str, benchmark: Benchmark, where: Located, weights: Path, methods: list[str]
+    ) -> dict[str, MethodResult]:
+        """Run a benchmark and write its report, unless the report of the same run is there."""
+        place = self.out / folder
+        model = MODELS[benchmark.name]
+        key = key_of(sha256(weights), json.dumps(where.identity, sort_keys=True), *methods, model.rpartition(":")[2])
+        report = _unchanged(place, key)
         if report is None:
-            settings = replace(self.settings, data=where.root, weights=where.weights, methods=methods, partial=True)
-            report = run(where.benchmark, MODELS[name], settings, self.listener)
-            _write(report, folder, load(_tables_of(name)[0]).fpr or "")
-            atomic_write(folder / KEY, key + "\n")
+            settings = replace(self.settings, data=where.root, weights=weights, methods=methods, partial=True)
+            report = run(benchmark, model, settings, self.listener)
+            _write(report, place, load(_tables_of(benchmark.name)[0]).fpr or "")
+            atomic_write(place / KEY, key + "\n")
         return report.methods
 
     def _averages(self, table: Table) -> Outcome:
         """Fill the table of averages from the two tables that it averages."""
-        parts = {"CIFAR-10": self.outcome(load("cifar10")), "CIFAR-100": self.outcome(load("cifar100"))}
-        result = Outcome(
-            table,
-            images={f"{column} {name}": pair for column, part in parts.items() for name, pair in part.images.items()},
-        )
-        result.missing = [
-            replace(gap, name=f"{column} {gap.name}") for column, part in parts.items() for gap in part.missing
-        ]
-        for row in table.rows:
-            for column, part in parts.items():
+        result = Outcome(table)
+        for column, name in (("CIFAR-10", "cifar10"), ("CIFAR-100", "cifar100")):
+            part = self.outcome(load(name))
+            result.images |= {f"{column} {shown}": pair for shown, pair in part.images.items()}
+            result.missing += [replace(gap, name=f"{column} {gap.name}") for gap in part.missing]
+            means = {(cell.row, cell.metric): cell for cell in part.cells if cell.column == "average"}
+            for row in table.rows:
                 for place, metric in enumerate(("fpr", "auroc")):
-                    same = [
-                        cell
-                        for cell in part.cells
-                        if (cell.row, cell.column, cell.metric) == (row.name, "average", metric)
-                    ]
-                    found = same[0] if same else None
-                    theirs = (
-                        found.theirs
-                        if found is not None and found.partial and found.ours is not None
-                        else row.means[column][place]
-                    )
-                    cell = Cell(row.name, column, metric, theirs)
-                    result.cells.append(cell if found is None else replace(cell, ours=found.ours, parts=found.parts))
+                    cell = replace(means[row.name, metric], column=column)
+                    whole = cell.ours is None or not cell.partial
+                    result.cells.append(replace(cell, theirs=row.means[column][place]) if whole else cell)
         return result
 
     def _p_values(self, table: Table, where: Located) -> list[Cell]:
+        measured: dict[str, float] = {}
+        if where.benchmark is not None and where.weights is not None:
+            key = key_of(sha256(where.weights), json.dumps(where.identity, sort_keys=True), str(P_VALUE_IMAGES))
+            place = self.out / f"{table.name}.json"
+            measured = _kept(place, key) or self._measured(table, where.benchmark, where)
+            atomic_write(place, json.dumps({"key": key, "mean_p": measured}, indent=1) + "\n")
+        return [
+            Cell("chi-square", shown, "mean_p", value, measured.get(shown)) for shown, value in table.values.items()
+        ]
+
+    def _measured(self, table: Table, benchmark: Benchmark, where: Located) -> dict[str, float]:
+        """Compute the mean p-value of each set that the table has, by its printed name."""
         from idness.analysis.gaussianity import gaussianity
         from idness.analysis.patient import admit
 
-        theirs = {name.lower(): (name, value) for name, value in table.values.items()}
-        measured: dict[str, float] = {}
-        if where.benchmark is not None and where.weights is not None:
-            settings = replace(self.settings, data=where.root, weights=where.weights)
-            patient = admit(
-                MODELS[table.benchmark],
-                where.benchmark,
-                settings=settings,
-                limit=P_VALUE_IMAGES,
-                listener=self.listener,
-            )
-            for found in patient.before_relu:
-                name = (table.id or "").lower() if found is patient.inside else found.name
-                if found.pre is not None:
-                    measured[name] = gaussianity(found.name, found.pre).mean_p
-        return [
-            Cell("chi-square", shown, "mean_p", value, measured.get(name)) for name, (shown, value) in theirs.items()
-        ]
+        printed = {name.lower(): name for name in table.values}
+        settings = replace(self.settings, data=where.root, weights=where.weights)
+        patient = admit(
+            MODELS[benchmark.name], benchmark, settings=settings, limit=P_VALUE_IMAGES, listener=self.listener
+        )
+        found = {}
+        for part in patient.before_relu:
+            name = table.id if part is patient.inside else printed.get(part.name)
+            if name is not None and part.pre is not None:
+                found[name] = gaussianity(part.name, part.pre).mean_p
+        return found
+
+
+def _by_row(rows: Sequence[Row], results: Mapping[str, MethodResult]) -> dict[str, MethodResult]:
+    """Give results by the row's name; the benchmark names methods without spaces."""
+    return {row.name: results[key] for row in rows if row.method and (key := row.method.replace(" ", "")) in results}
+
+
+def _kept(place: Path, key: str) -> dict[str, float] | None:
+    """Read the p-values of an earlier run on the same weights and images."""
+    try:
+        stored = json.loads(place.read_text(encoding="utf-8"))
+        return {str(name): float(value) for name, value in stored["mean_p"].items()} if stored["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _methods(name: str) -> list[str]:
@@ -228,16 +248,13 @@ def _write(report: Report, folder: Path, fpr: str) -> None:
 
 
 def _deviations(table: Table, where: Located) -> list[str]:
-    found: list[str] = []
-    learners: Mapping[str, Any] = {
-        row.name: row.method for row in table.rows if row.method and row.method.startswith(("dice", "chain"))
-    }
+    learners = [row.name for row in table.rows if row.method and row.method.startswith(("dice", "chain"))]
     if learners and "id_train" in where.images:
-        found.append(f"{', '.join(learners)}: means over {where.images['id_train'][0]:,} training images")
-    return found
+        return [f"{', '.join(learners)}: means over {where.images['id_train'][0]:,} training images"]
+    return []
 
 
-def _untrained(name: str, training: str | None, roots: Sequence[Path]) -> Missing:
-    where = f"--data {roots[0]}/imagenet/train --out {roots[0]}/{training}"
-    command = f"idness train {where} --arch torchvision:resnet50 --init pretrained --method {training}"
-    return Missing(f"weights of {name}", "98 MB once trained", command)
+def _untrained(row: Row, root: Path) -> Missing:
+    where = f"--data {root}/imagenet/train --out {root}/{row.training}"
+    command = f"idness train {where} --arch torchvision:resnet50 --init pretrained --method {row.training}"
+    return Missing(f"weights of {row.name}", "98 MB once trained", command)

@@ -160,6 +160,7 @@ def test_the_papers_densenet(densenet: World) -> None:
 
 @pytest.mark.shared
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_papers_densenet_by_its_own_images_alone(shared_data: Path, tmp_path: Path) -> None:
     """CIFAR-10 images that ship with the package, and no OOD images: shuffled tiles must give the paper's percentile."""
     import numpy as np

@@ -19,6 +19,7 @@ from idness.data import Preprocessing, open_set
 from idness.errors import DataError, ModelError
 from idness.model import SplitModel
 from idness.protocol import Benchmark
+from idness.report.style import figure_svg
 
 BENCH = """
 classes = ["airplane", "automobile", "bird", "deer", "dog", "truck"]
@@ -91,9 +92,9 @@ def test_every_analysis_speaks_and_draws(bench: Benchmark, tmp_path: Path) -> No
     for path in written:
         if path.suffix == ".svg":
             assert f"]({path.name})" in text
-    again = tmp_path / "again"
-    analyze(small(), bench).save(again)
-    assert all((again / name).read_bytes() == (tmp_path / name).read_bytes() for name in names)
+    again = [study.figures for study in analyze(small(), bench, limit=60).studies[:2]]
+    for name, (figure, alt) in (item for figures in again for item in figures.items()):
+        assert figure_svg(figure, alt=alt, adaptive=False) in (tmp_path / f"{name}.svg").read_text()
 
 
 def test_a_network_without_a_final_relu_says_where_analyses_do_not_apply(bench: Benchmark) -> None:

@@ -21,7 +21,7 @@ def result(**sets: tuple[float, float]) -> MethodResult:
 
 def test_each_cell_has_ours_theirs_and_the_difference() -> None:
     table = paper.load("cifar10")
-    cells = compare(table, {"scale(percentile=95)": result(isun=(3.54, 99.22), svhn=(5.79, 98.72))})
+    cells = compare(table, {"SCALE": result(isun=(3.54, 99.22), svhn=(5.79, 98.72))})
     found = {(cell.column, cell.metric): cell for cell in cells if cell.row == "SCALE"}
     assert found["iSUN", "fpr"].ours == pytest.approx(3.54)
     assert found["iSUN", "fpr"].difference == pytest.approx(0.11)
@@ -36,7 +36,7 @@ def test_each_cell_has_ours_theirs_and_the_difference() -> None:
 
 def test_a_partial_average_is_compared_with_the_papers_over_the_same_sets() -> None:
     table = paper.load("cifar10")
-    cells = compare(table, {"scale(percentile=95)": result(isun=(4.0, 99.0), svhn=(6.0, 98.0))})
+    cells = compare(table, {"SCALE": result(isun=(4.0, 99.0), svhn=(6.0, 98.0))})
     mean = next(c for c in cells if (c.row, c.column, c.metric) == ("SCALE", "average", "fpr"))
     assert mean.parts == (2, 6)
     assert mean.partial
@@ -47,7 +47,7 @@ def test_a_partial_average_is_compared_with_the_papers_over_the_same_sets() -> N
 def test_the_fpr_is_that_of_the_tables_convention() -> None:
     table = paper.load("imagenet")
     sets = dict.fromkeys(("ssb-hard", "ninco", "inaturalist", "textures", "openimage-o"), (10.0, 90.0))
-    cells = compare(table, {"ebo": result(**sets)}, paper.load("imagenet-sets"))
+    cells = compare(table, {"EBO": result(**sets)}, paper.load("imagenet-sets"))
     near = next(c for c in cells if (c.row, c.column, c.metric) == ("EBO", "near", "fpr"))
     assert near.ours == pytest.approx(77.0)  # fpr_at_ood_recall
     assert near.theirs == 68.56
@@ -55,11 +55,11 @@ def test_the_fpr_is_that_of_the_tables_convention() -> None:
 
 
 def test_an_average_without_single_sets_takes_them_from_the_detailed_table() -> None:
-    cells = compare(paper.load("imagenet"), {"ebo": result(ninco=(1.0, 80.0))}, paper.load("imagenet-sets"))
+    cells = compare(paper.load("imagenet"), {"EBO": result(ninco=(1.0, 80.0))}, paper.load("imagenet-sets"))
     near = next(c for c in cells if (c.row, c.column, c.metric) == ("EBO", "near", "auroc"))
     assert near.theirs == 79.70
     assert near.ours == pytest.approx(80.0)
-    without = compare(paper.load("training"), {"msp": result(ninco=(1.0, 80.0))})
+    without = compare(paper.load("training"), {"LogitNorm": result(ninco=(1.0, 80.0))})
     assert all(cell.ours is None for cell in without if cell.row == "LogitNorm" and cell.metric != "id_accuracy")
 
 
@@ -69,7 +69,7 @@ def test_outcomes_say_how_far_they_go() -> None:
     assert nothing.status == "not reproduced"
     some = Outcome(
         table,
-        compare(table, {"scale(percentile=95)": result(isun=(3.54, 99.22))}),
+        compare(table, {"SCALE": result(isun=(3.54, 99.22))}),
         images={"isun": (8925, 8925)},
         missing=[Missing("svhn", "64 MB", "get it")],
     )
@@ -81,6 +81,6 @@ def test_outcomes_say_how_far_they_go() -> None:
     assert "isun 8,925 of 8,925" in text
     assert "`get it`" in text
     assert [(row, column) for row, column, _, _ in pairs(some)] == [("SCALE", "iSUN"), ("SCALE", "average")]
-    full = {row.method: result(**{c.lower(): (1.0, 99.0) for c in row.cells}) for row in table.rows if row.method}
+    full = {row.name: result(**{c.lower(): (1.0, 99.0) for c in row.cells}) for row in table.rows}
     assert Outcome(table, compare(table, full)).status == "whole"
     assert Outcome(table, compare(table, full), images={"isun": (10, 8925)}).status == "in part"

@@ -104,12 +104,12 @@ def compare(table: Table, results: Mapping[str, MethodResult], printed: Table | 
 
     Args:
         table: the paper's.
-        results: by the method of each row, as the table writes it.
+        results: by the row's printed name.
         printed: the table that has the single sets of this one.
     """
     cells: list[Cell] = []
     for row in table.rows:
-        found = results.get(row.method or "")
+        found = results.get(row.name)
         details = _details(row, printed)
         for column in table.columns:
             for place, metric in enumerate(("fpr", "auroc")):
