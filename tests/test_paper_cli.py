@@ -59,6 +59,7 @@ def test_the_doctor_on_the_embedded_network_and_ood_images() -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+@pytest.mark.timeout(900)
 def test_analyze_writes_figures_and_prints_a_line_for_each(tmp_path: Path) -> None:
     done = run("analyze", "--limit", "60", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr

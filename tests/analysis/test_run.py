@@ -66,6 +66,7 @@ def bench() -> Benchmark:
     return Benchmark.from_text(BENCH, "small")
 
 
+@pytest.mark.timeout(900)
 def test_every_analysis_speaks_and_draws(bench: Benchmark, tmp_path: Path) -> None:
     found = analyze(small(), bench)
     assert [study.name for study in found.studies] == list(STUDIES)
