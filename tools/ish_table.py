@@ -22,7 +22,7 @@ from torch import Tensor
 
 from idness import embedded
 from idness.detector import Detector, fit_many, score_many
-from idness.files import atomic_write
+from idness.files import atomic_write, sha256
 from idness.metrics import accuracy, all_metrics, auroc
 from idness.model import SplitModel, load_weights
 from idness.registry import rows
@@ -66,7 +66,8 @@ def batches(images: Tensor) -> Iterator[Tensor]:
 
 def extract(weights: Path, images: Mapping[str, embedded.EmbeddedSet]) -> World:
     """Run one network over every set."""
-    split = SplitModel(load_weights(networks.build("small_resnet", 6), weights).eval())
+    model = load_weights(networks.build("small_resnet", 6), weights).eval()
+    split = SplitModel(model.to(memory_format=torch.channels_last))
     found: dict[str, dict[str, Activations]] = {}
     for name, data in images.items():
         acts = split.extract(batches(torch.from_numpy(data.images)))
@@ -133,33 +134,54 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def finding(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Say, per method, what ISH changes against the plain fine-tune of the same seed."""
     pairs = [(f"ish-{s}", f"plain-{s}") for s in range(3) if f"ish-{s}" in results and f"plain-{s}" in results]
-    lines = []
+    lines = ["| method | group | AUROC | each seed | FPR | each seed |", "|---|---|--:|---|--:|---|"]
     for method in METHODS:
         for group in ("near", "far"):
-            gaps = [
-                100 * (results[a]["methods"][method][group]["auroc"] - results[b]["methods"][method][group]["auroc"])
-                for a, b in pairs
-            ]
-            if not gaps:
-                continue
-            each = ", ".join(f"{g:+.2f}" for g in gaps)
-            alike = "; all seeds agree in sign" if len({g > 0 for g in gaps}) == 1 and len(gaps) > 1 else ""
-            lines.append(f"- {method}, {group}: {statistics.fmean(gaps):+.2f} points of AUROC (seeds: {each}{alike})")
-    return lines
+            cells = []
+            for metric in METRICS[:2]:
+                a, b = (
+                    [results[run]["methods"][method][group][metric] for run in side]
+                    for side in zip(*pairs, strict=True)
+                )
+                gaps = [100 * (x - y) for x, y in zip(a, b, strict=True)]
+                cells += [f"{statistics.fmean(gaps):+.2f}", ", ".join(f"{g:+.2f}" for g in gaps)]
+            lines.append(f"| {method} | {group} | {' | '.join(cells)} |")
+    return lines if pairs else ["Not trained yet."]
+
+
+def below_chance(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Name every set that a network's energy takes for more in-distribution than the test images."""
+    found = [
+        f"{name} of {run} ({100 * values['auroc']:.1f})"
+        for run, measured in results.items()
+        for group in measured["methods"]["ebo"]["sets"].values()
+        for name, values in group.items()
+        if values["auroc"] < 0.5
+    ]
+    return [f"AUROC of EBO below 50: {', '.join(found) or 'none'}."]
 
 
 def main() -> int:
     """Measure every network that is there."""
     parser = argparse.ArgumentParser(description="Measure the fine-tuned networks on the embedded benchmark.")
     parser.add_argument("--runs", type=Path, default=REPOSITORY / "runs", help="folder of the training runs")
+    parser.add_argument("--again", action="store_true", help="measure networks again whose weights have not changed")
     given = parser.parse_args()
     images = {name: embedded.load(name) for name in embedded.sets()}
     results: dict[str, Any] = {}
+    measured = OUT / "ish.json"
+    known = json.loads(measured.read_text()) if measured.is_file() else {}
     for run in [run for runs in NETWORKS.values() for run in runs]:
         weights = given.runs / run / "weights.safetensors"
         if weights.is_file():
-            results[run] = measure(extract(weights, images))
+            key = {
+                "sha256": sha256(weights),
+                "grids": {name: {k: list(v) for k, v in rows()[name].grid.items()} for name in METHODS},
+            }
+            same = all(known.get(run, {}).get(name) == value for name, value in key.items())
+            results[run] = known[run] if same and not given.again else {**key, **measure(extract(weights, images))}
             print(f"{run}: accuracy {results[run]['accuracy']:.2%}", flush=True)
+            atomic_write(OUT / "ish.json", json.dumps({**known, **results}, indent=1) + "\n")
     near, far = (", ".join(embedded.sets(role)) for role in ("near", "far"))
     accepted = "FPR: share of OOD images accepted at 95 % ID recall (ID positive;"
     text = [
@@ -178,7 +200,13 @@ def main() -> int:
         "",
         "## What ISH changes against the plain fine-tune of the same seed",
         "",
+        "Points of percent; AUROC up and FPR down are better.",
+        "",
         *finding(results),
+        "",
+        "## Sets by themselves",
+        "",
+        *below_chance(results),
         "",
     ]
     atomic_write(OUT / "ish.md", "\n".join(text))
