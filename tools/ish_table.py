@@ -194,7 +194,7 @@ def main() -> int:
         "(id_val against horse and groceries), one for each seed. All rows start from the same base network and are trained 10 epochs",
         "with ISH's recipe (SGD, Nesterov, cosine from 0.003 to 0, weight decay 5e-6); a seed sees the same images and crops in the same",
         "order in every row. Seeds 0 and 1 are also those of the base network's two stages, so these runs meet crops again that the base",
-        "network has learned from; seed 2 does not. Training accuracy of seed 1 is higher for that reason.",
+        "network has learned from; seed 2 does not. That is likely why seed 1 has the highest training accuracy.",
         "",
         *table(results),
         "",
