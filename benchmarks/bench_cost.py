@@ -32,7 +32,7 @@ from ratios import report
 NETWORK = f"{Path(__file__).resolve().parents[1] / 'examples' / 'densenet.py'}:densenet101"
 SIZES = {"id_train": 150, "id_val": 24, "id_test": 150, "groceries": 24, "cat": 130, "textures": 130}
 PARTS = {"id_train": "train", "id_val": "val", "id_test": "test"}
-SMALL = 3
+SMALL = 5
 """By what the number of images is divided for the loop over methods and options, which is slow."""
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 BATCH = 64

@@ -140,7 +140,7 @@ class _Job:
     ) -> _Scored:
         """Score every set but the training images; those only have their hashes read."""
         start = time.perf_counter()
-        sweep = make_sweep(list(choices), head, held.get("id_train"), held.get("id_val"))
+        sweep = make_sweep(choices, head, held.get("id_train"), held.get("id_val"))
         held.clear()  # what the methods need of it they have kept
         scorer, reader = Scorer(choices, sweep), Scorer({})
         self.listener.phase("scores", len(streams))

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from idness.detector import Detector, Enhancer, fit_many, score_many
-from idness.errors import IdnessError
 from idness.groups import group_metrics, set_metrics
 from idness.metrics import Array, auroc
-from idness.registry import build
 from idness.results import Metrics, Sweep, Wrong
 from idness.search import Choice
 from idness.store import Shard
@@ -141,18 +139,15 @@ class Scorer:
 
 
 def make_sweep(
-    rows: Sequence[str], head: Head, train: Activations | None, val: Activations | None
+    choices: Mapping[str, Choice], head: Head, train: Activations | None, val: Activations | None
 ) -> dict[tuple[str, float], Detector]:
     """Fit the detectors of the curves over percentiles, for the rows of the comparison that have one."""
     found: dict[tuple[str, float], Detector] = {}
     for row in SWEPT:
-        if row in rows:
-            detectors = {(row, percentile): build(row, percentile=percentile) for percentile in PERCENTILES}
-            try:
-                fit_many(list(detectors.values()), head, train, val=val)
-            except IdnessError:
-                continue  # the row itself has failed the same way, and is told
-            found |= detectors
+        if row in choices:
+            variants = choices[row].detector.variants({"percentile": PERCENTILES})
+            fit_many(variants, head, train, val=val)
+            found |= {(row, percentile): variant for percentile, variant in zip(PERCENTILES, variants, strict=True)}
     return found
 
 
