@@ -10,7 +10,7 @@ bench: $(VENV)/ready
 	$(BIN)/idness bench
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

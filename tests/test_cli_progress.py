@@ -17,7 +17,9 @@ def played(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool, quiet: bool = 
         listener.phase("network", 100)
         for _ in range(4):
             listener.advance(10)
-            time.sleep(0.15 if is_terminal and not quiet else 0)  # the bar is drawn ten times a second
+            if is_terminal and not quiet:
+                time.sleep(0.02)  # a rate needs some time to have passed
+                listener.progress.refresh()
         listener.note("a remark")
         listener.warn("[bold] is no markup here")
         listener.phase("scores", 5)
