@@ -36,6 +36,7 @@ SMALL = 5
 """By what the number of images is divided for the loop over methods and options, which is slow."""
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 BATCH = 64
+ROUNDS = 4
 
 
 def write_sets(folder: Path, divisor: int) -> tuple[Benchmark, dict[str, tuple[Tensor, Tensor]]]:
@@ -124,7 +125,7 @@ def measured() -> Iterator[dict[str, Any]]:
         bench_small, sets_small = write_sets(Path(small), SMALL)
         whole_bench(bench_small, model)  # warms up
         times = {"bare": [], "bench": [], "small": []}
-        for _ in range(2):
+        for _ in range(ROUNDS):
             times["bare"].append(timed(lambda: bare_passes(model, sets)))
             times["bench"].append(timed(lambda: whole_bench(bench, model)))
             times["small"].append(timed(lambda: whole_bench(bench_small, model)))
