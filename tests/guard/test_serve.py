@@ -20,10 +20,9 @@ from idness.gallery import Gallery
 from idness.guard import Guard
 
 pytest.importorskip("fastapi")
-from serving import Served, error_of, running, until
-
 from idness.serve.limits import Limits
 from idness.serve.monitoring import DriftWatch
+from serving import Served, error_of, running, until
 
 SMALL = Limits(
     body=200_000, pixels=250_000, images=4, queue=8, requests=8, head_seconds=0.6, body_seconds=0.6, answer_seconds=5
