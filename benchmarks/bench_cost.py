@@ -19,14 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idness import embedded
 from idness.benchmark import Benchmark, Settings, run
-from idness.data import Preprocessing
-from idness.detector import Detector
-from idness.errors import IdnessError
+from idness.core.errors import IdnessError
+from idness.data import Preprocessing, embedded
+from idness.detectors.detector import Detector
+from idness.detectors.registry import rows
 from idness.metrics import all_metrics, auroc
-from idness.model import SplitModel, load_model
-from idness.registry import rows
+from idness.networks.split import SplitModel, load_model
 from ratios import report
 
 NETWORK = f"{Path(__file__).resolve().parents[1] / 'examples' / 'densenet.py'}:densenet101"

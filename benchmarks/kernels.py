@@ -10,10 +10,11 @@ import torch
 from sklearn import metrics as sklearn_metrics
 
 import public
-from idness import kernels, metrics
-from idness.detector import fit_many, score_many
+from idness import metrics
+from idness.core.types import Activations, Head
+from idness.detectors import kernels
+from idness.detectors.detector import fit_many, score_many
 from idness.methods import DICE, GEN, KNN, RMDS, Scale
-from idness.types import Activations, Head
 from ratios import interleaved, report
 
 ROWS, WIDTH, CLASSES = 4096, 2048, 1000

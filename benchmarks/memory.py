@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from idness import embedded
+from idness.data import embedded
 from ratios import report
 
 FEW, TIMES = 1200, 10

@@ -12,8 +12,8 @@ from pytorch_ood.metrics import OODMetrics
 from torch import Tensor
 
 from idness import metrics
-from idness.registry import build
-from idness.types import Activations, Head
+from idness.core.types import Activations, Head
+from idness.detectors.registry import build
 from ratios import interleaved, report
 
 IMAGES, TRAIN, WIDTH, CLASSES = 256, 5000, 512, 100

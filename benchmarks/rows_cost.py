@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from idness.detector import fit_many, score_many
-from idness.loading import load_model
-from idness.model import SplitModel
-from idness.registry import rows
-from idness.types import Activations
+from idness.core.types import Activations
+from idness.detectors.detector import fit_many, score_many
+from idness.detectors.registry import rows
+from idness.networks.loading import load_model
+from idness.networks.split import SplitModel
 from ratios import interleaved, report
 
 IMAGES, TRAIN = 128, 12_800

@@ -40,7 +40,7 @@ MAKE = """
 import sys, torch
 from idness.guard import Guard
 from idness.data import preprocessing_for
-from idness.model import load_model
+from idness.networks.split import load_model
 model = load_model(sys.argv[1], "none")
 guard = Guard(model, "scale", preprocessing=preprocessing_for(model, sys.argv[1]), spec=sys.argv[1])
 guard.calibrate([torch.randn(20, 3, 224, 224)]).save(sys.argv[2], bundle=True)
@@ -48,7 +48,7 @@ guard.calibrate([torch.randn(20, 3, 224, 224)]).save(sys.argv[2], bundle=True)
 
 BARE = """
 import sys, time, torch
-from idness.model import load_model
+from idness.networks.split import load_model
 model = load_model(sys.argv[1], "none").eval()
 images = torch.randn(32, 3, int(sys.argv[2]), int(sys.argv[2]))
 with torch.no_grad():
@@ -66,7 +66,7 @@ with torch.no_grad():
 
 def jpegs(count: int = 48) -> list[bytes]:
     """Photographs of the usual size of ImageNet's: embedded ones, enlarged, so that they compress like pictures."""
-    from idness import embedded
+    from idness.data import embedded
 
     rng, found = np.random.default_rng(0), []
     for pixels in embedded.load("id_test").images[:count]:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from idness import embedded
+from idness.data import embedded
 from idness.guard import Guard
-from idness.own_data import prepare_guard
+from idness.guard.calibrate import prepare_guard
 
 
 def main(folder: Path) -> None:

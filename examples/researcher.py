@@ -15,12 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from idness import Activations, Benchmark, SplitModel, build, embedded, intervals, load_model, metrics
+from idness import Activations, Benchmark, SplitModel, build, intervals, load_model, metrics
 from idness.benchmark import Settings, run
-from idness.detector import Detector
+from idness.benchmark.answer import answer
+from idness.core.types import Head
+from idness.data import embedded
+from idness.detectors.detector import Detector
 from idness.report import figures, style, write_html
-from idness.report.answer import answer
-from idness.types import Head
 
 MEAN, STD = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.2023, 0.1994, 0.2010])
 

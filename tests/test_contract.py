@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from idness.detector import Detector, Enhancer, fit_many, score_many
-from idness.errors import IdnessWarning, InputError, NotFittedError, OptionError
+from idness.core.errors import IdnessWarning, InputError, NotFittedError, OptionError
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
+from idness.detectors.registry import available, build, parse, rows
 from idness.metrics import auroc
-from idness.registry import available, build, parse, rows
-from idness.types import Activations, Head
 from tests.worlds import make_world
 
 ROWS = sorted(rows())

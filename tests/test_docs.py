@@ -71,7 +71,7 @@ def test_a_block_that_fails_fails(block: str, tmp_path: Path) -> None:
 
 
 def test_every_method_has_a_page_with_all_its_options() -> None:
-    from idness.registry import available, parse
+    from idness.detectors.registry import available, parse
 
     pages = PAGES.pages()
     for name, cls in available().items():

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import norm
 
 from idness import intervals, metrics
-from idness.errors import InputError
+from idness.core.errors import InputError
 
 
 def draw(rng, count=150, gap=1.0):

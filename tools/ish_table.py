@@ -20,15 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from idness import embedded
-from idness.detector import Detector, fit_many, score_many
-from idness.files import atomic_write, sha256
+from idness.core.files import atomic_write, sha256
+from idness.core.types import Activations
+from idness.data import embedded
+from idness.detectors.detector import Detector, fit_many, score_many
+from idness.detectors.registry import rows
 from idness.metrics import accuracy, all_metrics, auroc
-from idness.model import SplitModel, load_weights
-from idness.registry import rows
+from idness.networks.split import SplitModel, load_weights
 from idness.training import networks
 from idness.training.settings import CIFAR_MEAN, CIFAR_STD
-from idness.types import Activations
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 OUT = REPOSITORY / "results" / "training"

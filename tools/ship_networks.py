@@ -16,16 +16,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from idness import embedded
-from idness.files import atomic_write, sha256
-from idness.model import load_weights
+from idness.core.files import atomic_write, sha256
+from idness.data import embedded
+from idness.networks.split import load_weights
 from idness.training import TrainingSet, cifar6, networks
 from idness.training.checkpoint import save_tensors
 from idness.training.objective import Objective
 from idness.training.settings import CIFAR_MEAN, CIFAR_STD
 from train_networks import BASE, REPOSITORY, TUNES, command
 
-TARGET = REPOSITORY / "src" / "idness" / "benchmarks" / "cifar6"
+TARGET = REPOSITORY / "src" / "idness" / "data" / "cifar6"
 SHIPPED = {"base": ["base-stage1", "base"], "ish": ["base-stage1", "base", "ish-0"]}
 ABOUT = {
     "base": "Trained with the plain cross-entropy, in two stages.",
@@ -51,7 +51,7 @@ def card(name: str, commands: list[str], accuracy: dict[str, float], path: Path)
 
 | | |
 |---|---|
-| network | `idness.training.networks.small_resnet`: pre-activation ResNet, BN-ReLU before the pooling, final layer `fc` |
+| network | `idness.networks.architectures.small_resnet`: pre-activation ResNet, BN-ReLU before the pooling, final layer `fc` |
 | parameters | {sum(p.numel() for p in model.parameters()):,}, float32, {path.stat().st_size:,} bytes |
 | features | {model.fc.in_features}, non-negative |
 | classes | airplane, automobile, bird, deer, dog, truck |

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from idness import intervals, methods, metrics, training
-    from idness.benchmark import Benchmark
-    from idness.detector import Detector, Enhancer
-    from idness.guard import Guard
-    from idness.model import SplitModel, load_model
-    from idness.registry import available, build
-    from idness.results import Report
-    from idness.store import FeatureStore
-    from idness.types import Activations, Head
-    from idness.verdict import Verdict
+    from idness.activations.store import FeatureStore
+    from idness.benchmark.protocol import Benchmark
+    from idness.benchmark.results import Report
+    from idness.core.types import Activations, Head
+    from idness.detectors.detector import Detector, Enhancer
+    from idness.detectors.registry import available, build
+    from idness.guard.guard import Guard
+    from idness.guard.verdict import Verdict
+    from idness.networks.loading import load_model
+    from idness.networks.split import SplitModel
 
 __version__ = version("idness")
 __all__ = [
@@ -43,19 +44,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Activations": "types",
-    "Benchmark": "benchmark",
-    "Detector": "detector",
-    "Enhancer": "detector",
-    "FeatureStore": "store",
-    "Guard": "guard",
-    "Head": "types",
-    "Report": "results",
-    "SplitModel": "model",
-    "Verdict": "verdict",
-    "available": "registry",
-    "build": "registry",
-    "load_model": "model",
+    "Activations": "core.types",
+    "Benchmark": "benchmark.protocol",
+    "Detector": "detectors.detector",
+    "Enhancer": "detectors.detector",
+    "FeatureStore": "activations.store",
+    "Guard": "guard.guard",
+    "Head": "core.types",
+    "Report": "benchmark.results",
+    "SplitModel": "networks.split",
+    "Verdict": "guard.verdict",
+    "available": "detectors.registry",
+    "build": "detectors.registry",
+    "load_model": "networks.loading",
 }
 
 

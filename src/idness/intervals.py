@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit, logit, ndtr, ndtri
 
-from idness.checks import check_fraction
-from idness.errors import InputError
+from idness.core.checks import check_fraction
+from idness.core.errors import InputError
 from idness.metrics import Array, Scores, as_scores, auroc, count_at_recall, id_rank, sorted_pair
 
 DRAWS = 2000

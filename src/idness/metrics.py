@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idness.checks import check_fraction
-from idness.errors import InputError
+from idness.core.checks import check_fraction
+from idness.core.errors import InputError
 
 Scores = Any
 """A one-dimensional tensor, array or sequence of numbers."""

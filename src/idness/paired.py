@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 from scipy.special import expit, logit, ndtr, ndtri
 
-from idness.checks import check_fraction
-from idness.errors import InputError
+from idness.core.checks import check_fraction
+from idness.core.errors import InputError
 from idness.intervals import Difference, Interval, mean_variance, placements
 from idness.metrics import Array, as_scores, count_at_recall, id_rank
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from idness.core.errors import DataError
 from idness.data import decode
-from idness.errors import DataError
 
 
 def encoded(image: Image.Image, format_: str, **options: object) -> bytes:

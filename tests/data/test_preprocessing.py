@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torch import nn
 
+from idness.core.errors import DataError, OptionError
 from idness.data import Preprocessing, preprocessing_for
-from idness.errors import DataError, OptionError
 
 transforms = pytest.importorskip("torchvision.transforms")
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}

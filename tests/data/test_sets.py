@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from idness.core.errors import DataError, IdnessError
 from idness.data import ActivationsSet, ArraySet, ImageSet, NpzSet, Preprocessing, folder_set, open_set, read_batches
 from idness.data.torchvision_sets import _wrapped
-from idness.errors import DataError, IdnessError
 
 
 def pixels(count: int, seed: int = 0) -> np.ndarray:

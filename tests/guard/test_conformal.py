@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idness.conformal import Calibration, false_alarm_rate, needed
-from idness.errors import InputError, OptionError
+from idness.core.errors import InputError, OptionError
+from idness.guard.conformal import Calibration, false_alarm_rate, needed
 
 ZERO = torch.zeros
 

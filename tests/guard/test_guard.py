@@ -7,10 +7,10 @@ import torch
 from colour_world import HOW, foreign_tensors, known_tensors
 from torch import nn
 
-from idness.errors import InputError, NotFittedError, OptionError
+from idness.core.errors import InputError, NotFittedError, OptionError
+from idness.core.types import Activations
+from idness.detectors.registry import rows
 from idness.guard import Guard
-from idness.registry import rows
-from idness.types import Activations
 
 
 def test_known_pictures_pass_and_foreign_ones_do_not(guard: Guard) -> None:

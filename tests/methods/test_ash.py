@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
+from idness.core.types import Activations
 from idness.methods import Ash
-from idness.types import Activations
 
 
 def slow_shape(row, percent, variant):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from idness.errors import OptionError
+from idness.core.errors import OptionError
 from idness.methods import DICE, Ash, Chain, ReAct, Scale
 
 

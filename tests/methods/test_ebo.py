@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
+from idness.core.types import Activations
 from idness.methods import EBO
-from idness.types import Activations
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 3.0])

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from idness.errors import InputError
+from idness.core.errors import InputError
+from idness.core.types import Activations
 from idness.methods import KNN
-from idness.types import Activations
 
 
 @pytest.mark.parametrize("k", [1, 7, 50])

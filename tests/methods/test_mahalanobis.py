@@ -3,8 +3,8 @@ import pytest
 import torch
 from scipy.linalg import pinvh
 
+from idness.core.types import Activations
 from idness.methods import MDS, RMDS
-from idness.types import Activations
 
 
 def slow_parts(acts):

@@ -3,11 +3,11 @@ import math
 import pytest
 import torch
 
-from idness.detector import score_many
+from idness.core.types import Activations, Head
+from idness.detectors.detector import score_many
+from idness.detectors.registry import build
 from idness.methods import EBO, Scale
 from idness.metrics import auroc, fpr_at_id_recall, fpr_at_ood_recall
-from idness.registry import build
-from idness.types import Activations, Head
 
 
 def slow_score(row, head, percent):

@@ -5,9 +5,9 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
+from idness.core.types import Activations
 from idness.methods import TempScale
 from idness.methods.tempscale import best_temperature
-from idness.types import Activations
 from tests.worlds import make_world
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from idness import paper
+from idness.benchmark.results import MethodResult, Metrics
 from idness.paper.comparison import Outcome, compare, markdown, pairs
 from idness.paper.locate import Missing
-from idness.results import MethodResult, Metrics
 
 
 def result(**sets: tuple[float, float]) -> MethodResult:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from idness import paper
-from idness.errors import UnknownNameError
-from idness.registry import parse
+from idness.core.errors import UnknownNameError
+from idness.detectors.registry import parse
 
 
 def test_averages_are_the_means_of_their_sets_but_for_the_listed_slips() -> None:

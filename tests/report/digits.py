@@ -12,13 +12,13 @@ import torch
 from sklearn.datasets import load_digits, load_sample_images
 from torch import nn
 
-from idness.detector import Detector, Enhancer
-from idness.groups import group_metrics, set_metrics
+from idness.benchmark.group_metrics import group_metrics, set_metrics
+from idness.benchmark.results import BenchmarkInfo, MethodResult, ModelInfo, Report, SetInfo, Sweep, Trial, Wrong
+from idness.core.types import Activations
+from idness.detectors.detector import Detector, Enhancer
+from idness.detectors.registry import build
 from idness.metrics import accuracy, auroc
-from idness.model import SplitModel, fingerprint
-from idness.registry import build
-from idness.results import BenchmarkInfo, MethodResult, ModelInfo, Report, SetInfo, Sweep, Trial, Wrong
-from idness.types import Activations
+from idness.networks.split import SplitModel, fingerprint
 
 ROWS = ("msp", "ebo", "knn", "react", "ash-s", "ash-p", "scale")
 PERCENTILES = [20.0, 40.0, 60.0, 80.0, 90.0]

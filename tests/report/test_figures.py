@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from idness.benchmark.results import Report
 from idness.metrics import auroc
 from idness.report import figures, style
 from idness.report.layout import lowest_shown
-from idness.results import Report
 
 DRAWINGS: dict[str, Callable[..., Any]] = {
     "histogram": lambda report, ax=None: figures.score_histogram(report, "scale", "six", ax=ax),

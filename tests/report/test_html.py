@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from idness.benchmark.answer import setting
+from idness.benchmark.results import Report
+from idness.core.wording import drawn, duration, percent, points, shown, size
 from idness.report import write_html
 from idness.report.html import NAV, compact, render
-from idness.report.names import drawn, duration, percent, points, setting, shown, size
 from idness.report.thumbnails import data_urls, needed
-from idness.results import Report
-
-from .digits import bench
+from tests.report.digits import bench
 
 VOID = {"meta", "input", "br", "link", "img", "hr", "image", "use", "path", "line", "circle", "rect"}
 EVIL = "<script>alert(1)</script>"
@@ -102,7 +102,7 @@ def test_the_numbers_are_those_of_the_results(report: Report, page: str) -> None
 
 def test_pages_are_byte_identical_from_run_to_run(folder: Path, page: str) -> None:
     code = (
-        "import sys; from idness.report.html import render; from idness.results import Report;"
+        "import sys; from idness.report.html import render; from idness.benchmark.results import Report;"
         "sys.stdout.reconfigure(encoding='utf-8'); sys.stdout.write(render(Report.load(sys.argv[1])))"
     )
     other = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True).stdout

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from idness.errors import OptionError
+from idness.benchmark.results import METRICS, Report
+from idness.core.errors import OptionError
 from idness.report.tables import (
     by_set,
     csv_text,
@@ -19,8 +20,7 @@ from idness.report.tables import (
     terminal_tables,
     write_tables,
 )
-from idness.results import METRICS, Report
-from tests.test_results import make_report
+from tests.benchmark.test_results import make_report
 
 SETS = ("cat", "frog", "ship", "mnist", "fashion-mnist", "quickdraw", "textures", "traffic-lights")
 

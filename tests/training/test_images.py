@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from idness.errors import DataError
+from idness.core.errors import DataError
 from idness.training import TrainingSet, cifar6, image_folder
 from idness.training.augment import crop_flip
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from idness.errors import ModelError, OptionError
+from idness.core.errors import ModelError, OptionError
 from idness.training import IshLinear, ish, networks
 from idness.training.ish import ish_activations
 

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from idness.errors import OptionError, StoreError, UnknownNameError
-from idness.precision import bf16_problem
+from idness.core.errors import OptionError, StoreError, UnknownNameError
+from idness.networks.precision import bf16_problem
 from idness.training import METHODS, Settings, TrainingSet, finetune, networks
 from idness.training.loop import Trainer, _generator
 from tests.training.conftest import small_world
@@ -55,7 +55,7 @@ def test_ish_differs_from_plain_and_loads_without_idness(world: TrainingSet) -> 
     ish, plain = (finetune(start(), world, method, **QUICK).model for method in ("ish", "plain"))
     assert not equal(ish, plain)
     assert list(ish.state_dict()) == list(start().state_dict())
-    assert all(type(m).__module__.startswith(("torch.", "idness.training.networks")) for m in ish.modules())
+    assert all(type(m).__module__.startswith(("torch.", "idness.networks.architectures")) for m in ish.modules())
 
 
 def test_random_state_of_the_caller_is_left_alone(world: TrainingSet) -> None:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from idness.errors import OptionError
+from idness.core.errors import OptionError
 from idness.training import AugMix, Cider, ConfBranch, LogitNorm, Plain, RegMixup, TrainingSet, finetune, networks
 from idness.training.augmix import augmix, autocontrast, equalize, geometric, jsd_loss, posterize, solarize
 from idness.training.cider import compactness_loss, dispersion_loss, projected, update_prototypes
@@ -103,7 +103,7 @@ def test_cider_losses(labels: Tensor) -> None:
 
 
 def test_cider_network_gives_its_projection_as_features(world: TrainingSet) -> None:
-    from idness.model import SplitModel
+    from idness.networks.split import SplitModel
 
     method = Cider(networks.build("tiny_resnet", 3), 3, MEAN, STD, width=16)
     method.prepare(world.images.permute(0, 3, 1, 2), world.labels)
@@ -117,9 +117,9 @@ def test_cider_network_gives_its_projection_as_features(world: TrainingSet) -> N
 
 def test_cider_with_knn_end_to_end(tmp_path: Path) -> None:
     """Trained on three brightnesses, its weights load into a fresh network, and KNN tells noise from what it knows."""
+    from idness.detectors.registry import build
     from idness.metrics import auroc
-    from idness.model import SplitModel, load_weights
-    from idness.registry import build
+    from idness.networks.split import SplitModel, load_weights
 
     torch.manual_seed(0)
     world = small_world(96)

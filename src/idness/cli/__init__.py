@@ -13,7 +13,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from idness.errors import IdnessError, IdnessWarning
+from idness.core.errors import IdnessError, IdnessWarning
 
 COMMANDS = {
     "bench": "bench:bench",

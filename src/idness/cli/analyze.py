@@ -26,10 +26,10 @@ def analyze(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
 ) -> None:
     """Run the paper's analyses on a network: Gaussianity, moments, C(p), percentiles, ratios, trade-off, ISH."""
-    from idness.analysis.run import analyze as run
+    from idness.benchmark.settings import Settings
     from idness.cli.progress import shown
     from idness.cli.terminal import stderr, stdout
-    from idness.settings import Settings
+    from idness.paper.studies.analyze import analyze as run
 
     settings = Settings(weights=weights, layer=layer or None, data=data, device=device)
     with shown(quiet=quiet) as listener:

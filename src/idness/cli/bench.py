@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from idness.results import Report
+    from idness.benchmark.results import Report
 
 OUT = Path("idness-results")
 
@@ -47,10 +47,11 @@ def bench(
     if init:
         _write_template(Path(benchmark or "benchmark.toml"))
         return
-    from idness.benchmark import Settings, run
+    from idness.benchmark.runner import run
+    from idness.benchmark.settings import Settings
     from idness.cli.progress import shown
     from idness.report.tables import fpr_name
-    from idness.search import split_methods
+    from idness.selection.search import split_methods
 
     fpr_name(fpr)
     settings = Settings(
@@ -74,9 +75,9 @@ def bench(
 
 def _finish(report: Report, out: Path, fpr: str, *, as_json: bool, quiet: bool) -> None:
     """Write the files, print the tables or JSON, and name what was written."""
+    from idness.benchmark.results import RESULTS, SCORES, THUMBS
     from idness.cli.terminal import stderr, stdout
     from idness.report.tables import rich_table, terminal_tables, write_tables
-    from idness.results import RESULTS, SCORES, THUMBS
 
     report.save(out)
     files = [path for name in (RESULTS, SCORES, THUMBS) if (path := out / name).exists()]
@@ -103,10 +104,10 @@ def _html(out: Path) -> list[Path]:
 
 
 def _write_template(path: Path) -> None:
+    from idness.benchmark.protocol import template
     from idness.cli.terminal import stderr
-    from idness.errors import StoreError
-    from idness.files import atomic_write
-    from idness.protocol import template
+    from idness.core.errors import StoreError
+    from idness.core.files import atomic_write
 
     if path.exists():
         raise StoreError(f"{path} exists; choose another name for the template")
@@ -116,6 +117,6 @@ def _write_template(path: Path) -> None:
 
 def _command() -> str:
     """Write the command line down without the folders of this machine."""
-    from idness.provenance import without_folder
+    from idness.benchmark.provenance import without_folder
 
     return shlex.join(["idness", *(without_folder(word) for word in sys.argv[1:])])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from idness.data import Preprocessing
-    from idness.own_data import Progress
+    from idness.guard.calibrate import Progress
 
 
 def calibrate(
@@ -57,10 +57,10 @@ def calibrate(
     """Make a guard for your network from a folder of your images."""
     import json
 
-    from idness import trust
     from idness.cli.terminal import stderr
-    from idness.guard_file import describe
-    from idness.own_data import prepare_guard
+    from idness.guard.calibrate import prepare_guard
+    from idness.guard.file import describe
+    from idness.networks import trust
 
     with _reading(quiet) as progress:
         made = prepare_guard(
@@ -119,8 +119,8 @@ def _reading(quiet: bool) -> Iterator[Progress | None]:
 
 
 def _preprocessing(size: int | None, mean: str | None, std: str | None) -> Preprocessing | None:
+    from idness.core.errors import OptionError
     from idness.data import Preprocessing
-    from idness.errors import OptionError
 
     if size is None and mean is None and std is None:
         return None

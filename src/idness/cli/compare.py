@@ -21,9 +21,9 @@ def compare(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no remarks.")] = False,
 ) -> None:
     """Compare results of the same images: differences from the first, with paired intervals."""
+    from idness.benchmark.compare import compare as compared
+    from idness.benchmark.compare import gather
     from idness.cli.terminal import stderr, stdout
-    from idness.compare import compare as compared
-    from idness.compare import gather
     from idness.report import comparison
     from idness.report.tables import fpr_name, rich_table
 

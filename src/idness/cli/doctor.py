@@ -28,12 +28,12 @@ def doctor(
     """Say whether a network suits SCALE, what that rests on, and what to use where it does not."""
     from rich.text import Text
 
-    from idness.analysis.visit import visit
     from idness.cli.progress import shown
     from idness.cli.terminal import stdout
+    from idness.selection.doctor import diagnose
 
     with shown(quiet=quiet) as listener:
-        found = visit(
+        found = diagnose(
             model,
             data or None,
             ood or None,

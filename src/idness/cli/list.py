@@ -15,8 +15,8 @@ def list_methods(
     """List every method: what it does, its options with defaults, and what it needs."""
     from rich.table import Table
 
-    from idness.catalogue import catalogue
     from idness.cli.terminal import stdout
+    from idness.detectors.catalogue import catalogue
 
     entries = catalogue()
     if as_json:

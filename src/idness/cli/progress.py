@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from idness.listening import Listener
+from idness.core.progress import Listener
 
 if TYPE_CHECKING:
     from rich.console import Console

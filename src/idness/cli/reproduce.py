@@ -30,12 +30,12 @@ def reproduce(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
 ) -> None:
     """Run the paper's tables on what data there is, and print ours, theirs and the difference."""
+    from idness.benchmark.provenance import without_folder
+    from idness.benchmark.settings import Settings
     from idness.cli.progress import shown
     from idness.cli.terminal import stderr, stdout
-    from idness.provenance import without_folder
-    from idness.reproduce import PAGE, SUMMARY
-    from idness.reproduce import reproduce as run
-    from idness.settings import Settings
+    from idness.paper.reproduce import PAGE, SUMMARY
+    from idness.paper.reproduce import reproduce as run
 
     command = shlex.join(["idness", *(without_folder(word) for word in sys.argv[1:])])
     settings = Settings(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from idness.guard import Guard
+    from idness.guard.guard import Guard
 
 COLUMNS = ("image", "class", "score", "p_value", "is_ood", "reason")
 
@@ -32,7 +32,7 @@ def score(
     batch: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 64,
 ) -> None:
     """Judge images: class, ID-ness, p-value and verdict of each."""
-    from idness.judging import find_images, judge_images
+    from idness.guard.judge import find_images, judge_images
 
     # Looked for before the network is loaded: a wrong path is told at once.
     found = [] if images == ["-"] else list(find_images(images))
@@ -48,10 +48,10 @@ def score(
 
 def load(folder: Path, model: str | None, weights: str | None) -> Guard:
     """Load a guard, with the network that the user names, if any."""
-    from idness import trust
-    from idness.guard import Guard
-    from idness.guard_file import load_guard, read_manifest
-    from idness.model import load_model, load_weights
+    from idness.guard.file import load_guard, read_manifest
+    from idness.guard.guard import Guard
+    from idness.networks import trust
+    from idness.networks.split import load_model, load_weights
 
     if model is None:
         return Guard.load(folder)

@@ -31,7 +31,7 @@ def serve(
 
     from idness.cli.score import load
     from idness.cli.terminal import stderr
-    from idness.errors import IdnessError
+    from idness.core.errors import IdnessError
 
     try:
         from idness.serve import Limits

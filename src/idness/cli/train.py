@@ -63,7 +63,7 @@ def train(
 
 
 def _parse(pairs: list[str]) -> dict[str, Any]:
-    from idness.errors import OptionError
+    from idness.core.errors import OptionError
 
     options: dict[str, Any] = {}
     for pair in pairs:
@@ -84,7 +84,7 @@ def _images(data: str, archive: Path, size: int | None) -> TrainingSet:
 
 
 def _checked(val: str, data: str, archive: Path, size: int | None, images: TrainingSet) -> TrainingSet | None:
-    from idness.errors import DataError
+    from idness.core.errors import DataError
     from idness.training import cifar6, image_folder
 
     if data == "cifar6" and not val:

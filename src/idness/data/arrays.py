@@ -12,8 +12,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from idness.core.errors import DataError
 from idness.data.sets import ImageSet, Picture
-from idness.errors import DataError
 
 
 class ArraySet(ImageSet):

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from idness.core.errors import DataError
 from idness.data.decoding import decode
 from idness.data.sets import ImageSet, Picture
-from idness.errors import DataError
 
 
 class TableSet(ImageSet):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from idness.errors import DataError, ModelError, OptionError
+from idness.core.errors import DataError, ModelError, OptionError
 
 Size = int | tuple[int, int] | None
 INTERPOLATIONS = {

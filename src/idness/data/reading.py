@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from idness.core.errors import DataError
 from idness.data.preprocessing import Preprocessing
 from idness.data.sets import ImageSet
-from idness.errors import DataError
 
 DIGEST = 16
 AHEAD = 2

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 
+from idness.core.errors import DataError
+from idness.core.files import sha256
+from idness.core.types import Activations
 from idness.data.decoding import SUFFIXES, decode
-from idness.errors import DataError
-from idness.files import sha256
-from idness.types import Activations
 
 Picture = Image.Image | NDArray[np.uint8]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from idness.core.errors import DataError
 from idness.data.arrays import ArraySet, NpzSet
 from idness.data.sets import ActivationsSet, FileSet, ImageSet, folder_set, select
-from idness.errors import DataError
 
 OPTIONS = ("path", "kind", "images", "labels", "rows", "sample", "root", "split", "dataset", "options", "download")
 KINDS = ("folder", "list", "npz", "torchvision", "parquet", "activations", "embedded")
@@ -40,7 +40,7 @@ def open_set(
 
 def _images(kind: str, path: str, table: Mapping[str, Any], base: Path, classes: Sequence[str]) -> ImageSet:
     if kind == "embedded":
-        from idness import embedded
+        from idness.data import embedded
 
         found = embedded.load(path)
         return ArraySet(found.images, f"embedded:{path}", found.labels, found.classes)

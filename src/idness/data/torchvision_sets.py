@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from idness.core.errors import DataError, unknown_name
 from idness.data.arrays import ArraySet
 from idness.data.sets import FileSet, ImageSet, Picture
-from idness.errors import DataError, unknown_name
 
 
 class IndexedSet(ImageSet):

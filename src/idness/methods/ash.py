@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from idness.checks import check_choice, check_percent
-from idness.detector import Enhancer
-from idness.kernels import kept_count, safe_ratio, top_mask
+from idness.core.checks import check_choice, check_percent
+from idness.detectors.detector import Enhancer
+from idness.detectors.kernels import kept_count, safe_ratio, top_mask
 
 
 @dataclass(kw_only=True)

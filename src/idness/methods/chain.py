@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from idness.detector import Detector, Enhancer
-from idness.errors import OptionError
-from idness.registry import build, parse
-from idness.types import Activations, Head
+from idness.core.errors import OptionError
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector, Enhancer
+from idness.detectors.registry import build, parse
 
 
 @dataclass(kw_only=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from idness.checks import check_positive
-from idness.detector import Detector
-from idness.readouts import energy
-from idness.types import Activations
+from idness.core.checks import check_positive
+from idness.core.types import Activations
+from idness.detectors.detector import Detector
+from idness.detectors.readouts import energy
 
 
 @dataclass(kw_only=True)

@@ -9,9 +9,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from idness.checks import check_count, check_positive
-from idness.detector import Detector
-from idness.types import Activations
+from idness.core.checks import check_count, check_positive
+from idness.core.types import Activations
+from idness.detectors.detector import Detector
 
 
 @dataclass(kw_only=True)

@@ -9,11 +9,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from idness.checks import check_count
-from idness.detector import Detector
-from idness.errors import InputError
-from idness.kernels import kth_largest_products
-from idness.types import Activations, Head
+from idness.core.checks import check_count
+from idness.core.errors import InputError
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector
+from idness.detectors.kernels import kth_largest_products
 
 
 @dataclass(kw_only=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from idness.detector import Detector
-from idness.gaussian import class_gaussians, nearest_squared
-from idness.types import Activations, Head
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector
+from idness.detectors.gaussian import class_gaussians, nearest_squared
 
 
 @dataclass(kw_only=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from idness.detector import Detector
-from idness.readouts import max_logit
-from idness.types import Activations
+from idness.core.types import Activations
+from idness.detectors.detector import Detector
+from idness.detectors.readouts import max_logit
 
 
 @dataclass(kw_only=True)

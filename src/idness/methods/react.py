@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idness.checks import check_percent
-from idness.detector import Enhancer
-from idness.types import Activations, Head
+from idness.core.checks import check_percent
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Enhancer
 
 
 @dataclass(kw_only=True)

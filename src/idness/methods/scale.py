@@ -9,10 +9,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from idness.checks import check_percent
-from idness.detector import Enhancer
-from idness.kernels import ROWS, scale_ratio, scale_ratios
-from idness.types import Activations
+from idness.core.checks import check_percent
+from idness.core.types import Activations
+from idness.detectors.detector import Enhancer
+from idness.detectors.kernels import ROWS, scale_ratio, scale_ratios
 
 
 @dataclass(kw_only=True)

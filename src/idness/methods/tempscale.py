@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from idness.detector import Detector
-from idness.readouts import msp
-from idness.types import Activations, Head
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector
+from idness.detectors.readouts import msp
 
 BOUNDS = (0.05, 20.0)
 """Where the temperature is held: a network that makes no error has its best temperature at 0, one at chance at infinity."""

@@ -10,9 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from idness.benchmark.protocol import GROUPS, Benchmark
+from idness.core.errors import IdnessError
 from idness.data import ActivationsSet, ImageSet, open_set
-from idness.errors import IdnessError
-from idness.protocol import GROUPS, Benchmark
 
 TRAIN_SAMPLE = 2000
 """Training images used by the rows that learn from them: enough for a mean activation, and quick on a CPU."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
-from idness.errors import unknown_name
+from idness.core.errors import unknown_name
 
 Pair = tuple[float, float]
 """FPR at 95 % recall, in the table's convention, and AUROC; both in percent, as printed."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from idness.compare import Block, Comparison, Line, Value
-from idness.files import atomic_write
+from idness.benchmark.compare import Block, Comparison, Line, Value
+from idness.core.files import atomic_write
+from idness.core.wording import LOWER_IS_BETTER, listed, metric_meaning, metric_title, percent, points, sentence, shown
 from idness.intervals import Difference
 from idness.report.html import render_page
-from idness.report.names import LOWER_IS_BETTER, listed, metric_meaning, metric_title, percent, points, sentence, shown
 from idness.report.tables import Cell, Table, markdown
 
 SHOWN = ("auroc", "fpr_at_id_recall")

@@ -10,12 +10,12 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import StepPatch
 from numpy.typing import NDArray
 
+from idness.benchmark.answer import ood_weights
+from idness.benchmark.results import Report
+from idness.core.wording import drawn, percent
 from idness.metrics import id_rank
 from idness.report import style
-from idness.report.answer import ood_weights
 from idness.report.layout import SMALL, labels_beside, lowest_shown, placed, quiet, widen
-from idness.report.names import drawn, percent
-from idness.results import Report
 
 HIGHLIGHTED = 6
 """Series with a look of their own; an eye follows no more."""

@@ -13,13 +13,13 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from idness.files import atomic_write
+from idness.benchmark.answer import answer, ood_weights, setting
+from idness.benchmark.marks import Marks
+from idness.benchmark.results import Report
+from idness.core.files import atomic_write
+from idness.core.wording import listed, metric_meaning, percent, sentence, shown
 from idness.report import figures, sections, style, thumbnails
-from idness.report.answer import answer, ood_weights
 from idness.report.layout import quiet
-from idness.report.names import listed, metric_meaning, percent, sentence, setting, shown
-from idness.report.tied import Marks
-from idness.results import Report
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE = "report.html"

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 from markupsafe import Markup
 
+from idness.benchmark.answer import Answer, ood_weights, row_ranks, setting
+from idness.benchmark.marks import Marks
+from idness.benchmark.results import Metrics, Report
+from idness.core.wording import LOWER_IS_BETTER, duration, metric_meaning, metric_title, percent, shown, size
 from idness.paired import Convention, mean_auroc_interval
-from idness.report.answer import Answer, ood_weights, row_ranks
-from idness.report.names import LOWER_IS_BETTER, duration, metric_meaning, metric_title, percent, setting, shown, size
-from idness.report.tied import Marks
-from idness.results import Metrics, Report
 
 SET_METRICS = ("auroc", "fpr_at_id_recall", "fpr_at_ood_recall")
 BADGES = {"clear": "clear lead", "tie": "level with others", "only": "the only one measured", "useless": "at chance"}

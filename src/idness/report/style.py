@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from idness.files import atomic_write
+from idness.core.files import atomic_write
 
 INK = "#1b1f24"
 """Text and axes; becomes the page's own text colour in an inlined SVG."""

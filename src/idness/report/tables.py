@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from idness.errors import OptionError
-from idness.files import atomic_write
-from idness.results import METRICS, MethodResult, Metrics, Report
+from idness.benchmark.results import METRICS, MethodResult, Metrics, Report
+from idness.core.errors import OptionError
+from idness.core.files import atomic_write
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from idness.benchmark.results import Report, Wrong
+from idness.core.wording import sentence, shown
 from idness.report.figures import threshold_of
-from idness.report.names import sentence, shown
-from idness.results import Report, Wrong
 
 BUDGET = 900_000
 """Bytes that all thumbnails of a page may take, as text."""

@@ -18,9 +18,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from idness import __version__
+from idness.core.errors import DataError, InputError
 from idness.data import decode
-from idness.errors import DataError, InputError
-from idness.guard import Guard
+from idness.guard.guard import Guard
 from idness.serve.batching import Answer, Batcher
 from idness.serve.intake import App, Intake
 from idness.serve.limits import Limits

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from idness.detector import LARGEST
-from idness.guard import Guard
+from idness.detectors.detector import LARGEST
+from idness.guard.guard import Guard
 from idness.serve.problems import overloaded
 
 SIZES = (1, 2, 4, 8, 16, 32)

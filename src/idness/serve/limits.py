@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from idness.errors import OptionError
+from idness.core.errors import OptionError
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from scipy.stats import kstest
 
-from idness.conformal import Calibration
+from idness.guard.conformal import Calibration
 
 WINDOW = 200
 """Images that are compared with the calibration images: enough to see a change of a tenth of the traffic or so."""

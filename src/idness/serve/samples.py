@@ -8,7 +8,7 @@ from functools import cache
 
 from PIL import Image
 
-from idness.errors import StoreError
+from idness.core.errors import StoreError
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ ROLES = {"id_test": "known", "near": "near", "far": "far"}
 @cache
 def samples() -> tuple[Sample, ...]:
     """Pick pictures from the embedded test sets: each known class, then near and far ones; none where the data is absent."""
-    from idness import embedded
+    from idness.data import embedded
 
     found: list[Sample] = []
     try:
@@ -39,7 +39,7 @@ def samples() -> tuple[Sample, ...]:
 
 
 def _of(data: object, role: str) -> list[Sample]:
-    from idness.embedded import EmbeddedSet
+    from idness.data.embedded import EmbeddedSet
 
     assert isinstance(data, EmbeddedSet)
     if role == "known" and data.labels is not None:

@@ -14,8 +14,8 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from idness.errors import OptionError
-from idness.guard import Guard
+from idness.core.errors import OptionError
+from idness.guard.guard import Guard
 from idness.serve.app import Service, make_app
 from idness.serve.limits import Limits
 

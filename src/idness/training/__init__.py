@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from idness.training import networks
+from idness.networks import architectures as networks
 from idness.training.augmix import AugMix
 from idness.training.cider import Cider
 from idness.training.confbranch import ConfBranch

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from idness.errors import OptionError
+from idness.core.errors import OptionError
 from idness.training.objective import Objective, Outcome, method
 
 POINTWISE = ("autocontrast", "equalize", "posterize", "solarize")

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from idness.errors import StoreError
-from idness.files import atomic_path, atomic_write, sha256
+from idness.core.errors import StoreError
+from idness.core.files import atomic_path, atomic_write, sha256
 
 FORMAT = 1
 INDEX = "checkpoint.json"

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from idness.errors import OptionError
-from idness.training.final_layer import entering, final_linear
+from idness.core.errors import OptionError
+from idness.networks.final_layer import entering, final_linear
 from idness.training.objective import Objective, Outcome, method
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from idness.errors import OptionError
-from idness.training.final_layer import entering, final_linear
+from idness.core.errors import OptionError
+from idness.networks.final_layer import entering, final_linear
 from idness.training.objective import Objective, Outcome, method
 
 TINY = 1e-12

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from idness.errors import OptionError
+from idness.core.errors import OptionError
 from idness.training.images import TrainingSet
 from idness.training.log import Row, RunLog
 from idness.training.loop import Trainer

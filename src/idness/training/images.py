@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from idness.core.errors import DataError
 from idness.data import SUFFIXES, decode
-from idness.errors import DataError
 
 CIFAR6 = {"airplane": 0, "automobile": 1, "bird": 2, "deer": 4, "dog": 5, "truck": 9}
 """The classes of the embedded benchmark and their labels in CIFAR-10."""

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from idness.errors import ModelError, OptionError
-from idness.kernels import kept_count
-from idness.training.final_layer import final_linear, replace_module
+from idness.core.errors import ModelError, OptionError
+from idness.detectors.kernels import kept_count
+from idness.networks.final_layer import final_linear, replace_module
 from idness.training.objective import Objective, method
 
 LARGEST_R = 80.0

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from idness.files import atomic_write
+from idness.core.files import atomic_write
 
 
 @dataclass(frozen=True)

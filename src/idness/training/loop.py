@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from idness.errors import IdnessError, OptionError, StoreError
-from idness.precision import bf16_problem
+from idness.core.errors import IdnessError, OptionError, StoreError
+from idness.networks.precision import bf16_problem
 from idness.training.augment import crop_flip
 from idness.training.checkpoint import (
     Checkpoint,

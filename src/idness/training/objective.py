@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from idness.errors import unknown_name
+from idness.core.errors import unknown_name
 
 
 class Outcome(NamedTuple):

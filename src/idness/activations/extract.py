@@ -1,0 +1,155 @@
+"""Runs a network once over each image of a set, into the store; what is there already is not run again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from idness.activations.store import SHARD, FeatureStore, Shard, ShardRef, empty_shard, key_of
+from idness.core.errors import DataError
+from idness.core.types import Activations
+from idness.data import Batch, ImageSet, Preprocessing, read_batches
+from idness.data.reading import DIGEST
+from idness.networks.split import Precision, SplitModel, fingerprint
+
+
+@dataclass(frozen=True)
+class Network:
+    """Is a network together with what identifies its activations: weights, structure, layer, preprocessing and precision."""
+
+    split: SplitModel
+    preprocessing: Preprocessing
+    precision: Precision
+    weights_sha256: str
+    identity: str
+
+    @staticmethod
+    def of(split: SplitModel, preprocessing: Preprocessing, precision: Precision = "fp32", spec: str = "") -> Network:
+        """Hash a network; the code of a `file.py:function` counts too, since the same weights may compute something else."""
+        weights = fingerprint(split.model)
+        file = Path(spec.rpartition(":")[0])
+        code = hashlib.sha256(file.read_bytes()).hexdigest() if file.suffix == ".py" and file.is_file() else ""
+        settings = json.dumps(preprocessing.to_dict(), sort_keys=True)
+        return Network(
+            split,
+            preprocessing,
+            precision,
+            weights,
+            key_of(weights, repr(split.model), split.layer, code, settings, precision),
+        )
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """Says where the activations of a set are, and how many images were run and taken from the store."""
+
+    key: str
+    ran: int
+    cached: int
+
+
+def extract(
+    network: Network,
+    images: ImageSet,
+    store: FeatureStore,
+    *,
+    batch_size: int = 128,
+    workers: int | None = None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Extracted:
+    """Make sure that the store holds the activations of a set.
+
+    Args:
+        network: runs over what is missing.
+        images: the set.
+        store: keeps the activations.
+        batch_size: how many images the network sees at once.
+        workers: how many threads decode images.
+        advance: is told the number of images each time some are done.
+    """
+    if len(images) == 0:
+        raise DataError(f"{images.source}: must hold at least one image, got none; check the folder or file")
+    spans = [(start, min(start + SHARD, len(images))) for start in range(0, len(images), SHARD)]
+    keys = [_shard_key(network, images, *span) for span in spans]
+    refs = {key: store.find(key) for key in keys}
+    missing = [(key, span) for key, span in zip(keys, spans, strict=True) if refs[key] is None]
+    cached = len(images) - sum(stop - start for _, (start, stop) in missing)
+    advance(cached)
+    if missing:
+        refs |= dict(_run(network, images, store, missing, batch_size, workers, advance))
+    whole = key_of(network.identity, *keys)
+    found = [ref for key in keys if (ref := refs[key]) is not None]
+    if whole not in store or store.refs(whole) != found:
+        store.finish(whole, found, {"source": images.source, "images": len(images), "precision": network.precision})
+    return Extracted(whole, len(images) - cached, cached)
+
+
+def _shard_key(network: Network, images: ImageSet, start: int, stop: int) -> str:
+    labels = "" if images.labels is None else hashlib.sha256(images.labels[start:stop].tobytes()).hexdigest()
+    return key_of(network.identity, str(start), images.stamp(start, stop), labels)
+
+
+def _run(
+    network: Network,
+    images: ImageSet,
+    store: FeatureStore,
+    missing: Sequence[tuple[str, tuple[int, int]]],
+    batch_size: int,
+    workers: int | None,
+    advance: Callable[[int], None],
+) -> Iterator[tuple[str, ShardRef]]:
+    """Run the network over the missing shards and write each as soon as it is whole."""
+    ends = {stop: key for key, (_, stop) in missing}
+    batches = [
+        (low, min(low + batch_size, stop)) for _, (start, stop) in missing for low in range(start, stop, batch_size)
+    ]
+    shard_parts: list[tuple[Batch, Activations | None]] = []
+    for batch, acts in _activations(network, read_batches(images, network.preprocessing, batches, workers=workers)):
+        shard_parts.append((batch, acts))
+        advance(batch.stop - batch.start)
+        if batch.stop in ends:
+            yield ends[batch.stop], store.put(ends[batch.stop], _joined(network, images, shard_parts))
+            shard_parts = []
+
+
+def _activations(network: Network, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Activations | None]]:
+    """Pair each batch with its activations, or with none where no image of it could be read."""
+    waiting: deque[Batch] = deque()
+
+    def readable() -> Iterator[Tensor]:
+        for batch in batches:
+            waiting.append(batch)
+            if len(batch.pixels):
+                images = network.preprocessing.normalize(batch.pixels)
+                yield images.contiguous(memory_format=torch.channels_last)
+
+    for acts in network.split.stream(readable(), precision=network.precision):
+        while not len(waiting[0].pixels):
+            yield waiting.popleft(), None
+        yield waiting.popleft(), acts
+    while waiting:
+        yield waiting.popleft(), None
+
+
+def _joined(network: Network, images: ImageSet, parts: Sequence[tuple[Batch, Activations | None]]) -> Shard:
+    skipped = [entry for batch, _ in parts for entry in batch.skipped]
+    ran = [(batch, acts) for batch, acts in parts if acts is not None]
+    if not ran:
+        head = network.split.head
+        return empty_shard(skipped, head.width, head.classes, images.labels is not None, DIGEST)
+    acts = Activations.concat(acts for _, acts in ran)
+    index = torch.cat([torch.from_numpy(batch.index) for batch, _ in ran])
+    digests = torch.cat([torch.from_numpy(batch.digests.copy()) for batch, _ in ran])
+    # An image for which the network gives no number is as useless as one that cannot be read; the others are not.
+    finite = torch.isfinite(acts.features).all(dim=1) & torch.isfinite(acts.logits).all(dim=1)
+    skipped += [(int(place), "the network gives NaN or Inf for it") for place in index[~finite]]
+    labels = None if images.labels is None else torch.from_numpy(images.labels)[index[finite]]
+    kept = Activations(acts.features[finite], acts.logits[finite], labels)
+    return Shard(kept, index[finite], digests[finite], sorted(skipped))

@@ -1,0 +1,71 @@
+"""Where activations come from, shard by shard: the store, or a file that another program wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from idness.activations.store import SHARD, FeatureStore, Shard
+from idness.core.errors import DataError, StoreError
+from idness.core.files import sha256
+from idness.core.types import Activations, Head
+from idness.data import ActivationsSet
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Is a set's activations, to be read as often as wanted, one shard in memory at a time."""
+
+    name: str
+    role: str
+    count: int
+    shards: Callable[[], Iterator[Shard]]
+    digest: str = ""
+    """Identifies the contents where no image was seen."""
+
+    def load(self) -> Activations:
+        """Read all activations into memory."""
+        parts = list(self.shards())
+        whole = [shard.acts for shard in parts if len(shard.acts)]
+        if not whole:
+            reason = next((reason for shard in parts for _, reason in shard.skipped), "it is empty")
+            raise DataError(f"{self.name}: none of its images can be used; the first: {reason}")
+        return Activations.concat(whole)
+
+
+def stored(name: str, role: str, count: int, store: FeatureStore, key: str) -> Stream:
+    """Stream a set of at most so many images from the store."""
+    return Stream(name, role, count, lambda: store.shards(key))
+
+
+def given(name: str, role: str, data: ActivationsSet) -> Stream:
+    """Stream a set from an activations file."""
+
+    def shards() -> Iterator[Shard]:
+        start = 0
+        for acts in data.batches(SHARD):
+            index = torch.arange(start, start + len(acts))
+            start += len(acts)
+            finite = torch.isfinite(acts.features).all(dim=1) & torch.isfinite(acts.logits).all(dim=1)
+            skipped = [(int(place), "its activations hold NaN or Inf") for place in index[~finite]]
+            yield Shard(acts[finite], index[finite], torch.zeros(int(finite.sum()), 0, dtype=torch.uint8), skipped)
+
+    return Stream(name, role, len(data), shards, data.fingerprint())
+
+
+def read_head(path: Path) -> tuple[Head, str]:
+    """Read a head, a safetensors file with weight and bias, and hash it."""
+    try:
+        tensors = load_file(path)
+        return Head(tensors["weight"], tensors.get("bias")), sha256(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(
+            f"{path.name}: is missing or no safetensors file; head names a file with weight and bias"
+        ) from error
+    except KeyError as error:
+        raise StoreError(f"{path.name}: must hold weight (and bias), got {', '.join(tensors)}") from error

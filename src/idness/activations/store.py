@@ -1,0 +1,205 @@
+"""Activations on disk: computed once for a network, a data set and a preprocessing, and never trusted unchecked.
+
+A shard holds the activations of up to 1,024 consecutive images. Its file is named after a key, the hash of everything that made
+it, and after the hash of its bytes: it is written once, in one step, and whoever reads it can tell whether it is whole. So an
+interrupted run loses at most one shard, two processes may write at once, and a changed image costs its own shard only. A
+manifest lists the shards of a finished set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from idness.core.errors import IdnessWarning, StoreError
+from idness.core.files import atomic_write
+from idness.core.types import Activations
+
+FORMAT = 1
+SHARD = 1024
+"""How many images a shard covers: 12 MB for a ResNet-50."""
+STALE = 24 * 3600
+"""After how many seconds a temporary file was surely left by a process that died."""
+
+
+@dataclass
+class Shard:
+    """Holds the activations of consecutive images, their places and hashes, and why some are missing."""
+
+    acts: Activations
+    index: Tensor
+    digests: Tensor
+    skipped: list[tuple[int, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ShardRef:
+    """Names a shard on disk."""
+
+    key: str
+    sha256: str
+
+    @property
+    def path(self) -> Path:
+        """The file below the store's root."""
+        return Path("shards") / self.key[:2] / f"{self.key}-{self.sha256}.safetensors"
+
+
+class FeatureStore:
+    """Keeps activations on disk.
+
+    Args:
+        root: the folder; without it `$IDNESS_CACHE`, or `idness` in the user's cache folder.
+    """
+
+    def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
+        self.root = Path(root) if root is not None else default_root()
+
+    def find(self, key: str) -> ShardRef | None:
+        """Find a whole shard; a damaged one is removed, with a warning."""
+        folder = self.root / "shards" / key[:2]
+        for path in sorted(folder.glob(f"{key}-*.safetensors")):
+            ref = ShardRef(key, path.stem.partition("-")[2])
+            if _hash(path) == ref.sha256:
+                return ref
+            warnings.warn(
+                f"FeatureStore: {path.name} is damaged; it is removed and computed again", IdnessWarning, stacklevel=2
+            )
+            path.unlink(missing_ok=True)
+        return None
+
+    def put(self, key: str, shard: Shard) -> ShardRef:
+        """Write a shard in one step."""
+        tensors = {
+            "features": shard.acts.features,
+            "logits": shard.acts.logits,
+            "index": shard.index,
+            "digests": shard.digests,
+        }
+        if shard.acts.labels is not None:
+            tensors["labels"] = shard.acts.labels
+        # One entry only: safetensors writes several in random order, and the same shard must have the same bytes.
+        about = {"about": json.dumps({"format": FORMAT, "skipped": shard.skipped})}
+        content = save({name: tensor.contiguous() for name, tensor in tensors.items()}, about)
+        ref = ShardRef(key, hashlib.sha256(content).hexdigest())
+        atomic_write(self.root / ref.path, content)
+        return ref
+
+    def finish(self, key: str, refs: Sequence[ShardRef], about: dict[str, Any]) -> None:
+        """Write the manifest of a set whose shards are all there."""
+        listed = [{"key": ref.key, "sha256": ref.sha256} for ref in refs]
+        manifest = {"format": FORMAT, "key": key, "about": about, "shards": listed}
+        atomic_write(self._manifest(key), json.dumps(manifest, indent=1) + "\n")
+        self._sweep({(self.root / ref.path).parent for ref in refs})
+
+    def __contains__(self, key: str) -> bool:
+        return self._manifest(key).is_file()
+
+    def refs(self, key: str) -> list[ShardRef]:
+        """List the shards of a finished set."""
+        path = self._manifest(key)
+        try:
+            manifest = json.loads(path.read_bytes())
+            newer = manifest["format"] > FORMAT
+            found = [ShardRef(entry["key"], entry["sha256"]) for entry in manifest["shards"]]
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"FeatureStore: has no finished set {key[:12]}; run the benchmark to compute it"
+            ) from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"FeatureStore: {path.name} is damaged ({error}); delete it and run again") from error
+        if newer:
+            raise StoreError(
+                f"FeatureStore: {path.name} is of a newer format than {FORMAT}; update idness or choose another folder"
+            )
+        return found
+
+    def shards(self, key: str) -> Iterator[Shard]:
+        """Read the shards of a finished set in order, one in memory at a time, each checked."""
+        for ref in self.refs(key):
+            yield self.read(ref)
+
+    def read(self, ref: ShardRef) -> Shard:
+        """Read one shard and check it."""
+        path = self.root / ref.path
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise StoreError(
+                f"FeatureStore: cannot read {path.name} ({error.strerror}); run again to compute it"
+            ) from error
+        if hashlib.sha256(content).hexdigest() != ref.sha256:
+            raise StoreError(f"FeatureStore: {path.name} is damaged: its sha256 differs; run again to compute it anew")
+        try:
+            tensors = load(content)
+            size = int.from_bytes(content[:8], "little")
+            skipped = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["about"])["skipped"]
+            acts = Activations(tensors["features"], tensors["logits"], tensors.get("labels"))
+            return Shard(
+                acts, tensors["index"], tensors["digests"], [(int(place), str(reason)) for place, reason in skipped]
+            )
+        except (SafetensorError, KeyError, ValueError, TypeError) as error:
+            raise StoreError(
+                f"FeatureStore: {path.name} is of another version ({error}); choose another folder"
+            ) from error
+
+    def stream(self, key: str) -> Iterator[Activations]:
+        """Read the activations of a finished set shard by shard."""
+        return (shard.acts for shard in self.shards(key) if len(shard.acts))
+
+    def load(self, key: str) -> Activations:
+        """Read all activations of a finished set into memory."""
+        return Activations.concat(self.stream(key))
+
+    def _manifest(self, key: str) -> Path:
+        return self.root / "sets" / f"{key}.json"
+
+    def _sweep(self, folders: Iterable[Path]) -> None:
+        """Remove what processes that were killed while writing left behind."""
+        for part in (part for folder in folders for part in folder.glob(".*.part")):
+            try:
+                if time.time() - part.stat().st_mtime > STALE:
+                    part.unlink()
+            except OSError:
+                continue  # another process was faster
+
+
+def default_root() -> Path:
+    """Give the folder that is used when none is named."""
+    named = os.environ.get("IDNESS_CACHE")
+    if named:
+        return Path(named).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "idness"
+
+
+def key_of(*parts: str) -> str:
+    """Hash the texts that together identify something."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def empty_shard(skipped: list[tuple[int, str]], width: int, classes: int, labelled: bool, digest: int) -> Shard:
+    """Make the shard of a range in which no image could be read."""
+    labels = torch.zeros(0, dtype=torch.long) if labelled else None
+    acts = Activations(torch.zeros(0, width), torch.zeros(0, classes), labels)
+    return Shard(acts, torch.zeros(0, dtype=torch.long), torch.zeros(0, digest, dtype=torch.uint8), skipped)
+
+
+def _hash(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""

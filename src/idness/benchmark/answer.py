@@ -1,0 +1,267 @@
+"""Answers which method to use on a network, and how sure that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from idness.benchmark.results import Report
+from idness.core.errors import InputError
+from idness.core.wording import listed, percent, points, shown
+from idness.intervals import Difference
+from idness.paired import Ranks, mean_auroc_difference, ranks
+
+LEVEL = 0.95
+USELESS = 0.6
+"""A mean AUROC below which no method is worth recommending: a coin has 0.5."""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Is another row, with the best row's lead over it.
+
+    Args:
+        row: its name.
+        lead: the best row's mean AUROC minus its own; the interval allows for the number of rows compared.
+        tied: whether the interval holds zero, so that the two cannot be told apart.
+    """
+
+    row: str
+    lead: Difference
+    tied: bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Is the answer in one sentence, with what it rests on.
+
+    Args:
+        kind: whether one row leads clearly, several cannot be told apart, there is only one, or none is of use.
+        use: the row to use.
+        best: the row with the highest mean AUROC; another than `use` only in a tie.
+        auroc: each row's mean AUROC.
+        rivals: all other rows, the nearest first.
+        sentence: the answer.
+        evidence: further sentences: how sure it is, what speaks against it.
+    """
+
+    kind: Literal["clear", "tie", "only", "useless"]
+    use: str
+    best: str
+    auroc: dict[str, float]
+    rivals: tuple[Rival, ...]
+    sentence: str
+    evidence: tuple[str, ...]
+
+    @property
+    def ties(self) -> tuple[str, ...]:
+        """The rows that cannot be told apart from the best."""
+        return tuple(rival.row for rival in self.rivals if rival.tied)
+
+
+def ood_weights(report: Report) -> dict[str, float]:
+    """Give each OOD test set its weight: the groups count alike, and so do the sets within a group."""
+    groups = {name: sets for name, sets in report.benchmark.groups.items() if sets}
+    weights: dict[str, float] = {}
+    for sets in groups.values():
+        for name in sets:
+            weights[name] = weights.get(name, 0.0) + 1 / (len(groups) * len(sets))
+    return weights
+
+
+def row_ranks(report: Report, row: str, weights: dict[str, float] | None = None) -> Ranks:
+    """Rank one row's images over some OOD sets; over all test sets where none are named."""
+    chosen = ood_weights(report) if weights is None else weights
+    oods = [report.scores.of(row, name) for name in chosen]
+    return ranks(report.scores.of(row, "id_test"), oods, list(chosen.values()))
+
+
+def joint_level(rows: int, level: float = LEVEL) -> float:
+    """Give the level of each comparison with the best so that all of them hold together (Bonferroni)."""
+    return 1 - (1 - level) / max(rows - 1, 1)
+
+
+def rivals_of_best(found: dict[str, Ranks], level: float = LEVEL) -> tuple[str, tuple[Rival, ...]]:
+    """Find the row with the highest mean AUROC, and its lead over each of the others."""
+    best = max(found, key=lambda row: found[row].auroc)
+    each = joint_level(len(found), level)
+    leads = {row: mean_auroc_difference(found[best], found[row], each) for row in found if row != best}
+    listed_rivals = [Rival(row, lead, lead.low <= 0) for row, lead in leads.items()]
+    return best, tuple(sorted(listed_rivals, key=lambda rival: rival.lead.value))
+
+
+def answer(report: Report) -> Answer:
+    """Say which method to use, and how sure that is, from the test results of the rows.
+
+    Options were chosen on validation data before; nothing is chosen here but the row to name.
+    """
+    if not report.methods:
+        raise InputError("answer: needs at least one method that ran, got none")
+    found = {row: row_ranks(report, row) for row in report.methods}
+    best, rivals = rivals_of_best(found)
+    auroc = {row: item.auroc for row, item in found.items()}
+    ties = [rival.row for rival in rivals if rival.tied]
+    use = _simplest(report, [best, *ties])
+    kind: Literal["clear", "tie", "only", "useless"]
+    kind = "only" if not rivals else "useless" if auroc[best] < USELESS else "tie" if ties else "clear"
+    sentence = {"only": _only, "useless": _useless, "tie": _tie, "clear": _clear}[kind](
+        report, use, best, auroc, rivals
+    )
+    evidence = (
+        _criterion(report),
+        *_set_by_set(report, best, rivals),
+        *_by_group(report),
+        *_on_validation(report, best),
+        *_gain(auroc, use),
+    )
+    return Answer(kind, use, best, auroc, rivals, sentence, evidence)
+
+
+def _simplest(report: Report, rows: list[str]) -> str:
+    """Choose among rows that cannot be told apart: one without training images, if possible also without options to choose."""
+    from idness.detectors.registry import available
+
+    known = available()
+    plain = [row for row in rows if not getattr(known.get(report.methods[row].method), "needs_train", True)]
+    fixed = [row for row in plain if len(report.methods[row].tried) < 2]
+    return [*fixed, *plain, *rows][0]
+
+
+def _simplicity(report: Report, use: str) -> str:
+    if len(report.methods[use].tried) < 2:
+        return ", and it needs neither training images nor options"
+    return ", and it needs no training images"
+
+
+def _named(report: Report, row: str) -> str:
+    options = setting(report, row)
+    return f"{shown(row)} ({shown(options, 80)})" if options else shown(row)
+
+
+def _only(report: Report, use: str, best: str, auroc: dict[str, float], rivals: tuple[Rival, ...]) -> str:
+    return (
+        f"Only {_named(report, best)} was measured: its mean AUROC is {percent(auroc[best], 1)} %,"
+        " and nothing says whether another method would do better."
+    )
+
+
+def _useless(report: Report, use: str, best: str, auroc: dict[str, float], rivals: tuple[Rival, ...]) -> str:
+    return (
+        f"No method is of use on this network: the best, {_named(report, best)}, has a mean AUROC of"
+        f" {percent(auroc[best], 1)} %, where a coin has 50 %."
+    )
+
+
+def _tie(report: Report, use: str, best: str, auroc: dict[str, float], rivals: tuple[Rival, ...]) -> str:
+    names = [best, *(rival.row for rival in rivals if rival.tied)]
+    others = [shown(name) for name in names if name != use]
+    some = others if len(others) <= 4 else [*others[:3], f"{len(others) - 3} more"]
+    why = "" if use == best else _simplicity(report, use)
+    return (
+        f"Use {_named(report, use)}, mean AUROC {percent(auroc[use], 1)} %: on this data it cannot be told apart"
+        f" from {listed(some)}{why}."
+    )
+
+
+def _clear(report: Report, use: str, best: str, auroc: dict[str, float], rivals: tuple[Rival, ...]) -> str:
+    near = rivals[0]
+    return (
+        f"Use {_named(report, best)}, mean AUROC {percent(auroc[best], 1)} %: it is ahead of every other method, the nearest"
+        f" being {shown(near.row)}, {percent(near.lead.value)} points behind"
+        f" ({percent(near.lead.low)} to {percent(near.lead.high)} with 95 % confidence)."
+    )
+
+
+def _criterion(report: Report) -> str:
+    groups = [shown(name) for name, sets in report.benchmark.groups.items() if sets]
+    over = f"the mean of the {listed(groups)} means" if len(groups) > 1 else f"the mean over the {groups[0]} sets"
+    others = len(report.methods) - 1
+    return (
+        f"Rows are ranked by mean AUROC, {over}, on test data. Two rows count as level when the 95 % interval of"
+        f" their paired difference (DeLong, allowing for {others} comparisons) holds zero."
+    )
+
+
+def _set_by_set(report: Report, best: str, rivals: tuple[Rival, ...]) -> list[str]:
+    if not rivals:
+        return []
+    second = rivals[0].row
+    better: list[str] = []
+    worse: list[str] = []
+    undecided: list[str] = []
+    for name in ood_weights(report):
+        one, other = (row_ranks(report, row, {name: 1.0}) for row in (best, second))
+        gap = mean_auroc_difference(one, other)
+        (better if gap.low > 0 else worse if gap.high < 0 else undecided).append(shown(name))
+    parts = [
+        f"{word} on {len(names)} ({listed(names)})"
+        for word, names in (("better", better), ("worse", worse), ("undecided", undecided))
+        if names
+    ]
+    return [
+        f"Set by set against {shown(second)}, the runner-up, {shown(best)} is {', '.join(parts)}"
+        " (paired DeLong test, 95 %)."
+    ]
+
+
+def _by_group(report: Report) -> list[str]:
+    """Say so when near and far sets have different leaders."""
+    leaders = {}
+    for group, sets in report.benchmark.groups.items():
+        if sets:
+            found = {row: row_ranks(report, row, dict.fromkeys(sets, 1.0)) for row in report.methods}
+            best, rivals = rivals_of_best(found)
+            leaders[group] = (best, found[best].auroc, sum(rival.tied for rival in rivals))
+    if len({best for best, _, _ in leaders.values()}) < 2:
+        return []
+    parts = [
+        f"{shown(best)} leads on {shown(group)} OOD ({percent(auroc, 1)} %"
+        + (f", level with {ties} other{'s' if ties > 1 else ''})" if ties else ")")
+        for group, (best, auroc, ties) in leaders.items()
+    ]
+    return [f"{'; '.join(parts)}: if one kind matters more to you, choose by it."]
+
+
+def _on_validation(report: Report, best: str) -> list[str]:
+    known = {row: found.validation_auroc for row, found in report.methods.items() if found.validation_auroc is not None}
+    if not known:
+        return [
+            "There was no OOD validation set, so every method ran with its default options;"
+            " a search on validation data may change the order."
+        ]
+    first = max(known, key=lambda row: known[row])
+    same = (
+        f"Validation data alone would have picked {shown(first)} as well"
+        if first == best
+        else (f"Validation data alone would have picked {shown(first)}")
+    )
+    return [
+        f"Options were chosen on validation data only. {same} ({percent(known[first], 1)} % there);"
+        " naming a winner by test results flatters it a little."
+    ]
+
+
+def _gain(auroc: dict[str, float], use: str) -> list[str]:
+    if "msp" not in auroc or use == "msp":
+        return []
+    return [
+        f"Against msp, the plain softmax confidence that costs nothing, {shown(use)} gains"
+        f" {points(auroc[use] - auroc['msp'])} points."
+    ]
+
+
+def setting(report: Report, row: str) -> str:
+    """Write the options that were searched for a row, in words; all of them where they were given or none was searched."""
+    item = report.methods[row]
+    searching = any(other.tried for other in report.methods.values())
+    if item.chosen_by == "given" or not searching:
+        return item.label.partition("(")[2].removesuffix(")")
+    if len(item.tried) < 2:
+        return ""
+    searched = {key: item.options[key] for key in item.tried[0].options if key in item.options}
+    # A text says by itself what it is: react(percentile=85)+dice(percentile=10).
+    return ", ".join(value if isinstance(value, str) else f"{key} {_short(value)}" for key, value in searched.items())
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

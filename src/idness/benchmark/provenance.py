@@ -1,0 +1,109 @@
+"""What a result rests on: versions and machine, images that are in two sets, and small copies of those shown."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, features
+
+from idness.benchmark.results import Wrong
+from idness.core.errors import DataError
+from idness.data import ActivationsSet, ImageSet
+from idness.metrics import Array
+
+THUMB = 64
+"""The longest side of a thumbnail."""
+
+
+def provenance(command: str, seed: int) -> dict[str, Any]:
+    """Record versions, machine, time, seed and command."""
+    versions = {name: _version(name) for name in ("idness", "torch", "torchvision", "timm", "numpy", "pillow")}
+    versions |= {"python": platform.python_version(), "libjpeg": features.version("jpg") or ""}
+    return {
+        "command": command,
+        "seed": seed,
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "versions": {name: version for name, version in versions.items() if version},
+        "machine": {"cpu": platform.machine(), "cores": os.cpu_count() or 0, "threads": torch.get_num_threads()},
+    }
+
+
+def peak_memory() -> int:
+    """Give the most memory this process ever held, in bytes; 0 where the system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    # Linux counts in kilobytes, macOS in bytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def without_folder(text: str) -> str:
+    """Take the folders off an absolute path, so that a report says nothing of its writer's machine."""
+    head, colon, tail = text.rpartition(":")
+    if colon and Path(head).is_absolute():
+        return f"{Path(head).name}:{tail}"
+    return Path(text).name if Path(text).is_absolute() else text
+
+
+def duplicates(sets: Mapping[str, tuple[str, Array]]) -> list[dict[str, Any]]:
+    """Find images, by the hash of their pixels, that are both known and unknown, or both chosen on and tested on.
+
+    Args:
+        sets: role and hashes (N, 16) of every set by name.
+    """
+    hashes = {name: {bytes(row) for row in digests} for name, (_, digests) in sets.items()}
+    found = []
+    for first, second in combinations(hashes, 2):
+        roles = sets[first][0], sets[second][0]
+        if _must_differ(*roles):
+            common = len(hashes[first] & hashes[second])
+            if common:
+                found.append({"sets": [first, second], "images": common})
+    return found
+
+
+def thumbnails(
+    wrong: Mapping[str, Mapping[str, Sequence[Wrong]]], sets: Mapping[str, ImageSet | ActivationsSet]
+) -> dict[str, NDArray[np.uint8]]:
+    """Make small copies of the images that detectors get most wrong, by `set/index`."""
+    wanted = sorted(
+        {(entry.set, entry.index) for parts in wrong.values() for listed in parts.values() for entry in listed}
+    )
+    found: dict[str, NDArray[np.uint8]] = {}
+    for name, index in wanted:
+        images = sets[name]
+        if not isinstance(images, ImageSet):
+            continue
+        try:
+            picture = images.picture(index)
+        except DataError:
+            continue  # gone since it was scored; the report does without
+        image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
+        image.thumbnail((THUMB, THUMB))
+        found[f"{name}/{index}"] = np.array(image)
+    return found
+
+
+def _must_differ(first: str, second: str) -> bool:
+    known = first.startswith("id_"), second.startswith("id_")
+    tested = {"id_test", "near", "far"}
+    return known[0] != known[1] or ((first in tested) != (second in tested))
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

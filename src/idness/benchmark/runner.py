@@ -1,0 +1,291 @@
+"""Runs a benchmark: one pass of the network over every image, then every method at every option from what is kept."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from idness.activations.extract import Network, extract
+from idness.activations.source import Stream, given, stored
+from idness.activations.store import FeatureStore
+from idness.benchmark.evaluate import Scorer, SetScores, evaluate, make_sweep, sweep_curves, wrong_images
+from idness.benchmark.prepare import Prepared, prepare
+from idness.benchmark.protocol import GROUPS, Benchmark, OpenSet
+from idness.benchmark.provenance import duplicates, peak_memory, provenance, thumbnails
+from idness.benchmark.results import BenchmarkInfo, MethodResult, Metrics, Report, SetInfo, Skipped, Trial
+from idness.benchmark.settings import Settings
+from idness.core.errors import DataError, IdnessWarning
+from idness.core.progress import Listener
+from idness.core.types import Activations, Head
+from idness.data import ImageSet
+from idness.selection.search import Choice, Row, choose, wanted_rows
+
+__all__ = ["Benchmark", "Settings", "run"]
+
+
+def run(
+    benchmark: Benchmark | str | Path,
+    model: str | nn.Module | None = None,
+    settings: Settings | None = None,
+    listener: Listener | None = None,
+) -> Report:
+    """Run a benchmark and report what every method reaches.
+
+    Args:
+        benchmark: one that ships with idness by name, a TOML file, or an object.
+        model: the network, or how to load it; not needed where all sets are activations, nor for the embedded benchmark.
+        settings: how to run it.
+        listener: hears of progress.
+    """
+    bench = benchmark if isinstance(benchmark, Benchmark) else Benchmark.load(benchmark)
+    job = _Job(bench, settings or Settings(), listener or Listener())
+    with _heard_warnings(job.warn):
+        return job.run(model)
+
+
+@dataclass
+class _Scored:
+    """Holds the scores of every set, and which of them belong to which group."""
+
+    every: dict[str, SetScores]
+    groups: dict[str, dict[str, SetScores]]
+
+    @property
+    def known(self) -> SetScores:
+        return self.every["id_test"]
+
+
+class _Job:
+    """Is one run of a benchmark."""
+
+    def __init__(self, bench: Benchmark, settings: Settings, listener: Listener) -> None:
+        self.bench, self.settings, self.listener = bench, settings, listener
+        self.warnings: list[str] = []
+        self.store = FeatureStore(settings.cache)
+        self.time = dict.fromkeys(("extract", "fit", "search", "score", "total", "images", "cached"), 0.0)
+
+    def run(self, model: str | nn.Module | None) -> Report:
+        start = time.perf_counter()
+        wanted = wanted_rows(self.settings.methods)  # a misspelt name is told before anything runs
+        sets = self.bench.open(self.settings.data, partial=self.settings.partial)
+        prepared = prepare(self.bench, sets, model, self.settings, self.listener)
+        streams = self._streams(sets, prepared.network)
+        held = {stream.name: stream.load() for stream in streams if stream.role in ("id_train", "id_val", "ood_val")}
+        choices, failed = self._choices(wanted, prepared.head, held)
+        scored = self._scored(choices, prepared.head, streams, held)
+        report = self._report(prepared, sets, choices, failed, scored)
+        self.time["total"] = time.perf_counter() - start
+        report.time, report.warnings, report.peak_memory = self.time, self.warnings, peak_memory()
+        return report
+
+    def warn(self, text: str) -> None:
+        # The same remark about other images of the same set is no news.
+        if text.partition(", got")[0] not in [known.partition(", got")[0] for known in self.warnings]:
+            self.warnings.append(text)
+            self.listener.warn(text)
+
+    def _streams(self, sets: Sequence[OpenSet], network: Network | None) -> list[Stream]:
+        """Run the network over all that is not in the store yet."""
+        start = time.perf_counter()
+        total = sum(len(entry.data) for entry in sets if isinstance(entry.data, ImageSet))
+        if total:
+            self.listener.phase("network", total)
+        found = []
+        for entry in sets:
+            if not isinstance(entry.data, ImageSet):
+                found.append(given(entry.name, entry.role, entry.data))
+                continue
+            assert network is not None
+            done = extract(
+                network,
+                entry.data,
+                self.store,
+                batch_size=self.settings.batch_size,
+                workers=self.settings.workers,
+                advance=self.listener.advance,
+            )
+            self.time["images"] += done.ran
+            self.time["cached"] += done.cached
+            found.append(stored(entry.name, entry.role, len(entry.data), self.store, done.key))
+        self.time["extract"] = time.perf_counter() - start
+        return found
+
+    def _choices(
+        self, wanted: Mapping[str, Row], head: Head, held: Mapping[str, Activations]
+    ) -> tuple[dict[str, Choice], dict[str, str]]:
+        self.listener.phase("methods", len(wanted))
+        ood_val = {name: held[name] for name in self.bench.ood_val if name in held}
+        choices, failed = choose(
+            wanted, head, held.get("id_train"), held.get("id_val"), ood_val, told=lambda _: self.listener.advance(1)
+        )
+        if not choices:
+            raise DataError(
+                f"benchmark {self.bench.name}: no method could be used; the first: {next(iter(failed.values()))}"
+            )
+        for step in ("fit", "search"):
+            self.time[step] = sum(choice.seconds[step] for choice in choices.values())
+        return choices, failed
+
+    def _scored(
+        self, choices: Mapping[str, Choice], head: Head, streams: Sequence[Stream], held: dict[str, Activations]
+    ) -> _Scored:
+        """Score every set but the training images; those only have their hashes read."""
+        start = time.perf_counter()
+        sweep = make_sweep(choices, head, held.get("id_train"), held.get("id_val"))
+        held.clear()  # what the methods need of it they have kept
+        scorer, reader = Scorer(choices, sweep), Scorer({})
+        self.listener.phase("scores", len(streams))
+        every: dict[str, SetScores] = {}
+        for stream in streams:
+            tested = stream.role in ("id_test", *GROUPS)
+            user = reader if stream.role == "id_train" else scorer
+            found = user.score(stream.shards(), stream.count, shaped=stream.role == "id_test", sweep=tested)
+            if not len(found.index):
+                raise DataError(f"{stream.name}: none of its images can be used; the first: {found.skipped[0][1]}")
+            found.given_digest = stream.digest
+            every[stream.name] = found
+            self.listener.advance(1)
+        for row, seconds in scorer.seconds.items():
+            choices[row].seconds["score"] = seconds
+        self.time["score"] = time.perf_counter() - start
+        groups = {
+            role: {stream.name: every[stream.name] for stream in streams if stream.role == role} for role in GROUPS
+        }
+        return _Scored(every, {role: found for role, found in groups.items() if found})
+
+    def _report(
+        self,
+        prepared: Prepared,
+        sets: Sequence[OpenSet],
+        choices: Mapping[str, Choice],
+        failed: dict[str, str],
+        scored: _Scored,
+    ) -> Report:
+        start = time.perf_counter()
+        opened = {entry.name: entry for entry in sets}
+        metrics = evaluate(scored.known, scored.groups, self.settings.recall, self.settings.seed)
+        methods = {
+            row: _method_result(choice, scored.known.shaped_accuracy(row), *metrics[row])
+            for row, choice in choices.items()
+        }
+        wrong = wrong_images(scored.known, scored.groups)
+        for entry in (entry for parts in wrong.values() for listed in parts.values() for entry in listed):
+            entry.item = _item(opened[entry.set], entry.index)
+        groups = {role: list(found) for role, found in scored.groups.items()}
+        network = prepared.network
+        report = Report(
+            benchmark=BenchmarkInfo(
+                name=self.bench.name, title=self.bench.title, classes=_classes(self.bench, opened), groups=groups
+            ),
+            model=prepared.info,
+            preprocessing={} if network is None else network.preprocessing.to_dict(),
+            precision={
+                "asked": prepared.precision.asked,
+                "used": prepared.precision.used,
+                "why": prepared.precision.why,
+            },
+            sets={name: _set_info(opened[name], found) for name, found in scored.every.items()},
+            id_accuracy=scored.known.accuracy,
+            methods=methods,
+            recall=self.settings.recall,
+            failed=failed,
+            sweep=sweep_curves(scored.known, scored.groups, methods["ebo"].groups if "ebo" in methods else None),
+            wrong=wrong,
+            duplicates=duplicates(
+                {
+                    name: (opened[name].role, found.digests)
+                    for name, found in scored.every.items()
+                    if not found.given_digest
+                }
+            ),
+            provenance=provenance(self.settings.command, self.settings.seed),
+        )
+        report.attach(_arrays(scored.every), thumbnails(wrong, {name: entry.data for name, entry in opened.items()}))
+        self._tell(report)
+        self.time["score"] += time.perf_counter() - start
+        return report
+
+    def _tell(self, report: Report) -> None:
+        for found in report.duplicates:
+            first, second = found["sets"]
+            self.warn(f"{found['images']} images are in both {first} and {second}")
+        for name, info in report.sets.items():
+            if info.skipped:
+                self.warn(
+                    f"{name}: {len(info.skipped)} images were skipped; the first, {info.skipped[0].item}: {info.skipped[0].reason}"
+                )
+
+
+def _method_result(
+    choice: Choice, shaped: float | None, by_set: dict[str, Metrics], by_group: dict[str, Metrics]
+) -> MethodResult:
+    detector = choice.detector
+    return MethodResult(
+        method=detector.name,
+        label=detector.label(),
+        about=(type(detector).__doc__ or "").strip().splitlines()[0],
+        options=detector.options(),
+        chosen_by=choice.chosen_by,
+        validation_auroc=choice.auroc,
+        tried=[Trial(options=options, auroc=value) for options, value in choice.tried],
+        dropped=choice.dropped,
+        id_accuracy_shaped=shaped,
+        seconds=choice.seconds,
+        sets=by_set,
+        groups=by_group,
+    )
+
+
+def _set_info(entry: OpenSet, found: SetScores) -> SetInfo:
+    skipped = [Skipped(item=_item(entry, place), reason=reason) for place, reason in found.skipped]
+    return SetInfo(
+        role=entry.role, images=len(found.index), source=entry.data.source, sha256=found.sha256, skipped=skipped
+    )
+
+
+def _item(entry: OpenSet, index: int) -> str:
+    return entry.data.item(index) if isinstance(entry.data, ImageSet) else str(index)
+
+
+def _classes(bench: Benchmark, opened: Mapping[str, OpenSet]) -> list[str]:
+    data = opened["id_test"].data
+    return list(bench.class_names or (data.classes if isinstance(data, ImageSet) else ()))
+
+
+def _arrays(every: Mapping[str, SetScores]) -> dict[str, NDArray[Any]]:
+    """Name the arrays of the scores file."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, found in every.items():
+        if name == "id_train":
+            continue
+        arrays |= {f"scores/{row}/{name}": scores for row, scores in found.scores.items()}
+        arrays |= {f"index/{name}": found.index, f"predicted/{name}": found.predicted}
+        if found.labels is not None:
+            arrays[f"labels/{name}"] = found.labels
+    return {name: np.asarray(array) for name, array in arrays.items()}
+
+
+@contextmanager
+def _heard_warnings(warn: Callable[[str], None]) -> Iterator[None]:
+    """Hand our own warnings to a function as they come, and let others' pass."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", IdnessWarning)
+        show = warnings.showwarning
+
+        def hear(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, IdnessWarning):
+                warn(str(message))
+            else:
+                show(message, category, *where, **more)
+
+        warnings.showwarning = hear
+        yield

@@ -1,0 +1,48 @@
+"""How a benchmark is run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from idness.core.checks import check_count, check_fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Says how a benchmark is run; what is run is the benchmark's and the network's.
+
+    Args:
+        data: the folder at which relative paths begin.
+        weights: a file with the network's weights.
+        layer: the name of the final linear layer, where it should not be searched.
+        methods: the rows to compare, as in `scale` or `scale(percentile=95)`; all if empty.
+        precision: fp32, bf16 or auto.
+        batch_size: how many images the network sees at once.
+        workers: how many threads decode images; as many as cores if not given.
+        cache: the folder of the feature store.
+        device: where the network runs; auto takes a GPU where there is one.
+        recall: at which false-positive rates are taken.
+        seed: of the error bars' bootstrap.
+        partial: whether sets that are not there are left out.
+        command: the command line, for the record.
+    """
+
+    data: str | Path | None = None
+    weights: str | Path | None = None
+    layer: str | None = None
+    methods: Sequence[str] = ()
+    precision: str = "fp32"
+    batch_size: int = 128
+    workers: int | None = None
+    cache: str | Path | None = None
+    device: str = "auto"
+    recall: float = 0.95
+    seed: int = 0
+    partial: bool = False
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        check_count(self, "batch_size")
+        check_fraction(self, "recall", self.recall)

@@ -1,0 +1,1 @@
+"""What everything rests on: types, errors, checks of arguments, files, progress and wording."""

@@ -1,0 +1,55 @@
+"""Writes files so that a reader sees the old content or the new one, never a part."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from idness.core.errors import StoreError
+
+
+@contextmanager
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a temporary path beside `path` and move it there when the block ends well.
+
+    After a failure the temporary file is removed and `path` is as it was.
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+        os.close(handle)
+    except OSError as error:
+        raise StoreError(_cannot_write(target, error)) from error
+    part = Path(name)
+    try:
+        yield part
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        part.chmod(0o644)  # mkstemp makes files that only their owner can read
+        part.replace(target)
+    except OSError as error:
+        raise StoreError(_cannot_write(target, error)) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> Path:
+    """Write bytes, or text as UTF-8, to a file in one step and return its path."""
+    with atomic_path(path) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+    return Path(path)
+
+
+def sha256(path: str | os.PathLike[str]) -> str:
+    """Hash a file's bytes."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _cannot_write(target: Path, error: OSError) -> str:
+    return f"cannot write {target}: {error.strerror or error}; free space or choose another folder"

@@ -1,0 +1,130 @@
+"""What flows between a network and its detectors: activations, and the head that made logits of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from idness.core.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    ArrayLike = Tensor | NDArray[np.generic]
+
+
+@dataclass(frozen=True, eq=False)
+class Activations:
+    """Holds what a network made of N images: features (N, D), logits (N, C) and, where known, labels (N,).
+
+    Tensors and NumPy arrays are taken; features and logits become float32, whatever the network's precision,
+    since scale factors overflow float16.
+    """
+
+    features: Tensor
+    logits: Tensor
+    labels: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        features, logits = _matrix("features", self.features), _matrix("logits", self.logits)
+        if len(features) != len(logits):
+            raise InputError(
+                f"Activations: features and logits must have one row per image, got {len(features)} and {len(logits)}"
+            )
+        object.__setattr__(self, "features", features)
+        object.__setattr__(self, "logits", logits)
+        if self.labels is not None:
+            object.__setattr__(self, "labels", _labels(self.labels, len(features)))
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, rows: slice | Tensor) -> Activations:
+        """Select rows by slice, index tensor or mask."""
+        labels = None if self.labels is None else self.labels[rows]
+        return Activations(self.features[rows], self.logits[rows], labels)
+
+    def batches(self, size: int) -> Iterator[Activations]:
+        """Yield consecutive parts of at most `size` rows; they share memory with this one."""
+        for start in range(0, len(self), size):
+            yield self[start : start + size]
+
+    @staticmethod
+    def concat(parts: Iterable[Activations]) -> Activations:
+        """Join parts row after row; labels are kept when every part has them."""
+        listed = list(parts)
+        if not listed:
+            raise InputError("Activations.concat: needs at least one part, got none; is the data set empty?")
+        labels = [part.labels for part in listed if part.labels is not None]
+        return Activations(
+            torch.cat([part.features for part in listed]),
+            torch.cat([part.logits for part in listed]),
+            torch.cat(labels) if len(labels) == len(listed) else None,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """Is the final linear layer: weight (C, D) and bias (C,), zero where the layer has none."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        weight = _matrix("weight", self.weight, owner="Head")
+        bias = weight.new_zeros(len(weight)) if self.bias is None else torch.as_tensor(self.bias).detach().float()
+        if bias.shape != weight.shape[:1]:
+            raise InputError(f"Head: bias must have one value per class ({len(weight)}), got shape {tuple(bias.shape)}")
+        for name, value in (("weight", weight), ("bias", bias)):
+            # A sum is the cheapest pass that NaN and Inf survive; traced values have none to look at.
+            if not torch.compiler.is_exporting() and not math.isfinite(value.sum().item()):
+                raise InputError(
+                    f"Head: {name} must be finite, got NaN or Inf; are these the weights of a diverged network?"
+                )
+        object.__setattr__(self, "weight", weight)
+        object.__setattr__(self, "bias", bias)
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Compute the logits of features."""
+        return torch.nn.functional.linear(features, self.weight, self.bias)
+
+    @property
+    def offset(self) -> Tensor:
+        """The bias, as a tensor in any case."""
+        assert self.bias is not None  # __post_init__ filled it
+        return self.bias
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return self.weight.shape[0]
+
+    @property
+    def width(self) -> int:
+        """The number of features."""
+        return self.weight.shape[1]
+
+
+def _matrix(name: str, value: ArrayLike, owner: str = "Activations") -> Tensor:
+    tensor = torch.as_tensor(value).detach()
+    if not tensor.is_floating_point():
+        raise InputError(
+            f"{owner}: {name} must be floating point, got {str(tensor.dtype).removeprefix('torch.')}; convert with .float()"
+        )
+    if tensor.ndim != 2 or tensor.shape[1] == 0:
+        raise InputError(f"{owner}: {name} must be a matrix with one row per image, got shape {tuple(tensor.shape)}")
+    return tensor.float()
+
+
+def _labels(value: ArrayLike, count: int) -> Tensor:
+    labels = torch.as_tensor(value).detach()
+    if labels.is_floating_point() or labels.dtype == torch.bool or labels.shape != (count,):
+        dtype = str(labels.dtype).removeprefix("torch.")
+        raise InputError(f"Activations: labels must be {count} integers, got {dtype} of shape {tuple(labels.shape)}")
+    return labels.long()

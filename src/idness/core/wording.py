@@ -1,0 +1,89 @@
+"""How names and numbers are shown: short, safe in any page or picture, the same everywhere."""
+
+from __future__ import annotations
+
+import re
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]+")
+LONGEST = 40
+
+METRIC_TITLES = {
+    "auroc": "AUROC",
+    "fpr_at_id_recall": "FPR at {recall} ID recall",
+    "fpr_at_ood_recall": "FPR at {recall} OOD recall",
+    "aupr_in": "AUPR, ID positive",
+    "aupr_out": "AUPR, OOD positive",
+}
+METRIC_MEANINGS = {
+    "auroc": "chance that an ID image scores above an OOD image; higher is better",
+    "fpr_at_id_recall": "share of OOD images accepted when {recall} of the ID images are; lower is better",
+    "fpr_at_ood_recall": "share of ID images rejected when {recall} of the OOD images are; lower is better",
+    "aupr_in": "area under the precision-recall curve, ID positive; higher is better",
+    "aupr_out": "area under the precision-recall curve, OOD positive; higher is better",
+}
+LOWER_IS_BETTER = ("fpr_at_id_recall", "fpr_at_ood_recall")
+
+
+def shown(name: object, longest: int = LONGEST) -> str:
+    """Give a name without control and direction characters, cut to a length that a table can hold."""
+    text = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(name))
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def drawn(name: object, longest: int = 24) -> str:
+    """Give a name for a picture, where a dollar would start a formula."""
+    return shown(name, longest).replace("\\", "\N{FULLWIDTH REVERSE SOLIDUS}").replace("$", r"\$")
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    """Write a share as a percentage without its sign; a dash where it is not known."""
+    return "–" if value is None else f"{100 * value:.{digits}f}"
+
+
+def points(value: float, digits: int = 2) -> str:
+    """Write a difference in percentage points, always with its sign."""
+    text = f"{100 * value:+.{digits}f}"
+    # No negative zero: -0.00 reads as if it were less than nothing.
+    return (text if float(text) != 0 else f"±{abs(float(text)):.{digits}f}").replace("-", "−")
+
+
+def metric_title(metric: str, recall: float) -> str:
+    """Name a metric as a heading does."""
+    return METRIC_TITLES[metric].format(recall=f"{100 * recall:g} %")
+
+
+def metric_meaning(metric: str, recall: float) -> str:
+    """Say what a metric counts and which way is up."""
+    return METRIC_MEANINGS[metric].format(recall=f"{100 * recall:g} %")
+
+
+def duration(seconds: float) -> str:
+    """Write a time as a person would say it."""
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def size(count: float) -> str:
+    """Write bytes in the unit that suits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def sentence(text: str) -> str:
+    """Begin with a capital and leave the rest as it is: ID stays ID."""
+    return text[:1].upper() + text[1:]
+
+
+def listed(names: list[str]) -> str:
+    """Join names as a sentence does."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"

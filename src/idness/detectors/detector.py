@@ -1,0 +1,283 @@
+"""Detectors learn from in-distribution activations, then give each image a score: higher is more in-distribution."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, ClassVar, Self, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from idness.core.checks import check_acts, check_choice, check_labels, check_match, warn_signed
+from idness.core.errors import InputError, NotFittedError, StoreError
+from idness.core.types import Activations, Head
+from idness.detectors.readouts import READOUTS
+
+D = TypeVar("D", bound="Detector")
+LARGEST = torch.finfo(torch.float32).max
+
+
+class Detector(ABC):
+    """Scores how surely images belong to what a network was trained on.
+
+    A method is a dataclass whose fields are its options. It writes `rate` and, if it learns anything, `learn`;
+    what it learns are tensors in attributes that end in an underscore.
+    """
+
+    needs_train: ClassVar[bool] = False
+    """Whether `fit` needs activations of training images."""
+    needs_labels: ClassVar[bool] = False
+    """Whether those activations need labels."""
+    needs_val: ClassVar[bool] = False
+    """Whether `fit` prefers validation images to training images; it takes the latter where the former are missing."""
+    uses_head: ClassVar[bool] = False
+    """Whether scores depend on the head, so that a foreign head must be refused."""
+    assumes_nonnegative: ClassVar[bool] = False
+    """Whether features below zero make the scores meaningless."""
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    """The values of each option that a search tries."""
+    rows: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """The variants that a comparison lists apart, with the options that make them; none means one row, the method itself."""
+
+    head_: Head
+
+    @final
+    def fit(self, head: Head, train: Activations | None = None, *, val: Activations | None = None) -> Self:
+        """Learn from in-distribution activations.
+
+        Args:
+            head: the network's final linear layer.
+            train: activations of training images, with labels for methods that need them.
+            val: activations of validation images; methods with a threshold or temperature prefer them.
+        """
+        fit_many([self], head, train, val=val)
+        return self
+
+    @final
+    def score(self, acts: Activations) -> Tensor:
+        """Give each image its ID-ness: one finite number, higher is more in-distribution."""
+        return score_many([self], acts)[0]
+
+    @property
+    @final
+    def name(self) -> str:
+        """The name on the command line and in files."""
+        return type(self).__name__.lower()
+
+    @property
+    @final
+    def fitted(self) -> bool:
+        """Whether `fit` has run."""
+        return "head_" in self.__dict__
+
+    def options(self) -> dict[str, Any]:
+        """Give the whole configuration as plain values."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    @final
+    def config(self) -> dict[str, Any]:
+        """Give name and options, from which `idness.build` makes the same detector."""
+        return {"method": self.name, "options": self.options()}
+
+    @final
+    def label(self) -> str:
+        """Write name and options as the command line takes them: `scale(percentile=85)`."""
+        # The readout is named only where it is not the usual one.
+        shown = {key: value for key, value in self.options().items() if (key, value) != ("readout", "energy")}
+        options = ", ".join(f"{key}={_short(value)}" for key, value in shown.items())
+        return f"{self.name}({options})" if options else self.name
+
+    @final
+    def variants(self, grid: Mapping[str, Sequence[Any]] | None = None) -> list[Self]:
+        """Make an unfitted copy for every combination in the search grid; options outside the grid stay as they are."""
+        chosen = self.grid if grid is None else grid
+        names = list(chosen)
+        copy: Any = self
+        return [
+            dataclasses.replace(copy, **dict(zip(names, values, strict=True))) for values in product(*chosen.values())
+        ]
+
+    @final
+    def state(self) -> dict[str, Tensor]:
+        """Give all that was learned, except the head, as tensors by name."""
+        if not self.fitted:
+            raise _not_fitted(self)
+        own = {key: torch.as_tensor(value) for key, value in vars(self).items() if key.endswith("_") and key != "head_"}
+        for prefix, part in self.parts():
+            own |= {f"{prefix}.{key}": value for key, value in part.state().items()}
+        return own
+
+    @final
+    def load_state(self, head: Head, state: Mapping[str, Tensor]) -> Self:
+        """Take what `state` gave, with the head of the same network."""
+        self._forget()
+        remaining = dict(state)
+        for prefix, part in self.parts():
+            nested = {
+                key.removeprefix(f"{prefix}."): remaining.pop(key)
+                for key in list(remaining)
+                if key.startswith(f"{prefix}.")
+            }
+            part.load_state(head, nested)
+        for key, value in remaining.items():
+            if not key.endswith("_"):
+                raise StoreError(
+                    f"{type(self).__name__}: learned values must end in an underscore, got {key!r}; is the file damaged?"
+                )
+            setattr(self, key, value)
+        self.head_ = head
+        return self
+
+    @final
+    def to(self, device: torch.device | str) -> Self:
+        """Move all that was learned to a device."""
+        for key, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, key, value.to(device))
+        if self.fitted:
+            self.head_ = Head(self.head_.weight.to(device), self.head_.offset.to(device))
+        for _, part in self.parts():
+            part.to(device)
+        return self
+
+    def parts(self) -> Iterator[tuple[str, Detector]]:
+        """Yield the detectors inside this one, by name; none unless a method says so."""
+        return iter(())
+
+    # The hooks that a method writes.
+
+    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
+        """Set the attributes that end in an underscore."""
+
+    @abstractmethod
+    def rate(self, acts: Activations) -> Tensor:
+        """Compute the scores (N,) with torch operations that can be exported."""
+
+    @classmethod
+    def learn_many(
+        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
+    ) -> None:
+        """Let several differently set detectors learn; a method overrides this to share work."""
+        for detector in detectors:
+            detector.learn(head, train, val)
+
+    @classmethod
+    def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
+        """Let several differently set detectors score; a method overrides this to share work."""
+        return [detector.rate(acts) for detector in detectors]
+
+    def _forget(self) -> None:
+        for key in [key for key in vars(self) if key.endswith("_")]:
+            delattr(self, key)
+
+    def _repr_html_(self) -> str:
+        """Show the method, what it does and its options in a notebook."""
+        from html import escape
+
+        about = (type(self).__doc__ or "").strip().splitlines()[0]
+        state = "fitted" if self.fitted else "not fitted"
+        return f"<p><code>{escape(self.label())}</code> · {state}<br><small>{escape(about)}</small></p>"
+
+
+@dataclass(kw_only=True)
+class Enhancer(Detector):
+    """Edits the features or the head, then reads a score off the new logits."""
+
+    uses_head = True
+
+    readout: str = "energy"
+
+    def __post_init__(self) -> None:
+        check_choice(self, "readout", READOUTS)
+
+    def shape(self, features: Tensor) -> Tensor:
+        """Edit features (N, D); never in place."""
+        return features
+
+    def edit(self, head: Head) -> Head:
+        """Edit the head."""
+        return head
+
+    def shaped_logits(self, acts: Activations) -> Tensor:
+        """Compute the logits of the edited network."""
+        return self.edit(self.head_)(self.shape(acts.features))
+
+    @final
+    def read(self, logits: Tensor) -> Tensor:
+        """Read the score off logits."""
+        return READOUTS[self.readout](logits)
+
+    def rate(self, acts: Activations) -> Tensor:
+        return self.read(self.shaped_logits(acts))
+
+
+def fit_many(
+    detectors: Sequence[Detector], head: Head, train: Activations | None = None, *, val: Activations | None = None
+) -> None:
+    """Fit several detectors at once; those of one method share their work."""
+    if not isinstance(head, Head):
+        raise InputError(
+            f"fit: head must be a Head, got {type(head).__name__}; take SplitModel(model).head or Head(weight, bias)"
+        )
+    for what, acts in (("train", train), ("val", val)):
+        if acts is not None and detectors:
+            check_acts(detectors[0], what, acts, head)
+            check_match(detectors[0], what, acts, head)
+    for method, group in _by_type(detectors):
+        learned_from = val if method.needs_val and val is not None else train
+        if method.needs_train and learned_from is None:
+            raise InputError(f"{method.__name__}: fit needs training activations, got none; call fit(head, train)")
+        if method.needs_labels and learned_from is not None:
+            check_labels(group[0], "val" if learned_from is val else "train", learned_from, head.classes)
+        if method.assumes_nonnegative and learned_from is not None:
+            warn_signed(group[0], learned_from)
+        for detector in group:
+            detector._forget()
+        method.learn_many(group, head, train, val)
+        for detector in group:
+            detector.head_ = head
+
+
+def score_many(detectors: Sequence[Detector], acts: Activations) -> list[Tensor]:
+    """Score images with several detectors at once, in their order; those of one method share their work."""
+    for detector in detectors:
+        if not detector.fitted:
+            raise _not_fitted(detector)
+    scores: dict[int, Tensor] = {}
+    for method, group in _by_type(detectors):
+        head = group[0].head_
+        moved = _on(head.weight.device, acts)
+        check_acts(group[0], "activations", moved, head)
+        if method.uses_head:
+            check_match(group[0], "activations", moved, head)
+        if method.assumes_nonnegative:
+            warn_signed(group[0], moved)
+        for detector, raw in zip(group, method.rate_many(group, moved), strict=True):
+            # An image so far out that its score overflows is out: the lowest score, and never NaN.
+            scores[id(detector)] = raw.float().nan_to_num(nan=-LARGEST, posinf=LARGEST, neginf=-LARGEST)
+    return [scores[id(detector)] for detector in detectors]
+
+
+def _by_type(detectors: Sequence[D]) -> Iterator[tuple[type[D], list[D]]]:
+    groups: dict[type[D], list[D]] = {}
+    for detector in detectors:
+        groups.setdefault(type(detector), []).append(detector)
+    return iter(groups.items())
+
+
+def _on(device: torch.device, acts: Activations) -> Activations:
+    if acts.features.device == device:
+        return acts
+    return Activations(acts.features.to(device), acts.logits.to(device), acts.labels)
+
+
+def _not_fitted(detector: Detector) -> NotFittedError:
+    return NotFittedError(f"{type(detector).__name__}: is not fitted; call fit(head, train) first")
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

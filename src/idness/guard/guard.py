@@ -1,0 +1,298 @@
+"""Decides whether an image is one that a network can be trusted with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from idness.core.checks import check_fraction
+from idness.core.errors import InputError, NotFittedError, OptionError
+from idness.core.types import Activations
+from idness.detectors.detector import LARGEST, Detector
+from idness.detectors.registry import parse
+from idness.guard.conformal import Calibration, false_alarm_rate
+from idness.guard.verdict import Verdict
+from idness.networks.split import SplitModel
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from idness.data import Preprocessing
+    from idness.guard.neighbours import Gallery
+
+NOT_FINITE = "the network's output is not finite (NaN or Inf)"
+
+
+class Guard(nn.Module):
+    """Puts a detector and a calibrated threshold behind a classifier.
+
+    The class is the plain network's: a guard never changes a prediction, it only says when not to trust it.
+
+    Args:
+        model: any torch classifier, or a SplitModel.
+        detector: a detector, or its text such as `scale(percentile=85)`.
+        layer: the final linear layer's name, where it should not be searched.
+        preprocessing: how a picture becomes the network's input; needed for `judge`, and saved with the guard.
+        class_names: the classes' names, in the order of the logits.
+        spec: the network's name, as `load_model` takes it, so that a saved guard finds it again.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | SplitModel,
+        detector: Detector | str,
+        *,
+        layer: str | None = None,
+        preprocessing: Preprocessing | None = None,
+        class_names: Sequence[str] | None = None,
+        spec: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.split = model if isinstance(model, SplitModel) else SplitModel(model, layer)
+        self.model = self.split.model
+        self.detector = parse(detector) if isinstance(detector, str) else detector
+        self.preprocessing = preprocessing
+        self.class_names = tuple(class_names) if class_names is not None else None
+        self.spec = spec
+        self.calibration: Calibration | None = None
+        self.recalls: tuple[float, ...] = ()
+        self.gallery: Gallery | None = None
+        self._thresholds: dict[float, Tensor] = {}
+        classes = self.split.linear.out_features
+        if self.class_names is not None and len(self.class_names) != classes:
+            raise InputError(
+                f"Guard: class_names must name the network's {classes} classes, got {len(self.class_names)}"
+            )
+
+    def fit(self, train: Iterable[Any] | Activations, *, val: Iterable[Any] | Activations | None = None) -> Self:
+        """Let the detector learn from in-distribution images; take others than for `calibrate`.
+
+        Args:
+            train: a loader of images, with labels for methods that need them, or activations.
+            val: as train, for methods that prefer validation images.
+        """
+        known = self._acts(train)
+        self.detector.fit(self.split.head, known, val=None if val is None else self._acts(val))
+        self.calibration = None  # its scores are of another detector now
+        return self
+
+    def calibrate(
+        self,
+        data: Iterable[Any] | Activations,
+        recall: float | Sequence[float] | None = None,
+        *,
+        false_alarm: float | Sequence[float] | None = None,
+        per_class: bool = False,
+    ) -> Self:
+        """Set the threshold so that at most 1 - recall of in-distribution images are called foreign.
+
+        Args:
+            data: in-distribution images that neither network nor detector learned from: a loader, or activations.
+            recall: share of in-distribution images to keep; several give several thresholds, the first decides. 0.95 where neither this nor
+                `false_alarm` is given.
+            false_alarm: share of in-distribution images that may be flagged, in place of recall.
+            per_class: whether each predicted class has a threshold of its own, so that the promise holds within each.
+        """
+        recalls = _recalls(recall, false_alarm)
+        if not self.detector.fitted:
+            if self.detector.needs_train:
+                raise NotFittedError(
+                    f"Guard: {self.detector.name} learns from training images; call fit(train) before calibrate"
+                )
+            self.detector.fit(self.split.head)
+        parts = [data] if isinstance(data, Activations) else self.split.stream(data)
+        labels, scores = self._collect(parts)
+        classes = self.split.linear.out_features
+        fresh = Calibration.by_class(scores, labels, classes) if per_class else Calibration.pooled(scores)
+        self._thresholds = {value: fresh.thresholds(value, self.class_names) for value in recalls}
+        self.calibration, self.recalls = fresh, recalls
+        return self
+
+    def set_recall(self, *recalls: float) -> Self:
+        """Decide at other recalls from now on, with the same calibration images."""
+        calibration = self._ready()
+        wanted = _recalls(recalls, None)
+        self._thresholds = {value: calibration.thresholds(value, self.class_names) for value in wanted}
+        self.recalls = wanted
+        return self
+
+    def forward(self, images: Tensor) -> Verdict:
+        """Decide for a batch of images as the network takes them, or for one."""
+        self._ready()
+        return self.decide(self.split.split(images.unsqueeze(0) if images.ndim == 3 else images))
+
+    def decide(self, acts: Activations) -> Verdict:
+        """Decide from activations."""
+        calibration = self._ready()
+        label, score, finite = self._score(acts)
+        group = calibration.group(label)
+        levels = {recall: (score < limits[group]) | ~finite for recall, limits in self._thresholds.items()}
+        reasons = dict.fromkeys((~finite).nonzero().flatten().tolist(), NOT_FINITE)
+        return Verdict(
+            label, score, calibration.p_values(score, label), levels[self.recalls[0]], levels, reasons, self.class_names
+        )
+
+    def judge(self, *pictures: str | os.PathLike[str] | bytes | Image.Image) -> Verdict:
+        """Decide for pictures: paths, bytes of image files, or PIL images."""
+        verdict: Verdict = self(torch.stack([self.prepare(picture) for picture in pictures]))
+        return verdict
+
+    def prepare(self, picture: str | os.PathLike[str] | bytes | Image.Image) -> Tensor:
+        """Turn one picture into the network's input."""
+        from PIL import Image
+
+        from idness.data import decode
+
+        if self.preprocessing is None:
+            raise InputError(
+                "Guard: has no preprocessing, so it takes tensors only; give Guard(..., preprocessing=...)"
+            )
+        if not isinstance(picture, Image.Image):
+            picture = decode(picture if isinstance(picture, bytes) else Path(picture))
+        return self.preprocessing(picture)
+
+    def threshold(self, recall: float | None = None) -> Tensor:
+        """Give the score below which an image is foreign, one per class or a single one."""
+        self._ready()
+        return self._thresholds[self.recalls[0] if recall is None else recall]
+
+    def promise(self) -> str:
+        """Say in one sentence what the guard guarantees."""
+        calibration = self._ready()
+        rate = false_alarm_rate(self.recalls[0])
+        low, high = calibration.spread(self.recalls[0])
+        whom = "images of each predicted class" if calibration.per_class else "images"
+        return (
+            f"On average at most {100 * rate:.4g} % of in-distribution {whom} are flagged, as long as they come from where the"
+            f" {len(calibration):,} calibration images came from; a single calibration of this size has a rate between"
+            f" {100 * low:.1f} and {100 * high:.1f} % in 95 of 100 cases."
+        )
+
+    def save(self, path: str | os.PathLike[str], *, bundle: bool = False) -> Path:
+        """Write the guard to a folder as safetensors and JSON.
+
+        Args:
+            path: the folder.
+            bundle: whether to put a copy of the network's weights beside it, so that the folder can be moved alone.
+        """
+        from idness.guard.file import save_guard
+
+        self._ready()
+        return save_guard(self, path, bundle=bundle)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: nn.Module | SplitModel | None = None) -> Guard:
+        """Read a guard from a folder; its network is checked to be the one it was calibrated with.
+
+        Args:
+            path: the folder.
+            model: the network; without it, it is loaded by the name that was saved.
+        """
+        from idness.guard.file import load_guard
+
+        return load_guard(path, model)
+
+    def to_onnx(self, path: str | os.PathLike[str], *, example: Tensor | None = None) -> Path:
+        """Write network, detector and threshold as one ONNX graph: `images` to `label, score, p_value, is_ood`.
+
+        Args:
+            path: the file.
+            example: a batch of the network's input, where the guard has no preprocessing to tell its size.
+        """
+        from idness.guard.onnx import to_onnx
+
+        self._ready()
+        return to_onnx(self, path, example=example)
+
+    def _score(self, acts: Activations) -> tuple[Tensor, Tensor, Tensor]:
+        """Give label, score and whether the row was finite; a row that is not has label -1 and the lowest score."""
+        finite = torch.isfinite(acts.features).all(dim=1) & torch.isfinite(acts.logits).all(dim=1)
+        if bool(finite.all()):
+            return acts.logits.argmax(dim=1), self.detector.score(acts), finite
+        label = acts.logits.argmax(dim=1).masked_fill(~finite, -1)
+        score = torch.full_like(acts.logits[:, 0], -LARGEST)
+        if bool(finite.any()):
+            score[finite] = self.detector.score(acts[finite])
+        return label, score, finite
+
+    def _collect(self, parts: Iterable[Activations]) -> tuple[Tensor, Tensor]:
+        labels, scores, seen = [], [], 0
+        for part in parts:
+            label, score, finite = self._score(part)
+            if not bool(finite.all()):
+                row = seen + int((~finite).nonzero()[0])
+                raise InputError(f"calibrate: {NOT_FINITE} for image {row}; drop it or check the network")
+            labels.append(label)
+            scores.append(score)
+            seen += len(part)
+        if not seen:
+            raise InputError("calibrate: needs in-distribution images, got none; is the folder or loader empty?")
+        return torch.cat(labels), torch.cat(scores)
+
+    def _acts(self, data: Iterable[Any] | Activations) -> Activations:
+        return data if isinstance(data, Activations) else self.split.extract(data)
+
+    def _ready(self) -> Calibration:
+        if self.calibration is None:
+            raise NotFittedError("Guard: is not calibrated; call calibrate(loader) with in-distribution images first")
+        return self.calibration
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move what is not a parameter along with the network; scores stay in float32 whatever its precision."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = self.split.linear.weight.device
+        self.detector.to(device)
+        if self.calibration is not None:
+            self.calibration = self.calibration.to(device)
+            self._thresholds = {recall: limits.to(device) for recall, limits in self._thresholds.items()}
+        return self
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        yield "network", self.spec or type(self.model).__name__
+        yield "method", self.detector.label()
+        if self.calibration is None:
+            yield "state", "not calibrated"
+            return
+        yield (
+            "calibrated on",
+            f"{len(self.calibration):,} images" + (", per class" if self.calibration.per_class else ""),
+        )
+        for recall, limits in self._thresholds.items():
+            low, high = float(limits.min()), float(limits.max())
+            yield (
+                f"recall {recall:g}",
+                f"out when ID-ness is below {low:.4g}" + (f" to {high:.4g}" if high > low else ""),
+            )
+        yield "promise", self.promise()
+
+    def extra_repr(self) -> str:
+        """Show method and calibration where torch prints the module."""
+        return ", ".join(f"{key}: {value}" for key, value in self._facts() if key != "promise")
+
+    def _repr_html_(self) -> str:
+        """Show what the guard does and promises in a notebook."""
+        rows = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in self._facts())
+        return f"<table>{rows}</table>"
+
+
+def _recalls(recall: float | Sequence[float] | None, false_alarm: float | Sequence[float] | None) -> tuple[float, ...]:
+    if recall is not None and false_alarm is not None:
+        raise OptionError("calibrate: give recall or false_alarm, got both; false_alarm is 1 - recall")
+    if false_alarm is not None:
+        recall = [round(1 - rate, 12) for rate in _listed("false_alarm", false_alarm)]
+    return _listed("recall", 0.95 if recall is None else recall)
+
+
+def _listed(name: str, value: float | Sequence[float]) -> tuple[float, ...]:
+    values = tuple(value) if isinstance(value, Sequence) else (value,)
+    if not values:
+        raise OptionError(f"calibrate: {name} must be at least one number in (0, 1), got none")
+    for each in values:
+        check_fraction("calibrate", name, each)
+    return tuple(float(each) for each in values)

@@ -1,0 +1,1 @@
+"""Torch classifiers seen as features and a head: loading, trust, precision, architectures."""

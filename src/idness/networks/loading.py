@@ -1,0 +1,183 @@
+"""Loads networks by name, and weights without ever running a pickle."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from idness.core.errors import ModelError, unknown_name
+from idness.data.embedded import CIFAR6
+
+FORMS = "torchvision:NAME, timm:NAME, path/to/file.py:FUNCTION, cifar6:base or cifar6:ish"
+EMBEDDED = ("base", "ish")
+"""The networks that come with the package, for its benchmark `cifar6`."""
+PREFIXES = ("module.", "_orig_mod.", "model.")
+"""What wrappers put before parameter names; taken off where every name has it and the network's own have not."""
+
+
+def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
+    """Load a network by name, in evaluation mode.
+
+    Args:
+        spec: `torchvision:resnet50`, `timm:vit_base_patch16_224`, `path/to/file.py:function`, or an embedded one,
+            `cifar6:base` or `cifar6:ish`.
+        weights: a safetensors file or a checkpoint; `none` leaves the network as it is built. Without it torchvision,
+            timm and embedded networks have their pretrained weights.
+    """
+    source, colon, name = spec.rpartition(":")
+    if not colon or not source or not name:
+        raise ModelError(f"a model is written as {FORMS}; got {spec!r}")
+    pretrained = weights is None
+    makers: dict[str, Callable[[str, bool], nn.Module]] = {
+        "torchvision": _torchvision,
+        "timm": _timm,
+        "cifar6": _embedded,
+    }
+    if source in makers:
+        model = makers[source](name, pretrained)
+    elif source.endswith(".py"):
+        model = _from_file(Path(source), name)
+    else:
+        raise ModelError(f"a model is written as {FORMS}; got {spec!r}")
+    if weights is not None and str(weights) != "none":
+        load_weights(model, weights)
+    return model.eval()
+
+
+def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
+    """Load weights from a safetensors file or a checkpoint into a network, every name and shape matching."""
+    state = _fitting(read_weights(path), set(model.state_dict()))
+    try:
+        missing, unexpected = model.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        detail = str(error).strip().splitlines()[-1].strip()
+        raise ModelError(
+            f"{path}: its weights do not fit {type(model).__name__} ({detail}); is it of another network?"
+        ) from error
+    # Counters of batch norm are absent in old checkpoints and play no part in evaluation.
+    missing = [name for name in missing if not name.endswith("num_batches_tracked")]
+    if missing or unexpected:
+        raise ModelError(
+            f"{path}: its weights do not fit {type(model).__name__}: {len(missing)} missing ({', '.join(missing[:2])}),"
+            f" {len(unexpected)} unknown ({', '.join(unexpected[:2])}); is it of another network?"
+        )
+    return model
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """Read a file of weights, unwrapping `state_dict` and the like; pickled code in it is refused, not run."""
+    file = Path(path)
+    if not file.is_file():
+        raise ModelError(f"no weights at {file}; give a .safetensors file or a checkpoint")
+    try:
+        loaded = _read(file)
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"{file}: holds pickled objects other than tensors, which could run code; save its state_dict as safetensors"
+        ) from error
+    except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise ModelError(f"{file}: is not a readable weights file ({reason}); is it complete?") from error
+    for key in ("state_dict", "model_state_dict", "model", "net"):
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    state = (
+        {name: value for name, value in loaded.items() if isinstance(value, Tensor)}
+        if isinstance(loaded, Mapping)
+        else {}
+    )
+    if not state:
+        raise ModelError(f"{file}: holds no tensors by name; save the network's state_dict()")
+    return state
+
+
+def _read(file: Path) -> Any:
+    if file.suffix == ".safetensors":
+        return load_file(file)
+    with warnings.catch_warnings():
+        # torch remarks on uncommon pickle protocols; what it cannot read safely it refuses anyway.
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _fitting(state: dict[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
+    """Take wrappers' prefixes off parameter names until they fit."""
+    for prefix in PREFIXES:
+        if all(name.startswith(prefix) for name in state) and not all(name.startswith(prefix) for name in wanted):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return state
+
+
+def _torchvision(name: str, pretrained: bool) -> nn.Module:
+    models = _needed("torchvision.models")
+    if name not in models.list_models(module=models):
+        raise unknown_name("torchvision model", name, models.list_models(module=models))
+    made: nn.Module = _fetched(
+        f"torchvision:{name}", lambda: models.get_model(name, weights="DEFAULT" if pretrained else None)
+    )
+    return made
+
+
+def _timm(name: str, pretrained: bool) -> nn.Module:
+    timm = _needed("timm")
+    if not timm.is_model(name.partition(".")[0]):
+        raise unknown_name("timm model", name, timm.list_models())
+    made: nn.Module = _fetched(f"timm:{name}", lambda: timm.create_model(name, pretrained=pretrained))
+    return made
+
+
+def _embedded(name: str, pretrained: bool) -> nn.Module:
+    from idness.networks.architectures import small_resnet
+
+    if name not in EMBEDDED:
+        raise unknown_name("embedded network", name, EMBEDDED)
+    weights = CIFAR6 / f"{name}.safetensors"
+    return load_weights(small_resnet(), weights) if pretrained else small_resnet()
+
+
+def _from_file(path: Path, function: str) -> nn.Module:
+    if not path.is_file():
+        raise ModelError(f"no model file at {path}; write path/to/file.py:FUNCTION")
+    spec = importlib.util.spec_from_file_location(f"idness_user_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and forward references look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ModelError(f"{path}: cannot be imported ({type(error).__name__}: {error})") from error
+    make = getattr(module, function, None)
+    if not callable(make):
+        raise ModelError(f"{path}: has no function {function!r}; it must return an nn.Module")
+    model = make()
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{path}:{function} must return an nn.Module, got {type(model).__name__}")
+    return model
+
+
+def _needed(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ModelError(f"{module.partition('.')[0]} is not installed; run pip install 'idness[models]'") from error
+
+
+def _fetched(what: str, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except OSError as error:
+        raise ModelError(
+            f"{what}: its pretrained weights could not be fetched ({error}); give a file with --weights, or --weights none"
+        ) from error

@@ -1,0 +1,261 @@
+"""Runs the paper's tables on what data there is, and puts ours beside theirs: `idness reproduce`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from idness.activations.store import key_of
+from idness.benchmark.protocol import Benchmark
+from idness.benchmark.results import MethodResult, Report
+from idness.benchmark.runner import run
+from idness.benchmark.settings import Settings
+from idness.core.errors import IdnessError, unknown_name
+from idness.core.files import atomic_write, sha256
+from idness.core.progress import Listener
+from idness.networks import densenet
+from idness.paper import load, names
+from idness.paper.comparison import Cell, Outcome, compare, markdown
+from idness.paper.locate import Located, Missing, locate
+from idness.paper.tables import Row, Table
+
+MODELS = {
+    "cifar10": f"{densenet.__file__}:cifar10",
+    "cifar100": f"{densenet.__file__}:cifar100",
+    "imagenet": "torchvision:resnet50",
+    "imagenet-react": "torchvision:resnet50",
+}
+P_VALUE_IMAGES = 1000
+SUMMARY, PAGE, KEY = "reproduce.json", "reproduce.md", "reproduced.key"
+
+
+@dataclass
+class Reproduction:
+    """Is the outcome of all tables that were asked for."""
+
+    outcomes: list[Outcome]
+
+    def to_json(self) -> str:
+        """Write all cells as JSON."""
+        values = {outcome.table.name: outcome.to_dict() for outcome in self.outcomes}
+        return json.dumps({"tables": values}, indent=1, allow_nan=False) + "\n"
+
+    def to_markdown(self) -> str:
+        """Write all tables as Markdown."""
+        return "# The paper, reproduced\n\n" + "\n".join(markdown(outcome) for outcome in self.outcomes)
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write JSON and Markdown."""
+        return [
+            atomic_write(folder / SUMMARY, self.to_json()),
+            atomic_write(folder / PAGE, self.to_markdown()),
+        ]
+
+
+def reproduce(
+    tables: Sequence[str] = (),
+    data: Sequence[str | Path] = (),
+    *,
+    out: str | Path = "reproduced",
+    settings: Settings | None = None,
+    listener: Listener | None = None,
+) -> Reproduction:
+    """Run every table for which the data is on disk, and compare it with the paper cell by cell.
+
+    Args:
+        tables: names of tables; all if empty.
+        data: folders that hold the sets under their usual names.
+        out: where each benchmark's report and the comparison are written.
+        settings: batch size, precision, cache and the like; `weights` replaces the weights that would be looked for.
+        listener: hears of progress.
+    """
+    wanted = [_known(name) for name in tables or names()]
+    lab = _Lab(
+        [Path(folder) for folder in data] or [Path("data")], Path(out), settings or Settings(), listener or Listener()
+    )
+    done = Reproduction([lab.outcome(table) for table in wanted])
+    done.save(lab.out)
+    return done
+
+
+def _known(name: str) -> Table:
+    if name not in names():
+        raise unknown_name("table", name, names())
+    return load(name)
+
+
+class _Lab:
+    """Holds what the tables share: each benchmark is located and run once."""
+
+    def __init__(self, roots: list[Path], out: Path, settings: Settings, listener: Listener) -> None:
+        self.roots, self.out, self.settings, self.listener = roots, out, settings, listener
+        self.located: dict[str, Located] = {}
+        self.results: dict[str, dict[str, MethodResult]] = {}
+
+    def outcome(self, table: Table) -> Outcome:
+        """Reproduce one table as far as the data goes."""
+        if table.name == "cifar":
+            return self._averages(table)
+        where = self._where(table.benchmark)
+        result = Outcome(table, images=where.images, missing=list(where.missing), notes=_deviations(table, where))
+        try:
+            if table.kind == "p-values":
+                result.cells = self._p_values(table, where)
+            else:
+                found = self._trained(table, where) if table.name == "training" else self._rows(table, where)
+                result.cells = compare(table, found, load("imagenet-sets") if table.benchmark == "imagenet" else None)
+                result.folder = table.benchmark if found else None
+        except IdnessError as error:
+            result.cells = compare(table, {})
+            result.notes.append(f"could not be run: {error}")
+        if table.name == "training":
+            lacking = [row for row in table.rows if not row.weights and self._fine_tuned(row) is None]
+            result.missing += [_untrained(row, self.roots[0]) for row in lacking]
+        return result
+
+    def _where(self, name: str) -> Located:
+        if name not in self.located:
+            weights = None if self.settings.weights is None else Path(self.settings.weights)
+            self.located[name] = locate(name, self.roots, weights)
+        return self.located[name]
+
+    def _rows(self, table: Table, where: Located) -> dict[str, MethodResult]:
+        """Give the results by row; a benchmark runs once for all tables that need it."""
+        if where.benchmark is None or where.weights is None:
+            return {}
+        name = table.benchmark
+        if name not in self.results:
+            self.results[name] = self._run(name, where.benchmark, where, where.weights, _methods(name))
+        return _by_row(table.rows, self.results[name])
+
+    def _trained(self, table: Table, where: Located) -> dict[str, MethodResult]:
+        """Give the results of networks that were trained differently, each with its own weights."""
+        found = self._rows(replace(table, rows=tuple(row for row in table.rows if row.weights)), where)
+        for row in table.rows:
+            weights = self._fine_tuned(row)
+            if weights is not None and where.benchmark is not None and row.method:
+                folder = f"{table.benchmark}-{row.training}"
+                found |= _by_row([row], self._run(folder, where.benchmark, where, weights, [row.method]))
+        return found
+
+    def _fine_tuned(self, row: Row) -> Path | None:
+        """Find the weights that `idness train` left in a folder named after the training method."""
+        places = [root / (row.training or "") / "weights.safetensors" for root in self.roots]
+        return next((place for place in places if not row.weights and place.is_file()), None)
+
+    def _run(
+        self, folder: str, benchmark: Benchmark, where: Located, weights: Path, methods: list[str]
+    ) -> dict[str, MethodResult]:
+        """Run a benchmark and write its report, unless the report of the same run is there."""
+        place = self.out / folder
+        model = MODELS[benchmark.name]
+        key = key_of(sha256(weights), json.dumps(where.identity, sort_keys=True), *methods, model.rpartition(":")[2])
+        report = _unchanged(place, key)
+        if report is None:
+            settings = replace(self.settings, data=where.root, weights=weights, methods=methods, partial=True)
+            report = run(benchmark, model, settings, self.listener)
+            _write(report, place, load(_tables_of(benchmark.name)[0]).fpr or "")
+            atomic_write(place / KEY, key + "\n")
+        return report.methods
+
+    def _averages(self, table: Table) -> Outcome:
+        """Fill the table of averages from the two tables that it averages."""
+        result = Outcome(table)
+        for column, name in (("CIFAR-10", "cifar10"), ("CIFAR-100", "cifar100")):
+            part = self.outcome(load(name))
+            result.images |= {f"{column} {shown}": pair for shown, pair in part.images.items()}
+            result.missing += [replace(gap, name=f"{column} {gap.name}") for gap in part.missing]
+            means = {(cell.row, cell.metric): cell for cell in part.cells if cell.column == "average"}
+            for row in table.rows:
+                for place, metric in enumerate(("fpr", "auroc")):
+                    cell = replace(means[row.name, metric], column=column)
+                    whole = cell.ours is None or not cell.partial
+                    result.cells.append(replace(cell, theirs=row.means[column][place]) if whole else cell)
+        return result
+
+    def _p_values(self, table: Table, where: Located) -> list[Cell]:
+        measured: dict[str, float] = {}
+        if where.benchmark is not None and where.weights is not None:
+            key = key_of(sha256(where.weights), json.dumps(where.identity, sort_keys=True), str(P_VALUE_IMAGES))
+            place = self.out / f"{table.name}.json"
+            measured = _kept(place, key) or self._measured(table, where.benchmark, where)
+            atomic_write(place, json.dumps({"key": key, "mean_p": measured}, indent=1) + "\n")
+        return [
+            Cell("chi-square", shown, "mean_p", value, measured.get(shown)) for shown, value in table.values.items()
+        ]
+
+    def _measured(self, table: Table, benchmark: Benchmark, where: Located) -> dict[str, float]:
+        """Compute the mean p-value of each set that the table has, by its printed name."""
+        from idness.paper.studies.gaussianity import gaussianity
+        from idness.paper.studies.specimen import take_specimen
+
+        printed = {name.lower(): name for name in table.values}
+        settings = replace(self.settings, data=where.root, weights=where.weights)
+        specimen = take_specimen(
+            MODELS[benchmark.name], benchmark, settings=settings, limit=P_VALUE_IMAGES, listener=self.listener
+        )
+        found = {}
+        for part in specimen.before_relu:
+            name = table.id if part is specimen.inside else printed.get(part.name)
+            if name is not None and part.pre is not None:
+                found[name] = gaussianity(part.name, part.pre).mean_p
+        return found
+
+
+def _by_row(rows: Sequence[Row], results: Mapping[str, MethodResult]) -> dict[str, MethodResult]:
+    """Give results by the row's name; the benchmark names methods without spaces."""
+    return {row.name: results[key] for row in rows if row.method and (key := row.method.replace(" ", "")) in results}
+
+
+def _kept(place: Path, key: str) -> dict[str, float] | None:
+    """Read the p-values of an earlier run on the same weights and images."""
+    try:
+        stored = json.loads(place.read_text(encoding="utf-8"))
+        return {str(name): float(value) for name, value in stored["mean_p"].items()} if stored["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _methods(name: str) -> list[str]:
+    """List the methods of all tables of a benchmark, each once."""
+    rows = [row for table in _tables_of(name) for row in load(table).rows if row.training in (None, "none")]
+    return list(dict.fromkeys(row.method for row in rows if row.method))
+
+
+def _tables_of(name: str) -> list[str]:
+    return [table for table in names() if load(table).benchmark == name and load(table).kind == "fpr-auroc"]
+
+
+def _unchanged(folder: Path, key: str) -> Report | None:
+    """Give the report of an earlier run on the same weights, images and methods."""
+    try:
+        if (folder / KEY).read_text(encoding="utf-8").strip() == key:
+            return Report.load(folder)
+    except (OSError, IdnessError):
+        return None
+    return None
+
+
+def _write(report: Report, folder: Path, fpr: str) -> None:
+    """Write the folder that a benchmark writes."""
+    from idness.report import write_html
+    from idness.report.tables import write_tables
+
+    report.save(folder)
+    write_tables(report, folder, "id" if fpr == "fpr_at_id_recall" else "ood")
+    write_html(folder)
+
+
+def _deviations(table: Table, where: Located) -> list[str]:
+    learners = [row.name for row in table.rows if row.method and row.method.startswith(("dice", "chain"))]
+    if learners and "id_train" in where.images:
+        return [f"{', '.join(learners)}: means over {where.images['id_train'][0]:,} training images"]
+    return []
+
+
+def _untrained(row: Row, root: Path) -> Missing:
+    where = f"--data {root}/imagenet/train --out {root}/{row.training}"
+    command = f"idness train {where} --arch torchvision:resnet50 --init pretrained --method {row.training}"
+    return Missing(f"weights of {row.name}", "98 MB once trained", command)

@@ -1,0 +1,97 @@
+"""Runs every analysis on a network and a benchmark: `idness analyze`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from idness.benchmark.protocol import Benchmark
+from idness.benchmark.settings import Settings
+from idness.core.errors import IdnessError
+from idness.core.files import atomic_write
+from idness.core.progress import Listener
+from idness.paper.studies import gaussianity, ish_weights, moments, percentiles, proposition, ratios, tradeoff
+from idness.paper.studies.specimen import Specimen, Study, take_specimen
+from idness.report import style
+
+STUDIES: dict[str, Callable[[Specimen], Study]] = {
+    "Gaussianity": gaussianity.study,
+    "Mean and variance": moments.study,
+    "The proposition": proposition.study,
+    "Percentile": percentiles.study,
+    "Scale ratio": ratios.study,
+    "Trade-off": tradeoff.study,
+    "ISH": ish_weights.study,
+}
+
+
+@dataclass
+class Analysis:
+    """Is the outcome of all analyses; `save` writes figures, numbers and a page of Markdown."""
+
+    title: str
+    about: dict[str, Any]
+    studies: list[Study]
+
+    def to_json(self) -> str:
+        """Write all numbers as JSON."""
+        values = {study.name: {"line": study.line} | study.numbers for study in self.studies}
+        return json.dumps({"title": self.title} | self.about | {"analyses": values}, indent=1, allow_nan=False) + "\n"
+
+    def to_markdown(self) -> str:
+        """Write what was found, with the figures."""
+        parts = [f"# {self.title}\n"]
+        for study in self.studies:
+            pictures = "\n".join(f"![{alt}]({name}.svg)\n" for name, (_, alt) in study.figures.items())
+            parts.append(f"## {study.name}\n\n{study.line[:1].upper()}{study.line[1:]}.\n\n{pictures}")
+        return "\n".join(part.rstrip() + "\n" for part in parts)
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write everything into a folder and give the paths."""
+        place = Path(folder)
+        written = [
+            path
+            for study in self.studies
+            for name, (figure, alt) in study.figures.items()
+            for path in style.save(figure, place / name, alt=alt)
+        ]
+        written.append(atomic_write(place / "analysis.json", self.to_json()))
+        written.append(atomic_write(place / "README.md", self.to_markdown()))
+        return written
+
+
+def analyze(
+    model: str | nn.Module | None = None,
+    benchmark: Benchmark | str | Path = "cifar6",
+    *,
+    settings: Settings | None = None,
+    limit: int | None = 1000,
+    listener: Listener | None = None,
+) -> Analysis:
+    """Run every analysis of the paper on a network and a benchmark.
+
+    Args:
+        model: the network, or how to load it; the embedded one if not given.
+        benchmark: by name, TOML file or object; sets that are not there are left out.
+        settings: weights, data folder and the like, as for the benchmark.
+        limit: the most images used of each set, evenly picked.
+        listener: hears of progress.
+    """
+    specimen = take_specimen(model, benchmark, settings=settings, limit=limit, listener=listener)
+    sizes = {name: len(found.acts) for name, found in {"id": specimen.inside, **specimen.outside}.items()}
+    about = {"images": sizes, "features": specimen.head.width, "classes": specimen.head.classes}
+    about["final_relu"] = None if specimen.inside.rectifier is None else str(specimen.inside.rectifier)
+    return Analysis(specimen.title, about, [_guarded(name, step, specimen) for name, step in STUDIES.items()])
+
+
+def _guarded(name: str, step: Callable[[Specimen], Study], specimen: Specimen) -> Study:
+    """Let one analysis that does not apply say so, and the others go on."""
+    try:
+        return step(specimen)
+    except IdnessError as error:
+        return Study(name, f"not done: {error}")

@@ -1,0 +1,166 @@
+"""Tests whether a sample's pre-ReLU activations are Gaussian, as the paper assumes.
+
+The paper gives mean p-values of a chi-square test and neither bins nor degrees of freedom. Ours: for each image, mean and
+variance are estimated from its D values; the fitted Gaussian is cut into 10 bins of equal probability; the statistic is
+compared with chi-square at 10 - 1 - 2 = 7 degrees of freedom (two for the estimated parameters). A true Gaussian has a
+mean p-value near 0.5; a mean just above 0.05, which the paper takes as support, means that most samples are rejected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+from scipy.stats import chi2, norm
+from torch import Tensor
+
+from idness.core.errors import InputError
+from idness.paper.studies.specimen import NO_RELU, Specimen, Study
+from idness.report import style
+
+BINS = 10
+LEVEL = 0.05
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Gaussianity:
+    """Is the outcome for one set of images.
+
+    Args:
+        name: the set.
+        p_values: one per image.
+        z: a sample of the standardised values, for the picture.
+        bins: number of bins of equal probability.
+    """
+
+    name: str
+    p_values: Array
+    z: Array
+    bins: int = BINS
+
+    @property
+    def mean_p(self) -> float:
+        """The mean p-value, which the paper prints."""
+        return float(self.p_values.mean())
+
+    @property
+    def accepted(self) -> float:
+        """The share of images that the test does not reject at 5 %."""
+        return float((self.p_values > LEVEL).mean())
+
+    @property
+    def degrees(self) -> int:
+        """The degrees of freedom."""
+        return self.bins - 3
+
+
+def chi_square_p_values(values: Tensor, bins: int = BINS) -> Array:
+    """Test each row of (N, D) values against a Gaussian of its own mean and variance, and give the p-values."""
+    if bins < 4:
+        raise InputError(f"chi_square_p_values: bins must be at least 4 (3 are lost to the fit), got {bins}")
+    if values.ndim != 2 or values.shape[1] < 5 * bins:
+        raise InputError(
+            f"chi_square_p_values: needs (N, D) with at least {5 * bins} values per image (5 per bin),"
+            f" got shape {tuple(values.shape)}"
+        )
+    z, constant = standardised(values)
+    cells = np.clip((ndtr(z) * bins).astype(np.int64), 0, bins - 1)
+    rows = np.arange(len(cells))[:, None] * bins
+    counts = np.bincount((cells + rows).ravel(), minlength=len(cells) * bins).reshape(-1, bins)
+    expected = values.shape[1] / bins
+    statistic = ((counts - expected) ** 2).sum(axis=1) / expected
+    p_values: Array = chi2.sf(statistic, bins - 3)
+    p_values[constant] = 0.0
+    return p_values
+
+
+def standardised(values: Tensor) -> tuple[Array, NDArray[np.bool_]]:
+    """Bring each row to mean 0 and variance 1; also mark the rows that are constant, which stay 0."""
+    array = values.double().numpy()
+    centred = array - array.mean(axis=1, keepdims=True)
+    spread = centred.std(axis=1, keepdims=True)
+    constant = spread[:, 0] <= 1e-12 * (1.0 + np.abs(array).max(axis=1))
+    return centred / np.where(constant[:, None], 1.0, spread), constant
+
+
+def gaussianity(name: str, values: Tensor, bins: int = BINS, *, sample: int = 20_000) -> Gaussianity:
+    """Test one set of images."""
+    z = standardised(values[: max(1, sample // values.shape[1] + 1)])[0].ravel()[:sample]
+    return Gaussianity(name, chi_square_p_values(values, bins), z, bins)
+
+
+def plot_p_values(results: Sequence[Gaussianity], ax: Any = None) -> Any:
+    """Draw the mean p-value of each set; the first is ID."""
+    ax = style.axes_or_new(ax, size=(5.6, 0.42 * len(results) + 1.3))
+    with style.house_style():
+        for row, result in enumerate(results):
+            colour, hatch = (style.ID_COLOUR, "") if row == 0 else (style.OOD_COLOUR, "////")
+            ax.barh(row, result.mean_p, color=colour, hatch=hatch, edgecolor=style.PAPER, height=0.62, linewidth=0)
+            value = f"{result.mean_p:.3f}" if result.mean_p >= 0.0005 else "< 0.001"
+            text = f" {value} · {100 * result.accepted:.0f} % pass"
+            ax.text(max(result.mean_p, LEVEL), row, text, va="center", fontsize=8)
+        ax.axvline(LEVEL, color=style.MUTED, linestyle="--", linewidth=1)
+        ax.axvline(0.5, color=style.MUTED, linestyle=":", linewidth=1.2)
+        top = len(results) - 0.4
+        ax.text(0.5, top, "a true Gaussian ", ha="right", va="center", fontsize=7, color=style.MUTED)
+        ax.text(LEVEL, top, " 0.05", ha="left", va="center", fontsize=7, color=style.MUTED)
+        ax.set_yticks(range(len(results)), [result.name for result in results])
+        ax.set_ylim(top + 0.3, -0.6)
+        ax.set_xlim(0, 0.68)
+        ax.grid(axis="y", visible=False)
+    return style.headline(
+        ax, "Are pre-ReLU activations Gaussian?", x=f"mean p-value, chi-square ({results[0].degrees} df)"
+    )
+
+
+def plot_shape(results: Sequence[Gaussianity], ax: Any = None) -> Any:
+    """Draw standardised pre-ReLU values of a few sets against the normal density."""
+    ax = style.axes_or_new(ax)
+    edges = np.linspace(-4, 6, 61)
+    middles = (edges[1:] + edges[:-1]) / 2
+    with style.house_style():
+        grid = np.linspace(-4, 6, 200)
+        ax.fill_between(grid, norm.pdf(grid), color=style.MUTED, alpha=0.25, linewidth=0, label="Gaussian")
+        for index, result in enumerate(results):
+            look = style.mark(index)
+            heights = np.histogram(result.z, edges)[0] / (len(result.z) * (edges[1] - edges[0]))
+            ax.plot(middles, heights, color=look.colour, linestyle=look.line, label=result.name)
+        ax.set_yticks([])
+        ax.set_ylim(bottom=0)
+        ax.grid(False)
+    style.legend(ax)
+    return style.headline(ax, "Their shape", x="standardised value")
+
+
+def study(specimen: Specimen) -> Study:
+    """Test every set."""
+    name = "Gaussianity"
+    found = specimen.before_relu
+    if not found:
+        return Study(name, NO_RELU)
+    results = [gaussianity(part.name, part.pre) for part in found if part.pre is not None]
+    first = results[0]
+    others = ", ".join(f"{result.name} {result.mean_p:.3f}" for result in results[1:])
+    line = (
+        f"chi-square, {first.bins} bins of equal probability, {first.degrees} degrees of freedom: mean p {first.mean_p:.3f} on ID"
+        f" ({100 * first.accepted:.0f} % of the images pass at 5 %); OOD: {others}"
+    )
+    figure, (left, right) = style.new_figure(1, 2, size=(10.4, 0.36 * len(results) + 1.9), width_ratios=(1.25, 1))
+    plot_p_values(results, left)
+    plot_shape([first, *_extremes(results[1:])], right)
+    numbers = {result.name: {"mean_p": result.mean_p, "accepted": result.accepted} for result in results}
+    alt = f"Mean chi-square p-value of pre-ReLU activations by set, and their distribution. {line}"
+    return Study(
+        name, line, {"bins": first.bins, "degrees": first.degrees, "sets": numbers}, {"gaussianity": (figure, alt)}
+    )
+
+
+def _extremes(results: Sequence[Gaussianity]) -> list[Gaussianity]:
+    """Give the sets with the highest and the lowest mean p-value."""
+    ordered = sorted(results, key=lambda result: -result.mean_p)
+    return [ordered[0], ordered[-1]] if len(ordered) > 1 else ordered

@@ -1,0 +1,127 @@
+"""What the analyses look at: a network's activations on the sets of a benchmark, and what each analysis hands back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from idness.activations.capture import Captured, capture_set
+from idness.benchmark.prepare import prepare
+from idness.benchmark.protocol import GROUPS, Benchmark
+from idness.benchmark.settings import Settings
+from idness.core.progress import Listener
+from idness.core.types import Head
+from idness.data import Preprocessing
+from idness.report import style
+
+COLUMNS = 4
+SIGNED = "does not apply: features are negative in part, so sums of them mean nothing"
+NO_RELU = "does not apply: the features do not come out of a single ReLU"
+
+
+@dataclass
+class Study:
+    """Is what one analysis found: a line of words, numbers, and figures by file name with what they show."""
+
+    name: str
+    line: str
+    numbers: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, tuple[Any, str]] = field(default_factory=dict)
+
+
+@dataclass
+class Specimen:
+    """Holds all that the analyses look at.
+
+    Args:
+        title: network and benchmark, for headings.
+        head: the final layer.
+        inside: the ID test set.
+        near: near OOD sets by name.
+        far: far OOD sets by name.
+        train: ID training images.
+        val: ID validation images.
+        ood_val: OOD validation sets by name.
+        classes: names of the classes.
+    """
+
+    title: str
+    head: Head
+    inside: Captured
+    near: dict[str, Captured] = field(default_factory=dict)
+    far: dict[str, Captured] = field(default_factory=dict)
+    train: Captured | None = None
+    val: Captured | None = None
+    ood_val: dict[str, Captured] = field(default_factory=dict)
+    classes: Sequence[str] = ()
+
+    @property
+    def outside(self) -> dict[str, Captured]:
+        """All OOD test sets, near ones first."""
+        return self.near | self.far
+
+    @property
+    def signed(self) -> bool:
+        """Whether features are below zero, so that sums of them mean nothing."""
+        return float(self.inside.acts.features.min()) < -1e-6 * float(self.inside.acts.features.abs().max())
+
+    @property
+    def groups(self) -> dict[str, dict[str, Captured]]:
+        """The OOD test sets by group; only groups that have any."""
+        return {group: getattr(self, group) for group in GROUPS if getattr(self, group)}
+
+    @property
+    def before_relu(self) -> list[Captured]:
+        """ID and all OOD sets with their pre-ReLU values; none where the network has no final ReLU."""
+        found = [self.inside, *self.outside.values()]
+        return found if all(part.pre is not None for part in found) else []
+
+
+def take_specimen(
+    model: str | nn.Module | None,
+    benchmark: Benchmark | str | Path,
+    *,
+    settings: Settings | None = None,
+    limit: int | None = None,
+    listener: Listener | None = None,
+) -> Specimen:
+    """Load the network, open the sets that are there and run them through it."""
+    asked, hear = settings or Settings(), listener or Listener()
+    bench = benchmark if isinstance(benchmark, Benchmark) else Benchmark.load(benchmark)
+    sets = bench.open(asked.data, partial=True)
+    ready = prepare(bench, sets, model, asked, hear)
+    split = None if ready.network is None else ready.network.split
+    how = Preprocessing() if ready.network is None else ready.network.preprocessing
+    found: dict[str, dict[str, Captured]] = {}
+    for entry in sets:
+        shown = "ID" if entry.role == "id_test" else entry.name
+        part = capture_set(shown, entry.data, split, how, limit=limit, listener=hear)
+        found.setdefault(entry.role, {})[entry.name] = part
+    one = {role: next(iter(parts.values())) for role, parts in found.items() if role.startswith("id_")}
+    names = bench.class_names or (one["id_test"].images.classes if one["id_test"].images is not None else ())
+    return Specimen(
+        f"{ready.info.spec} on {bench.title}",
+        ready.head,
+        one["id_test"],
+        near=found.get("near", {}),
+        far=found.get("far", {}),
+        train=one.get("id_train"),
+        val=one.get("id_val"),
+        ood_val=found.get("ood_val", {}),
+        classes=names,
+    )
+
+
+def small_axes(count: int) -> tuple[Any, list[Any]]:
+    """Make small axes for a number of sets."""
+    columns = min(COLUMNS, count)
+    rows = -(-count // columns)
+    figure, axes = style.new_figure(rows, columns, size=(2.9 * columns, 2.35 * rows), squeeze=False)
+    flat = list(axes.ravel())
+    for spare in flat[count:]:
+        spare.remove()
+    return figure, flat[:count]

@@ -1,0 +1,1 @@
+"""Choosing a method and its options: on validation data, or by what the network itself shows."""

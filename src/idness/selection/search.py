@@ -1,0 +1,191 @@
+"""Chooses the options of every method on validation data, and never on a test set."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from idness.core.errors import IdnessError, InputError, OptionError, unknown_name
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector, fit_many, score_many
+from idness.detectors.registry import parse, rows
+from idness.metrics import auroc
+
+
+@dataclass
+class Choice:
+    """Is a fitted detector for one row of the comparison, and how its options came about.
+
+    Args:
+        detector: fitted, with the chosen options.
+        chosen_by: `validation`, `given` (by the user) or `default` (nothing to choose, or nothing to choose by).
+        auroc: its AUROC on validation data.
+        tried: the options of every setting that was scored, with its AUROC.
+        dropped: the settings that could not be used, each with its reason.
+        seconds: time spent on fitting and on searching.
+    """
+
+    detector: Detector
+    chosen_by: str
+    auroc: float | None = None
+    tried: list[tuple[dict[str, Any], float]] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Is a row of the comparison: a detector at its defaults, to be searched, or one that the user has set."""
+
+    detector: Detector
+    given: bool = False
+
+
+def wanted_rows(methods: Sequence[str] | None = None) -> dict[str, Row]:
+    """Give the rows of a comparison: every method, or those named, as in `scale` or `scale(percentile=95)`."""
+    known = rows()
+    if not methods:
+        return {name: Row(detector) for name, detector in known.items()}
+    found: dict[str, Row] = {}
+    for text in methods:
+        if "(" in text:
+            detector = parse(text)
+            found[text.replace(" ", "")] = Row(detector, given=True)
+            continue
+        variants = [name for name in known if text in (name, known[name].name)]
+        if not variants:
+            raise unknown_name("method", text, known)
+        found |= {name: Row(known[name]) for name in variants}
+    return found
+
+
+def split_methods(text: str) -> list[str]:
+    """Split `msp, ash(variant=s, percentile=95)` at the commas between methods."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if depth < 0:
+            break
+        if char == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    if depth:
+        raise OptionError(f"methods are written name or name(option=value, ...) with commas between, got {text!r}")
+    return [part.strip() for part in parts if part.strip()]
+
+
+def choose(
+    wanted: Mapping[str, Row],
+    head: Head,
+    train: Activations | None = None,
+    val: Activations | None = None,
+    ood_val: Mapping[str, Activations] | None = None,
+    *,
+    told: Callable[[str], None] = lambda _: None,
+) -> tuple[dict[str, Choice], dict[str, str]]:
+    """Fit every row at every setting of its grid and keep the first best.
+
+    The best has the highest AUROC of ID validation against OOD validation images, the mean over the sets of the latter. Its own
+    defaults come first, so a method keeps them unless another setting is better.
+
+    Args:
+        wanted: rows by name.
+        head: the network's final layer.
+        train: activations of ID training images.
+        val: activations of ID validation images.
+        ood_val: activations of OOD validation images by set.
+        told: is called with the name of each row before it starts.
+
+    Returns:
+        The choice of every row that could be fitted, and the reason for each that could not.
+    """
+    chosen: dict[str, Choice] = {}
+    failed: dict[str, str] = {}
+    for name, row in wanted.items():
+        told(name)
+        try:
+            chosen[name] = _choose_row(row, head, train, val, ood_val or {})
+        except IdnessError as error:
+            failed[name] = str(error)
+    return chosen, failed
+
+
+def _choose_row(
+    row: Row, head: Head, train: Activations | None, val: Activations | None, ood_val: Mapping[str, Activations]
+) -> Choice:
+    start = time.perf_counter()
+    if row.detector.needs_train and train is None and not (row.detector.needs_val and val is not None):
+        raise InputError("these learn from training images, and the benchmark has none")
+    searchable = val is not None and bool(ood_val)
+    settings = [row.detector] if row.given or not searchable else _settings(row.detector)
+    fitted, dropped = _fit(settings, head, train, val)
+    between = time.perf_counter()
+    choice = Choice(fitted[0], "given" if row.given else "default", dropped=dropped)
+    if searchable:
+        assert val is not None
+        trials = _trials(fitted, val, ood_val)
+        choice.detector, choice.auroc = max(trials, key=lambda trial: trial[1])  # the first of equals
+        choice.tried = [(_grid_options(detector), value) for detector, value in trials]
+        if len(trials) > 1 and not row.given:
+            choice.chosen_by = "validation"
+    choice.seconds = {"fit": between - start, "search": time.perf_counter() - between}
+    return choice
+
+
+def _settings(detector: Detector) -> list[Detector]:
+    """List the default setting, then the grid's others."""
+    others = detector.variants() if detector.grid else []
+    return [detector, *(other for other in others if other.options() != detector.options())]
+
+
+def _fit(
+    settings: Sequence[Detector], head: Head, train: Activations | None, val: Activations | None
+) -> tuple[list[Detector], list[str]]:
+    try:
+        fit_many(settings, head, train, val=val)
+        return list(settings), []
+    except IdnessError as error:
+        if len(settings) == 1:
+            raise
+        first = error
+    # One setting spoils the common fit, such as more neighbours than there are images: find out which.
+    fitted: list[Detector] = []
+    dropped: list[str] = []
+    for setting in settings:
+        try:
+            fit_many([setting], head, train, val=val)
+            fitted.append(setting)
+        except IdnessError as error:
+            dropped.append(f"{setting.label()}: {error}")
+    if not fitted:
+        raise first
+    return fitted, dropped
+
+
+def _trials(
+    fitted: Sequence[Detector], val: Activations, ood_val: Mapping[str, Activations]
+) -> list[tuple[Detector, float]]:
+    known = score_many(fitted, val)
+    unknown = {name: score_many(fitted, acts) for name, acts in ood_val.items()}
+    trials: list[tuple[Detector, float]] = []
+    seen: list[tuple[float, Tensor]] = []
+    for place, detector in enumerate(fitted):
+        value = float(np.mean([auroc(known[place], scores[place]) for scores in unknown.values()]))
+        # Settings that give the same scores are one: a network with few classes makes GEN's large m alike.
+        if any(value == other and torch.equal(known[place], scores) for other, scores in seen):
+            continue
+        seen.append((value, known[place]))
+        trials.append((detector, value))
+    return trials
+
+
+def _grid_options(detector: Detector) -> dict[str, Any]:
+    options = detector.options()
+    return {key: options[key] for key in detector.grid} if detector.grid else options

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from idness.activations import extract as extraction
+from idness.activations.extract import Network, extract
+from idness.activations.store import FeatureStore
+from idness.core.errors import DataError, IdnessWarning
+from idness.data import ArraySet, Preprocessing, folder_set
+from idness.networks.split import SplitModel
+from tests.pictures import network, pictures
+
+SETTING = Preprocessing(mean=(0.3, 0.3, 0.3), std=(0.2, 0.2, 0.2))
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extraction, "SHARD", 20)
+
+
+class Counting(nn.Module):
+    """Counts the images that pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.seen = model, 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.seen += len(images)
+        return self.model(images)
+
+
+def made(preprocessing: Preprocessing = SETTING) -> tuple[Network, Counting]:
+    counting = Counting(network())
+    split = SplitModel(counting, example=torch.rand(2, 3, 8, 8))
+    counting.seen = 0
+    return Network.of(split, preprocessing), counting
+
+
+def known(count: int = 50, seed: int = 0) -> ArraySet:
+    images, labels = pictures(count, seed)
+    return ArraySet(images, "x", labels)
+
+
+def write(folder: Path, count: int) -> None:
+    folder.mkdir()
+    for place, array in enumerate(pictures(count, 0)[0]):
+        Image.fromarray(array).save(folder / f"{place:03}.png")
+
+
+def test_gives_what_the_network_gives_and_runs_once(tmp_path: Path) -> None:
+    net, counting = made()
+    store, data = FeatureStore(tmp_path), known()
+    done = extract(net, data, store, batch_size=8)
+    assert (done.ran, done.cached, counting.seen) == (50, 0, 50)
+    acts = store.load(done.key)
+    expected = net.split.split(SETTING.normalize(data.images))
+    assert torch.allclose(acts.features, expected.features, atol=1e-6)
+    assert torch.allclose(acts.logits, expected.logits, atol=1e-5)
+    assert acts.labels is not None
+    assert acts.labels.tolist() == data.labels.tolist()  # type: ignore[union-attr]
+    counting.seen = 0
+    again = extract(net, data, store, batch_size=8)
+    assert (again.key, again.ran, again.cached, counting.seen) == (done.key, 0, 50, 0)
+
+
+def test_a_changed_image_costs_its_own_shard(tmp_path: Path) -> None:
+    net, counting = made()
+    write(tmp_path / "images", 50)
+    store = FeatureStore(tmp_path / "store")
+    before = extract(net, folder_set(tmp_path / "images"), store)
+    Image.fromarray(pictures(1, 5)[0][0]).save(tmp_path / "images" / "025.png")
+    os.utime(tmp_path / "images" / "025.png", ns=(5, 5))
+    counting.seen = 0
+    after = extract(net, folder_set(tmp_path / "images"), store)
+    assert counting.seen == 20
+    assert after.key != before.key
+    old, new = store.load(before.key).features, store.load(after.key).features
+    assert ((old != new).any(dim=1).nonzero().flatten()).tolist() == [25]
+
+
+def test_weights_preprocessing_labels_and_precision_each_count(tmp_path: Path) -> None:
+    net, counting = made()
+    store, data = FeatureStore(tmp_path), known()
+    keys = {extract(net, data, store).key}
+    relabelled = ArraySet(data.images, "x", (data.labels + 1) % 3)  # type: ignore[operator]
+    keys.add(extract(net, relabelled, store).key)
+    keys.add(extract(made(Preprocessing())[0], data, store).key)
+    with torch.no_grad():
+        next(counting.model.parameters()).add_(1e-6)
+    keys.add(extract(Network.of(net.split, SETTING), data, store).key)
+    assert len(keys) == 4
+
+
+def test_the_code_of_a_network_counts(tmp_path: Path) -> None:
+    split = made()[0].split
+    file = tmp_path / "net.py"
+    file.write_text("a = 1")
+    first = Network.of(split, SETTING, "fp32", f"{file}:make")
+    file.write_text("a = 2")
+    assert Network.of(split, SETTING, "fp32", f"{file}:make").identity != first.identity
+
+
+def test_bad_images_are_left_out_and_named(tmp_path: Path) -> None:
+    net, _ = made()
+    write(tmp_path / "images", 45)
+    for place in (0, 3, *range(20, 40)):  # a whole shard among them
+        (tmp_path / "images" / f"{place:03}.png").write_bytes(b"junk")
+    store = FeatureStore(tmp_path / "store")
+    done = extract(net, folder_set(tmp_path / "images"), store, batch_size=4)
+    shards = list(store.shards(done.key))
+    assert [place for part in shards for place, _ in part.skipped] == [0, 3, *range(20, 40)]
+    assert torch.cat([part.index for part in shards]).tolist() == [1, 2, *range(4, 20), *range(40, 45)]
+    good = store.load(done.key).features
+    whole = ArraySet(pictures(45, 0)[0], "x")
+    reference = store.load(extract(net, whole, store).key).features
+    assert torch.allclose(good, reference[torch.cat([part.index for part in shards])], atol=1e-6)
+
+
+def test_images_without_a_number_are_left_out(tmp_path: Path) -> None:
+    class Hurt(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = network()
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.model(images / (images.amax(dim=(1, 2, 3), keepdim=True) > -1.4))
+
+    images, _ = pictures(10, 0)
+    images[4] = 0
+    split = SplitModel(Hurt(), layer="model.4")
+    store = FeatureStore(tmp_path)
+    done = extract(Network.of(split, SETTING), ArraySet(images, "x"), store)
+    [part] = store.shards(done.key)
+    assert part.skipped == [(4, "the network gives NaN or Inf for it")]
+    assert len(part.acts) == 9
+
+
+def test_an_empty_set_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="at least one image"):
+        extract(made()[0], ArraySet(pictures(3, 0)[0][:0], "x"), FeatureStore(tmp_path))
+
+
+def test_damaged_shard_is_computed_again(tmp_path: Path) -> None:
+    net, counting = made()
+    store, data = FeatureStore(tmp_path), known()
+    done = extract(net, data, store)
+    before = store.load(done.key).features
+    path = sorted(tmp_path.rglob("*.safetensors"))[0]
+    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+    counting.seen = 0
+    with pytest.warns(IdnessWarning, match="damaged"):
+        again = extract(net, data, store)
+    assert counting.seen in (10, 20)
+    assert torch.equal(store.load(again.key).features, before)
+
+
+def test_killed_and_resumed_equals_never_killed(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+import time
+from pathlib import Path
+from idness.activations import extract as extraction
+from idness.activations.store import FeatureStore
+from tests.activations.test_extract import made, known
+extraction.SHARD = 20
+net, counting = made()
+forward = counting.forward
+def slow(images):
+    time.sleep(0.15)
+    return forward(images)
+counting.forward = slow
+extraction.extract(net, known(200), FeatureStore(Path({str(tmp_path)!r}) / "killed"), batch_size=10)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code])
+    while len(list((tmp_path / "killed").rglob("*.safetensors"))) < 3:
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = len(list((tmp_path / "killed").rglob("*.safetensors")))
+    net, counting = made()
+    resumed = extract(net, known(200), FeatureStore(tmp_path / "killed"), batch_size=10)
+    assert resumed.cached == 20 * kept
+    assert counting.seen == 200 - 20 * kept
+    whole = extract(net, known(200), FeatureStore(tmp_path / "whole"), batch_size=10)
+    assert resumed.key == whole.key
+    names = [sorted(path.name for path in (tmp_path / which).rglob("*.safetensors")) for which in ("killed", "whole")]
+    assert names[0] == names[1]  # the names hold the hashes of all bytes
+
+
+def test_progress_counts_every_image(tmp_path: Path) -> None:
+    told: list[int] = []
+    extract(made()[0], known(50), FeatureStore(tmp_path), batch_size=8, advance=told.append)
+    assert sum(told) == 50
+    assert np.all(np.array(told) >= 0)

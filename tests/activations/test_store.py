@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from idness.activations.store import FeatureStore, Shard, default_root, key_of
+from idness.core.errors import IdnessWarning, StoreError
+from idness.core.types import Activations
+
+
+def shard(seed: int = 0, count: int = 5) -> Shard:
+    rng = torch.Generator().manual_seed(seed)
+    acts = Activations(
+        torch.rand(count, 4, generator=rng), torch.rand(count, 3, generator=rng), torch.arange(count) % 3
+    )
+    return Shard(
+        acts, torch.arange(count), torch.randint(0, 256, (count, 16), dtype=torch.uint8, generator=rng), [(9, "is bad")]
+    )
+
+
+def filled(root: Path) -> FeatureStore:
+    store = FeatureStore(root)
+    store.finish("whole", [store.put(key_of(str(seed)), shard(seed)) for seed in range(3)], {"source": "x"})
+    return store
+
+
+def files(root: Path) -> list[Path]:
+    return sorted((root / "shards").rglob("*.safetensors"))
+
+
+def test_round_trip_keeps_everything(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    assert "whole" in store
+    found = list(store.shards("whole"))
+    for seed, part in enumerate(found):
+        assert torch.equal(part.acts.features, shard(seed).acts.features)
+        assert torch.equal(part.acts.labels, shard(seed).acts.labels)  # type: ignore[arg-type]
+        assert torch.equal(part.digests, shard(seed).digests)
+        assert part.skipped == [(9, "is bad")]
+    assert len(store.load("whole")) == 15
+    assert [len(acts) for acts in store.stream("whole")] == [5, 5, 5]
+
+
+def test_same_shard_is_written_once_and_found(tmp_path: Path) -> None:
+    store = FeatureStore(tmp_path)
+    first = store.put("a" * 64, shard())
+    assert store.put("a" * 64, shard()) == first
+    assert store.find("a" * 64) == first
+    assert store.find("b" * 64) is None
+    assert len(files(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_every_damage_is_noticed(tmp_path: Path, damage: str) -> None:
+    store = filled(tmp_path)
+    path = files(tmp_path)[1]
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes({"flip": bytes(content), "cut": bytes(content[:-9]), "empty": b""}[damage])
+    with pytest.raises(StoreError, match="is damaged: its sha256 differs"):
+        store.load("whole")
+    key = path.stem.partition("-")[0]
+    with pytest.warns(IdnessWarning, match="is damaged; it is removed"):
+        assert store.find(key) is None
+    assert not path.exists()
+
+
+def test_missing_sets_shards_and_damaged_manifests_are_told(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    with pytest.raises(StoreError, match="no finished set"):
+        store.load("other")
+    files(tmp_path)[0].unlink()
+    with pytest.raises(StoreError, match="cannot read"):
+        store.load("whole")
+    manifest = tmp_path / "sets" / "whole.json"
+    newer = json.loads(manifest.read_text()) | {"format": 99}
+    manifest.write_text(json.dumps(newer))
+    with pytest.raises(StoreError, match="newer format"):
+        store.load("whole")
+    manifest.write_text("{")
+    with pytest.raises(StoreError, match="is damaged"):
+        store.load("whole")
+
+
+def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path: Path) -> None:
+    # A limit on file size fails a write half-way, as a full disk does.
+    code = f"""
+import resource, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from idness.activations.store import FeatureStore
+from idness.core.errors import StoreError
+from tests.activations.test_store import shard
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+try:
+    FeatureStore({str(tmp_path)!r}).put("k" * 64, shard(count=2000))
+except StoreError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("cannot write")
+    assert "free space" in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_root_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot write"):
+        FeatureStore(tmp_path / "file").put("k" * 64, shard())
+
+
+def test_two_writers_at_once(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from idness.activations.store import FeatureStore, key_of
+from tests.activations.test_store import shard
+store = FeatureStore({str(tmp_path)!r})
+refs = [store.put(key_of(str(seed)), shard(seed)) for seed in range(40)]
+store.finish("both", refs, {{}})
+"""
+    running = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    assert [process.wait() for process in running] == [0, 0]
+    store = FeatureStore(tmp_path)
+    assert len(store.load("both")) == 200
+    assert len(files(tmp_path)) == 40
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_killed_while_writing_leaves_only_whole_shards(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from idness.activations.store import FeatureStore, key_of
+from tests.activations.test_store import shard
+store = FeatureStore({str(tmp_path)!r})
+seed = 0
+while True:
+    store.put(key_of(str(seed)), shard(seed, 3000))
+    seed += 1
+"""
+    process = subprocess.Popen([sys.executable, "-c", code])
+    while len(files(tmp_path)) < 3:
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    store = FeatureStore(tmp_path)
+    for place, path in enumerate(files(tmp_path)):
+        key = path.stem.partition("-")[0]
+        assert store.find(key) is not None, place
+
+
+def test_leftovers_of_dead_processes_go_and_fresh_ones_stay(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    folder = files(tmp_path)[0].parent
+    for name, age in ((".old.part", 10**6), (".new.part", 0)):
+        (folder / name).write_bytes(b"x")
+        os.utime(folder / name, (time.time() - age,) * 2)
+    store.finish("whole", store.refs("whole"), {})
+    assert not (folder / ".old.part").exists()
+    assert (folder / ".new.part").exists()
+
+
+def test_default_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("IDNESS_CACHE", raising=False)
+    assert default_root() == tmp_path / "idness"
+    monkeypatch.setenv("IDNESS_CACHE", str(tmp_path / "own"))
+    assert FeatureStore().root == tmp_path / "own"

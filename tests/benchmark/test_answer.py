@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from idness.benchmark.answer import answer, joint_level, ood_weights, row_ranks
+from idness.benchmark.results import Report
+from idness.core.errors import InputError
+from idness.intervals import auroc_interval, compare_auroc
+from idness.metrics import auroc, fpr_at_id_recall, fpr_at_ood_recall
+from idness.paired import fpr_draws, mean_auroc_difference, mean_auroc_interval, ranks
+from tests.report.digits import bench
+
+
+def test_groups_count_alike_and_so_do_the_sets_within_one(report: Report) -> None:
+    weights = ood_weights(report)
+    assert weights == {"six": 0.25, "seven": 0.25, "china": 0.25, "flower": 0.25}
+    other = copy.deepcopy(report)
+    other.benchmark.groups = {"near": ["six"], "far": ["seven", "china", "flower"]}
+    assert ood_weights(other) == pytest.approx({"six": 1 / 2, "seven": 1 / 6, "china": 1 / 6, "flower": 1 / 6})
+
+
+def test_one_set_gives_delongs_interval_and_test(report: Report) -> None:
+    read = report.scores.of
+    one, other = (row_ranks(report, row, {"six": 1.0}) for row in ("knn", "ebo"))
+    assert one.auroc == pytest.approx(auroc(read("knn", "id_test"), read("knn", "six")), abs=1e-12)
+    assert mean_auroc_interval(one) == pytest.approx(auroc_interval(read("knn", "id_test"), read("knn", "six")))
+    expected = compare_auroc(*(read(row, name) for row in ("knn", "ebo") for name in ("id_test", "six")))
+    assert mean_auroc_difference(one, other) == pytest.approx(expected)
+
+
+def test_the_interval_of_a_mean_over_sets_covers_what_new_images_give() -> None:
+    # Both sets share their ID images, so that treating them as independent would make the interval too short.
+    rng = np.random.default_rng(0)
+    truth = auroc(rng.normal(1, 1, 200_000), rng.normal(0, 1, 200_000))
+    hits = 0
+    for _ in range(300):
+        ids, oods = rng.normal(1, 1, 60), [rng.normal(0, 1, 400) for _ in range(3)]
+        low, high = mean_auroc_interval(ranks(ids, oods))
+        hits += low <= truth <= high
+    assert 0.91 <= hits / 300 <= 0.985
+
+
+@pytest.mark.parametrize(
+    ("metric", "function"), [("fpr_at_id_recall", fpr_at_id_recall), ("fpr_at_ood_recall", fpr_at_ood_recall)]
+)
+def test_bootstrap_draws_are_the_metric_of_the_drawn_images(metric: str, function: object) -> None:
+    rng = np.random.default_rng(3)
+    ids, oods = (
+        np.round(rng.normal(1, 1, 40), 1),
+        [np.round(rng.normal(0, 1, 30), 1), np.round(rng.normal(0, 2, 25), 1)],
+    )
+    draws = fpr_draws({"a": (ids, oods)}, metric, 0.9, draws=20, seed=5)["a"]  # type: ignore[arg-type]
+    again = np.random.default_rng(5)
+    picked = [again.integers(size, size=(20, size)) for size in (40, 30, 25)]
+    for draw in range(20):
+        for column, ood in enumerate(oods):
+            expected = function(ids[picked[0][draw]], ood[picked[1 + column][draw]], 0.9)  # type: ignore[operator]
+            assert draws[draw, column] == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_clear_winner_is_named_with_its_lead(report: Report) -> None:
+    found = answer(report)
+    means = {row: np.mean([item.groups[g].auroc for g in ("near", "far")]) for row, item in report.methods.items()}
+    assert found.auroc == pytest.approx(means)
+    assert found.best == max(means, key=lambda row: means[row])
+    assert found.kind == "clear"
+    assert found.use == found.best
+    assert found.sentence.startswith(f"Use {found.best} (")
+    assert not found.ties
+    assert all(rival.lead.low > 0 for rival in found.rivals)
+    gaps = [rival.lead.value for rival in found.rivals]
+    assert gaps == sorted(gaps)
+
+
+def test_rows_that_cannot_be_told_apart_are_said_to_be_so(report: Report) -> None:
+    near = copy.deepcopy(report)
+    near.benchmark.groups = {"near": ["six"]}
+    near.methods = {row: near.methods[row] for row in ("msp", "ebo", "react", "ash-s")}
+    near.__dict__["scores"] = report.scores
+    found = answer(near)
+    assert found.kind == "tie"
+    assert found.ties
+    assert "cannot be told apart" in found.sentence
+    for row in [found.best, *found.ties]:
+        assert row in found.sentence
+    for row in set(near.methods) - {found.best}:
+        scores = [report.scores.of(each, name) for each in (found.best, row) for name in ("id_test", "six")]
+        assert (row in found.ties) == (compare_auroc(*scores, level=joint_level(4)).low <= 0)
+
+
+def test_in_a_tie_a_method_without_training_images_and_options_is_preferred(report: Report) -> None:
+    some = copy.deepcopy(report)
+    some.benchmark.groups = {"near": ["six"]}
+    some.methods = {row: some.methods[row] for row in ("react", "knn", "ebo")}
+    some.__dict__["scores"] = report.scores
+    found = answer(some)
+    assert found.kind == "tie"
+    assert found.use == "ebo"
+    assert found.best in ("react", "ebo")
+    if found.best != "ebo":
+        assert "needs neither training images nor options" in found.sentence
+
+
+def test_more_comparisons_ask_for_more_confidence() -> None:
+    assert joint_level(2) == pytest.approx(0.95)
+    assert joint_level(11) == pytest.approx(0.995)
+    assert joint_level(1) == pytest.approx(0.95)
+
+
+def test_only_one_row_and_no_validation_are_said(tmp_path: Path) -> None:
+    report = bench(tmp_path, rows=("ebo",), validation=False)
+    found = answer(report)
+    assert found.kind == "only"
+    assert any("no OOD validation set" in line for line in found.evidence)
+
+
+def test_an_untrained_network_gets_no_recommendation_it_does_not_deserve(tmp_path: Path) -> None:
+    report = bench(tmp_path, rows=("msp", "ebo", "scale"), steps=0)
+    found = answer(report)
+    assert (found.kind == "useless") == (max(found.auroc.values()) < 0.6)
+
+
+def test_no_method_at_all_is_an_error(report: Report) -> None:
+    empty = copy.deepcopy(report)
+    empty.methods = {}
+    with pytest.raises(InputError, match="at least one method"):
+        answer(empty)

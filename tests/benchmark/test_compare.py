@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from idness.benchmark.compare import Comparison, compare, gather, welch
+from idness.benchmark.results import Report
+from idness.core.errors import InputError, OptionError, StoreError
+from idness.intervals import compare_auroc, compare_fpr_at_id_recall, compare_fpr_at_ood_recall
+from idness.report.comparison import tables, to_html, to_markdown, verdict, write
+from tests.report.digits import bench
+from tests.report.test_html import outline
+
+ROWS = ("msp", "ebo", "scale")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two networks, each trained with three seeds; the second for fewer steps."""
+    root = tmp_path_factory.mktemp("runs")
+    for seed in range(3):
+        bench(root / f"long-seed{seed}", seed=seed, rows=ROWS)
+        bench(root / f"short_seed{seed}", seed=seed, steps=15, rows=ROWS)
+    return root
+
+
+@pytest.fixture(scope="module")
+def pair(runs: Path) -> Comparison:
+    return compare(gather([f"a={runs / 'short_seed0'}", f"b={runs / 'long-seed0' / 'results.json'}"]))
+
+
+def line(found: Comparison, metric: str, name: str, row: str) -> object:
+    block = next(block for block in found.blocks if (block.metric, block.name) == (metric, name))
+    return next(line for line in block.lines if line.row == row)
+
+
+def test_single_results_differ_by_paired_tests_on_the_same_images(pair: Comparison, runs: Path) -> None:
+    old, new = Report.load(runs / "short_seed0"), Report.load(runs / "long-seed0")
+    scores = [report.scores.of("ebo", name) for report in (new, old) for name in ("id_test", "six")]
+    found = line(pair, "auroc", "six", "ebo")
+    assert found.changes[0] == pytest.approx(compare_auroc(*scores), abs=1e-6)
+    assert [value.mean for value in found.values] == [r.methods["ebo"].sets["six"].auroc for r in (old, new)]
+    for metric, function in (
+        ("fpr_at_id_recall", compare_fpr_at_id_recall), ("fpr_at_ood_recall", compare_fpr_at_ood_recall)
+    ):  # fmt: skip
+        ours, theirs = line(pair, metric, "six", "ebo").changes[0], function(*scores)
+        assert ours.value == pytest.approx(theirs.value, abs=1e-9)
+        # Two bootstraps with other random numbers.
+        assert ours.low == pytest.approx(theirs.low, abs=0.05)
+        assert ours.high == pytest.approx(theirs.high, abs=0.05)
+
+
+def test_groups_are_means_of_their_sets(pair: Comparison) -> None:
+    for metric in ("auroc", "fpr_at_id_recall", "fpr_at_ood_recall"):
+        group, *parts = (line(pair, metric, name, "scale").changes[0].value for name in ("near", "six", "seven"))
+        assert group == pytest.approx(np.mean(parts), abs=1e-9)
+
+
+def test_a_result_does_not_differ_from_itself(runs: Path) -> None:
+    found = compare(gather([f"a={runs / 'long-seed0'}", f"b={runs / 'long-seed0'}"]))
+    for block in found.blocks:
+        for each in block.lines:
+            assert each.changes[0] is not None
+            assert each.changes[0][:3] == (0, 0, 0)
+            assert verdict(block.metric, each.changes[0]) == ""
+    assert found.notes == ()
+
+
+def test_seeds_of_one_run_become_mean_and_spread(runs: Path) -> None:
+    found = compare(gather([str(path) for path in sorted(runs.iterdir())]))
+    assert found.names == ("long", "short")
+    assert found.runs == (3, 3)
+    series = [
+        [Report.load(runs / f"{name}seed{seed}").methods["ebo"].groups["far"].auroc for seed in range(3)]
+        for name in ("long-", "short_")
+    ]
+    got = line(found, "auroc", "far", "ebo")
+    assert [value.mean for value in got.values] == pytest.approx([np.mean(some) for some in series])
+    assert [value.spread for value in got.values] == pytest.approx([np.std(some, ddof=1) for some in series])
+    expected = stats.ttest_ind(series[1], series[0], equal_var=False)
+    assert got.changes[0].p_value == pytest.approx(expected.pvalue)
+    assert got.changes[0][1:3] == pytest.approx(tuple(expected.confidence_interval()))
+
+
+def test_one_run_against_several_has_no_interval(runs: Path) -> None:
+    found = compare(gather([f"one={runs / 'short_seed0'}", f"many={runs / 'long-seed0'},{runs / 'long-seed1'}"]))
+    assert line(found, "auroc", "near", "ebo").changes == (None,)
+    assert "measure more seeds" in to_markdown(found)
+
+
+def test_equal_series_have_no_difference() -> None:
+    assert welch([1.0, 1.0], [1.0, 1.0]) == (0.0, 0.0, 0.0, 1.0)
+    assert welch([2.0, 2.0], [1.0, 1.0]).p_value == 0.0
+
+
+def test_other_images_are_refused_with_all_that_differs(runs: Path, tmp_path: Path) -> None:
+    other = bench(tmp_path / "other", rows=ROWS, near=("six", "sept"))
+    other.sets["china"] = dataclasses.replace(other.sets["china"], sha256="0" * 64, images=3)
+    other.recall = 0.9
+    (tmp_path / "other" / "results.json").write_text(other.to_json())
+    with pytest.raises(InputError) as caught:
+        compare(gather([str(runs / "long-seed0"), str(tmp_path / "other")]))
+    text = str(caught.value)
+    for part in (
+        "not measured on the same data",
+        "recall (0.95 and 0.9)",
+        "seven (only in long)",
+        "sept (only in other)",
+        "china (150 and 3)",
+    ):
+        assert part in text
+
+
+def test_other_skipped_images_are_refused(runs: Path, tmp_path: Path) -> None:
+    report = Report.load(runs / "long-seed0")
+    names = report.scores.names
+    scores = {name: report.scores._get(name) for name in names}
+    scores["index/six"] = scores["index/six"][::-1].copy()
+    report.attach(scores, {})
+    report.save(tmp_path / "skipped")
+    with pytest.raises(InputError, match="the images skipped in six"):
+        compare(gather([str(runs / "long-seed0"), str(tmp_path / "skipped")]))
+
+
+def test_what_else_differs_is_noted(runs: Path, tmp_path: Path) -> None:
+    report = bench(tmp_path / "x", rows=("msp", "ebo"))
+    report.precision["used"] = "bf16"
+    report.model.spec = "another"
+    (tmp_path / "x" / "results.json").write_text(report.to_json())
+    notes = " ".join(compare(gather([str(runs / "long-seed0"), str(tmp_path / "x")])).notes)
+    for part in ("networks differ", "precision differ", "left out, not in every result: scale"):
+        assert part in notes
+
+
+def test_without_scores_there_are_values_but_no_intervals(runs: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "results.json"
+    alone.write_bytes((runs / "long-seed0" / "results.json").read_bytes())
+    found = compare(gather([str(runs / "short_seed0"), str(alone)]))
+    assert line(found, "auroc", "near", "ebo").changes == (None,)
+    assert "scores.safetensors is not beside" in " ".join(found.notes)
+
+
+def test_wrong_calls_are_told(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="at least two"):
+        compare(gather([str(runs / "long-seed0")]))
+    with pytest.raises(OptionError, match="at least two results, got 1; seeds of one run count as one"):
+        compare(gather([str(runs / "long-seed0"), str(runs / "long-seed1")]))
+    with pytest.raises(StoreError, match="no results.json"):
+        gather([str(tmp_path)])
+    with pytest.raises(OptionError, match="name=folder"):
+        gather(["=", "b"])
+    first = bench(tmp_path / "a", rows=("msp",))
+    bench(tmp_path / "b", rows=("ebo",))
+    assert first.methods
+    with pytest.raises(InputError, match="no method in common"):
+        compare(gather([str(tmp_path / "a"), str(tmp_path / "b")]))
+
+
+def test_folders_of_one_name_are_told_apart_by_their_parents(runs: Path, tmp_path: Path) -> None:
+    for parent in ("one", "two"):
+        (tmp_path / parent).mkdir()
+        (tmp_path / parent / "out").symlink_to(runs / "long-seed0")
+    copied = []
+    for parent in ("p", "q"):
+        folder = tmp_path / parent / "out"
+        folder.mkdir(parents=True)
+        for name in ("results.json", "scores.safetensors"):
+            (folder / name).write_bytes((runs / "long-seed0" / name).read_bytes())
+        copied.append(str(folder))
+    assert [entrant.name for entrant in gather(copied)] == ["out", "q/out"]
+
+
+def test_up_is_better_for_auroc_and_down_for_fpr(pair: Comparison) -> None:
+    change = line(pair, "auroc", "far", "ebo").changes[0]
+    certain = change._replace(value=0.1, low=0.05, high=0.2)
+    assert verdict("auroc", certain) == "✓"
+    assert verdict("fpr_at_id_recall", certain) == "✗"
+    assert verdict("auroc", certain._replace(low=-0.1)) == ""
+    assert verdict("auroc", None) == ""
+
+
+def test_it_is_written_as_markdown_and_one_page(pair: Comparison, tmp_path: Path) -> None:
+    markdown, page = write(pair, tmp_path)
+    assert [markdown.name, page.name] == ["compare.md", "compare.html"]
+    text = markdown.read_text(encoding="utf-8")
+    assert text.startswith("# a against b")
+    assert text.count("### ") == 3 * 6
+    found = outline(page.read_text(encoding="utf-8"))
+    assert found.faults == []
+    assert sum(tag == "table" for tag, _ in found.tags) == 3 * 6
+    assert len(tables(pair)) == 4
+
+
+def test_hostile_entrant_names_stay_text(pair: Comparison) -> None:
+    evil = dataclasses.replace(pair, names=("<img src=x onerror=alert(1)>", "b"), notes=("<b>x</b>",))
+    found = outline(to_html(evil))
+    assert "img" not in [tag for tag, _ in found.tags]
+
+
+def run(*words: str, columns: int = 80) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from idness.cli.compare import compare; import typer; app = typer.Typer(); app.command()(compare); app()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        capture_output=True, text=True, check=False, env={"COLUMNS": str(columns), "PATH": "/usr/bin", "PYTHONIOENCODING": "utf-8"},
+    )  # fmt: skip
+
+
+def test_the_command_prints_a_table_of_80_columns_and_names_its_files(runs: Path, tmp_path: Path) -> None:
+    done = run(str(runs / "short_seed0"), str(runs / "long-seed0"), "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "AUROC, near OOD" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "wrote compare.md, compare.html to" in done.stderr
+    assert (tmp_path / "out" / "compare.html").is_file()
+    printed = json.loads(run(str(runs / "short_seed0"), str(runs / "long-seed0"), "--json").stdout)
+    assert printed["names"] == ["short", "long"]
+    assert len(printed["blocks"]) == 18

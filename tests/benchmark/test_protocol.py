@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from idness.benchmark.protocol import Benchmark, names, template
+from idness.core.errors import DataError, IdnessError
+from idness.data import ArraySet
+from tests.pictures import world
+
+SHIPPED = ("cifar6", "cifar10", "cifar100", "cifar10-openood", "cifar100-openood", "imagenet", "imagenet-react")
+PAPER = {"svhn", "lsun-c", "lsun-r", "isun", "textures", "places365"}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_benchmarks_are_whole(name: str) -> None:
+    bench = Benchmark.load(name)
+    assert bench.name == name
+    assert bench.title
+    tested = {*bench.near, *bench.far}
+    assert tested
+    assert not tested & set(bench.ood_val)
+    assert name in names()
+
+
+def test_the_papers_and_openoods_sets() -> None:
+    assert set(Benchmark.load("cifar10").far) == PAPER
+    assert set(Benchmark.load("cifar100").far) == PAPER
+    imagenet = Benchmark.load("imagenet")
+    assert set(imagenet.near) == {"ssb-hard", "ninco"}
+    assert set(imagenet.far) == {"inaturalist", "textures", "openimage-o"}
+    assert set(Benchmark.load("imagenet-react").far) == {"inaturalist", "sun", "places", "textures"}
+    assert set(Benchmark.load("cifar10-openood").near) == {"cifar100", "tin"}
+
+
+def test_embedded_benchmark_opens_without_any_file_of_the_user() -> None:
+    opened = {entry.name: entry for entry in Benchmark.load("cifar6").open()}
+    counts = {name: len(entry.data) for name, entry in opened.items()}
+    assert (counts["id_train"], counts["id_val"], counts["id_test"]) == (2000, 500, 3000)
+    assert {entry.role for entry in opened.values()} == {"id_train", "id_val", "id_test", "ood_val", "near", "far"}
+    assert all(isinstance(entry.data, ArraySet) for entry in opened.values())
+
+
+def test_template_is_a_benchmark() -> None:
+    bench = Benchmark.from_text(template(), "mine")
+    assert bench.class_names == ("first", "second", "third")
+    assert "template" not in names()
+
+
+def test_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = world(tmp_path)
+    bench = Benchmark.load(path)
+    assert bench.root() == tmp_path
+    assert len(bench.open()) == 6
+    monkeypatch.chdir(tmp_path)
+    assert Benchmark.load("cifar10").root() == Path()
+    (tmp_path / "data").mkdir()
+    assert Benchmark.load("cifar10").root() == Path("data")
+    assert Benchmark.load("cifar10").root(tmp_path) == tmp_path
+    with pytest.raises(DataError, match="--data must be a folder"):
+        bench.root(tmp_path / "nowhere")
+
+
+def test_all_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
+    path = world(tmp_path)
+    (tmp_path / "near.npz").unlink()
+    (tmp_path / "val.npz").unlink()
+    with pytest.raises(
+        DataError, match=r"2 of 6 sets cannot be used: id_val: not found: val.npz.*mixed: not found: near.npz"
+    ):
+        Benchmark.load(path).open()
+    assert [entry.name for entry in Benchmark.load(path).open(partial=True)] == ["id_train", "id_test", "uval", "dark"]
+    (tmp_path / "test.npz").unlink()
+    with pytest.raises(DataError, match="id_test: not found"):
+        Benchmark.load(path).open(partial=True)
+
+
+def test_an_empty_set_is_told(tmp_path: Path) -> None:
+    path = world(tmp_path)
+    (tmp_path / "far.npz").unlink()
+    (tmp_path / "hollow").mkdir()
+    path.write_text(path.read_text().replace("far.npz", "hollow"))
+    with pytest.raises(DataError, match="dark: hollow holds no images"):
+        Benchmark.load(path).open()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("title = 3 4", "is no TOML"),
+        ("colour = 1", "unknown key 'colour'"),
+        ("[id]\ntrain = 'x'\n[far]\na = 'b'", r"needs \[id\] test"),
+        ("[id]\ntest = 'x'\nother = 'y'\n[far]\na = 'b'", "got 'other'"),
+        ("[id]\ntest = 'x'", "at least one set"),
+        ("[id]\ntest = 'x'\n[near]\na = 'b'\n[far]\na = 'c'", "'a' twice"),
+        ("[id]\ntest = 'x'\n[ood_val]\na = 'b'\n[far]\na = 'c'", "'a' twice"),
+        ("[id]\ntest = 'x'\n[far]\n'a/b' = 'c'", "name is letters"),
+        ("classes = [1]\n[id]\ntest = 'x'\n[far]\na = 'c'", "classes must be"),
+        ("far = 3\n[id]\ntest = 'x'", r"\[far\] must be a table"),
+    ],
+)
+def test_wrong_files_are_told(text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Benchmark.from_text(text, "mine")
+
+
+def test_unknown_names_and_files(tmp_path: Path) -> None:
+    with pytest.raises(IdnessError, match="did you mean 'cifar10'"):
+        Benchmark.load("cifar11")
+    with pytest.raises(DataError, match="--init writes a template"):
+        Benchmark.load(tmp_path / "gone.toml")

@@ -1,0 +1,380 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from idness.benchmark import Settings, run
+from idness.benchmark.results import METRICS, Report
+from idness.core.errors import DataError, IdnessError, ModelError
+from idness.core.progress import Listener
+from idness.core.types import Activations
+from idness.detectors.detector import Enhancer
+from idness.detectors.registry import build, rows
+from idness.metrics import all_metrics
+from idness.networks.split import SplitModel
+from tests.benchmark.test_results import valid
+from tests.pictures import network, pictures, world
+
+
+class Heard(Listener):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warned: list[str] = []
+        self.phases: list[tuple[str, int]] = []
+
+    def phase(self, name: str, total: int) -> None:
+        self.phases.append((name, total))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warned.append(text)
+
+
+def go(path: Path, heard: Heard | None = None, **settings: object) -> Report:
+    options = {"weights": path.parent / "weights.safetensors", "cache": path.parent / "cache"} | settings
+    return run(path, f"{path.parent}/net.py:make", Settings(**options), heard)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def report(place: Path) -> Report:
+    return go(place, command="idness bench")
+
+
+def acts(images: np.ndarray, labels: np.ndarray | None = None) -> Activations:
+    batch = torch.from_numpy(images).movedim(-1, 1).float().div(255).sub(0.3).div(0.2)
+    found = SplitModel(network(), example=batch[:2]).split(batch)
+    return Activations(found.features, found.logits, None if labels is None else torch.from_numpy(labels))
+
+
+def test_every_method_is_there_with_all_that_the_schema_promises(report: Report) -> None:
+    assert set(report.methods) == set(rows())
+    assert not report.failed
+    written = json.loads(report.to_json())
+    assert valid(written, Report.schema())
+    assert report.benchmark.groups == {"near": ["mixed"], "far": ["dark"]}
+    assert report.sets["id_test"].images == 60
+    assert set(report.sets) == {"id_train", "id_val", "id_test", "uval", "mixed", "dark"}
+    for method in report.methods.values():
+        assert set(method.sets) == {"mixed", "dark"}
+        assert set(method.groups) == {"near", "far"}
+        assert all(0 <= getattr(found, name) <= 1 for found in method.sets.values() for name in METRICS)
+        assert set(method.seconds) == {"fit", "search", "score"}
+    assert report.provenance["versions"]["torch"]
+    assert report.peak_memory > 10**7
+
+
+def test_numbers_are_those_of_a_slow_rederivation(report: Report, place: Path) -> None:
+    head = SplitModel(network(), example=torch.rand(2, 3, 8, 8)).head
+    known, labels = pictures(60, seed=2)
+    unknown = pictures(60, seed=5, known=False)[0]
+    train = acts(*pictures(60, seed=0))
+    val = acts(*pictures(60, seed=1))
+    for row, method in report.methods.items():
+        detector = build(row, **method.options).fit(head, train, val=val)
+        ids, oods = detector.score(acts(known, labels)), detector.score(acts(unknown))
+        assert torch.allclose(ids, torch.from_numpy(report.scores.of(row, "id_test")), rtol=1e-3, atol=1e-3), row
+        expected = all_metrics(ids, oods)
+        for name in METRICS:
+            assert getattr(method.sets["dark"], name) == pytest.approx(expected[name], abs=0.002), (row, name)
+        if isinstance(detector, Enhancer):
+            right = (detector.shaped_logits(acts(known)).argmax(dim=1).numpy() == labels).mean()
+            assert method.id_accuracy_shaped == pytest.approx(right)
+        else:
+            assert method.id_accuracy_shaped == report.id_accuracy
+
+
+def test_options_are_chosen_on_validation_data_only(report: Report, tmp_path: Path) -> None:
+    path = world(tmp_path)
+    for name in ("near", "far"):  # other test sets, the same choice
+        np.savez(tmp_path / f"{name}.npz", images=pictures(20, 31)[0])
+    other = go(path)
+    assert {row: method.options for row, method in other.methods.items()} == {
+        row: method.options for row, method in report.methods.items()
+    }
+    assert all(method.validation_auroc == other.methods[row].validation_auroc for row, method in report.methods.items())
+
+
+def test_second_run_touches_no_network_and_gives_the_same(
+    report: Report, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("the network ran")
+
+    monkeypatch.setattr(SplitModel, "stream", forbidden)
+    again = go(place)
+    assert again.time["images"] == 0
+    assert again.time["cached"] == 360
+    for row, method in report.methods.items():
+        assert again.methods[row].sets == method.sets
+        assert again.methods[row].groups == method.groups
+
+
+def test_batch_size_does_not_change_the_numbers(report: Report, place: Path, tmp_path: Path) -> None:
+    other = go(place, batch_size=7, cache=tmp_path, methods=["ebo", "scale"])
+    for row in ("ebo", "scale"):
+        assert np.allclose(other.scores.of(row, "dark"), report.scores.of(row, "dark"), rtol=1e-4, atol=1e-4)
+
+
+def test_scores_file_sweep_and_wrong_images(report: Report, place: Path) -> None:
+    assert report.scores.labels("id_test") is not None
+    assert report.scores.index("dark").tolist() == list(range(60))
+    assert report.sweep is not None
+    spot = report.sweep.percentiles.index(85.0)
+    scale = build("scale", percentile=85.0).fit(SplitModel(network(), example=torch.rand(2, 3, 8, 8)).head)
+    value = all_metrics(
+        scale.score(acts(pictures(60, seed=2)[0])), scale.score(acts(pictures(60, seed=5, known=False)[0]))
+    )["auroc"]
+    assert report.sweep.auroc["scale"]["far"][spot] == pytest.approx(value, abs=0.002)
+    assert report.sweep.ebo["far"] == report.methods["ebo"].groups["far"].auroc
+    for row, parts in report.wrong.items():
+        lowest = [entry.score for entry in parts["id_test"]]
+        assert lowest == sorted(report.scores.of(row, "id_test").tolist())[:8]
+        highest = [entry.score for entry in parts["far"]]
+        assert highest == sorted(report.scores.of(row, "dark").tolist(), reverse=True)[:8]
+        for entry in parts["far"]:
+            assert np.array_equal(
+                report.thumbs[f"dark/{entry.index}"], pictures(60, seed=5, known=False)[0][entry.index]
+            )
+
+
+def test_no_absolute_path_in_what_is_written(report: Report, place: Path, tmp_path: Path) -> None:
+    report.save(tmp_path)
+    text = (tmp_path / "results.json").read_text()
+    assert str(place.parent) not in text
+    assert report.model.spec == "net.py:make"
+    assert report.model.weights == "weights.safetensors"
+
+
+def test_phases_and_preprocessing_are_told(place: Path) -> None:
+    heard = Heard()
+    go(place, heard)
+    assert heard.phases[0] == ("network", 360)
+    assert "normalise by mean (0.3, 0.3, 0.3)" in heard.notes[0]
+    assert not heard.warned
+
+
+def test_missing_normalisation_is_warned_about_at_once(place: Path) -> None:
+    path = place.parent / "plain.toml"
+    text = place.read_text()
+    path.write_text(text.replace("mean = [0.3, 0.3, 0.3]", "").replace("std = [0.2, 0.2, 0.2]", ""))
+    heard = Heard()
+    found = go(path, heard, methods=["msp"])
+    assert "not normalised" in heard.warned[0]
+    assert found.warnings == heard.warned
+
+
+def test_signed_features_are_warned_about_once(place: Path) -> None:
+    text = place.parent / "signed.py"
+    text.write_text((place.parent / "net.py").read_text().replace("nn.ReLU()", "nn.Tanh()"))
+    heard = Heard()
+    settings = Settings(
+        weights=place.parent / "weights.safetensors", cache=place.parent / "cache", methods=["scale", "ash-s"]
+    )
+    run(place, f"{text}:make", settings, heard)
+    assert len([line for line in heard.warned if "non-negative" in line]) == 2
+
+
+def test_bad_and_doubled_images_are_reported(place: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    path = world(tmp_path)
+    folder = tmp_path / "mess"
+    folder.mkdir()
+    known = pictures(60, seed=2)[0]
+    for number in range(3):
+        Image.fromarray(known[number]).save(folder / f"{number}.png")
+    (folder / "9.png").write_bytes(b"junk")
+    path.write_text(path.read_text().replace("far.npz", "mess"))
+    heard = Heard()
+    found = go(path, heard, methods=["msp"])
+    assert found.sets["dark"].images == 3
+    assert found.sets["dark"].skipped[0].item == "9.png"
+    assert found.duplicates == [{"sets": ["id_test", "dark"], "images": 3}]
+    assert any("3 images are in both id_test and dark" in line for line in heard.warned)
+    assert any("dark: 1 images were skipped; the first, 9.png" in line for line in heard.warned)
+
+
+def test_a_set_without_any_good_image_stops(place: Path, tmp_path: Path) -> None:
+    path = world(tmp_path)
+    (tmp_path / "mess").mkdir()
+    (tmp_path / "mess" / "9.png").write_bytes(b"junk")
+    path.write_text(path.read_text().replace("far.npz", "mess"))
+    with pytest.raises(DataError, match="dark: none of its images can be used; the first: 9.png"):
+        go(path, methods=["msp"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('["red", "green", "blue"]', "4", "has 4 classes, the network gives 3"),
+        ("far.npz", "nowhere.npz", "dark: not found: nowhere.npz"),
+        ('"far.npz"', '{ path = "far.npz", images = "pix" }', "has no array 'pix'"),
+        ("mean = ", "men = ", "unknown option 'men'"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(
+    place: Path, old: str, new: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("idness.benchmark.runner.extract", lambda *_, **__: pytest.fail("it ran"))
+    path = place.parent / "wrong.toml"
+    path.write_text(place.read_text().replace(old, new))
+    with pytest.raises(IdnessError, match=message) as caught:
+        go(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_labels_beyond_the_classes_and_misspelt_methods(place: Path, tmp_path: Path) -> None:
+    path = world(tmp_path)
+    np.savez(tmp_path / "test.npz", images=pictures(6, 0)[0], labels=np.arange(6))
+    with pytest.raises(DataError, match="id_test: has 6 classes, the network gives 3"):
+        go(path)
+    with pytest.raises(IdnessError, match="did you mean 'scale'"):
+        go(place, methods=["scal"])
+    with pytest.raises(ModelError, match="needs --model"):
+        run(place)
+
+
+def test_activations_of_other_programs(report: Report, place: Path, tmp_path: Path) -> None:
+    split = SplitModel(network(), example=torch.rand(2, 3, 8, 8))
+    save_file({"weight": split.head.weight, "bias": split.head.offset}, tmp_path / "head.safetensors")
+    for seed, name in enumerate(("train", "val", "test", "uval", "near", "far")):
+        images, labels = np.load(place.parent / f"{name}.npz")["images"], pictures(60, seed)[1]
+        found = acts(images, labels)
+        tensors = {"features": found.features, "logits": found.logits}
+        save_file(tensors | ({"labels": found.labels} if seed < 3 else {}), tmp_path / f"{name}.safetensors")  # type: ignore[dict-item]
+    text = (
+        place.read_text().replace(".npz", ".safetensors").replace("classes =", 'head = "head.safetensors"\nclasses =')
+    )
+    (tmp_path / "acts.toml").write_text(text)
+    other = run(tmp_path / "acts.toml", None, Settings(cache=tmp_path / "cache"))
+    assert other.model.spec == "activations"
+    assert other.thumbs == {}
+    for row in ("ebo", "scale", "knn", "rmds"):
+        assert other.methods[row].options == report.methods[row].options
+        assert other.methods[row].sets["dark"].auroc == pytest.approx(report.methods[row].sets["dark"].auroc, abs=0.002)
+    assert not (tmp_path / "cache").exists()
+    (tmp_path / "acts.toml").write_text(text.replace('head = "head.safetensors"', ""))
+    with pytest.raises(DataError, match="needs head"):
+        run(tmp_path / "acts.toml")
+
+
+def test_partial_runs_with_what_is_there(tmp_path: Path) -> None:
+    path = world(tmp_path)
+    for name in ("near", "uval", "train"):
+        (tmp_path / f"{name}.npz").unlink()
+    found = go(path, partial=True)
+    assert list(found.benchmark.groups) == ["far"]
+    assert "knn" in found.failed
+    assert all(method.chosen_by == "default" for method in found.methods.values())
+
+
+def test_test_sets_are_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    """Score a set of many shards and watch the memory: it holds a shard or two, not the set."""
+    import tracemalloc
+
+    from idness.activations.store import FeatureStore, Shard, key_of
+    from idness.benchmark.evaluate import Scorer
+    from idness.core.types import Head
+    from idness.selection.search import Choice
+
+    rows_, width, shards = 200, 500, 40
+    store, head = FeatureStore(tmp_path), Head(torch.randn(3, width))
+    refs = []
+    for number in range(shards):
+        features = torch.rand(rows_, width)
+        found = Activations(features, head(features), torch.zeros(rows_, dtype=torch.long))
+        shard = Shard(found, torch.arange(rows_), torch.zeros(rows_, 16, dtype=torch.uint8))
+        refs.append(store.put(key_of(str(number)), shard))
+    store.finish("whole", refs, {})
+    detector = build("ebo").fit(head)
+    tracemalloc.start()
+    try:
+        scored = Scorer({"ebo": Choice(detector, "default")}).score(store.shards("whole"), rows_ * shards, shaped=True)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(scored.index) == rows_ * shards
+    one_shard = rows_ * width * 4
+    assert peak < 5 * one_shard  # all would be 40
+
+
+def test_third_party_method_is_included_unasked(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from idness.detectors import registry
+    from tests.selection.test_search import Flat
+
+    class Point:
+        name = "flat"
+
+        def load(self) -> type:
+            return Flat
+
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()] if group == "idness.methods" else [])
+    found = go(place)
+    assert found.methods["flat"].chosen_by == "validation"
+
+
+README = {
+    "msp": (94.4901, 42.5322, 16.1400),
+    "mls": (98.0533, 10.1064, 7.2100),
+    "ebo": (98.1138, 9.5350, 7.0800),
+    "ash(variant=s,percentile=95)": (98.8781, 5.1429, 5.1900),
+    "scale(percentile=85)": (98.3527, 8.0448, 6.2600),
+    "scale(percentile=95)": (99.2250, 3.5406, 3.7400),
+}
+
+
+@pytest.mark.shared
+def test_the_papers_network_against_isun(shared_data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "isun.toml"
+    path.write_text(
+        'title = "CIFAR-10 against iSUN"\nclasses = 10\nhead = "head.safetensors"\n[id]\ntest = "cifar10_test.safetensors"\n'
+        '[far]\nisun = "isun.safetensors"\n'
+    )
+    found = run(path, None, Settings(data=shared_data / "activations", methods=list(README)))
+    assert found.id_accuracy == pytest.approx(0.9454)
+    for row, expected in README.items():
+        got = found.methods[row].sets["isun"]
+        for value, number in zip((got.auroc, got.fpr_at_id_recall, got.fpr_at_ood_recall), expected, strict=True):
+            assert 100 * value == pytest.approx(number, abs=0.02), row
+
+
+@pytest.mark.shared
+def test_images_through_the_papers_network(shared_data: Path, tmp_path: Path) -> None:
+    """Own file.py:function, others' checkpoint, images in: features and scores as they were measured."""
+    from safetensors import safe_open
+
+    example = Path(__file__).parents[2] / "examples" / "densenet.py"
+    path = tmp_path / "isun.toml"
+    path.write_text(
+        "classes = 10\n[preprocessing]\nmean = [0.4914, 0.4822, 0.4465]\nstd = [0.2023, 0.1994, 0.2010]\n"
+        '[id]\ntest = { path = "isun.npz", rows = [0, 8] }\n[far]\nisun = { path = "isun.npz", rows = [8, 32] }\n'
+    )
+    settings = Settings(
+        data=shared_data,
+        weights=shared_data / "densenet101_cifar10.pth.tar",
+        cache=tmp_path,
+        methods=["ebo", "scale(percentile=95)"],
+        batch_size=16,
+    )
+    found = run(path, f"{example}:densenet101", settings)
+    with safe_open(shared_data / "activations" / "isun.safetensors", framework="pt") as file:
+        measured = Activations(file.get_slice("features")[8:32], file.get_slice("logits")[8:32])
+    with safe_open(shared_data / "activations" / "head.safetensors", framework="pt") as file:
+        from idness.core.types import Head
+
+        head = Head(file.get_tensor("weight"), file.get_tensor("bias"))
+    for row, detector in (("ebo", build("ebo")), ("scale(percentile=95)", build("scale", percentile=95))):
+        expected = detector.fit(head).score(measured)
+        assert torch.allclose(torch.from_numpy(found.scores.of(row, "isun")), expected, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from idness.benchmark.results import Report
+from tests.pictures import world
+
+
+def idness(*words: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from idness.cli import main; main()", *map(str, words)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=os.environ | environment)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return world(tmp_path_factory.mktemp("world"))
+
+
+def bench(place: Path, *more: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    words = (
+        "bench",
+        place,
+        "--model",
+        f"{place.parent}/net.py:make",
+        "--weights",
+        place.parent / "weights.safetensors",
+    )
+    return idness(*words, "--cache", place.parent / "cache", *more, cwd=place.parent, **environment)
+
+
+def test_writes_every_file_prints_tables_and_names_the_files(place: Path) -> None:
+    done = bench(place, COLUMNS="80")
+    assert done.returncode == 0, done.stderr
+    folder = place.parent / "idness-results"
+    names = {path.name for path in folder.iterdir()}
+    assert {
+        "results.json",
+        "results.csv",
+        "results.md",
+        "results.tex",
+        "scores.safetensors",
+        "thumbs.safetensors",
+    } <= names
+    assert "report.html" in names
+    assert "near" in done.stdout
+    assert "FPR at 95 %" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    last = done.stderr.strip().splitlines()[-1]
+    assert all(name in last for name in names)
+    assert "preprocessing: normalise by mean" in done.stderr
+    report = Report.load(folder)
+    assert str(place.parent) not in (folder / "results.json").read_text()
+    assert report.provenance["command"].startswith("idness bench mine.toml --model net.py:make")
+
+
+def test_json_is_the_only_thing_on_standard_output(place: Path) -> None:
+    done = bench(place, "--json", "--quiet", "--methods", "ebo,scale(percentile=90)", "--out", "other")
+    assert done.stderr == ""
+    found = json.loads(done.stdout)
+    assert found["schema_version"] == 1
+    assert list(found["methods"]) == ["ebo", "scale(percentile=90)"]
+    assert found["methods"]["scale(percentile=90)"]["chosen_by"] == "given"
+    assert (place.parent / "other" / "results.json").read_text() == done.stdout
+
+
+def test_template(tmp_path: Path) -> None:
+    done = idness("bench", "--init", "mine.toml", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "wrote mine.toml" in done.stderr
+    tomllib.loads((tmp_path / "mine.toml").read_text())
+    again = idness("bench", "--init", "mine.toml", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "exists" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--methods", "scal"), "did you mean 'scale'"),
+        (("--precision", "fp8"), "precision must be one of"),
+        (("--fpr", "95"), "fpr must be"),
+        (("--batch-size", "0"), "batch_size must be"),
+        (("--data", "nowhere"), "--data must be a folder"),
+        (("--device", "abacus"), "device must be"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(place: Path, words: tuple[str, ...], message: str) -> None:
+    done = bench(place, *words)
+    assert done.returncode == 2
+    assert message in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""

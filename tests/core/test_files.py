@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from idness.core.errors import StoreError
+from idness.core.files import atomic_path, atomic_write, sha256
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_replaced_in_one_step(tmp_path):
+    target = tmp_path / "deep" / "a.txt"
+    assert atomic_write(target, "one") == target
+    atomic_write(target, b"two")
+    assert target.read_text() == "two"
+    assert names(target.parent) == ["a.txt"]
+    assert sha256(target) == "3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3"
+
+
+def test_after_a_failure_the_old_file_is_there_and_nothing_else(tmp_path):
+    target = atomic_write(tmp_path / "a.txt", "old")
+    with pytest.raises(ZeroDivisionError), atomic_path(target) as part:
+        part.write_text("half")
+        _ = 1 / 0
+    assert target.read_text() == "old"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_a_full_disk_is_told_in_one_line(tmp_path, monkeypatch):
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(StoreError, match=r"cannot write .*a.txt: No space left on device; free space"):
+        atomic_write(tmp_path / "a.txt", "new")
+    assert names(tmp_path) == []
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot write"):
+        atomic_write(tmp_path / "file" / "a.txt", "new")

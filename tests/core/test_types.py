@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from idness.core.errors import InputError
+from idness.core.types import Activations, Head
+
+
+def test_arrays_and_any_float_become_float32_tensors():
+    acts = Activations(np.ones((2, 3)), torch.ones(2, 4).bfloat16(), np.array([1, 0]))
+    assert acts.features.dtype == acts.logits.dtype == torch.float32
+    assert acts.labels is not None
+    assert acts.labels.dtype == torch.int64
+    assert len(acts) == 2
+
+
+@pytest.mark.parametrize(
+    ("features", "logits", "labels", "message"),
+    [
+        (torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 4), None, "features must be floating point, got int64"),
+        (torch.ones(2, 3), torch.ones(2, 4, dtype=torch.uint8), None, "logits must be floating point, got uint8"),
+        (torch.ones(3), torch.ones(2, 4), None, r"features must be a matrix .* got shape \(3,\)"),
+        (torch.ones(2, 0), torch.ones(2, 4), None, "features must be a matrix"),
+        (torch.ones(2, 3), torch.ones(3, 4), None, "one row per image, got 2 and 3"),
+        (torch.ones(2, 3), torch.ones(2, 4), torch.ones(2), "labels must be 2 integers, got float32"),
+        (
+            torch.ones(2, 3),
+            torch.ones(2, 4),
+            torch.ones(3, dtype=torch.int64),
+            r"labels must be 2 integers, got int64 of shape \(3,\)",
+        ),
+        (torch.ones(2, 3), torch.ones(2, 4), torch.ones(2, dtype=torch.bool), "labels must be 2 integers, got bool"),
+    ],
+)
+def test_what_does_not_fit_is_refused(features, logits, labels, message):
+    with pytest.raises(InputError, match=message):
+        Activations(features, logits, labels)
+
+
+def test_rows_can_be_selected_and_joined():
+    acts = Activations(torch.arange(10.0).reshape(5, 2), torch.zeros(5, 3), torch.arange(5))
+    parts = list(acts.batches(2))
+    assert [len(part) for part in parts] == [2, 2, 1]
+    again = Activations.concat(parts)
+    assert torch.equal(again.features, acts.features)
+    assert torch.equal(again.labels, acts.labels)
+    assert acts[acts.labels > 2].labels.tolist() == [3, 4]
+    unlabelled = Activations.concat([parts[0], Activations(torch.zeros(1, 2), torch.zeros(1, 3))])
+    assert unlabelled.labels is None
+    with pytest.raises(InputError, match="is the data set empty"):
+        Activations.concat([])
+
+
+def test_a_head_is_the_linear_layer():
+    linear = torch.nn.Linear(3, 2)
+    head = Head(linear.weight, linear.bias)
+    features = torch.rand(4, 3)
+    assert torch.equal(head(features), linear(features).detach())
+    assert (head.classes, head.width) == (2, 3)
+    assert Head(linear.weight).offset.tolist() == [0.0, 0.0]
+    with pytest.raises(InputError, match=r"bias must have one value per class \(2\)"):
+        Head(linear.weight, torch.zeros(3))
+    with pytest.raises(InputError, match="weight must be finite"):
+        Head(torch.full((2, 3), float("nan")))

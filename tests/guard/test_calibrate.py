@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from colour_world import known, write_folder
+from typer.testing import CliRunner
+
+from idness.cli import app
+from idness.cli.calibrate import calibrate
+from idness.cli.export import export
+from idness.cli.score import score
+from idness.core.errors import DataError, IdnessError, InputError, ModelError, OptionError
+from idness.guard import Guard
+from idness.guard.calibrate import prepare_guard
+from idness.guard.judge import find_images, judge_images
+from idness.selection.auto import choose
+
+
+def command(*words: object, stdin: str | None = None):
+    """Run `idness` with these words, as the command line does but in this process."""
+    registered = {info.name for info in app.registered_commands}
+    for name, function in (("calibrate", calibrate), ("score", score), ("export", export)):
+        if name not in registered:
+            app.command(name)(function)
+    return CliRunner().invoke(app, [str(word) for word in words], input=stdin, catch_exceptions=True)
+
+
+@pytest.fixture
+def made(net_spec: str, weights: Path, id_folder: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "guard"
+    done = command("calibrate", net_spec, "--weights", weights, "--data", id_folder, "--method", "scale", "-o", folder)
+    assert done.exit_code == 0, done.exception
+    return folder
+
+
+def test_three_commands(made: Path, id_folder: Path, ood_folder: Path, tmp_path: Path) -> None:
+    assert {file.name.partition("-")[0] for file in made.iterdir()} == {"guard.json", "tensors", "weights"}
+    known_images = sorted((id_folder / "red").glob("*.png"))[:5]
+    done = command("score", made, *known_images, ood_folder, "--json")
+    records = json.loads(done.stdout)
+    assert done.exit_code == 0
+    assert len(records) == 35
+    assert sum(record["is_ood"] for record in records[5:]) > 20
+    assert [record["class"] for record in records[:5]] == ["red"] * 5
+    assert command("score", made, ood_folder, "--strict").exit_code == 1
+    model = tmp_path / "model.onnx"
+    exported = command("export", made, model)
+    assert exported.exit_code == 0, exported.exception
+    assert model.stat().st_size > 10_000
+    assert "model.onnx" in exported.stdout
+
+
+def test_score_prints_tables_csv_and_reads_lists(made: Path, id_folder: Path, tmp_path: Path) -> None:
+    odd_name = tmp_path / 'a,[b] "c".png'
+    known("blue", 4).save(odd_name)
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"no image")
+    paths = [odd_name, broken, tmp_path / "absent.png"]
+    done = command("score", made, "-", "--csv", stdin="\n".join(map(str, paths)) + "\n")
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [row["image"] for row in rows] == [str(path) for path in paths]
+    assert rows[0]["class"] == "blue"
+    assert "must be one of" in rows[1]["error"]
+    assert "cannot be read" in rows[2]["error"]
+    table = command("score", made, odd_name, broken)
+    assert "[b]" in table.stdout
+    assert "unread" in table.stdout
+    assert "of 2 images out-of-distribution, 1 unread" in table.stdout
+    strict = command("score", made, broken, "--strict")
+    assert strict.exit_code == 1
+    pattern = command("score", made, id_folder / "*" / "000?.png", "--json")
+    assert len(json.loads(pattern.stdout)) == 40
+
+
+def test_another_recall_and_thresholds(made: Path, id_folder: Path) -> None:
+    loose = json.loads(command("score", made, id_folder, "--json", "--recall", "0.6").stdout)
+    plain = json.loads(command("score", made, id_folder, "--json").stdout)
+    assert sum(record["is_ood"] for record in loose) > 2 * sum(record["is_ood"] for record in plain) > 0
+    done = command("score", made, id_folder, "--recall", "0.9999")
+    assert isinstance(done.exception, InputError)
+    assert "needs at least 9999" in str(done.exception)
+
+
+def test_auto_measures_where_foreign_images_are_given_and_says_why(
+    net_spec: str, weights: Path, id_folder: Path, ood_folder: Path
+) -> None:
+    made = prepare_guard(net_spec, id_folder, weights=weights, method="auto", ood=ood_folder)
+    why = next(note for note in made.notes if note.startswith("auto:"))
+    assert "separates best: AUROC" in why
+    assert made.guard.detector.name in why
+    assert any("120 images chosen at random" in note for note in made.notes)
+    assert len(made.guard.calibration or ()) == 120
+    again = prepare_guard(net_spec, id_folder, weights=weights, method="auto", ood=ood_folder)
+    assert torch.equal(again.guard.threshold(), made.guard.threshold())
+
+
+def test_auto_asks_the_doctor_where_none_are(net_spec: str, weights: Path, id_folder: Path) -> None:
+    made = prepare_guard(net_spec, id_folder, weights=weights, method="auto")
+    assert any("no foreign images were given" in note for note in made.notes)
+    assert made.guard.calibration is not None
+
+
+def test_detectors_never_learn_from_what_calibrates(
+    net_spec: str, weights: Path, id_folder: Path, tmp_path: Path
+) -> None:
+    halved = prepare_guard(net_spec, id_folder, weights=weights, method="knn(k=1)").guard
+    assert len(halved.calibration or ()) == 120
+    assert len(halved.detector.state()["bank_"]) == 120
+    # The nearest neighbour of an image that was learned from is itself, at distance 0.
+    assert float((halved.calibration.scores if halved.calibration else torch.zeros(1)).max()) < -1e-7
+    taught = write_folder(tmp_path / "train", 20, first=7_000)
+    apart = prepare_guard(net_spec, id_folder, weights=weights, method="knn(k=1)", train=taught).guard
+    assert len(apart.calibration or ()) == 240
+    assert len(apart.detector.state()["bank_"]) == 80
+
+
+def test_copies_and_broken_files_are_left_out_and_told(
+    net_spec: str, weights: Path, id_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "messy"
+    shutil.copytree(id_folder, folder)
+    shutil.copy(folder / "red" / "0001.png", folder / "red" / "copy.png")
+    (folder / "red" / "broken.jpg").write_bytes(b"<html>")
+    (folder / "red" / "empty.png").write_bytes(b"")
+    (folder / ".hidden").mkdir()
+    made = prepare_guard(net_spec, folder, weights=weights, method="msp")
+    assert len(made.guard.calibration or ()) == 240
+    notes = "\n".join(made.notes)
+    assert "left out 1 images that are there twice" in notes
+    assert "broken.jpg" in notes
+    assert "empty.png" in notes
+
+
+def test_flat_folders_have_no_labels_and_methods_that_need_them_say_so(
+    net_spec: str, weights: Path, id_folder: Path, ood_folder: Path, tmp_path: Path
+) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for index, file in enumerate(sorted(id_folder.rglob("*.png"))):
+        shutil.copy(file, flat / f"{index}.png")
+    with pytest.raises(InputError, match="must have labels"):
+        prepare_guard(net_spec, flat, weights=weights, method="mds")
+    made = prepare_guard(net_spec, flat, weights=weights, method="auto", ood=ood_folder)
+    assert any(note.startswith("not tried: mds") for note in made.notes)
+    assert made.guard.class_names == ("red", "green", "blue", "yellow")
+
+
+def test_gallery_is_of_calibration_images(net_spec: str, weights: Path, id_folder: Path) -> None:
+    made = prepare_guard(net_spec, id_folder, weights=weights, method="scale").guard
+    assert made.gallery is not None
+    assert len(made.gallery) == 240
+    assert prepare_guard(net_spec, id_folder, weights=weights, method="msp", gallery=False).guard.gallery is None
+
+
+def test_wrong_calls_get_one_line(net_spec: str, weights: Path, id_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        prepare_guard(net_spec, tmp_path / "nowhere", weights=weights)
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(DataError, match="holds no images"):
+        prepare_guard(net_spec, tmp_path / "bare", weights=weights)
+    with pytest.raises(IdnessError, match="unknown method"):
+        prepare_guard(net_spec, id_folder, weights=weights, method="scal")
+    bare = tmp_path / "plain.py"
+    bare.write_text("from torch import nn\ndef make(): return nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 4))\n")
+    with pytest.raises(ModelError, match="give --size"):
+        prepare_guard(f"{bare}:make", id_folder)
+    sized = command("calibrate", f"{bare}:make", "--data", id_folder, "--size", 8, "--mean", ".5,.5,.5", "--std", ".2,.2,.2",
+                    "--method", "msp", "-o", tmp_path / "g")  # fmt: skip
+    assert sized.exit_code == 0, sized.exception
+    wrong = command("calibrate", f"{bare}:make", "--data", id_folder, "--size", 8, "--mean", "a", "-o", tmp_path / "g")
+    assert isinstance(wrong.exception, OptionError)
+    with pytest.raises(DataError, match="no image at"):
+        list(find_images([str(tmp_path / "*.gif")]))
+
+
+def test_a_guard_of_a_models_file_needs_it_named_elsewhere(
+    made: Path, id_folder: Path, net_spec: str, monkeypatch, tmp_path: Path
+) -> None:
+    image = next(id_folder.rglob("*.png"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
+    refused = command("score", made, image)
+    assert isinstance(refused.exception, ModelError)
+    assert "--model" in str(refused.exception)
+    assert command("score", made, image, "--model", net_spec).exit_code == 0
+    assert command("score", made, image).exit_code == 0
+
+
+def test_images_of_many_sizes_without_a_fixed_input(trained: torch.nn.Module, tmp_path: Path) -> None:
+    from idness.data import Preprocessing
+
+    guard = Guard(trained, "msp", preprocessing=Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)))
+    guard.calibrate([torch.stack([guard.prepare(known("red", seed)) for seed in range(30)])])
+    for side in (16, 24, 40):
+        known("red", 1, side=side).save(tmp_path / f"{side}.png")
+    assert len(list(judge_images(guard, sorted(tmp_path.glob("*.png"))))) == 3
+
+
+def test_choice_is_unfitted_and_first_best(guard: Guard) -> None:
+    from colour_world import foreign_tensors, known_tensors
+
+    images, labels = known_tensors(120, first=9_000)
+    acts = guard.split.extract([(images, labels)])
+    choice = choose(guard.split, acts, guard.split.split(foreign_tensors(40)))
+    assert not choice.detector.fitted
+    assert "settings were tried" in choice.why

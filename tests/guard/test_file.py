@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import colour_world as world
+import pytest
+import tiny_net
+import torch
+from colour_world import HOW, foreign_tensors, known_tensors
+from torch import nn
+
+from idness.core.errors import IdnessError, ModelError, StoreError
+from idness.detectors.registry import rows
+from idness.guard import Guard
+from idness.guard.file import FORMAT, read_manifest
+from idness.guard.neighbours import Gallery
+from idness.networks import trust
+from idness.networks.split import load_weights
+
+SAMPLES = Path(__file__).resolve().parents[1] / "samples"
+V1 = SAMPLES / "guard-v1"
+
+
+def mixed() -> torch.Tensor:
+    return torch.cat([known_tensors(12, first=4_000)[0], foreign_tensors(12)])
+
+
+@pytest.mark.parametrize("name", list(rows()))
+def test_every_method_comes_back_the_same(name: str, trained: nn.Module, tmp_path: Path) -> None:
+    guard = Guard(trained, name, preprocessing=HOW, class_names=tiny_net.Tiny.class_names)
+    guard.fit([known_tensors(120, first=3_000)]).calibrate(
+        [known_tensors(120)[0]], [0.95, 0.9], per_class=name == "ebo"
+    )
+    loaded = Guard.load(guard.save(tmp_path / "guard"), trained)
+    before, after = guard(mixed()), loaded(mixed())
+    assert loaded.detector.config() == guard.detector.config()
+    assert loaded.preprocessing == HOW
+    assert loaded.class_names == tiny_net.Tiny.class_names
+    assert loaded.recalls == (0.95, 0.9)
+    for field in ("label", "score", "p_value", "is_ood"):
+        assert torch.equal(getattr(before, field), getattr(after, field))
+
+
+def test_gallery_comes_back(guard: Guard, tmp_path: Path) -> None:
+    pictures = [world.known("red", seed) for seed in range(6)]
+    acts = guard.split.split(torch.stack([HOW(picture) for picture in pictures]))
+    verdict = guard.decide(acts)
+    guard.gallery = Gallery.of(pictures, acts.features, verdict.label, verdict.score)
+    loaded = Guard.load(guard.save(tmp_path), guard.split).gallery
+    assert loaded is not None
+    assert loaded.thumbnails == guard.gallery.thumbnails
+    assert [near[0][0] for near in loaded.nearest(acts.features, 3)] == list(range(6))
+
+
+def test_bundled_weights_make_the_folder_whole(guard: Guard, net_spec: str, tmp_path: Path) -> None:
+    guard.spec = net_spec
+    folder = guard.save(tmp_path / "guard", bundle=True)
+    trust.remember(net_spec)
+    assert torch.equal(Guard.load(folder)(mixed()).score, guard(mixed()).score)
+
+
+def test_a_models_file_runs_only_when_its_user_has_run_it(guard: Guard, tmp_path: Path) -> None:
+    code = tmp_path / "evil.py"
+    code.write_text("raise SystemExit('this must not run')")
+    guard.spec = f"{code}:make"
+    folder = guard.save(tmp_path / "guard", bundle=True)
+    with pytest.raises(ModelError, match="have not run with idness"):
+        Guard.load(folder)
+    code.unlink()
+    with pytest.raises(ModelError, match="no such file"):
+        Guard.load(folder)
+    guard.spec = None
+    with pytest.raises(ModelError, match="does not name its network"):
+        Guard.load(guard.save(tmp_path / "nameless"))
+
+
+def test_a_wrong_network_is_refused_in_one_line(guard: Guard, tmp_path: Path) -> None:
+    folder = guard.save(tmp_path)
+    with pytest.raises(ModelError, match="another network") as caught:
+        Guard.load(folder, tiny_net.make())
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ModelError, match="final layer is 'fc'"):
+        Guard.load(folder, nn.Sequential(nn.Flatten(), nn.Linear(768, 4)))
+
+
+def test_a_newer_format_is_refused(guard: Guard, tmp_path: Path) -> None:
+    file = guard.save(tmp_path) / "guard.json"
+    file.write_text(file.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'))
+    with pytest.raises(StoreError, match=f"format {FORMAT + 1}, and this idness reads up to {FORMAT}; upgrade"):
+        Guard.load(tmp_path, guard.split)
+
+
+def test_damage_is_told_wherever_it_is(guard: Guard, tmp_path: Path) -> None:
+    """Cut and flip bytes of both files at many places: always one clear line, never a wrong guard."""
+    folder = guard.save(tmp_path / "guard")
+    rng = torch.Generator().manual_seed(0)
+    for file in folder.iterdir():
+        whole = file.read_bytes()
+        places = torch.randint(0, len(whole), (25,), generator=rng).tolist()
+        for place in places:
+            flipped = bytearray(whole)
+            flipped[place] ^= 1 << (place % 8)
+            for content in (bytes(flipped), whole[:place]):
+                file.write_bytes(content)
+                with pytest.raises(IdnessError) as caught:
+                    Guard.load(folder, guard.split)
+                assert "\n" not in str(caught.value)
+        file.write_bytes(whole)
+    Guard.load(folder, guard.split)
+
+
+def test_missing_files_are_told(guard: Guard, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"guard\.json is not there"):
+        Guard.load(tmp_path / "nothing", guard.split)
+    folder = guard.save(tmp_path / "guard")
+    next(folder.glob("tensors-*")).unlink()
+    with pytest.raises(StoreError, match="damaged or incomplete"):
+        Guard.load(folder, guard.split)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="is a file"):
+        guard.save(tmp_path / "file")
+
+
+def test_a_manifest_cannot_lead_out_of_its_folder(guard: Guard, tmp_path: Path) -> None:
+    folder = guard.save(tmp_path / "guard")
+    tensors_file = next(folder.glob("tensors-*"))
+    tensors_file.rename(tmp_path / tensors_file.name)
+    manifest = read_manifest(folder)
+    manifest["tensors"]["file"] = f"../{tensors_file.name}"
+    manifest["checksum"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    (folder / "guard.json").write_text(json.dumps(manifest))
+    with pytest.raises(StoreError, match="damaged or incomplete"):
+        Guard.load(folder, guard.split)
+
+
+def test_saving_again_replaces_the_guard_and_leaves_nothing_behind(guard: Guard, tmp_path: Path) -> None:
+    folder = guard.save(tmp_path / "guard", bundle=True)
+    guard.calibrate([known_tensors(80, first=900)[0]])
+    guard.save(folder)
+    assert len(list(folder.iterdir())) == 2
+    assert len(Guard.load(folder, guard.split).calibration or ()) == 80
+
+
+def test_a_failed_write_leaves_the_old_guard(guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = guard.save(tmp_path / "guard")
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    real = os.fsync
+
+    def fails_late(handle: int, calls: list[int] = []) -> None:  # noqa: B006
+        calls.append(handle)
+        if len(calls) > 1:
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fails_late)
+    guard.calibrate([known_tensors(80, first=900)[0]])
+    with pytest.raises(StoreError, match="No space left"):
+        guard.save(folder)
+    monkeypatch.undo()
+    assert all((folder / name).read_bytes() == content for name, content in before.items())
+    assert len(Guard.load(folder, guard.split).calibration or ()) == 200
+
+
+def test_no_pickle_and_no_path_of_this_machine_is_written(guard: Guard, tmp_path: Path) -> None:
+    folder = guard.save(tmp_path / "guard", bundle=True)
+    for file in folder.iterdir():
+        content = file.read_bytes()
+        assert file.suffix in (".json", ".safetensors")
+        assert str(tmp_path).encode() not in content
+        assert not content.startswith((b"\x80", b"PK"))
+
+
+def test_files_of_format_1_keep_loading() -> None:
+    """The sample was written by the first release of the format, and scores as it did then."""
+    model = load_weights(tiny_net.make(), next(V1.glob("weights-*.safetensors")))
+    guard = Guard.load(V1, model)
+    expected = json.loads((V1 / "expected.json").read_text())
+    pictures = [world.known(name, 321) for name in world.COLOURS] + [world.foreign(seed) for seed in range(4)]
+    verdict = guard.judge(*pictures)
+    torch.testing.assert_close(verdict.score, torch.tensor(expected["score"]), rtol=1e-4, atol=1e-4)
+    assert verdict.label.tolist() == expected["label"]
+    assert verdict.is_ood.tolist() == expected["is_ood"]
+    assert guard.gallery is not None
+
+
+WRITER = """
+import sys
+sys.path[:0] = [sys.argv[2]]
+import tiny_net, torch
+from idness.guard import Guard
+from idness.networks.split import load_weights
+guard = Guard(load_weights(tiny_net.make(), sys.argv[3]), "msp")
+for round in range(25):
+    acts = guard.split.split(torch.rand(40, 3, 16, 16, generator=torch.Generator().manual_seed(round)))
+    guard.calibrate(acts, float(sys.argv[4])).save(sys.argv[1])
+"""
+
+
+def test_two_writers_and_a_reader_always_see_a_whole_guard(guard: Guard, weights: Path, tmp_path: Path) -> None:
+    folder = guard.save(tmp_path / "guard")
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(SAMPLES), str(weights), recall])
+        for recall in ("0.95", "0.9")
+    ]
+    reads = 0
+    while any(writer.poll() is None for writer in writers):
+        assert Guard.load(folder, guard.split).recalls[0] in (0.95, 0.9)
+        reads += 1
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert reads > 3
+    assert len(Guard.load(folder, guard.split).calibration or ()) == 40
+    assert len(list(folder.iterdir())) == 2

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import colour_world as world
+import numpy as np
+import pytest
+import tiny_net
+import torch
+from colour_world import HOW, foreign_tensors, known_tensors
+from torch import Tensor, nn
+
+from idness.core.errors import ExportError
+from idness.core.types import Activations
+from idness.detectors.detector import Detector
+from idness.detectors.registry import rows
+from idness.guard import Guard
+from idness.guard.onnx import score_range
+
+onnxruntime = pytest.importorskip("onnxruntime")
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "onnx_without_torch.py"
+
+
+def run(path: Path, images: Tensor) -> dict[str, np.ndarray]:
+    session = onnxruntime.InferenceSession(str(path))
+    names = [output.name for output in session.get_outputs()]
+    assert names == ["label", "score", "p_value", "is_ood"]
+    assert [entry.name for entry in session.get_inputs()] == ["images"]
+    return dict(zip(names, session.run(None, {"images": images.numpy()}), strict=True))
+
+
+def agree(guard: Guard, path: Path) -> None:
+    images = torch.cat([known_tensors(5, first=4_000)[0], foreign_tensors(4)])
+    images[3] = float("nan")
+    images[6, 1] = float("inf")
+    for part in (images, images[:1], images[3:4]):
+        verdict, found = guard(part), run(path, part)
+        wanted = verdict.score.numpy()
+        error = np.abs(found["score"] - wanted) / np.maximum(max(1.0, score_range(guard)), np.abs(wanted))
+        assert error.max() < 1e-4
+        np.testing.assert_allclose(found["p_value"], verdict.p_value.numpy(), atol=1.01 / 121)
+        assert found["label"].tolist() == verdict.label.tolist()
+        assert found["is_ood"].tolist() == verdict.is_ood.tolist()
+        assert found["label"].dtype == np.int64
+        assert found["is_ood"].dtype == bool
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(rows()))
+def test_every_method_decides_in_onnxruntime_as_in_torch(name: str, trained: nn.Module, tmp_path: Path) -> None:
+    guard = Guard(trained, name, preprocessing=HOW).fit([known_tensors(120, first=3_000)])
+    guard.calibrate([known_tensors(120)[0]], per_class=name == "msp", recall=0.9)
+    agree(guard, guard.to_onnx(tmp_path / "guard.onnx"))
+
+
+def test_what_the_graph_carries_and_the_example_runs_it_without_torch(guard: Guard, tmp_path: Path) -> None:
+    before = {name: value.clone() for name, value in guard.model.state_dict().items()}
+    path = guard.to_onnx(tmp_path / "guard.onnx")
+    assert isinstance(guard.split.linear, nn.Linear)
+    assert all(torch.equal(before[name], value) for name, value in guard.model.state_dict().items())
+    facts = json.loads(onnxruntime.InferenceSession(str(path)).get_modelmeta().custom_metadata_map["idness"])
+    assert facts["detector"] == {"method": "scale", "options": {"readout": "energy", "percentile": 85.0}}
+    assert facts["class_names"] == list(tiny_net.Tiny.class_names)
+    assert facts["recalls"] == [0.95]
+    assert facts["preprocessing"]["resize"] == [16, 16]
+    pictures = [tmp_path / "red.png", tmp_path / "odd.png"]
+    world.known("red", 5, side=40).save(pictures[0])
+    world.foreign(1).save(pictures[1])
+    # None in sys.modules makes an import fail: the example must need neither torch nor idness.
+    code = "import runpy, sys; sys.modules.update(torch=None, idness=None); del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(EXAMPLE), str(path), *map(str, pictures)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    verdict = guard.judge(*pictures)
+    lines = done.stdout.strip().splitlines()
+    assert len(lines) == 2
+    for line, record in zip(lines, verdict.records(), strict=True):
+        assert record["class"] in line
+        assert ("OUT" in line) == record["is_ood"]
+        assert f"p={record['p_value']:.3f}" in line
+
+
+@dataclass(kw_only=True)
+class Asks(Detector):
+    """Branch on the values, which no graph can."""
+
+    def rate(self, acts: Activations) -> Tensor:
+        return acts.logits.amax(dim=1) if float(acts.logits.sum()) > 0 else acts.logits.amin(dim=1)
+
+
+def test_what_cannot_be_exported_is_said_and_nothing_is_written(trained: nn.Module, tmp_path: Path) -> None:
+    guard = Guard(trained, Asks(), preprocessing=HOW).calibrate([known_tensors(40)[0]])
+    with pytest.raises(ExportError, match="asks cannot be written as ONNX"):
+        guard.to_onnx(tmp_path / "guard.onnx")
+    assert not list(tmp_path.iterdir())
+    assert isinstance(guard.split.linear, nn.Linear)
+
+
+def test_unknown_image_size_is_asked_for(trained: nn.Module, tmp_path: Path) -> None:
+    guard = Guard(trained, "msp").calibrate([known_tensors(40)[0]])
+    with pytest.raises(ExportError, match="give example="):
+        guard.to_onnx(tmp_path / "guard.onnx")
+
+
+def test_training_mode_and_bfloat16_do_not_change_the_graph(guard: Guard, tmp_path: Path) -> None:
+    guard.train()
+    path = guard.to_onnx(tmp_path / "guard.onnx", example=known_tensors(1)[0])
+    assert guard.training
+    guard.eval()
+    agree(guard, path)

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+from collections import namedtuple
+
+import pytest
+import torch
+from torch import nn
+
+from idness.core.errors import DataError, InputError, ModelError
+from idness.networks.loading import load_model
+from idness.networks.split import SplitModel, fingerprint, unwrap
+
+TORCHVISION = [
+    "resnet18",
+    "densenet121",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "efficientnet_b0",
+    "regnet_y_400mf",
+    "vgg11",
+    "convnext_tiny",
+    "vit_b_16",
+    "swin_t",
+]
+TIMM = [
+    "resnet18",
+    "densenet121",
+    "mobilenetv3_small_050",
+    "efficientnet_b0",
+    "regnetx_002",
+    "vgg11",
+    "convnext_atto",
+    "vit_tiny_patch16_224",
+    "swin_tiny_patch4_window7_224",
+]
+
+
+def small() -> nn.Sequential:
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*body, nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def hooks_of(model: nn.Module) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+@pytest.mark.parametrize("spec", [f"torchvision:{name}" for name in TORCHVISION] + [f"timm:{name}" for name in TIMM])
+def test_the_common_families_are_split(spec):
+    torch.manual_seed(0)
+    model = load_model(spec, weights="none")
+    split = SplitModel(model)
+    size = 224 if any(word in spec for word in ("vit", "swin")) else 64
+    images = torch.rand(2, 3, size, size)
+    acts = split.split(images)
+    with torch.no_grad():
+        expected = model(images)
+    torch.testing.assert_close(acts.logits, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(split.head(acts.features), expected, rtol=1e-4, atol=1e-4)
+    assert split.head.classes == 1000
+    assert hooks_of(model) == 0
+
+
+def test_squeezenet_is_told_what_to_do():
+    with pytest.raises(ModelError, match=r"has no nn.Linear.*replace its classifier"):
+        SplitModel(load_model("torchvision:squeezenet1_1", weights="none"))
+
+
+class Temperature(nn.Module):
+    """Ends in something other than its linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = small()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.net(images) / 2
+
+
+def test_logits_changed_after_the_layer_are_told_and_a_named_layer_is_taken():
+    model = Temperature()
+    with pytest.raises(ModelError, match="gives the model's output as it is"):
+        SplitModel(model)
+    split = SplitModel(model, layer="net.7")
+    images = torch.rand(3, 3, 16, 16)
+    torch.testing.assert_close(split.split(images).logits / 2, model.eval()(images).detach())
+    with pytest.raises(ModelError, match=r"got 'net.0'; it has net.5, net.7"):
+        SplitModel(model, layer="net.0")
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile], ids=["DataParallel", "compile"])
+def test_wrappers_are_looked_through(wrap):
+    model = small()
+    split = SplitModel(wrap(model))
+    assert split.model is model
+    assert split.layer == "7"
+    images = torch.rand(3, 3, 16, 16)
+    torch.testing.assert_close(split.split(images).logits, model.eval()(images).detach())
+
+
+def test_distributed_wrappers_are_looked_through(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        model = small()
+        assert SplitModel(nn.parallel.DistributedDataParallel(model)).model is model
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_networks_of_any_precision_give_float32(dtype):
+    model = small().to(dtype)
+    split = SplitModel(model)
+    images = torch.rand(3, 3, 16, 16)
+    acts = split.split(images)
+    assert acts.features.dtype == acts.logits.dtype == torch.float32
+    torch.testing.assert_close(split.head(acts.features), acts.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_network_is_left_as_it_was():
+    model = small().train()
+    model[1].eval()
+    modes = [module.training for module in model.modules()]
+    before = fingerprint(model)
+    SplitModel(model).extract([torch.rand(4, 3, 16, 16)])
+    assert [module.training for module in model.modules()] == modes
+    assert fingerprint(model) == before
+    assert hooks_of(model) == 0
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+class Failing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.fail = small(), False
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.fail:
+            raise RuntimeError("no more")
+        return self.net(images)
+
+
+def test_after_a_failure_no_hook_is_left_and_the_mode_is_back():
+    model = Failing().train()
+    split = SplitModel(model)
+    model.fail = True
+    with pytest.raises(RuntimeError, match="no more"):
+        split.split(torch.rand(2, 3, 16, 16))
+    assert hooks_of(model) == 0
+    assert model.training
+    with pytest.raises(ModelError, match=r"could not be probed \(no more\); give example="):
+        SplitModel(model)
+    assert hooks_of(model) == 0
+
+
+def test_an_abandoned_stream_leaves_nothing_behind():
+    model = small().train()
+    stream = SplitModel(model).stream([torch.rand(2, 3, 16, 16)] * 3)
+    next(stream)
+    assert model.training
+    assert hooks_of(model) == 0
+
+
+def test_every_kind_of_batch_is_taken():
+    split = SplitModel(small())
+    images, labels = torch.rand(4, 3, 16, 16), torch.arange(4)
+    expected = split.split(images)
+    for batch in (
+        images,
+        (images, labels),
+        [images, labels],
+        {"image": images, "label": labels},
+        {"pixel_values": images},
+    ):
+        acts = split.extract([batch, batch])
+        assert len(acts) == 8
+        torch.testing.assert_close(acts.features[4:], expected.features)
+    assert split.extract([(images, labels)]).labels.tolist() == [0, 1, 2, 3]
+    with pytest.raises(DataError, match="a batch must be images"):
+        split.extract([["cat.jpg"]])
+    with pytest.raises(InputError, match="is the data set empty"):
+        split.extract([])
+
+
+def test_batches_of_other_sizes_give_the_same_features():
+    split = SplitModel(small())
+    images = torch.rand(9, 3, 16, 16)
+    whole, parts = split.extract([images]), split.extract(list(images.split(2)))
+    torch.testing.assert_close(whole.features, parts.features)
+
+
+def test_networks_that_return_more_than_logits_are_taken():
+    Output = namedtuple("Output", ["logits", "hidden"])
+
+    class Rich(Failing):
+        def forward(self, images: torch.Tensor):
+            return Output(self.net(images), images)
+
+    assert SplitModel(Rich()).layer == "net.7"
+
+
+def test_unusual_input_needs_an_example():
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.fc = nn.Embedding(10, 6), nn.Linear(6, 3)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.embed(tokens.long().clamp(0, 9)).mean(dim=(1)))
+
+    assert SplitModel(Odd(), example=torch.zeros(2, 5)).layer == "fc"
+
+
+def test_a_multilayer_perceptron_is_probed_by_its_width():
+    model = nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3, bias=False))
+    split = SplitModel(model)
+    assert split.layer == "2"
+    assert split.head.offset.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_grey_networks_are_probed_with_one_channel():
+    assert (
+        SplitModel(nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))).layer
+        == "3"
+    )
+
+
+def test_headless_gives_features_and_puts_the_head_back():
+    model = small().eval()
+    split = SplitModel(model)
+    images = torch.rand(2, 3, 16, 16)
+    with split.headless() as body, torch.no_grad():
+        torch.testing.assert_close(body(images), split_features(model, images))
+    assert isinstance(model[7], nn.Linear)
+    with pytest.raises(ZeroDivisionError), split.headless():
+        _ = 1 / 0
+    assert isinstance(model[7], nn.Linear)
+
+
+def split_features(model: nn.Sequential, images: torch.Tensor) -> torch.Tensor:
+    return model[:7](images)
+
+
+def test_fingerprints_tell_weights_apart():
+    model, same = small(), small()
+    assert fingerprint(model) == fingerprint(same) == fingerprint(nn.DataParallel(model))
+    with torch.no_grad():
+        model[7].bias[0] += 1e-6
+    assert fingerprint(model) != fingerprint(same)
+
+
+def test_what_is_no_network_is_refused():
+    with pytest.raises(ModelError, match="must be a torch nn.Module, got int"):
+        SplitModel(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="precision must be fp32 or bf16, got 'fp8'"):
+        SplitModel(small()).split(torch.rand(1, 3, 8, 8), precision="fp8")  # type: ignore[arg-type]
+    assert unwrap(small()).__class__ is nn.Sequential

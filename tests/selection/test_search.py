@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from idness.core.errors import OptionError, UnknownNameError
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector
+from idness.detectors.registry import build, rows
+from idness.metrics import auroc
+from idness.selection.search import Row, choose, split_methods, wanted_rows
+from tests.worlds import make_world
+
+
+@dataclass(kw_only=True)
+class Flat(Detector):
+    """Give scores that depend on an option in a known way."""
+
+    grid = {"power": (1, 2, 3)}
+
+    power: int = 1
+
+    def rate(self, acts: Activations) -> Tensor:
+        return acts.features[:, self.power - 1]
+
+
+def tiny(values: list[list[float]]) -> Activations:
+    features = torch.tensor(values, dtype=torch.float32)
+    return Activations(features, torch.zeros(len(values), 2))
+
+
+HEAD = Head(torch.zeros(2, 3))
+
+
+def test_first_best_wins_and_defaults_come_first() -> None:
+    # Of the three settings the second and third are equally good, the first is worse.
+    val, unknown = tiny([[0, 1, 2], [1, 2, 4]]), tiny([[0, 0, 1]])
+    chosen, failed = choose({"flat": Row(Flat())}, HEAD, None, val, {"u": unknown})
+    assert not failed
+    choice = chosen["flat"]
+    assert choice.detector.options() == {"power": 2}
+    assert choice.chosen_by == "validation"
+    assert [(options["power"], value) for options, value in choice.tried] == [(1, 0.75), (2, 1.0), (3, 1.0)]
+    same = tiny([[1, 1, 1], [2, 2, 4]])
+    kept = choose({"flat": Row(Flat(power=2))}, HEAD, None, same, {"u": tiny([[0, 0, 0]])})[0]["flat"]
+    assert kept.detector.options() == {"power": 2}  # its own setting is as good as any
+
+
+def test_settings_with_equal_scores_are_one_trial() -> None:
+    val, unknown = tiny([[1, 1, 2], [2, 2, 4]]), tiny([[0, 0, 1]])
+    choice = choose({"flat": Row(Flat())}, HEAD, None, val, {"u": unknown})[0]["flat"]
+    assert [options["power"] for options, _ in choice.tried] == [1, 3]
+    world = make_world()
+    gen = choose({"gen": Row(build("gen"))}, world.head, world.train, world.val, {"u": world.unknown})[0]["gen"]
+    assert len(gen.tried) == 7  # seven gammas; with five classes every m is the same
+
+
+def test_mean_over_validation_sets_decides() -> None:
+    val = tiny([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
+    many = {"a": tiny([[0, 0, 3.0]]), "b": tiny([[3.0, 1.5, 3.0]]), "c": tiny([[3.0, 0, 0]])}
+    choice = choose({"flat": Row(Flat())}, HEAD, None, val, many)[0]["flat"]
+    assert choice.detector.options() == {"power": 2}
+    assert choice.auroc == pytest.approx((1 + 0.5 + 1) / 3)
+
+
+def test_without_validation_everything_keeps_its_default() -> None:
+    world = make_world()
+    chosen, failed = choose(wanted_rows(), world.head, world.train)
+    assert not failed
+    for name, choice in chosen.items():
+        assert choice.chosen_by == "default"
+        assert choice.detector.options() == rows()[name].options()
+        assert choice.detector.fitted
+
+
+def test_settings_that_cannot_be_fitted_are_dropped_with_a_note() -> None:
+    world = make_world(count=30)  # 90 training images
+    choice = choose({"knn": Row(build("knn"))}, world.head, world.train, world.val, {"u": world.unknown})[0]["knn"]
+    assert {options["k"] for options, _ in choice.tried} == {1, 5, 10, 50}
+    assert len(choice.dropped) == 4
+    assert "knn(k=1000): KNN: k must be at most" in choice.dropped[-1]
+
+
+def test_rows_that_cannot_be_fitted_at_all_are_told() -> None:
+    world = make_world()
+    chosen, failed = choose(wanted_rows(["msp", "mds"]), world.head)
+    assert set(chosen) == {"msp"}
+    assert "training images" in failed["mds"]
+
+
+def test_every_row_is_chosen_by_its_validation_auroc() -> None:
+    world = make_world()
+    chosen, failed = choose(wanted_rows(), world.head, world.train, world.val, {"u": world.unknown})
+    assert not failed
+    for choice in chosen.values():
+        value = auroc(choice.detector.score(world.val), choice.detector.score(world.unknown))
+        assert choice.auroc == pytest.approx(value, abs=1e-12)
+        assert choice.auroc == max(value for _, value in choice.tried)
+
+
+def test_given_options_are_not_searched() -> None:
+    world = make_world()
+    wanted = wanted_rows(["scale(percentile=65)", "scale"])
+    chosen, _ = choose(wanted, world.head, world.train, world.val, {"u": world.unknown})
+    assert chosen["scale(percentile=65)"].chosen_by == "given"
+    assert chosen["scale(percentile=65)"].detector.options()["percentile"] == 65
+    assert chosen["scale"].chosen_by == "validation"
+
+
+def test_names_of_methods() -> None:
+    assert list(wanted_rows(["ash"])) == ["ash-s", "ash-p", "ash-b"]
+    assert set(wanted_rows()) == set(rows())
+    with pytest.raises(UnknownNameError, match="did you mean 'scale'"):
+        wanted_rows(["scal"])
+    assert split_methods(" msp, ash(variant=s, percentile=95),ebo,") == ["msp", "ash(variant=s, percentile=95)", "ebo"]
+    for text in ("scale(percentile=95", "msp)"):
+        with pytest.raises(OptionError, match="methods are written"):
+            split_methods(text)
