@@ -1,0 +1,49 @@
+"""Reads methods as people write them, such as `msp, ash(variant=s, percentile=95)`; nothing else knows how they are written."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+from idness.core.errors import OptionError
+
+METHOD = re.compile(r"([\w./\\:-]+)\s*(?:\((.*)\))?", re.DOTALL)
+OPENING, CLOSING = "([{", ")]}"
+
+
+def split_methods(text: str, between: str = ",") -> list[str]:
+    """Split at the commas between methods, or at another sign such as a chain's `+`; what is in brackets stays whole."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char in OPENING) - (char in CLOSING)
+        if depth < 0:
+            raise _unreadable(text)
+        if char == between and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    if depth:
+        raise _unreadable(text)
+    return [part.strip() for part in parts if part.strip()]
+
+
+def read_method(text: str) -> tuple[str, dict[str, Any]]:
+    """Give the name and the options of one method; a value that is no Python literal is a word, such as a variant's letter."""
+    match = METHOD.fullmatch(text.strip())
+    if match is None:
+        raise _unreadable(text)
+    options: dict[str, Any] = {}
+    for item in split_methods(match[2] or ""):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or not key:
+            raise _unreadable(text)
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = value
+    return match[1], options
+
+
+def _unreadable(text: str) -> OptionError:
+    return OptionError(f"a method is written as name or name(option=value, ...), got {text!r}")
