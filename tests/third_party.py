@@ -14,6 +14,8 @@ from idness.detectors.detector import Detector
 class Norm(Detector):
     """Take the length of the features."""
 
+    other = {"power": 1.0}
+
     power: float = 2.0
 
     def rate(self, acts: Activations) -> Tensor:

@@ -40,6 +40,8 @@ class Detector(ABC):
     """Whether features below zero make the scores meaningless."""
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
     """The values of each option that a search tries."""
+    other: ClassVar[Mapping[str, Any]] = {}
+    """Another allowed value of each option outside the search grid, with which the tests show that the option counts."""
     rows: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The variants that a comparison lists apart, with the options that make them; none means one row, the method itself."""
 

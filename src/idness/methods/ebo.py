@@ -20,6 +20,8 @@ class EBO(Detector):
         temperature: T; the paper and every table use 1.
     """
 
+    other = {"temperature": 5.0}
+
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
