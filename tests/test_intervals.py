@@ -6,6 +6,7 @@ from scipy.stats import norm
 
 from idness import intervals, metrics
 from idness.core.errors import InputError
+from idness.paired import mean_auroc_difference, ranks
 
 
 def draw(rng, count=150, gap=1.0):
@@ -113,6 +114,28 @@ def test_one_image_a_side_gives_a_wide_interval():
     low, high = intervals.auroc_interval([1.0], [0.0])
     assert low < 0.05
     assert high == 1.0
+
+
+@pytest.mark.parametrize("weights", [None, (1.0, 2.0, 3.0, 4.0)])
+def test_the_paired_difference_of_means_over_sets_is_as_sure_as_it_says(weights):
+    """The interval must be as wide as the differences scatter; nearly all of that comes from the four small sets."""
+    rng = np.random.default_rng(9)
+    values, widths = [], []
+    for _ in range(300):
+        ids, oods = rng.normal(1, 1, 2000), [rng.normal(0, 1, 30) for _ in range(4)]
+        other = ids + rng.normal(0, 0.5, 2000), [part + rng.normal(0, 0.5, 30) for part in oods]
+        found = mean_auroc_difference(ranks(ids, oods, weights), ranks(*other, weights))
+        values.append(found.value)
+        widths.append(found.high - found.low)
+    assert np.mean(widths) / (2 * 1.96) == pytest.approx(np.std(values), rel=0.15)
+
+
+def test_the_mean_over_sets_weighs_them_as_asked():
+    ids, oods = [1.0, 3.0], [np.array([0.0, 2.0]), np.array([2.0, 2.0, 4.0])]
+    assert ranks(np.array(ids), oods).auroc == pytest.approx((3 / 4 + 2 / 6) / 2)
+    assert ranks(np.array(ids), oods, (2, 3)).auroc == pytest.approx((2 * 3 / 4 + 3 * 2 / 6) / 5)
+    with pytest.raises(InputError, match="at least one OOD set"):
+        ranks(np.array(ids), [])
 
 
 def test_unpaired_scores_are_refused():

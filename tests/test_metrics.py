@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -33,7 +35,7 @@ def by_oracle(ids, oods, recall=0.95):
     }
 
 
-@given(scores, scores, st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+@given(scores, scores, st.one_of(st.sampled_from([0.5, 0.55, 0.9, 0.95, 0.99]), st.floats(0.01, 0.99)))
 def test_all_agree_with_scikit_learn(ids, oods, recall):
     ours = metrics.all_metrics(ids, oods, recall)
     assert list(ours) == list(metrics.NAMES)
@@ -51,6 +53,15 @@ def test_large_sets_agree_too(dtype):
     rng = np.random.default_rng(0)
     ids, oods = rng.normal(120, 30, 20_000).astype(dtype), rng.normal(100, 30, 5_000).astype(dtype).round()
     assert metrics.all_metrics(ids, oods) == pytest.approx(by_oracle(ids, oods), abs=1e-12)
+
+
+@pytest.mark.parametrize("recall", [0.05, 0.07, 0.28, 1 / 3, math.nextafter(1 / 3, 1), 0.55, 0.57, 0.7, 0.95, 0.99])
+def test_the_recall_is_reached_with_as_few_images_as_can_be(recall):
+    """As a share, the way a ROC curve counts: 11 of 20 are 0.55, though 0.55 * 20 is a little more than 11."""
+    for count in range(1, 400):
+        needed = metrics.count_at_recall(count, recall)
+        assert needed / count >= recall
+        assert needed == 1 or (needed - 1) / count < recall
 
 
 def test_energies_of_hundreds_are_not_squashed():

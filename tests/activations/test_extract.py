@@ -101,6 +101,7 @@ def test_weights_preprocessing_labels_and_precision_each_count(tmp_path: Path) -
         next(counting.model.parameters()).add_(1e-6)
     keys.add(extract(Network.of(net.split, SETTING), data, store).key)
     assert len(keys) == 4
+    assert Network.of(net.split, SETTING, "bf16").identity != Network.of(net.split, SETTING, "fp32").identity
 
 
 def test_the_code_of_a_network_counts(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.special import logit
 
 from idness.benchmark.group_metrics import group_metrics, set_metrics
 from idness.benchmark.results import METRICS
@@ -41,6 +42,19 @@ def test_intervals_of_means_cover_the_truth(name: str) -> None:
         hits += low <= truth <= high
     assert hits / runs > 0.88  # 95 % nominal; bootstrap intervals of an order statistic fall a little short of it
     assert hits / runs < 1.0
+
+
+def test_the_interval_of_a_mean_over_many_sets_is_as_wide_as_the_mean_scatters() -> None:
+    """Many known images and four small sets: nearly all of the scatter comes from the sets, whose errors average out."""
+    rng = np.random.default_rng(3)
+    values, widths = [], []
+    for _ in range(150):
+        known, unknown = draw(rng, 2000, (30, 30, 30, 30))
+        group = group_metrics(known, unknown, [set_metrics(known, scores) for scores in unknown])
+        low, high = logit(group.intervals["auroc"])
+        values.append(logit(group.auroc))
+        widths.append(high - low)
+    assert np.mean(widths) / (2 * 1.96) == pytest.approx(np.std(values), rel=0.2)
 
 
 def test_sharing_the_known_images_widens_the_interval() -> None:

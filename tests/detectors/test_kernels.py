@@ -49,8 +49,36 @@ def test_any_row_has_a_finite_ratio_within_its_bounds(width, percentile, values)
     assert ratio.isfinite().all()
     limit = width / kernels.kept_count(width, percentile)
     assert float(ratio.abs()) <= limit + 1e-6
-    if min(values[:width]) >= 0 and max(values[:width]) > 1e-30:
-        assert float(ratio) >= 1 - 1e-5
+    rectified = kernels.scale_ratio(features.clamp(min=0), float(percentile))
+    assert float(rectified) >= 1 - 1e-5
+
+
+def test_the_ratio_of_signed_rows_is_held_at_its_bound():
+    features = torch.tensor([[0.001, -5.0, -5.0, -5.0], [3.0, 1.0, 0.0, 0.0]])
+    assert kernels.scale_ratio(features, 75.0).tolist() == pytest.approx([-4.0, 4 / 3])
+    assert kernels.ratio_plain(features, 1).tolist() == pytest.approx([-4.0, 4 / 3])
+
+
+def test_no_ratio_is_so_high_that_its_factor_overflows():
+    """Level rows of 1,000 features have a ratio of 1,000 at the 99.9th percentile; exp of it is no float32."""
+    level = torch.full((1, 1000), 5.0)
+    found = [
+        kernels.scale_ratio(level, 99.9),
+        kernels.ratio_plain(level, 1),
+        kernels.scale_ratios(level, [99.9, 50])[0],
+    ]
+    for ratio in found:
+        assert float(ratio) == 80.0
+        assert (1000 * ratio.exp()).isfinite().all()
+    assert float(kernels.scale_ratio(level, 98.0)) == pytest.approx(50.0)  # below the cap it is as it is
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e-6, 1e30])
+def test_the_ratio_does_not_depend_on_the_strength_of_a_row(factor):
+    features = KINDS["relu"](torch.Generator().manual_seed(4))
+    torch.testing.assert_close(
+        kernels.ratio_plain(features * factor, 77), kernels.ratio_plain(features, 77), rtol=1e-5, atol=0
+    )
 
 
 def test_rows_without_positive_features_are_not_scaled():

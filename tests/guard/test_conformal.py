@@ -88,6 +88,23 @@ def test_false_alarms_stay_within_the_promise(size: int, recall: float) -> None:
     assert flagged / (rounds * new) >= mean - 4 * error - 0.01  # and is no emptier promise than n allows
 
 
+@pytest.mark.parametrize(("size", "rank"), [(19, 1), (38, 1), (39, 2), (59, 3), (98, 4), (99, 5), (200, 10)])
+def test_at_95_percent_every_twentieth_of_all_and_one_more_is_below(size: int, rank: int) -> None:
+    made = Calibration.pooled(torch.arange(1.0, size + 1))
+    assert float(made.thresholds(0.95)[0]) == rank
+    low, high = made.spread(0.95)
+    assert low < rank / (size + 1) < high
+
+
+@pytest.mark.parametrize(("size", "recall"), [(38, 0.95), (98, 0.95), (17, 0.9), (30, 0.8)])
+def test_spread_is_that_of_the_order_statistic(size: int, recall: float) -> None:
+    """The false-alarm rate is where the threshold lies among uniform scores: its quantiles, by brute force."""
+    scores = np.sort(np.random.default_rng(size).random((20_000, size)), axis=1)
+    place = int(Calibration.pooled(torch.arange(float(size))).thresholds(recall)[0])
+    found = Calibration.pooled(torch.arange(float(size))).spread(recall)
+    assert found == pytest.approx(np.quantile(scores[:, place], (0.025, 0.975)), abs=0.006)
+
+
 def test_spread_is_what_simulation_gives() -> None:
     rng = np.random.default_rng(0)
     low, high = Calibration.pooled(torch.arange(200.0)).spread(0.95)

@@ -21,7 +21,6 @@ from idness.guard.neighbours import Gallery
 
 pytest.importorskip("fastapi")
 from idness.serve.limits import Limits
-from idness.serve.monitoring import DriftWatch
 from tests.serve.serving import Served, error_of, running, until
 
 SMALL = Limits(
@@ -360,26 +359,6 @@ def test_api_key_guards_the_api_and_nothing_else(shown: Guard) -> None:
         for headers in ({"X-API-Key": "opensesame"}, {"Authorization": "Bearer opensesame"}):
             answer = served.client.post("/v1/score", content=RED, headers={"Content-Type": "image/png", **headers})
             assert answer.status_code == 200
-
-
-def test_drift_alarm_sounds_for_foreign_traffic_and_not_for_known() -> None:
-    rng = np.random.default_rng(0)
-    false_alarms = 0
-    for _ in range(40):
-        size = int(rng.choice([100, 1_000]))
-        calibration = np.sort(rng.normal(size=size))
-        p_values = (1 + np.searchsorted(calibration, rng.normal(size=1_000), side="right")) / (size + 1)
-        watch = DriftWatch(size)
-        false_alarms += any(
-            watch.observe([value]) is not None and watch.last is not None and watch.last.alarm for value in p_values
-        )
-    assert false_alarms <= 1
-    for share in (0.3, 1.0):
-        watch = DriftWatch(1_000)
-        values = np.where(rng.random(400) < share, rng.uniform(0, 0.02, 400), rng.uniform(0, 1, 400))
-        found = watch.observe(values)
-        assert found is not None
-        assert found.alarm
 
 
 def test_drift_shows_in_the_metrics(shown: Guard) -> None:

@@ -180,6 +180,32 @@ def test_odd_features_give_finite_factors(features: Tensor, percentile: float, p
     assert torch.isfinite(ish_activations(features, percentile, prune)).all()
 
 
+def factors(features: Tensor, percentile: float, prune: bool = False) -> list[float]:
+    """By how much each row was scaled, read off its largest activation."""
+    scaled = ish_activations(features, percentile, prune)
+    place = features.abs().argmax(dim=1, keepdim=True)
+    return (scaled.gather(1, place) / features.gather(1, place)).flatten().tolist()
+
+
+def test_signed_rows_are_scaled_as_if_nothing_were_left_out() -> None:
+    """Their ratio would be below 1, or have no sense at all; a ReLU's never is."""
+    features = torch.tensor([[1.0, -5.0, -5.0, -6.0], [-1.0, -2.0, -3.0, -4.0], [3.0, -1.0, 0.0, 0.0]])
+    assert factors(features, 75.0) == pytest.approx([math.e] * 3)
+    # Pruning goes by absolute values, so that these rows have a ratio.
+    assert factors(features, 75.0, prune=True) == pytest.approx([math.exp(17 / 6), math.exp(10 / 4), math.exp(4 / 3)])
+
+
+def test_no_ratio_is_so_high_that_its_factor_overflows() -> None:
+    level = torch.ones(1, 1000, dtype=torch.float64)
+    assert factors(level, 99.9) == pytest.approx([math.exp(80)])
+    assert factors(level, 98.0) == pytest.approx([math.exp(50)])
+
+
+@pytest.mark.parametrize("strength", [1e-12, 1e-4, 1e12])
+def test_the_factor_does_not_depend_on_the_strength_of_a_row(strength: float) -> None:
+    assert factors(rows() * strength, 85.0) == pytest.approx(factors(rows(), 85.0), rel=1e-4)
+
+
 def test_input_is_not_written_to() -> None:
     features = rows()
     before = features.clone()

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from idness.activations.store import Shard
+from idness.benchmark.evaluate import Scorer
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector, Enhancer
+from idness.detectors.registry import build
+from idness.selection.search import Choice
+from tests.worlds import World, make_world
+
+
+@dataclass(kw_only=True)
+class Exchanged(Enhancer):
+    """Exchange the first two classes of the head, so that the edited network is wrong where the plain one was right."""
+
+    def edit(self, head: Head) -> Head:
+        order = [1, 0, *range(2, head.classes)]
+        return Head(head.weight[order], head.offset[order])
+
+
+def shards(acts: Activations, size: int = 64) -> list[Shard]:
+    """Cut activations as the store does; each image's hash is its place."""
+    places = torch.arange(len(acts)).split(size)
+    return [Shard(acts[p], p, p[:, None].to(torch.uint8).expand(-1, 16), []) for p in places]
+
+
+def scorer(world: World, **detectors: Detector) -> Scorer:
+    fitted = {row: detector.fit(world.head, world.train, val=world.val) for row, detector in detectors.items()}
+    return Scorer({row: Choice(detector, "given") for row, detector in fitted.items()})
+
+
+def test_the_shaped_accuracy_is_that_of_the_edited_network() -> None:
+    world = make_world()
+    found = scorer(world, swap=Exchanged(), msp=build("msp"), scale=build("scale")).score(
+        shards(world.known), len(world.known), shaped=True
+    )
+    labels = world.known.labels
+    assert labels is not None
+    right = world.known.logits.argmax(dim=1) == labels
+    assert found.accuracy == pytest.approx(float(right.double().mean()))
+    assert found.accuracy > 0.9
+    # Right images of the first two classes become wrong, those it took for one another become right.
+    exchanged = torch.tensor([1, 0, 2, 3, 4])[world.known.logits.argmax(dim=1)]
+    assert found.shaped_accuracy("swap") == pytest.approx(float((exchanged == labels).double().mean()))
+    assert found.shaped_accuracy("swap") < 0.65
+    assert found.shaped_accuracy("msp") == found.accuracy  # it edits nothing
+    assert found.shaped_accuracy("scale") is not None
+
+
+def test_a_set_scored_in_shards_is_the_set_scored_at_once() -> None:
+    world = make_world()
+    found = scorer(world, ebo=build("ebo")).score(shards(world.known, 23), 500)
+    assert np.allclose(found.scores["ebo"], torch.logsumexp(world.known.logits, dim=1).numpy(), atol=1e-5)
+    assert found.index.tolist() == list(range(len(world.known)))
+    assert found.predicted.tolist() == world.known.logits.argmax(dim=1).tolist()
+    assert found.digests[:, 0].tolist() == list(range(len(world.known)))

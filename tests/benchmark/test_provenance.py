@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from idness.benchmark.provenance import duplicates, without_folder
+
+ROLES = ("id_train", "id_val", "id_test", "ood_val", "near", "far")
+MAY_SHARE = {("id_train", "id_val"), ("near", "far")}
+
+
+def hashes(*numbers: int) -> np.ndarray:
+    return np.array([[number] * 16 for number in numbers], np.uint8).reshape(-1, 16)
+
+
+@pytest.mark.parametrize(("first", "second"), [(a, b) for place, a in enumerate(ROLES) for b in ROLES[place + 1 :]])
+def test_images_in_two_sets_are_found_where_they_spoil_the_result(first: str, second: str) -> None:
+    """Known and OOD, or chosen on and tested on; what only learns, and what is only tested, may overlap."""
+    found = duplicates({"one": (first, hashes(1, 2, 3, 3)), "two": (second, hashes(3, 4, 2))})
+    assert found == ([] if (first, second) in MAY_SHARE else [{"sets": ["one", "two"], "images": 2}])
+
+
+def test_sets_without_a_common_image_are_not_listed() -> None:
+    assert duplicates({"one": ("id_val", hashes(1, 2)), "two": ("near", hashes(3)), "three": ("far", hashes())}) == []
+
+
+def test_no_folder_of_the_writers_machine_is_told(tmp_path: Path) -> None:
+    assert without_folder(str(tmp_path / "net.py")) == "net.py"
+    assert without_folder(f"{tmp_path / 'net.py'}:make") == "net.py:make"
+    assert without_folder("torchvision:resnet18") == "torchvision:resnet18"
+    assert without_folder("models/net.py:make") == "models/net.py:make"

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from idness.core.errors import ModelError
+from idness.networks import trust
+
+CODE = "def make(): ...\n"
+
+
+def test_a_file_is_trusted_once_its_user_has_named_it(tmp_path: Path) -> None:
+    spec = f"{tmp_path / 'net.py'}:make"
+    (tmp_path / "net.py").write_text(CODE)
+    with pytest.raises(ModelError, match="have not run with idness in its present form"):
+        trust.check(spec)
+    trust.remember(spec)
+    trust.check(spec)
+
+
+def test_an_edited_file_must_be_named_anew(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(CODE)
+    trust.remember(f"{file}:make")
+    file.write_text(CODE + "import os\n")
+    with pytest.raises(ModelError, match="in its present form"):
+        trust.check(f"{file}:make")
+    file.write_text(CODE)
+    trust.check(f"{file}:make")
+    trust.check(f"{file}:other")  # the same code, another function of it
+
+
+def test_the_same_code_elsewhere_is_another_file(tmp_path: Path) -> None:
+    for folder in ("mine", "theirs"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "net.py").write_text(CODE)
+    trust.remember(f"{tmp_path / 'mine' / 'net.py'}:make")
+    with pytest.raises(ModelError, match="in its present form"):
+        trust.check(f"{tmp_path / 'theirs' / 'net.py'}:make")
+
+
+def test_several_files_are_remembered(tmp_path: Path) -> None:
+    specs = [f"{tmp_path / f'{name}.py'}:make" for name in "abc"]
+    for spec in specs:
+        Path(spec.rpartition(":")[0]).write_text(CODE)
+        trust.remember(spec)
+    for spec in specs:
+        trust.check(spec)
+
+
+def test_what_is_no_python_file_needs_no_trust_and_what_is_gone_is_told(tmp_path: Path) -> None:
+    trust.check("torchvision:resnet18")
+    with pytest.raises(ModelError, match="there is no such file"):
+        trust.check(f"{tmp_path / 'gone.py'}:make")
+
+
+def test_a_damaged_list_trusts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(CODE)
+    trust.remember(f"{tmp_path / 'net.py'}:make")
+    (listed,) = (tmp_path / "state").rglob("models.json")
+    listed.write_text("{")
+    with pytest.raises(ModelError, match="in its present form"):
+        trust.check(f"{tmp_path / 'net.py'}:make")
