@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,13 @@ def test_without_scores_there_are_values_but_no_intervals(runs: Path, tmp_path: 
     found = compare(gather([str(runs / "short_seed0"), str(alone)]))
     assert line(found, "auroc", "near", "ebo").changes == (None,)
     assert "scores.safetensors is not beside" in " ".join(found.notes)
+
+
+def test_scores_of_another_run_are_refused(runs: Path, tmp_path: Path) -> None:
+    mixed = shutil.copytree(runs / "long-seed0", tmp_path / "mixed")
+    shutil.copy(runs / "long-seed1" / "scores.safetensors", mixed)
+    with pytest.raises(StoreError, match=r"scores\.safetensors: is damaged"):
+        compare(gather([str(runs / "short_seed0"), str(mixed)]))
 
 
 def test_wrong_calls_are_told(runs: Path, tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,8 @@ import pytest
 
 from idness.benchmark.results import (
     METRICS,
+    SCORES,
+    THUMBS,
     BenchmarkInfo,
     MethodResult,
     Metrics,
@@ -72,10 +77,13 @@ def test_json_round_trip_and_no_absent_key() -> None:
     assert next(iter(json.loads(text))) == "schema_version"
 
 
-def valid(value: Any, schema: dict[str, Any]) -> bool:
+def valid(value: Any, schema: dict[str, Any], kinds_of: dict[str, Any] | None = None) -> bool:
     """Check the part of JSON Schema that ours uses."""
+    defs = schema["$defs"] if kinds_of is None else kinds_of
+    if "$ref" in schema:
+        return valid(value, defs[schema["$ref"].removeprefix("#/$defs/")], defs)
     if "anyOf" in schema:
-        return any(valid(value, option) for option in schema["anyOf"])
+        return any(valid(value, option, defs) for option in schema["anyOf"])
     kinds = {
         "object": dict,
         "array": list,
@@ -89,13 +97,16 @@ def valid(value: Any, schema: dict[str, Any]) -> bool:
         return False
     if isinstance(value, dict):
         inner = schema.get("properties", {})
-        rest = schema.get("additionalProperties", {})
+        rest = schema.get("additionalProperties", True)
+        rest = {} if rest is True else rest
         return all(name in value for name in schema.get("required", [])) and all(
-            valid(item, inner.get(key, rest)) for key, item in value.items()
+            valid(item, inner.get(key, rest), defs) for key, item in value.items()
         )
     if isinstance(value, list):
         parts = schema.get("prefixItems") or [schema.get("items", {})] * len(value)
-        return len(parts) == len(value) and all(valid(item, part) for item, part in zip(value, parts, strict=True))
+        return len(parts) == len(value) and all(
+            valid(item, part, defs) for item, part in zip(value, parts, strict=True)
+        )
     return True
 
 
@@ -107,24 +118,60 @@ def test_what_is_written_fits_the_schema() -> None:
     assert not valid(written, schema)
 
 
+def without(values: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != key}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda found: found | {"schema_version": 99}, "newer than 1; update"),
-        (lambda found: {key: found[key] for key in found if key != "schema_version"}, "no schema_version"),
-        (lambda found: found | {"methods": 3}, "is damaged"),
-        (lambda found: {key: found[key] for key in found if key != "model"}, "is damaged"),
+        (lambda found: found | {"schema_version": 99}, "schema_version 99 is newer than 1; update"),
+        (lambda found: found | {"schema_version": True}, "no schema_version"),
+        (lambda found: without(found, "schema_version"), "no schema_version"),
+        (lambda found: [found], "no schema_version"),
+        (lambda found: found | {"methods": 3}, r"\(methods: .*object, got 3\); run"),
+        (lambda found: without(found, "model"), r"\(model: Field required\)"),
+        (lambda found: found | {"model": without(found["model"], "layer")}, r"\(model\.layer: Field required\)"),
+        (
+            lambda found: found | {"model": found["model"] | {"features": "many"}},
+            r"model\.features: .*integer, got 'many'",
+        ),
+        (lambda found: found | {"model": found["model"] | {"features": "4"}}, r"model\.features: .*integer, got '4'"),
+        (lambda found: found | {"model": found["model"] | {"features": 4.0}}, r"model\.features: .*integer, got 4\.0"),
+        (lambda found: found | {"warnings": ["a", 2]}, r"warnings\.1: .*string, got 2"),
+        (lambda found: found | {"id_accuracy": True}, r"id_accuracy: .*number, got True"),
+        (lambda found: found | {"id_accuracy": math.nan}, r"id_accuracy: must be a finite number"),
+        (lambda found: found | {"provenance": {"a": [0, {"b": math.inf}]}}, r"provenance\.a\.1\.b: must be a finite"),
     ],
 )
-def test_foreign_and_damaged_files_are_told(change: Any, message: str) -> None:
-    with pytest.raises(StoreError, match=message):
+def test_foreign_and_damaged_files_are_told_by_the_field(change: Any, message: str) -> None:
+    with pytest.raises(StoreError, match=message) as caught:
         Report.from_json(json.dumps(change(json.loads(make_report().to_json()))))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_whole_number_may_stand_for_a_float() -> None:
+    found = json.loads(make_report().to_json()) | {"id_accuracy": 1}
+    assert Report.from_json(json.dumps(found)).id_accuracy == 1.0
+
+
+@pytest.mark.parametrize("depth", [300, 100_000])
+def test_deep_nesting_is_told(depth: int) -> None:
+    text = make_report().to_json().replace('"resize": null', '"resize": ' + "[" * depth + "]" * depth)
+    with pytest.raises(StoreError, match="recursion"):
+        Report.from_json(text)
+
+
+def test_odd_file_names_survive() -> None:
+    report = make_report()
+    report.sets["cat"].skipped[0].item = "caf\udce9 ü.png"  # as Python gives a name that is no UTF-8
+    assert Report.from_json(report.to_json()).sets["cat"].skipped[0].item == "caf? ü.png"
 
 
 def test_no_json_and_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no JSON"):
+    with pytest.raises(StoreError, match="not JSON"):
         Report.from_json("{")
-    with pytest.raises(StoreError, match="holds no results.json"):
+    with pytest.raises(StoreError, match=r"holds no results\.json; give a folder"):
         Report.load(tmp_path)
     with pytest.raises(StoreError, match="save it first"):
         _ = make_report().scores
@@ -135,14 +182,19 @@ def test_unknown_keys_of_a_later_minor_version_are_ignored() -> None:
     assert Report.from_json(json.dumps(found)) == make_report()
 
 
-def test_scores_and_thumbnails_come_back(tmp_path: Path) -> None:
+def with_scores(first: float = 0.0) -> Report:
     report = make_report()
     scores = {
-        "scores/msp/cat": np.arange(3, dtype=np.float32),
+        "scores/msp/cat": np.arange(first, first + 3, dtype=np.float32),
         "index/cat": np.arange(3),
         "predicted/cat": np.zeros(3, np.int64),
     }
     report.attach(scores, {"cat/3": np.zeros((4, 5, 3), np.uint8)})
+    return report
+
+
+def test_scores_and_thumbnails_come_back(tmp_path: Path) -> None:
+    report = with_scores()
     assert report.scores.of("msp", "cat").tolist() == [0, 1, 2]
     report.save(tmp_path)
     found = Report.load(tmp_path)
@@ -153,8 +205,52 @@ def test_scores_and_thumbnails_come_back(tmp_path: Path) -> None:
     assert found.thumbs["cat/3"].shape == (4, 5, 3)
     with pytest.raises(KeyError, match="did you mean"):
         found.scores.of("mps", "cat")
+    Report.load(tmp_path).save(tmp_path / "copy")
+    assert Report.load(tmp_path / "copy").scores.of("msp", "cat").tolist() == [0, 1, 2]
     make_report().save(tmp_path)
     assert Report.load(tmp_path).thumbs == {}  # an earlier run's do not stay
+    assert not Report.load(tmp_path).has_scores
+
+
+@pytest.mark.parametrize("name", [SCORES, THUMBS])
+def test_files_that_are_not_those_of_the_report_are_told(name: str, tmp_path: Path) -> None:
+    with_scores().save(tmp_path)
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    found = Report.load(tmp_path)
+    with pytest.raises(StoreError, match=f"{name}: is damaged .*sha256.*run the benchmark again"):
+        _ = found.scores if name == SCORES else found.thumbs
+
+
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_a_full_disk_leaves_the_folder_as_it_was(written: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_scores().save(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    real, calls = Path.write_bytes, []
+
+    def full(self: Path, data: bytes) -> int:
+        calls.append(self)
+        if len(calls) > written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(StoreError, match="No space left on device; free space"):
+        with_scores(first=7.0).save(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_results_json_takes_its_place_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, placed = Path.replace, []
+
+    def noted(self: Path, target: Path) -> Path:
+        placed.append(target.name)
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", noted)
+    with_scores().save(tmp_path)
+    assert sorted(placed[:2]) == [SCORES, THUMBS]
+    assert placed[2:] == ["results.json"]
 
 
 def test_notebook_and_table_views() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from idness.benchmark.results import Report
-from idness.core.errors import InputError, OptionError, StoreError
+from idness.core.errors import InputError, OptionError
 from idness.intervals import Difference
 from idness.paired import Convention, difference_of_draws, fpr_draws, mean_auroc_difference, ranks
 
@@ -164,7 +164,7 @@ def _tester(
 ) -> Callable[[str, str, str], Difference | None]:
     """Prepare paired tests between two single results; there are none where one side has several runs or no scores."""
     one, two = first.reports[0], other.reports[0]
-    if len(first.reports) > 1 or len(other.reports) > 1 or not (_has_scores(one) and _has_scores(two)):
+    if len(first.reports) > 1 or len(other.reports) > 1 or not (one.has_scores and two.has_scores):
         return lambda row, metric, name: None
     sets = [name for kind, name, _ in places if kind == "set"]
     members = {name: list(names) for _, name, names in places}
@@ -217,19 +217,12 @@ def _check_same_data(name_a: str, a: Report, name_b: str, b: Report) -> None:
             faults.append(f"{name} (only in {name_a if name in tested_a else name_b})")
         elif tested_a[name].sha256 != tested_b[name].sha256:
             faults.append(f"the images of {name} ({tested_a[name].images:,} and {tested_b[name].images:,})")
-        elif _has_scores(a) and _has_scores(b) and not np.array_equal(a.scores.index(name), b.scores.index(name)):
+        elif a.has_scores and b.has_scores and not np.array_equal(a.scores.index(name), b.scores.index(name)):
             faults.append(f"the images skipped in {name}")
     if faults:
         raise InputError(
             f"compare: {name_a} and {name_b} were not measured on the same data; what differs: {', '.join(faults)}"
         )
-
-
-def _has_scores(report: Report) -> bool:
-    try:
-        return bool(report.scores.names)
-    except StoreError:
-        return False
 
 
 def _notes(entrants: Sequence[Entrant], rows: Sequence[str]) -> list[str]:
@@ -247,7 +240,7 @@ def _notes(entrants: Sequence[Entrant], rows: Sequence[str]) -> list[str]:
     changed = [row for row in rows if any(r.methods[row].options != reports[0].methods[row].options for r in reports)]
     if changed:
         notes.append(f"options differ, each chosen on its own network: {', '.join(changed)}")
-    if not all(map(_has_scores, reports)):
+    if not all(report.has_scores for report in reports):
         notes.append("no intervals where scores.safetensors is not beside results.json")
     missing = {row for report in reports for row in report.methods} - set(rows)
     if missing:

@@ -10,9 +10,8 @@ A folder holds
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -21,12 +20,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
+from idness.core.documents import Document, packed
 from idness.core.errors import StoreError, unknown_name
-from idness.core.files import atomic_path, atomic_write
-from idness.core.typed_json import built, plain, schema_of
+from idness.core.files import atomic_path, sha256_of
 
 SCHEMA_VERSION = 1
 METRICS = ("auroc", "fpr_at_id_recall", "fpr_at_ood_recall", "aupr_in", "aupr_out")
@@ -157,66 +154,55 @@ class Report:
     peak_memory: int = 0
     provenance: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    files: dict[str, str] | None = None
+    """The sha256 of the files beside `results.json`, by name; none in what version 0.1 wrote."""
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> str:
         """Write everything but scores and thumbnails as JSON."""
-        values = {item.name: plain(getattr(self, item.name)) for item in dataclasses.fields(self)}
-        first = {"schema_version": values.pop("schema_version")}
-        return json.dumps(first | values, indent=1, allow_nan=False) + "\n"
+        return _DOCUMENT.text(self)
 
     @classmethod
-    def from_json(cls, text: str) -> Report:
-        """Read what `to_json` wrote."""
-        try:
-            values = json.loads(text)
-        except ValueError as error:
-            raise StoreError(f"{RESULTS} is damaged: no JSON ({error}); run the benchmark again") from error
-        version = values.get("schema_version") if isinstance(values, dict) else None
-        if not isinstance(version, int):
-            raise StoreError(f"{RESULTS} is no result of a benchmark: it has no schema_version")
-        if version > SCHEMA_VERSION:
-            raise StoreError(f"{RESULTS} has schema version {version}, newer than {SCHEMA_VERSION}; update idness")
-        try:
-            found = built(cls, values)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StoreError(f"{RESULTS} is damaged: {error}; run the benchmark again") from error
-        assert isinstance(found, Report)
-        return found
+    def from_json(cls, text: str | bytes, name: object = RESULTS) -> Report:
+        """Read what `to_json` wrote; `name` stands in errors."""
+        return _DOCUMENT.parse(text, name)
 
     @staticmethod
     def schema() -> dict[str, Any]:
         """Give the JSON Schema of `results.json`."""
-        return schema_of(Report)
+        return _DOCUMENT.schema()
 
     def attach(self, scores: Mapping[str, NDArray[Any]], thumbs: Mapping[str, NDArray[np.uint8]]) -> None:
         """Take scores and thumbnails, named as in their files."""
-        self.__dict__["_scores"], self.__dict__["thumbs"] = dict(scores), dict(thumbs)
-        self.__dict__["scores"] = Scores(scores)
+        self.__dict__["scores"], self.__dict__["thumbs"] = Scores(scores), dict(thumbs)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the report, and the scores and thumbnails that were attached, into a folder; `results.json` comes last."""
+        """Write the report with its scores and thumbnails into a folder.
+
+        All files are written before the first takes its place, so a full disk leaves the folder as it was. `results.json`
+        takes its place last and names the others by their hash, so a folder half replaced is noticed when it is read.
+        """
         folder = Path(folder)
-        attached = ((SCORES, self.__dict__.get("_scores")), (THUMBS, self.__dict__.get("thumbs")))
-        for name, arrays in attached:
+        arrays = {
+            SCORES: self.scores.arrays if self.has_scores else {},
+            THUMBS: self.thumbs if self._has(THUMBS) else {},
+        }
+        contents = {name: packed(found) for name, found in arrays.items() if found}
+        self.files = {name: sha256_of(content) for name, content in contents.items()}
+        with ExitStack() as parts:  # what is entered first takes its place last
+            for name, content in ((RESULTS, self.to_json().encode()), *contents.items()):
+                parts.enter_context(atomic_path(folder / name)).write_bytes(content)
+        for name in arrays.keys() - contents:
             (folder / name).unlink(missing_ok=True)  # what an earlier run left does not belong to this one
-            if arrays:
-                with atomic_path(folder / name) as part:
-                    save_file({key: np.ascontiguousarray(value) for key, value in arrays.items()}, part)
-        path = atomic_write(folder / RESULTS, self.to_json())
         self.__dict__["_folder"] = folder
-        return path
+        return folder / RESULTS
 
     @classmethod
     def load(cls, folder: str | Path) -> Report:
         """Read a report from the folder that a benchmark wrote, or from its `results.json`."""
         place = Path(folder)
         path = place if place.suffix == ".json" else place / RESULTS
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise StoreError(f"{place}: holds no {RESULTS}; give a folder that idness bench wrote") from error
-        report = cls.from_json(text)
+        report = _DOCUMENT.read(path)
         report.__dict__["_folder"] = path.parent
         return report
 
@@ -228,19 +214,31 @@ class Report:
             raise StoreError("this report is in no folder, so its scores cannot be read; save it first")
         return found
 
+    @property
+    def has_scores(self) -> bool:
+        """Whether the scores are at hand: attached, or in the folder."""
+        return self._has(SCORES)
+
     @cached_property
     def scores(self) -> Scores:
         """The scores of every image."""
-        return Scores(self.folder / SCORES)
+        return Scores(self._read(SCORES))
 
     @cached_property
     def thumbs(self) -> dict[str, NDArray[np.uint8]]:
         """The small images by `set/index`; none where the sets are no images."""
-        path = self.folder / THUMBS
-        if not path.is_file():
-            return {}
-        with _opened(path) as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return self._read(THUMBS) if self._has(THUMBS) else {}
+
+    def _has(self, name: str) -> bool:
+        if Path(name).stem in self.__dict__:
+            return True
+        return (
+            "_folder" in self.__dict__ and (self.files is None or name in self.files) and (self.folder / name).is_file()
+        )
+
+    def _read(self, name: str) -> dict[str, NDArray[Any]]:
+        digest = None if self.files is None else self.files.get(name)
+        return {key: value.numpy() for key, value in _DOCUMENT.tensors(self.folder / name, digest).items()}
 
     def to_dataframe(self) -> Any:
         """Give a pandas table with one line per method and set or group."""
@@ -273,15 +271,10 @@ class Report:
 
 
 class Scores:
-    """Gives single arrays of a scores file, or of scores in memory."""
+    """Gives single arrays of the scores by what they are of."""
 
-    def __init__(self, source: Path | Mapping[str, NDArray[Any]]) -> None:
-        self.source = source
-        if isinstance(source, Mapping):
-            self.names = frozenset(source)
-        else:
-            with _opened(source) as file:
-                self.names = frozenset(file.keys())
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.arrays, self.names = arrays, frozenset(arrays)
 
     def of(self, row: str, name: str) -> NDArray[np.float32]:
         """Read one row's scores of one set; higher is more in-distribution."""
@@ -302,15 +295,13 @@ class Scores:
     def _get(self, name: str) -> NDArray[Any]:
         if name not in self.names:
             raise unknown_name("entry of the scores file", name, self.names)
-        if isinstance(self.source, Mapping):
-            return self.source[name]
-        with _opened(self.source) as file:
-            found: NDArray[Any] = file.get_tensor(name)
-        return found
+        return self.arrays[name]
 
 
-def _opened(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="np")
-    except (OSError, SafetensorError) as error:
-        raise StoreError(f"{path.name}: is missing or damaged; run the benchmark again") from error
+_DOCUMENT = Document(
+    content=Report,
+    version=SCHEMA_VERSION,
+    key="schema_version",
+    absent="give a folder that idness bench wrote",
+    remedy="run the benchmark again",
+)

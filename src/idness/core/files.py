@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -49,6 +50,16 @@ def sha256(path: str | os.PathLike[str]) -> str:
     """Hash a file's bytes."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of(content: bytes | str) -> str:
+    """Hash bytes, or text as UTF-8."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+
+
+def key_of(*parts: str) -> str:
+    """Hash the texts that together identify something."""
+    return sha256_of(json.dumps(parts))
 
 
 def _cannot_write(target: Path, error: OSError) -> str:

@@ -1,0 +1,167 @@
+"""Reads and writes the files that idness keeps: versioned JSON, and beside it safetensors files that it names by their hash."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from idness.core.errors import StoreError
+from idness.core.files import atomic_write, sha256_of
+from idness.core.wording import shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+CHECKSUM = "checksum"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document(Generic[T]):
+    """Describes one kind of JSON file, to read and write it and the files that it names.
+
+    Args:
+        content: the annotated type of what it holds, a dataclass or a TypedDict; its types are checked, none is converted.
+        version: the version that is written; older ones are read, newer ones refused.
+        key: where the version stands.
+        absent: what to do where there is no such file.
+        remedy: what to do about one that is damaged.
+        sealed: whether it carries the hash of its own content.
+        finite: whether NaN and Inf are refused.
+    """
+
+    content: type[T]
+    version: int
+    key: str = "format"
+    absent: str
+    remedy: str
+    sealed: bool = False
+    finite: bool = True
+
+    def read(self, path: str | os.PathLike[str]) -> T:
+        """Read a file."""
+        return self.parse(self.bytes_of(Path(path)), path)
+
+    def parse(self, text: str | bytes, name: object) -> T:
+        """Make the content of a file's text; `name` stands in errors."""
+        try:
+            values = json.loads(text)
+            place = _not_finite(values) if self.finite else None
+        except (ValueError, RecursionError) as error:
+            raise self.damaged(name, f"not JSON: {error}") from error
+        if place is not None:
+            raise self.damaged(name, f"{place}: must be a finite number")
+        version = values.get(self.key) if isinstance(values, dict) else None
+        if type(version) is not int:
+            raise self.damaged(name, f"no {self.key}, a whole number")
+        if version > self.version:
+            raise StoreError(f"{name}: {self.key} {version} is newer than {self.version}; update idness")
+        if self.sealed and values.pop(CHECKSUM, None) != checksum(values):
+            raise self.damaged(name, "its checksum is not that of its content")
+        try:
+            # A file's name may hold half a character, which Python's JSON knows and pydantic's refuses.
+            plain = json.dumps(values, ensure_ascii=False).encode(errors="replace")
+            return self._adapter.validate_json(plain, strict=True)
+        except ValidationError as error:
+            raise self.damaged(name, _first(error)) from error
+
+    def text(self, values: T | Mapping[str, Any]) -> str:
+        """Give the text of a file."""
+        plain: Mapping[str, Any] = dataclasses.asdict(values) if dataclasses.is_dataclass(values) else values  # type: ignore[arg-type, assignment]
+        content = {self.key: self.version, **plain}
+        if self.sealed:
+            content[CHECKSUM] = checksum(content)
+        return json.dumps(content, indent=1, allow_nan=not self.finite, default=_number) + "\n"
+
+    def write(self, path: Path, values: T | Mapping[str, Any]) -> Path:
+        """Write a file in one step."""
+        return atomic_write(path, self.text(values))
+
+    def schema(self) -> dict[str, Any]:
+        """Give the JSON Schema of the content."""
+        return self._adapter.json_schema()
+
+    def bytes_of(self, path: Path, sha256: str | None = None) -> bytes:
+        """Read the file itself or one that it names, and check its hash where that is known."""
+        try:
+            if not path.is_file():  # nor is a pipe or a device one, which would never end
+                raise StoreError(f"{path.parent}: holds no {path.name}; {self.absent}")
+            found = path.read_bytes()
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror or error}; {self.remedy}") from error
+        if sha256 is not None and sha256_of(found) != sha256:
+            raise self.damaged(path, "its sha256 is not the one that was saved")
+        return found
+
+    def tensors(self, path: Path, sha256: str | None = None) -> dict[str, Tensor]:
+        """Read a safetensors file that the file names, and check its hash where that is known."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        try:
+            found: dict[str, Tensor] = load(self.bytes_of(path, sha256))
+        except SafetensorError as error:
+            raise self.damaged(path, str(error)) from error
+        return found
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[T]:
+        return TypeAdapter(self.content)
+
+    def damaged(self, name: object, why: str) -> StoreError:
+        """Make the error about a file that cannot be used."""
+        return StoreError(f"{name}: is damaged ({shown(why, 200)}); {self.remedy}")
+
+
+def packed(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Give tensors or arrays as the bytes of a safetensors file.
+
+    Args:
+        tensors: the tensors by name.
+        metadata: texts for the file's header; with more than one their order is random, and so are the bytes.
+    """
+    import torch
+    from safetensors.torch import save
+
+    # Each is copied: safetensors refuses memory that tied weights share, and channels_last is not contiguous.
+    plain = {name: torch.as_tensor(value).detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    content: bytes = save(plain, None if metadata is None else dict(metadata))
+    return content
+
+
+def checksum(values: Mapping[str, Any]) -> str:
+    """Hash plain values, whatever their order."""
+    return sha256_of(json.dumps(values, sort_keys=True))
+
+
+def _first(error: ValidationError) -> str:
+    """Name the first field that is wrong, what it must be and what it is."""
+    found = error.errors(include_url=False, include_context=False)[0]
+    if found["type"] == "json_invalid":
+        return found["msg"]
+    got = "" if found["type"] == "missing" else f", got {found['input']!r}"
+    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}{got}"
+
+
+def _number(value: Any) -> Any:
+    """Give a number of an array as a plain one."""
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no plain value")
+
+
+def _not_finite(value: Any, place: str = "") -> str | None:
+    """Find the first number that is NaN or infinite."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else place.removeprefix(".")
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return next((found for key, part in parts if (found := _not_finite(part, f"{place}.{key}")) is not None), None)
