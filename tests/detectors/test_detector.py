@@ -1,12 +1,208 @@
+"""What a detector's class may leave out, and what fitting and scoring several at once must keep apart."""
+
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
+import pytest
 import torch
 from torch import Tensor
 
+from idness.core.checks import SUITS_SIGNED, check_positive
+from idness.core.errors import IdnessWarning, InputError, NotFittedError, OptionError
 from idness.core.types import Activations, Head
-from idness.detectors.detector import Detector
+from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
+from idness.detectors.registry import build
+from idness.methods import KNN, ReAct, Scale
+from tests.worlds import World, make_world
+
+WORLD = make_world()
+
+
+@dataclass(kw_only=True)
+class Shared(Detector):
+    """Write the hooks for many only."""
+
+    power: float = 1.0
+
+    @classmethod
+    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Any, val: Any) -> None:
+        mean = train.features.mean(dim=0)
+        for detector in detectors:
+            detector.mean_ = mean
+
+    @classmethod
+    def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
+        distance = (acts.features - detectors[0].mean_).norm(dim=1)
+        return [-(distance**detector.power) for detector in detectors]
+
+
+def slow(world: World, power: float = 1.0) -> Tensor:
+    return -((world.known.features - world.train.features.mean(dim=0)).norm(dim=1) ** power)
+
+
+def test_hooks_for_many_serve_one_as_well():
+    detector = Shared(power=2.0)
+    detector.learn(WORLD.head, WORLD.train, None)
+    torch.testing.assert_close(detector.rate(WORLD.known), slow(WORLD, 2.0))
+    torch.testing.assert_close(Shared().fit(WORLD.head, WORLD.train).score(WORLD.known), slow(WORLD))
+
+
+def test_without_a_way_to_rate_there_is_no_detector():
+    @dataclass(kw_only=True)
+    class Silent(Detector):
+        """Say nothing."""
+
+    with pytest.raises(TypeError, match="abstract"):
+        Silent()
+
+
+def test_a_subclass_is_not_passed_over_by_its_parents_shared_work():
+    @dataclass(kw_only=True)
+    class Turned(Shared):
+        """Turn the scores around, and learn something else."""
+
+        def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
+            self.mean_ = torch.zeros(head.width)
+
+        def rate(self, acts: Activations) -> Tensor:
+            return (acts.features - self.mean_).norm(dim=1)
+
+    expected = WORLD.known.features.norm(dim=1)
+    torch.testing.assert_close(Turned().fit(WORLD.head, WORLD.train).score(WORLD.known), expected)
+
+
+@pytest.mark.parametrize("hook", ["shape", "edit", "shaped_logits"])
+def test_a_subclass_of_scale_that_edits_otherwise_is_heard(hook):
+    edits: dict[str, Any] = {
+        "shape": lambda self, features: features * 2,
+        "edit": lambda self, head: Head(head.weight * 2, head.bias),
+        "shaped_logits": lambda self, acts: acts.logits * 2,
+    }
+    doubled = dataclass(kw_only=True)(type("Doubled", (Scale,), {hook: edits[hook]}))
+    plain = Scale(percentile=85.0).shape(WORLD.known.features)
+    logits = {
+        "shape": WORLD.head(WORLD.known.features * 2),
+        "edit": Head(WORLD.head.weight * 2, WORLD.head.bias)(plain),
+        "shaped_logits": WORLD.known.logits * 2,
+    }[hook]
+    scores = doubled().fit(WORLD.head).score(WORLD.known)
+    torch.testing.assert_close(scores, logits.logsumexp(dim=1), rtol=1e-4, atol=1e-4)
+
+
+@dataclass(kw_only=True)
+class Forgetful(Enhancer):
+    """Forget to call its parent's checks."""
+
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "power")
+
+
+@dataclass(kw_only=True)
+class Grandchild(Forgetful):
+    """Forget it too."""
+
+    more: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "more")
+
+
+@pytest.mark.parametrize("method", [Enhancer, Forgetful, Grandchild])
+def test_a_readout_is_checked_by_whoever_forgets_to(method):
+    with pytest.raises(OptionError, match="readout must be one of energy, msp, max_logit; got 'bananas'"):
+        method(readout="bananas")
+    assert method(readout="msp").readout == "msp"
+
+
+def test_every_class_of_a_family_checks_its_own_options():
+    with pytest.raises(OptionError, match="power must be above 0"):
+        Grandchild(power=0.0)
+    with pytest.raises(OptionError, match="more must be above 0"):
+        Grandchild(more=0.0)
+
+
+def test_what_is_not_learned_yet_is_told():
+    with pytest.raises(NotFittedError, match="ReAct: is not fitted; call fit"):
+        ReAct().shape(WORLD.known.features)
+    assert not hasattr(ReAct(), "clip_")
+    assert hasattr(ReAct().fit(WORLD.head, WORLD.train), "clip_")
+    with pytest.raises(AttributeError, match="ReAct has no attribute 'clap_'"):
+        _ = ReAct().fit(WORLD.head, WORLD.train).clap_
+    with pytest.raises(AttributeError, match="ReAct has no attribute 'percentil'"):
+        _ = ReAct().percentil
+
+
+def test_detectors_that_learned_apart_are_not_scored_as_if_together():
+    one, two = KNN(k=1).fit(WORLD.head, WORLD.train), KNN(k=1).fit(WORLD.head, WORLD.val)
+    loaded = KNN(k=1).load_state(WORLD.head, two.state())
+    scores = score_many([one, two, loaded], WORLD.known)
+    assert torch.equal(scores[0], one.score(WORLD.known))
+    assert torch.equal(scores[1], two.score(WORLD.known))
+    assert torch.equal(scores[2], scores[1])
+    assert not torch.equal(scores[0], scores[1])
+
+
+def test_detectors_of_several_methods_come_back_in_order():
+    detectors = [KNN(k=1), ReAct(), KNN(k=5), Scale(), KNN(k=1)]
+    fit_many(detectors, WORLD.head, WORLD.train)
+    for detector, scores in zip(detectors, score_many(detectors, WORLD.known), strict=True):
+        alone = replace(detector).fit(WORLD.head, WORLD.train)
+        torch.testing.assert_close(scores, alone.score(WORLD.known))
+
+
+def test_no_detectors_are_no_work():
+    fit_many([], WORLD.head, WORLD.train, val=WORLD.val)
+    assert score_many([], WORLD.known) == []
+
+
+def test_a_fit_that_fails_leaves_nothing_old_behind():
+    detector = KNN(k=50).fit(WORLD.head, WORLD.train)
+    with pytest.raises(InputError, match="k must be at most the number of training images"):
+        detector.fit(WORLD.head, WORLD.train[:10])
+    assert not detector.fitted
+    with pytest.raises(NotFittedError):
+        detector.score(WORLD.known)
+
+
+@dataclass(kw_only=True)
+class Choosy(Detector):
+    """Need labels, but learn only where there are images."""
+
+    needs_labels = True
+
+    def rate(self, acts: Activations) -> Tensor:
+        return acts.logits[:, 0]
+
+
+def test_labels_are_needed_only_where_there_are_images():
+    assert Choosy().fit(WORLD.head).fitted
+    with pytest.raises(InputError, match="train must have labels"):
+        Choosy().fit(WORLD.head, Activations(WORLD.train.features, WORLD.train.logits))
+
+
+def test_the_head_of_another_network_is_refused_at_fit_by_all():
+    other = Head(WORLD.head.weight.flip(0), WORLD.head.bias)
+    with pytest.raises(InputError, match="KNN: train logits must be the head's"):
+        KNN().fit(other, WORLD.train)
+    with pytest.raises(InputError, match="KNN: val logits must be the head's"):
+        KNN().fit(other, val=WORLD.val)
+
+
+def test_signed_images_are_warned_about_when_learning():
+    signed = make_world(signed=True)
+    with pytest.warns(IdnessWarning, match="Scale: expects non-negative features") as caught:
+        Scale().fit(signed.head, signed.train)
+    assert caught[0].filename == __file__
+
+
+def test_methods_that_warnings_recommend_for_signed_features_take_them():
+    for name in SUITS_SIGNED.split(", "):
+        assert not build(name).assumes_nonnegative
 
 
 @dataclass(kw_only=True)

@@ -32,7 +32,7 @@ def test_the_structure_of_torchvision_networks(name: str) -> None:
     images = torch.randn(3, 3, 224, 224)
     split = SplitModel(getattr(models, name)(weights=None).eval(), example=images[:2])
     found = extract(split, [images])
-    diagnosis = examine(split, found.acts, pre=found.pre, rectifier=found.rectifier)
+    diagnosis = examine(split, found.acts, rectifier=found.rectifier)
     assert diagnosis.suits is STRUCTURES[name]
     assert (found.rectifier is not None) is STRUCTURES[name]
     assert parse(diagnosis.method).name == ("scale" if STRUCTURES[name] else "gen")

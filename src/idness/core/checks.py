@@ -46,6 +46,13 @@ def check_count(owner: object, name: str) -> None:
         raise OptionError(f"{_who(owner)}: {name} must be a whole number of at least 1, got {value!r}")
 
 
+def check_neighbours(owner: object, name: str, images: int) -> None:
+    """Check that an option counts no more neighbours than there are training images."""
+    value = getattr(owner, name)
+    if value > images:
+        raise InputError(f"{_who(owner)}: {name} must be at most the number of training images ({images}), got {value}")
+
+
 def check_choice(owner: object, name: str, choices: Collection[str]) -> None:
     """Check that an option is one of a few words."""
     value = getattr(owner, name)

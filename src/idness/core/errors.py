@@ -26,8 +26,8 @@ class UnknownNameError(IdnessError, KeyError):
         return str(self.args[0])
 
 
-class NotFittedError(IdnessError, RuntimeError):
-    """Says that a detector or guard was used before `fit` or `calibrate`."""
+class NotFittedError(IdnessError, RuntimeError, AttributeError):
+    """Says that a detector or guard was used before `fit` or `calibrate`, or asked for what it has yet to learn."""
 
 
 class ModelError(IdnessError, RuntimeError):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -15,17 +15,18 @@ from torch import Tensor
 from idness.core.checks import check_acts, check_choice, check_labels, check_match, warn_signed
 from idness.core.errors import InputError, NotFittedError, StoreError
 from idness.core.types import Activations, Head
+from idness.detectors.hooks import complete
 from idness.detectors.readouts import READOUTS
 
-D = TypeVar("D", bound="Detector")
 LARGEST = torch.finfo(torch.float32).max
 
 
 class Detector(ABC):
     """Scores how surely images belong to what a network was trained on.
 
-    A method is a dataclass whose fields are its options. It writes `rate` and, if it learns anything, `learn`;
-    what it learns are tensors in attributes that end in an underscore.
+    A method is a dataclass whose fields are its options. It writes `rate` and, if it learns anything, `learn`, or
+    `rate_many` and `learn_many` where several settings can share work; what it learns are tensors in attributes that
+    end in an underscore.
     """
 
     needs_train: ClassVar[bool] = False
@@ -35,9 +36,13 @@ class Detector(ABC):
     needs_val: ClassVar[bool] = False
     """Whether `fit` prefers validation images to training images; it takes the latter where the former are missing."""
     uses_head: ClassVar[bool] = False
-    """Whether scores depend on the head, so that a foreign head must be refused."""
+    """Whether scores depend on the head, so that another network's must be refused."""
     assumes_nonnegative: ClassVar[bool] = False
     """Whether features below zero make the scores meaningless."""
+    forward_passes: ClassVar[int] = 1
+    """How often the network runs on an image; once for all methods that need no more than its activations."""
+    backward_passes: ClassVar[int] = 0
+    """How often gradients are taken back through the network to the image."""
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
     """The values of each option that a search tries."""
     other: ClassVar[Mapping[str, Any]] = {}
@@ -46,6 +51,21 @@ class Detector(ABC):
     """The variants that a comparison lists apart, with the options that make them; none means one row, the method itself."""
 
     head_: Head
+    _learned_with: object
+    """The same for detectors that learned together, which alone may share the work of scoring."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        complete(cls)
+
+    if TYPE_CHECKING:  # what is learned needs no declaration: in a dataclass it would be an option
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name.endswith("_") and not name.startswith("_") and not self.fitted:
+            raise _not_fitted(self)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     @final
     def fit(self, head: Head, train: Activations | None = None, *, val: Activations | None = None) -> Self:
@@ -131,7 +151,7 @@ class Detector(ABC):
                     f"{type(self).__name__}: learned values must end in an underscore, got {key!r}; is the file damaged?"
                 )
             setattr(self, key, value)
-        self.head_ = head
+        self.head_, self._learned_with = head, object()
         return self
 
     @final
@@ -150,7 +170,7 @@ class Detector(ABC):
         """Yield the detectors inside this one, by name; none unless a method says so."""
         return iter(())
 
-    # The hooks that a method writes.
+    # The hooks: of `learn` and `learn_many`, and of `rate` and `rate_many`, a method writes one, and the other follows.
 
     def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
         """Set the attributes that end in an underscore."""
@@ -163,13 +183,13 @@ class Detector(ABC):
     def learn_many(
         cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
     ) -> None:
-        """Let several differently set detectors learn; a method overrides this to share work."""
+        """Let several differently set detectors learn; a method writes this to share work."""
         for detector in detectors:
             detector.learn(head, train, val)
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
-        """Let several differently set detectors score; a method overrides this to share work."""
+        """Let several differently set detectors that learned together score; a method writes this to share work."""
         return [detector.rate(acts) for detector in detectors]
 
     def _forget(self) -> None:
@@ -229,19 +249,17 @@ def fit_many(
         if acts is not None and detectors:
             check_acts(detectors[0], what, acts, head)
             check_match(detectors[0], what, acts, head)
-    for method, group in _by_type(detectors):
-        learned_from = val if method.needs_val and val is not None else train
-        if method.needs_train and learned_from is None:
-            raise InputError(f"{method.__name__}: fit needs training activations, got none; call fit(head, train)")
-        if method.needs_labels and learned_from is not None:
-            check_labels(group[0], "val" if learned_from is val else "train", learned_from, head.classes)
-        if method.assumes_nonnegative and learned_from is not None:
+    for group in _grouped(detectors, type):
+        method = type(group[0])
+        learned_from = _learned_from(group[0], head, train, val)
+        if learned_from is not None and method.assumes_nonnegative:
             warn_signed(group[0], learned_from)
         for detector in group:
-            detector._forget()
+            detector._forget()  # if learning fails, nothing old is left to be mixed with what is new
         method.learn_many(group, head, train, val)
+        together = object()
         for detector in group:
-            detector.head_ = head
+            detector.head_, detector._learned_with = head, together
 
 
 def score_many(detectors: Sequence[Detector], acts: Activations) -> list[Tensor]:
@@ -250,8 +268,8 @@ def score_many(detectors: Sequence[Detector], acts: Activations) -> list[Tensor]
         if not detector.fitted:
             raise _not_fitted(detector)
     scores: dict[int, Tensor] = {}
-    for method, group in _by_type(detectors):
-        head = group[0].head_
+    for group in _grouped(detectors, lambda detector: (type(detector), detector._learned_with)):
+        method, head = type(group[0]), group[0].head_
         moved = _on(head.weight.device, acts)
         check_acts(group[0], "activations", moved, head)
         if method.uses_head:
@@ -259,16 +277,28 @@ def score_many(detectors: Sequence[Detector], acts: Activations) -> list[Tensor]
         if method.assumes_nonnegative:
             warn_signed(group[0], moved)
         for detector, raw in zip(group, method.rate_many(group, moved), strict=True):
-            # An image so far out that its score overflows is out: the lowest score, and never NaN.
+            # An image so odd that its score overflows is the least in-distribution: the lowest score, and never NaN.
             scores[id(detector)] = raw.float().nan_to_num(nan=-LARGEST, posinf=LARGEST, neginf=-LARGEST)
     return [scores[id(detector)] for detector in detectors]
 
 
-def _by_type(detectors: Sequence[D]) -> Iterator[tuple[type[D], list[D]]]:
-    groups: dict[type[D], list[D]] = {}
+def _learned_from(
+    detector: Detector, head: Head, train: Activations | None, val: Activations | None
+) -> Activations | None:
+    """Find the activations that a detector learns from, and check that they serve."""
+    what, acts = ("val", val) if detector.needs_val and val is not None else ("train", train)
+    if acts is None and detector.needs_train:
+        raise InputError(f"{type(detector).__name__}: fit needs training activations, got none; call fit(head, train)")
+    if acts is not None and detector.needs_labels:
+        check_labels(detector, what, acts, head.classes)
+    return acts
+
+
+def _grouped(detectors: Sequence[Detector], key: Callable[[Detector], Hashable]) -> list[list[Detector]]:
+    groups: dict[Hashable, list[Detector]] = {}
     for detector in detectors:
-        groups.setdefault(type(detector), []).append(detector)
-    return iter(groups.items())
+        groups.setdefault(key(detector), []).append(detector)
+    return list(groups.values())
 
 
 def _on(device: torch.device, acts: Activations) -> Activations:

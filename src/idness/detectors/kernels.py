@@ -48,6 +48,12 @@ def ratio_plain(features: Tensor, kept: int) -> Tensor:
     return safe_ratio(features.sum(dim=1), top, features.shape[1] / kept)
 
 
+def percentiles(values: Tensor, percents: Sequence[float]) -> list[Tensor]:
+    """Find percentiles of all values, whatever their shape; one selection serves them all."""
+    found = np.percentile(values.cpu().numpy().ravel(), percents)
+    return [torch.tensor(value, dtype=torch.float32, device=values.device) for value in found]
+
+
 def top_mask(features: Tensor, kept: int) -> Tensor:
     """Mark the `kept` largest of each row; among equals the first ones in top-k's order."""
     chosen = features.topk(kept, dim=1, sorted=False).indices

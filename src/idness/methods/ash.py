@@ -32,7 +32,6 @@ class Ash(Enhancer):
     percentile: float = 90.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_choice(self, "variant", ("s", "p", "b"))
         check_percent(self, "percentile")
 

@@ -36,7 +36,6 @@ class Chain(Enhancer):
     steps: Any = "react(percentile=90)+dice(percentile=10)"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         listed = _split(self.steps) if isinstance(self.steps, str) else self.steps
         if not isinstance(listed, Sequence) or len(listed) == 0:
             raise OptionError(f"Chain: steps must be methods joined by '+', got {self.steps!r}")

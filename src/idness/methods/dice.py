@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from idness.core.checks import check_percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
+from idness.detectors.kernels import percentiles
 
 
 @dataclass(kw_only=True)
@@ -29,11 +28,7 @@ class DICE(Enhancer):
     percentile: float = 90.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_percent(self, "percentile")
-
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
-        self.learn_many([self], head, train, val)
 
     @classmethod
     def learn_many(
@@ -41,12 +36,9 @@ class DICE(Enhancer):
     ) -> None:
         assert train is not None
         contribution = train.features.mean(dim=0) * head.weight
-        limits = np.percentile(contribution.cpu().numpy().ravel(), [detector.percentile for detector in detectors])
+        limits = percentiles(contribution, [detector.percentile for detector in detectors])
         for detector, limit in zip(detectors, limits, strict=True):
-            detector._keep(torch.where(contribution > float(limit), head.weight, 0.0))
-
-    def _keep(self, weight: Tensor) -> None:
-        self.weight_ = weight
+            detector.weight_ = torch.where(contribution > limit, head.weight, 0.0)
 
     def edit(self, head: Head) -> Head:
         return Head(self.weight_, head.bias)

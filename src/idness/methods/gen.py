@@ -32,9 +32,6 @@ class GEN(Detector):
         check_positive(self, "gamma")
         check_count(self, "m")
 
-    def rate(self, acts: Activations) -> Tensor:
-        return self.rate_many([self], acts)[0]
-
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
         # One sort serves every m, and one logarithm every gamma.

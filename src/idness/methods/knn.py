@@ -9,8 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from idness.core.checks import check_count
-from idness.core.errors import InputError
+from idness.core.checks import check_count, check_neighbours
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.kernels import kth_largest_products
@@ -32,12 +31,6 @@ class KNN(Detector):
     def __post_init__(self) -> None:
         check_count(self, "k")
 
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
-        self.learn_many([self], head, train, val)
-
-    def rate(self, acts: Activations) -> Tensor:
-        return self.rate_many([self], acts)[0]
-
     @classmethod
     def learn_many(
         cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
@@ -45,14 +38,8 @@ class KNN(Detector):
         assert train is not None
         bank = _unit(train.features)
         for detector in detectors:
-            if detector.k > len(bank):
-                raise InputError(
-                    f"KNN: k must be at most the number of training images ({len(bank)}), got {detector.k}"
-                )
-            detector._remember(bank)
-
-    def _remember(self, bank: Tensor) -> None:
-        self.bank_ = bank
+            check_neighbours(detector, "k", len(bank))
+            detector.bank_ = bank
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from idness.core.checks import check_percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
+from idness.detectors.kernels import percentiles
 
 
 @dataclass(kw_only=True)
@@ -32,11 +31,7 @@ class ReAct(Enhancer):
     percentile: float = 90.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_percent(self, "percentile")
-
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
-        self.learn_many([self], head, train, val)
 
     @classmethod
     def learn_many(
@@ -44,13 +39,9 @@ class ReAct(Enhancer):
     ) -> None:
         acts = val if val is not None else train
         assert acts is not None
-        # One selection serves every percentile.
-        clips = np.percentile(acts.features.cpu().numpy().ravel(), [detector.percentile for detector in detectors])
+        clips = percentiles(acts.features, [detector.percentile for detector in detectors])
         for detector, clip in zip(detectors, clips, strict=True):
-            detector._clip_at(torch.tensor(clip, dtype=torch.float32, device=acts.features.device))
-
-    def _clip_at(self, clip: Tensor) -> None:
-        self.clip_ = clip
+            detector.clip_ = clip
 
     def shape(self, features: Tensor) -> Tensor:
         return features.minimum(self.clip_)

@@ -31,7 +31,6 @@ class Scale(Enhancer):
     percentile: float = 85.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_percent(self, "percentile")
 
     def shape(self, features: Tensor) -> Tensor:
