@@ -9,9 +9,8 @@ import pytest
 from idness.benchmark.answer import answer, joint_level, ood_weights, row_ranks
 from idness.benchmark.results import Report
 from idness.core.errors import InputError
-from idness.intervals import auroc_interval, compare_auroc
-from idness.metrics import auroc, fpr_at_id_recall, fpr_at_ood_recall
-from idness.paired import fpr_draws, mean_auroc_difference, mean_auroc_interval, ranks
+from idness.intervals import auroc_interval, compare_auroc, mean_auroc_difference, mean_auroc_interval
+from idness.metrics import auroc
 from tests.report.digits import bench
 
 
@@ -30,36 +29,6 @@ def test_one_set_gives_delongs_interval_and_test(report: Report) -> None:
     assert mean_auroc_interval(one) == pytest.approx(auroc_interval(read("knn", "id_test"), read("knn", "six")))
     expected = compare_auroc(*(read(row, name) for row in ("knn", "ebo") for name in ("id_test", "six")))
     assert mean_auroc_difference(one, other) == pytest.approx(expected)
-
-
-def test_the_interval_of_a_mean_over_sets_covers_what_new_images_give() -> None:
-    # Both sets share their ID images, so that treating them as independent would make the interval too short.
-    rng = np.random.default_rng(0)
-    truth = auroc(rng.normal(1, 1, 200_000), rng.normal(0, 1, 200_000))
-    hits = 0
-    for _ in range(300):
-        ids, oods = rng.normal(1, 1, 60), [rng.normal(0, 1, 400) for _ in range(3)]
-        low, high = mean_auroc_interval(ranks(ids, oods))
-        hits += low <= truth <= high
-    assert 0.91 <= hits / 300 <= 0.985
-
-
-@pytest.mark.parametrize(
-    ("metric", "function"), [("fpr_at_id_recall", fpr_at_id_recall), ("fpr_at_ood_recall", fpr_at_ood_recall)]
-)
-def test_bootstrap_draws_are_the_metric_of_the_drawn_images(metric: str, function: object) -> None:
-    rng = np.random.default_rng(3)
-    ids, oods = (
-        np.round(rng.normal(1, 1, 40), 1),
-        [np.round(rng.normal(0, 1, 30), 1), np.round(rng.normal(0, 2, 25), 1)],
-    )
-    draws = fpr_draws({"a": (ids, oods)}, metric, 0.9, draws=20, seed=5)["a"]  # type: ignore[arg-type]
-    again = np.random.default_rng(5)
-    picked = [again.integers(size, size=(20, size)) for size in (40, 30, 25)]
-    for draw in range(20):
-        for column, ood in enumerate(oods):
-            expected = function(ids[picked[0][draw]], ood[picked[1 + column][draw]], 0.9)  # type: ignore[operator]
-            assert draws[draw, column] == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_clear_winner_is_named_with_its_lead(report: Report) -> None:

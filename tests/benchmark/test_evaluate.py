@@ -5,12 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from scipy.special import logit
 
 from idness.activations.store import Shard
-from idness.benchmark.evaluate import Scorer
+from idness.benchmark.evaluate import Scorer, group_metrics, set_metrics
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, Enhancer
 from idness.detectors.registry import build
+from idness.metrics import NAMES, all_metrics
 from idness.selection.search import Choice
 from tests.worlds import World, make_world
 
@@ -60,3 +62,70 @@ def test_a_set_scored_in_shards_is_the_set_scored_at_once() -> None:
     assert found.index.tolist() == list(range(len(world.known)))
     assert found.predicted.tolist() == world.known.logits.argmax(dim=1).tolist()
     assert found.digests[:, 0].tolist() == list(range(len(world.known)))
+
+
+def draw(
+    rng: np.random.Generator, n: int = 150, sizes: tuple[int, ...] = (60, 100)
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    return rng.normal(1.5, 1, n), [rng.normal(0.3 * place, 1, size) for place, size in enumerate(sizes)]
+
+
+def test_means_are_plain_and_sets_have_their_own_values() -> None:
+    ids, oods = draw(np.random.default_rng(0))
+    parts = [set_metrics(ids, scores) for scores in oods]
+    group = group_metrics(ids, oods, parts)
+    for name in NAMES:
+        values = [all_metrics(ids, scores)[name] for scores in oods]
+        assert [getattr(part, name) for part in parts] == values
+        assert getattr(group, name) == pytest.approx(np.mean(values), abs=1e-15)
+    for name, (low, high) in group.intervals.items():
+        assert 0 <= low <= getattr(group, name) <= high <= 1
+    single = group_metrics(ids, oods[:1], parts[:1])
+    assert single.intervals == parts[0].intervals
+
+
+@pytest.mark.parametrize("name", ["auroc", "fpr_at_id_recall", "fpr_at_ood_recall"])
+def test_intervals_of_means_cover_the_truth(name: str) -> None:
+    rng = np.random.default_rng(1)
+    ids, oods = draw(rng, 200_000, (200_000, 200_000))
+    truth = np.mean([all_metrics(ids, scores)[name] for scores in oods])
+    hits, runs = 0, 200
+    for _ in range(runs):
+        ids, oods = draw(rng)
+        group = group_metrics(ids, oods, [set_metrics(ids, scores) for scores in oods])
+        low, high = group.intervals[name]
+        hits += low <= truth <= high
+    assert hits / runs > 0.88  # 95 % nominal; bootstrap intervals of an order statistic fall a little short of it
+    assert hits / runs < 1.0
+
+
+def test_the_interval_of_a_mean_over_many_sets_is_as_wide_as_the_mean_scatters() -> None:
+    """Many ID images and four small sets: nearly all of the scatter comes from the sets, whose errors average out."""
+    rng = np.random.default_rng(3)
+    values, widths = [], []
+    for _ in range(150):
+        ids, oods = draw(rng, 2000, (30, 30, 30, 30))
+        group = group_metrics(ids, oods, [set_metrics(ids, scores) for scores in oods])
+        low, high = logit(group.intervals["auroc"])
+        values.append(logit(group.auroc))
+        widths.append(high - low)
+    assert np.mean(widths) / (2 * 1.96) == pytest.approx(np.std(values), rel=0.2)
+
+
+def test_sharing_the_ids_images_widens_the_interval() -> None:
+    rng = np.random.default_rng(2)
+    ids, _ = draw(rng, 40)
+    copies = [rng.normal(0, 1, 5000) for _ in range(6)]
+    low, high = group_metrics(ids, copies, [set_metrics(ids, scores) for scores in copies]).intervals["auroc"]
+    one = set_metrics(ids, copies[0]).intervals["auroc"]
+    # The 40 ids images are the weak point, and more oods sets do not mend that.
+    assert (high - low) == pytest.approx(one[1] - one[0], rel=0.1)
+
+
+def test_perfect_separation_has_a_finite_interval() -> None:
+    ids, oods = np.linspace(1, 2, 50), [np.linspace(-1, 0, 30), np.linspace(-3, -2, 40)]
+    group = group_metrics(ids, oods, [set_metrics(ids, scores) for scores in oods])
+    # As sure as the smallest side allows: no error in 30 OOD images, and in 50 ID images.
+    assert group.intervals["auroc"] == pytest.approx((0.025 ** (1 / 30), 1))
+    assert group.intervals["fpr_at_id_recall"] == pytest.approx((0, 1 - 0.025 ** (1 / 30)))
+    assert group.intervals["fpr_at_ood_recall"] == pytest.approx((0, 1 - 0.025 ** (1 / 50)))

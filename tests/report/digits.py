@@ -12,7 +12,7 @@ import torch
 from sklearn.datasets import load_digits, load_sample_images
 from torch import nn
 
-from idness.benchmark.group_metrics import group_metrics, set_metrics
+from idness.benchmark.evaluate import group_metrics, set_metrics
 from idness.benchmark.results import BenchmarkInfo, MethodResult, ModelInfo, Report, SetInfo, Sweep, Trial, Wrong
 from idness.core.types import Activations
 from idness.detectors.detector import Detector, Enhancer

@@ -8,8 +8,7 @@ from typing import Any, Literal
 from idness.benchmark.results import Report
 from idness.core.errors import InputError
 from idness.core.wording import listed, percent, points, shown
-from idness.intervals import Difference
-from idness.paired import Ranks, mean_auroc_difference, ranks
+from idness.intervals import Difference, Ranks, mean_auroc_difference, ranks
 
 LEVEL = 0.95
 USELESS = 0.6

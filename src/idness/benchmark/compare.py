@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -10,14 +9,22 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
 
 from idness.benchmark.results import Report
 from idness.core.errors import InputError, OptionError
-from idness.intervals import Difference
-from idness.paired import Convention, difference_of_draws, fpr_draws, mean_auroc_difference, ranks
+from idness.intervals import (
+    Convention,
+    Difference,
+    compare_runs,
+    difference_of_draws,
+    fpr_draws,
+    mean_auroc_difference,
+    ranks,
+)
 
 METRICS = ("auroc", "fpr_at_id_recall", "fpr_at_ood_recall")
+DRAWS = 1000
+"""Bootstrap draws: the ends of a 95 % interval then rest on 25 draws each."""
 TESTED = ("id_test", "near", "far")
 """The roles of the sets that results are measured on."""
 _SEED = re.compile(r"[-_.]?(?:seed|rng)[-_=]?\d+", re.IGNORECASE)
@@ -139,24 +146,10 @@ def _line(
     changes: list[Difference | None] = []
     for entrant, some in zip(entrants[1:], numbers[1:], strict=True):
         if len(some) > 1 and len(numbers[0]) > 1:
-            changes.append(welch(some, numbers[0]))
+            changes.append(compare_runs(some, numbers[0]))
         else:
             changes.append(tests[entrant.name](row, metric, name))
     return Line(row, tuple(values), tuple(changes))
-
-
-def welch(first: Sequence[float], second: Sequence[float], level: float = 0.95) -> Difference:
-    """Compare the means of two series of runs, which may vary differently, by Welch's t-test."""
-    value = float(np.mean(first) - np.mean(second))
-    parts = [float(np.var(side, ddof=1)) / len(side) for side in (first, second)]
-    error = math.sqrt(sum(parts))
-    if error == 0.0:
-        return Difference(value, value, value, 1.0 if value == 0.0 else 0.0)
-    freedom = sum(parts) ** 2 / sum(
-        part**2 / (len(side) - 1) for part, side in zip(parts, (first, second), strict=True)
-    )
-    reach = float(stdtrit(freedom, 0.5 + level / 2)) * error
-    return Difference(value, value - reach, value + reach, 2 * float(stdtr(freedom, -abs(value) / error)))
 
 
 def _tester(
@@ -177,6 +170,7 @@ def _tester(
             {f"{side}/{row}": scores(report, row) for side, report in (("a", one), ("b", two)) for row in rows},
             cast(Convention, metric),
             one.recall,
+            draws=DRAWS,
         )
         for metric in METRICS[1:]
     }

@@ -6,17 +6,18 @@ import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from idness.activations.store import Shard
-from idness.benchmark.group_metrics import group_metrics, set_metrics
 from idness.benchmark.results import Metrics, Sweep, Wrong
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
-from idness.metrics import Array, auroc
+from idness.intervals import Convention, mean_auroc_interval, mean_fpr_interval, ranks
+from idness.metrics import NAMES, Array, all_metrics, auroc
 from idness.selection.search import Choice
 
 PERCENTILES = (0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0, 99.0)
@@ -157,19 +158,38 @@ def evaluate(
     """Compute for every row the metrics of each set and the means of each group."""
     results = {}
     for row, ids in known.scores.items():
+        oods = {group: [found.scores[row] for found in sets.values()] for group, sets in groups.items()}
         by_set = {
-            name: set_metrics(ids, found.scores[row], recall, seed)
-            for sets in groups.values()
-            for name, found in sets.items()
+            name: set_metrics(ids, scores, recall, seed)
+            for group, sets in groups.items()
+            for name, scores in zip(sets, oods[group], strict=True)
         }
         by_group = {
-            group: group_metrics(
-                ids, [found.scores[row] for found in sets.values()], [by_set[name] for name in sets], recall, seed
-            )
+            group: group_metrics(ids, oods[group], [by_set[name] for name in sets], recall, seed)
             for group, sets in groups.items()
         }
         results[row] = (by_set, by_group)
     return results
+
+
+def set_metrics(ids: Array, oods: Array, recall: float = 0.95, seed: int = 0) -> Metrics:
+    """Compute the five metrics of one OOD set and the intervals of three of them."""
+    return Metrics(**all_metrics(ids, oods, recall), intervals=_intervals(ids, [oods], recall, seed))
+
+
+def group_metrics(
+    ids: Array, oods: Sequence[Array], parts: Sequence[Metrics], recall: float = 0.95, seed: int = 0
+) -> Metrics:
+    """Average the metrics of a group's sets, whose scores are given too: the intervals are of the average."""
+    means = {name: float(np.mean([getattr(part, name) for part in parts])) for name in NAMES}
+    return Metrics(**means, intervals=_intervals(ids, oods, recall, seed))
+
+
+def _intervals(ids: Array, oods: Sequence[Array], recall: float, seed: int) -> dict[str, tuple[float, float]]:
+    found: dict[str, tuple[float, float]] = {"auroc": mean_auroc_interval(ranks(ids, oods))}
+    for convention in get_args(Convention):
+        found[convention] = mean_fpr_interval(convention, ids, oods, recall, seed=seed)
+    return found
 
 
 def sweep_curves(

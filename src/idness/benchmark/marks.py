@@ -12,7 +12,7 @@ from scipy.special import ndtri
 
 from idness.benchmark.answer import joint_level, ood_weights, row_ranks
 from idness.benchmark.results import Report
-from idness.paired import Convention, fpr_draws, mean_auroc_difference
+from idness.intervals import Convention, fpr_draws, mean_auroc_difference
 
 DRAWS = 300
 """Bootstrap draws: only their standard deviation is used."""

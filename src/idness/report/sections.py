@@ -12,7 +12,7 @@ from idness.benchmark.answer import Answer, ood_weights, row_ranks, setting
 from idness.benchmark.marks import Marks
 from idness.benchmark.results import Metrics, Report
 from idness.core.wording import LOWER_IS_BETTER, duration, metric_meaning, metric_title, percent, shown, size
-from idness.paired import Convention, mean_auroc_interval
+from idness.intervals import Convention, mean_auroc_interval
 
 SET_METRICS = ("auroc", "fpr_at_id_recall", "fpr_at_ood_recall")
 BADGES = {"clear": "clear lead", "tie": "level with others", "only": "the only one measured", "useless": "at chance"}

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import norm, t
 
 from idness import intervals, metrics
 from idness.core.errors import InputError
-from idness.paired import mean_auroc_difference, ranks
+from idness.intervals import mean_auroc_difference, ranks
 
 
 def draw(rng, count=150, gap=1.0):
@@ -141,3 +141,22 @@ def test_the_mean_over_sets_weighs_them_as_asked():
 def test_unpaired_scores_are_refused():
     with pytest.raises(InputError, match="same ID images, got 2 and 1"):
         intervals.compare_auroc([1.0, 2.0], [0.0], [1.0], [0.0])
+
+
+def test_runs_are_compared_by_welchs_test():
+    """Against the textbook's formula."""
+    first, second = np.array([0.91, 0.93, 0.90, 0.95]), np.array([0.88, 0.89, 0.89])
+    parts = [side.var(ddof=1) / len(side) for side in (first, second)]
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (len(side) - 1) for part, side in zip(parts, (first, second), strict=True)
+    )
+    value, error = first.mean() - second.mean(), np.sqrt(sum(parts))
+    reach = t.ppf(0.95, freedom) * error
+    expected = (value, value - reach, value + reach, 2 * t.sf(value / error, freedom))
+    assert intervals.compare_runs(first, second, level=0.9) == pytest.approx(expected)
+
+
+def test_runs_without_spread_are_equal_or_not():
+    assert intervals.compare_runs([1.0, 1.0], [1.0, 1.0]) == (0.0, 0.0, 0.0, 1.0)
+    assert intervals.compare_runs([2.0, 2.0], [1.0, 1.0]).p_value == 0.0
+    assert intervals.compare_runs([0.9, 0.9 + 1e-16], [0.8, 0.8]).p_value < 1e-6

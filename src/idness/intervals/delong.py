@@ -1,0 +1,84 @@
+"""DeLong's intervals and paired tests, for the mean AUROC over OOD sets that share their ID images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit, logit, ndtri
+
+from idness.core.checks import check_fraction
+from idness.core.errors import InputError
+from idness.intervals.difference import Difference, Interval, check_same_images, checked, normal_difference
+from idness.metrics import Array, Scores
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Keeps where one method's images stand among those of the other side: all that DeLong's intervals and tests need.
+
+    Args:
+        by_id: for each ID image, the weighted mean over the sets of the share of OOD images below it.
+        by_ood: for each set and OOD image, the share of ID images above it.
+        weights: the weight of each set in the mean; they sum to one.
+    """
+
+    by_id: Array
+    by_ood: tuple[Array, ...]
+    weights: tuple[float, ...]
+
+    @property
+    def auroc(self) -> float:
+        """The weighted mean AUROC."""
+        return float(self.by_id.mean())
+
+
+def ranks(id_scores: Scores, ood_scores: Sequence[Scores], weights: Sequence[float] | None = None) -> Ranks:
+    """Compare ID scores with those of one or more OOD sets, whose AUROCs are averaged."""
+    ids, oods = checked(id_scores, ood_scores)
+    shares = np.full(len(oods), 1 / len(oods)) if weights is None else np.asarray(weights, float) / np.sum(weights)
+    sorted_ids = np.sort(ids)
+    by_id = np.sum([share * _share_below(np.sort(ood), ids) for share, ood in zip(shares, oods, strict=True)], axis=0)
+    return Ranks(by_id, tuple(1 - _share_below(sorted_ids, ood) for ood in oods), tuple(map(float, shares)))
+
+
+def mean_auroc_interval(of: Ranks, level: float = 0.95) -> Interval:
+    """Compute DeLong's interval for a mean AUROC, on the logit scale so that it stays within [0, 1]."""
+    check_fraction("auroc_interval", "level", level)
+    value, tail, places = of.auroc, (1 - level) / 2, np.concatenate(of.by_ood)
+    if (places == 1).all() or (places == 0).all():
+        # Perfect order has no observed variance. As an exact binomial interval for "no error in n" has it:
+        bound = tail ** (1 / min(len(of.by_id), *map(len, of.by_ood)))
+        return Interval(bound, 1.0) if places[0] == 1 else Interval(0.0, 1 - bound)
+    reach = -ndtri(tail) * _standard_error(of.by_id, of.by_ood, of.weights) / (value * (1 - value))
+    return Interval(float(expit(logit(value) - reach)), float(expit(logit(value) + reach)))
+
+
+def mean_auroc_difference(first: Ranks, second: Ranks, level: float = 0.95) -> Difference:
+    """Test whether two methods differ in their mean AUROC over the same images, by DeLong's paired test."""
+    check_fraction("compare_auroc", "level", level)
+    check_same_images([[len(side) for side in (one.by_id, *one.by_ood)] for one in (first, second)])
+    if first.weights != second.weights:
+        raise InputError(f"compare_auroc: the sets must weigh the same, got {first.weights} and {second.weights}")
+    by_ood = [one - other for one, other in zip(first.by_ood, second.by_ood, strict=True)]
+    error = _standard_error(first.by_id - second.by_id, by_ood, first.weights)
+    return normal_difference(first.auroc - second.auroc, error, level)
+
+
+def _share_below(reference: Array, values: Array) -> Array:
+    """Compute the share of a sorted reference that lies below each value, ties counting half."""
+    below = np.searchsorted(reference, values, "left") + np.searchsorted(reference, values, "right")
+    share: Array = below / (2 * len(reference))
+    return share
+
+
+def _variance_of_mean(values: Array) -> float:
+    """Estimate the variance of a mean; that of a single value is not known and counts as that of a coin."""
+    return float(values.var(ddof=1) / len(values)) if len(values) > 1 else 0.25
+
+
+def _standard_error(by_id: Array, by_ood: Sequence[Array], weights: Sequence[float]) -> float:
+    parts = [weight**2 * _variance_of_mean(part) for weight, part in zip(weights, by_ood, strict=True)]
+    return math.sqrt(_variance_of_mean(by_id) + sum(parts))
