@@ -260,6 +260,8 @@ def test_unknown_names_and_options_are_told():
         build("scale", percent=85)
     with pytest.raises(OptionError, match="MSP: unknown option 'k'; it takes none"):
         build("msp", k=1)
+    with pytest.raises(OptionError, match="Scale: unknown option 'name'"):
+        parse("scale(name=scale)")
     with pytest.raises(OptionError, match="written as name or name"):
         parse("scale(percentile=95")
 

@@ -8,6 +8,13 @@ from torch import Tensor
 
 from idness.core.types import Activations
 from idness.detectors.detector import Detector
+from idness.methods import Scale
+
+USUAL = 2.0
+
+
+class Helper:
+    """Stand first in the file without being a method."""
 
 
 @dataclass(kw_only=True)
@@ -16,15 +23,18 @@ class Norm(Detector):
 
     other = {"power": 1.0}
 
-    power: float = 2.0
+    power: float = USUAL
 
     def rate(self, acts: Activations) -> Tensor:
         return acts.features.norm(p=self.power, dim=1)
 
 
 @dataclass(kw_only=True)
-class Scale(Norm):
-    """Take a name that is taken."""
+class StrongScale(Scale):
+    """Scale the features twice."""
+
+    def shape(self, features: Tensor) -> Tensor:
+        return super().shape(super().shape(features))
 
 
 def not_a_method() -> None:

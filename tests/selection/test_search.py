@@ -11,7 +11,7 @@ from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.registry import build, rows
 from idness.metrics import auroc
-from idness.selection.search import Row, choose, split_methods, wanted_rows
+from idness.selection.search import Row, choose, wanted_rows
 from tests.worlds import make_world
 
 
@@ -111,11 +111,9 @@ def test_given_options_are_not_searched() -> None:
 
 
 def test_names_of_methods() -> None:
-    assert list(wanted_rows(["ash"])) == ["ash-s", "ash-p", "ash-b"]
+    assert list(wanted_rows(["Ash"])) == ["ash-s", "ash-p", "ash-b"]
     assert set(wanted_rows()) == set(rows())
     with pytest.raises(UnknownNameError, match="did you mean 'scale'"):
         wanted_rows(["scal"])
-    assert split_methods(" msp, ash(variant=s, percentile=95),ebo,") == ["msp", "ash(variant=s, percentile=95)", "ebo"]
-    for text in ("scale(percentile=95", "msp)"):
-        with pytest.raises(OptionError, match="methods are written"):
-            split_methods(text)
+    with pytest.raises(OptionError, match="a method is written as"):
+        wanted_rows(["scale(percentile=95"])

@@ -50,8 +50,8 @@ def bench(
     from idness.benchmark.runner import run
     from idness.benchmark.settings import Settings
     from idness.cli.progress import shown
+    from idness.core.method_text import split_methods
     from idness.report.tables import fpr_name
-    from idness.selection.search import split_methods
 
     fpr_name(fpr)
     settings = Settings(

@@ -12,7 +12,8 @@ import typer
 def list_methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List every method: what it does, its options with defaults, and what it needs."""
+    """List every method: what it does, its options with defaults, what it needs and what it costs."""
+    from rich.markup import escape
     from rich.table import Table
 
     from idness.cli.terminal import stdout
@@ -27,12 +28,14 @@ def list_methods(
     table.add_column("what it does, and its options")
     table.add_column("training\nimages", no_wrap=True)
     table.add_column("negative\nfeatures", no_wrap=True)
+    table.add_column("passes", no_wrap=True)
     for entry in entries:
-        needs = "labelled" if entry.needs_labels else "yes" if entry.needs_train else "no"
-        about = f"{entry.summary}\n[dim]{entry.signature or 'no options'}[/dim]"
-        table.add_row(entry.name, about, needs, "unsuited" if entry.assumes_nonnegative else "fine")
+        about = f"{escape(entry.summary)}\n[dim]{escape(entry.signature) or 'no options'}[/dim]"
+        signed = "unsuited" if entry.assumes_nonnegative else "fine"
+        table.add_row(entry.name, about, entry.learns_from, signed, entry.passes)
     console = stdout()
     console.print(table)
     console.print(
-        "\n[dim]Set options as in[/dim] scale(percentile=95)[dim]; a search tries them on validation data.[/dim]"
+        "\n[dim]Set options as in[/dim] scale(percentile=95)[dim]; a search tries them on validation data. Passes: how often an"
+        " image goes forward + backward through the network; one forward pass serves all that need no more.[/dim]"
     )

@@ -1,68 +1,98 @@
-"""Tells what methods there are without importing torch, by reading their sources."""
+"""Tells what methods there are without importing torch, from a file that `tools/catalogue.py` makes of their classes."""
 
 from __future__ import annotations
 
-import ast
-from dataclasses import dataclass
+import json
+import sys
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-FLAGS = ("needs_train", "needs_labels", "assumes_nonnegative")
+PLACE = Path(__file__).parents[1] / "methods" / "catalogue.json"
+FLAGS = ("needs_train", "needs_labels", "needs_val", "assumes_nonnegative", "forward_passes", "backward_passes")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Describes one method: its name, what it does, its options with defaults, and what it needs."""
+    """Describes a method to those who choose one.
+
+    Args:
+        name: on the command line and in files.
+        summary: what it does.
+        paper: its name there, authors, title, venue and year.
+        options: each with its default.
+        rows: the variants that a comparison lists apart, with the options that make them.
+        needs_train: whether it learns from training images.
+        needs_labels: whether it needs their labels.
+        needs_val: whether it prefers validation images to them.
+        assumes_nonnegative: whether features below zero make its scores meaningless.
+        forward_passes: how often the network runs on an image.
+        backward_passes: how often gradients are taken back to the image.
+    """
 
     name: str
     summary: str
+    paper: str
     options: dict[str, Any]
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     needs_train: bool = False
     needs_labels: bool = False
+    needs_val: bool = False
     assumes_nonnegative: bool = False
+    forward_passes: int = 1
+    backward_passes: int = 0
 
     @property
     def signature(self) -> str:
         """The options as they are written on the command line."""
         return ", ".join(f"{key}={value}" for key, value in self.options.items())
 
+    @property
+    def learns_from(self) -> str:
+        """The images that it learns from, in a word or two."""
+        return "labelled" if self.needs_labels else "yes" if self.needs_train else "no"
+
+    @property
+    def passes(self) -> str:
+        """What a score costs in runs of the network, forward and backward."""
+        return f"{self.forward_passes} + {self.backward_passes}" if self.backward_passes else str(self.forward_passes)
+
 
 def catalogue() -> list[Entry]:
     """List our methods by name, then those of other installed packages."""
-    ours = [
-        _read(path) for path in sorted((Path(__file__).parents[1] / "methods").glob("*.py")) if path.stem != "__init__"
-    ]
-    return ours + _foreign(entry.name for entry in ours) if entry_points(group="idness.methods") else ours
-
-
-def describe(cls: Any) -> Entry:
-    """Describe a method from its class; what `catalogue` reads from the source must be the same."""
-    import dataclasses
-
-    options = {field.name: field.default for field in dataclasses.fields(cls)}
-    flags = {flag: getattr(cls, flag) for flag in FLAGS}
-    return Entry(cls.__name__.lower(), (cls.__doc__ or "").strip().splitlines()[0], options, **flags)
-
-
-def _foreign(ours: Any) -> list[Entry]:
+    ours = [Entry(**entry) for entry in json.loads(PLACE.read_text(encoding="utf-8"))]
+    if {entry.name for entry in ours} != {path.stem for path in PLACE.parent.glob("[!_]*.py")}:
+        ours = described()  # a method is being added: its class knows
+    if not entry_points(group="idness.methods"):
+        return ours
     from idness.detectors.registry import available
 
-    known = set(ours)
-    return [describe(cls) for name, cls in available().items() if name not in known]
+    known = {entry.name for entry in ours}
+    return ours + [describe(name, cls) for name, cls in available().items() if name not in known]
 
 
-def _read(path: Path) -> Entry:
-    """Read the one detector class of a method's file."""
-    tree = ast.parse(path.read_text())
-    cls = next(node for node in tree.body if isinstance(node, ast.ClassDef))
-    enhances = any(isinstance(base, ast.Name) and base.id == "Enhancer" for base in cls.bases)
-    options: dict[str, Any] = {"readout": "energy"} if enhances else {}
-    flags: dict[str, bool] = {}
-    for node in cls.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            options[node.target.id] = ast.literal_eval(node.value)
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in FLAGS:
-            flags[node.targets[0].id] = ast.literal_eval(node.value)
-    summary = (ast.get_docstring(cls) or "").splitlines()[0]
-    return Entry(cls.name.lower(), summary, options, **flags)
+def described() -> list[Entry]:
+    """Describe our methods from their classes."""
+    from idness import methods
+
+    found = [describe(name.lower(), getattr(methods, name)) for name in methods.__all__]
+    return sorted(found, key=lambda entry: entry.name)
+
+
+def describe(name: str, cls: Any) -> Entry:
+    """Describe a method from its class."""
+    paper = (sys.modules[cls.__module__].__doc__ or "").strip().partition("\n\n")[0]
+    return Entry(
+        name=name,
+        summary=(cls.__doc__ or "").strip().splitlines()[0],
+        paper=" ".join(paper.split()),
+        options=cls().options(),
+        rows={row: dict(fixed) for row, fixed in cls.rows.items()},
+        **{flag: getattr(cls, flag) for flag in FLAGS},
+    )
+
+
+def written() -> str:
+    """Give the text of the file, made of the classes."""
+    return json.dumps([asdict(entry) for entry in described()], indent=2, ensure_ascii=False) + "\n"

@@ -49,6 +49,8 @@ class Detector(ABC):
     """Another allowed value of each option outside the search grid, with which the tests show that the option counts."""
     rows: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The variants that a comparison lists apart, with the options that make them; none means one row, the method itself."""
+    listed_as: ClassVar[str]
+    """The name under which another package offers the method; ours are called as their classes, in small letters."""
 
     head_: Head
     _learned_with: object
@@ -88,7 +90,8 @@ class Detector(ABC):
     @final
     def name(self) -> str:
         """The name on the command line and in files."""
-        return type(self).__name__.lower()
+        cls = type(self)
+        return str(vars(cls).get("listed_as", cls.__name__.lower()))  # of this class alone, not of a parent
 
     @property
     @final

@@ -2,97 +2,91 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import re
-from importlib.metadata import entry_points
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from idness.core.errors import IdnessError, OptionError, unknown_name
+from idness.core.method_text import read_method
 from idness.detectors.detector import Detector
 
 GROUP = "idness.methods"
-SPEC = re.compile(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
 
 def available() -> dict[str, type[Detector]]:
-    """Give every method by name: ours, then those of other installed packages."""
-    from idness import methods
+    """Give every method by name: ours, then those of other installed packages under the names they chose."""
+    return dict(_found())
 
-    found: dict[str, type[Detector]] = {name.lower(): getattr(methods, name) for name in methods.__all__}
-    for point in entry_points(group=GROUP):
-        cls: Any = point.load()
-        if not _is_method(cls):
-            raise IdnessError(
-                f"entry point {point.name!r} of {GROUP} must be a dataclass that extends Detector, got {cls!r}; fix or uninstall it"
-            )
-        if found.setdefault(cls.__name__.lower(), cls) is not cls:
-            raise IdnessError(
-                f"entry point {point.name!r} of {GROUP} must have a name of its own, got {cls.__name__.lower()!r}, which is taken"
-            )
-    return found
+
+def look_again() -> None:
+    """Look for methods anew, as after a package was installed while Python runs."""
+    _found.cache_clear()
 
 
 def rows() -> dict[str, Detector]:
     """Give every row of a comparison by name: a method at its defaults, or each of its variants (`ash-s`, `ash-p`, `ash-b`)."""
-    found: dict[str, Detector] = {}
-    for name, cls in available().items():
-        for row, fixed in (cls.rows or {name: {}}).items():
-            found[row] = cls(**fixed)
-    return found
+    return {row: cls(**fixed) for name, cls in _found().items() for row, fixed in (cls.rows or {name: {}}).items()}
 
 
-def build(name: str, **options: Any) -> Detector:
+def build(name: str, /, **options: Any) -> Detector:
     """Make a detector by name, as in `build("scale", percentile=95)`; `ash-s` is `ash` with its variant set."""
-    known = available()
-    key = name.lower()
-    fixed: dict[str, Any] = {}
-    for method in known.values():
-        if key in method.rows:
-            key, fixed = method.__name__.lower(), dict(method.rows[key])
-    if key not in known:
-        raise unknown_name("method", name, [*known, *rows()])
-    cls = known[key]
+    cls, fixed = _find(name)
     allowed = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for option in options:
         if option not in allowed:
             takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
             raise OptionError(f"{cls.__name__}: unknown option {option!r}; {takes}")
-    return cls(**(fixed | options))
+    return cls(**{**fixed, **options})
 
 
 def parse(text: str) -> Detector:
     """Make a detector from text such as `scale`, `scale(percentile=95)` or `ash(variant=s, percentile=90)`."""
-    match = SPEC.fullmatch(text)
-    if match is None:
-        raise OptionError(f"a method is written as name or name(option=value, ...), got {text!r}")
-    options: dict[str, Any] = {}
-    for item in _items(match[2] or ""):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise OptionError(f"options are written option=value, got {item.strip()!r} in {text!r}")
-        options[key.strip()] = _value(value.strip())
-    return build(match[1], **options)
+    name, options = read_method(text)
+    return build(name, **options)
+
+
+def _find(name: str) -> tuple[type[Detector], Mapping[str, Any]]:
+    """Find a method or one of its variants, whatever the case of the letters."""
+    wanted, known = name.lower(), _found()
+    names: dict[str, tuple[type[Detector], Mapping[str, Any]]] = {}
+    # Another package's class calls itself after its own name until it was looked for; files may hold that name.
+    names |= {cls.__name__.lower(): (cls, {}) for cls in known.values()}
+    names |= {key.lower(): (cls, {}) for key, cls in known.items()}
+    names |= {row.lower(): (cls, fixed) for cls in known.values() for row, fixed in cls.rows.items()}
+    if wanted not in names:
+        raise unknown_name("method", name, {*known, *rows()})
+    return names[wanted]
+
+
+@cache
+def _found() -> dict[str, type[Detector]]:
+    from idness import methods
+
+    found: dict[str, type[Detector]] = {name.lower(): getattr(methods, name) for name in methods.__all__}
+    for point in entry_points(group=GROUP):
+        if point.name.lower() in map(str.lower, found):
+            raise _bad(point, f"must have a name of its own, got {point.name!r}, which is taken")
+        found[point.name] = _load(point)
+    return found
+
+
+def _load(point: EntryPoint) -> type[Detector]:
+    try:
+        cls: Any = point.load()
+    except (ImportError, AttributeError) as error:
+        raise _bad(point, f"must name a class that can be imported, got {point.value!r} ({error})") from error
+    if not _is_method(cls):
+        raise _bad(point, f"must be a dataclass that extends Detector, got {cls!r}")
+    cls.listed_as = point.name
+    found: type[Detector] = cls
+    return found
 
 
 def _is_method(cls: object) -> bool:
     return isinstance(cls, type) and issubclass(cls, Detector) and dataclasses.is_dataclass(cls)
 
 
-def _items(text: str) -> list[str]:
-    """Split at commas outside parentheses."""
-    parts, depth = [""], 0
-    for char in text:
-        depth += (char == "(") - (char == ")")
-        if char == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += char
-    return [part for part in parts if part.strip()]
-
-
-def _value(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text  # a bare word, such as a variant's letter
+def _bad(point: EntryPoint, what: str) -> IdnessError:
+    return IdnessError(f"entry point {point.name!r} of {GROUP} {what}; fix or uninstall it")

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from idness.core.errors import OptionError
+from idness.core.method_text import split_methods
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, Enhancer
 from idness.detectors.registry import build, parse
@@ -36,7 +37,7 @@ class Chain(Enhancer):
     steps: Any = "react(percentile=90)+dice(percentile=10)"
 
     def __post_init__(self) -> None:
-        listed = _split(self.steps) if isinstance(self.steps, str) else self.steps
+        listed = split_methods(self.steps, between="+") if isinstance(self.steps, str) else self.steps
         if not isinstance(listed, Sequence) or len(listed) == 0:
             raise OptionError(f"Chain: steps must be methods joined by '+', got {self.steps!r}")
         self.steps = tuple(_step(step) for step in listed)
@@ -69,10 +70,6 @@ def _seen_after(step: Enhancer, head: Head, acts: Activations | None) -> Activat
         return None
     features = step.shape(acts.features)
     return Activations(features, step.edit(head)(features), acts.labels)
-
-
-def _split(text: str) -> list[str]:
-    return [part for part in text.replace(" ", "").split("+") if part]
 
 
 def _step(step: object) -> Enhancer:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idness.core.errors import IdnessError, InputError, OptionError, unknown_name
+from idness.core.errors import IdnessError, InputError, unknown_name
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, fit_many, score_many
 from idness.detectors.registry import parse, rows
@@ -58,27 +58,11 @@ def wanted_rows(methods: Sequence[str] | None = None) -> dict[str, Row]:
             detector = parse(text)
             found[text.replace(" ", "")] = Row(detector, given=True)
             continue
-        variants = [name for name in known if text in (name, known[name].name)]
+        variants = [name for name in known if text.lower() in (name.lower(), known[name].name.lower())]
         if not variants:
             raise unknown_name("method", text, known)
         found |= {name: Row(known[name]) for name in variants}
     return found
-
-
-def split_methods(text: str) -> list[str]:
-    """Split `msp, ash(variant=s, percentile=95)` at the commas between methods."""
-    parts, depth = [""], 0
-    for char in text:
-        depth += (char == "(") - (char == ")")
-        if depth < 0:
-            break
-        if char == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += char
-    if depth:
-        raise OptionError(f"methods are written name or name(option=value, ...) with commas between, got {text!r}")
-    return [part.strip() for part in parts if part.strip()]
 
 
 def choose(
