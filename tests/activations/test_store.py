@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from idness.activations.store import FeatureStore, Shard, default_root, key_of
+from idness.activations.store import FeatureStore, Shard, default_root
 from idness.core.errors import IdnessWarning, StoreError
+from idness.core.files import key_of
 from idness.core.types import Activations
+
+SAMPLES = Path(__file__).parents[1] / "samples"
 
 
 def shard(seed: int = 0, count: int = 5) -> Shard:
@@ -49,6 +53,22 @@ def test_round_trip_keeps_everything(tmp_path: Path) -> None:
     assert [len(acts) for acts in store.stream("whole")] == [5, 5, 5]
 
 
+def test_a_store_of_version_0_1_is_read(tmp_path: Path) -> None:
+    """It holds twelve pictures of noise and one file that is no image, as a network that is still there saw them."""
+    store, head = FeatureStore(SAMPLES / "store-v1"), load_file(SAMPLES / "activations-v1" / "head.safetensors")
+    [manifest] = (SAMPLES / "store-v1" / "sets").iterdir()
+    [found] = store.shards(manifest.stem)
+    assert torch.allclose(found.acts.features @ head["weight"].T + head["bias"], found.acts.logits, atol=1e-4)
+    assert found.index.tolist() == list(range(12))
+    assert found.digests.shape == (12, 16)
+    [(place, reason)] = found.skipped
+    assert place == 12
+    assert "got a file that begins with b'no image'" in reason
+    [ref] = store.refs(manifest.stem)
+    assert store.find(ref.key) == ref
+    assert FeatureStore(tmp_path).put(ref.key, found) == ref  # the same bytes are written today
+
+
 def test_same_shard_is_written_once_and_found(tmp_path: Path) -> None:
     store = FeatureStore(tmp_path)
     first = store.put("a" * 64, shard())
@@ -65,7 +85,9 @@ def test_every_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes({"flip": bytes(content), "cut": bytes(content[:-9]), "empty": b""}[damage])
-    with pytest.raises(StoreError, match="is damaged: its sha256 differs"):
+    with pytest.raises(
+        StoreError, match=r"safetensors: is damaged \(its sha256 is not the one that was saved\); delete it"
+    ):
         store.load("whole")
     key = path.stem.partition("-")[0]
     with pytest.warns(IdnessWarning, match="is damaged; it is removed"):
@@ -75,15 +97,15 @@ def test_every_damage_is_noticed(tmp_path: Path, damage: str) -> None:
 
 def test_missing_sets_shards_and_damaged_manifests_are_told(tmp_path: Path) -> None:
     store = filled(tmp_path)
-    with pytest.raises(StoreError, match="no finished set"):
+    with pytest.raises(StoreError, match=r"sets: holds no other\.json; run the benchmark"):
         store.load("other")
     files(tmp_path)[0].unlink()
-    with pytest.raises(StoreError, match="cannot read"):
+    with pytest.raises(StoreError, match=r"holds no \w+-\w+\.safetensors; run the benchmark"):
         store.load("whole")
     manifest = tmp_path / "sets" / "whole.json"
     newer = json.loads(manifest.read_text()) | {"format": 99}
     manifest.write_text(json.dumps(newer))
-    with pytest.raises(StoreError, match="newer format"):
+    with pytest.raises(StoreError, match="format 99 is newer than 1; update idness"):
         store.load("whole")
     manifest.write_text("{")
     with pytest.raises(StoreError, match="is damaged"):
@@ -121,7 +143,8 @@ def test_two_writers_at_once(tmp_path: Path) -> None:
     code = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from idness.activations.store import FeatureStore, key_of
+from idness.activations.store import FeatureStore
+from idness.core.files import key_of
 from tests.activations.test_store import shard
 store = FeatureStore({str(tmp_path)!r})
 refs = [store.put(key_of(str(seed)), shard(seed)) for seed in range(40)]
@@ -139,7 +162,8 @@ def test_killed_while_writing_leaves_only_whole_shards(tmp_path: Path) -> None:
     code = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from idness.activations.store import FeatureStore, key_of
+from idness.activations.store import FeatureStore
+from idness.core.files import key_of
 from tests.activations.test_store import shard
 store = FeatureStore({str(tmp_path)!r})
 seed = 0

@@ -26,6 +26,9 @@ from idness.benchmark.results import (
     Wrong,
 )
 from idness.core.errors import StoreError
+from idness.metrics import auroc
+
+SAMPLES = Path(__file__).parents[1] / "samples"
 
 
 def metrics(value: float) -> Metrics:
@@ -251,6 +254,21 @@ def test_results_json_takes_its_place_last(tmp_path: Path, monkeypatch: pytest.M
     with_scores().save(tmp_path)
     assert sorted(placed[:2]) == [SCORES, THUMBS]
     assert placed[2:] == ["results.json"]
+
+
+def test_results_of_version_0_1_are_read(tmp_path: Path) -> None:
+    report = Report.load(SAMPLES / "results-v1")
+    assert report.files is None
+    assert [item.item for item in report.sets["noise"].skipped] == ["all/99.png"]
+    for row, method in report.methods.items():
+        ids = report.scores.of(row, "id_test")
+        for name in ("noise", "noise2"):
+            assert auroc(ids, report.scores.of(row, name)) == pytest.approx(method.sets[name].auroc)
+    assert all(report.thumbs[f"{entry.set}/{entry.index}"].ndim == 3 for entry in report.wrong["msp"]["near"])
+    report.save(tmp_path)
+    for name in (SCORES, THUMBS):
+        assert (tmp_path / name).read_bytes() == (SAMPLES / "results-v1" / name).read_bytes()
+    assert Report.load(tmp_path) == report
 
 
 def test_notebook_and_table_views() -> None:

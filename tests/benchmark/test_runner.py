@@ -284,8 +284,9 @@ def test_test_sets_are_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     """Score a set of many shards and watch the memory: it holds a shard or two, not the set."""
     import tracemalloc
 
-    from idness.activations.store import FeatureStore, Shard, key_of
+    from idness.activations.store import FeatureStore, Shard
     from idness.benchmark.evaluate import Scorer
+    from idness.core.files import key_of
     from idness.core.types import Head
     from idness.selection.search import Choice
 

@@ -5,7 +5,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import colour_world as world
 import pytest
@@ -17,13 +19,22 @@ from torch import nn
 from idness.core.errors import IdnessError, ModelError, StoreError
 from idness.detectors.registry import rows
 from idness.guard import Guard
-from idness.guard.file import FORMAT, read_manifest
+from idness.guard.file import FORMAT
 from idness.guard.neighbours import Gallery
 from idness.networks import trust
 from idness.networks.split import load_weights
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 V1 = SAMPLES / "guard-v1"
+
+
+def forge(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a manifest, and its checksum with it."""
+    manifest = json.loads((folder / "guard.json").read_text())
+    del manifest["checksum"]
+    change(manifest)
+    manifest["checksum"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    (folder / "guard.json").write_text(json.dumps(manifest))
 
 
 def mixed() -> torch.Tensor:
@@ -91,7 +102,7 @@ def test_a_wrong_network_is_refused_in_one_line(guard: Guard, tmp_path: Path) ->
 def test_a_newer_format_is_refused(guard: Guard, tmp_path: Path) -> None:
     file = guard.save(tmp_path) / "guard.json"
     file.write_text(file.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'))
-    with pytest.raises(StoreError, match=f"format {FORMAT + 1}, and this idness reads up to {FORMAT}; upgrade"):
+    with pytest.raises(StoreError, match=f"format {FORMAT + 1} is newer than {FORMAT}; update idness"):
         Guard.load(tmp_path, guard.split)
 
 
@@ -115,11 +126,11 @@ def test_damage_is_told_wherever_it_is(guard: Guard, tmp_path: Path) -> None:
 
 
 def test_missing_files_are_told(guard: Guard, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"guard\.json is not there"):
+    with pytest.raises(StoreError, match=r"nothing: holds no guard\.json; make a guard with idness calibrate"):
         Guard.load(tmp_path / "nothing", guard.split)
     folder = guard.save(tmp_path / "guard")
     next(folder.glob("tensors-*")).unlink()
-    with pytest.raises(StoreError, match="damaged or incomplete"):
+    with pytest.raises(StoreError, match=r"holds no tensors-\w+\.safetensors"):
         Guard.load(folder, guard.split)
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="is a file"):
@@ -130,12 +141,24 @@ def test_a_manifest_cannot_lead_out_of_its_folder(guard: Guard, tmp_path: Path) 
     folder = guard.save(tmp_path / "guard")
     tensors_file = next(folder.glob("tensors-*"))
     tensors_file.rename(tmp_path / tensors_file.name)
-    manifest = read_manifest(folder)
-    manifest["tensors"]["file"] = f"../{tensors_file.name}"
-    manifest["checksum"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    (folder / "guard.json").write_text(json.dumps(manifest))
-    with pytest.raises(StoreError, match="damaged or incomplete"):
+    forge(folder, lambda manifest: manifest["tensors"].update(file=f"../{tensors_file.name}"))
+    with pytest.raises(StoreError, match="guard: holds no tensors"):
         Guard.load(folder, guard.split)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda manifest: manifest.update(recalls=["0.95"]), r"recalls\.0: .*number, got '0\.95'"),
+        (lambda manifest: manifest["model"].pop("fingerprint"), r"model\.fingerprint: Field required"),
+        (lambda manifest: manifest["model"].update({"class": 3}), r"model\.class: .*string, got 3"),
+        (lambda manifest: manifest.update(detector="ebo"), r"detector: .*object, got 'ebo'"),
+    ],
+)
+def test_a_forged_manifest_is_told_by_its_field(change: Any, message: str, guard: Guard, tmp_path: Path) -> None:
+    forge(guard.save(tmp_path), change)
+    with pytest.raises(StoreError, match=rf"guard\.json: is damaged \({message}"):
+        Guard.load(tmp_path, guard.split)
 
 
 def test_saving_again_replaces_the_guard_and_leaves_nothing_behind(guard: Guard, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,16 +14,21 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from idness.core.errors import OptionError, StoreError, UnknownNameError
+from idness.networks.loading import load_weights
 from idness.networks.precision import bf16_problem
 from idness.training import METHODS, Settings, TrainingSet, finetune, networks
+from idness.training.checkpoint import load_checkpoint, save_checkpoint
+from idness.training.log import LogState
 from idness.training.loop import Trainer, _generator
 from tests.training.conftest import small_world
 from tests.training.run_small import NoNorm, small_run
 
+SAMPLES = Path(__file__).parents[1] / "samples"
 SCRIPT = Path(__file__).with_name("run_small.py")
 QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 8, "lr": 0.01, "milestones": (), "warmup": 0.0}
 
@@ -226,6 +232,31 @@ def test_other_settings_or_data_are_refused(tmp_path: Path, world: TrainingSet) 
         finetune(start(), world, "ish", out=tmp_path, **QUICK)
 
 
+def test_a_run_of_version_0_1_is_taken_up(tmp_path: Path) -> None:
+    """It was stopped at step 4 of 6; beside it lies what the whole run gave."""
+    for file in (SAMPLES / "training-v1").glob("checkpoint*"):
+        shutil.copy(file, tmp_path)
+    options = {"epochs": 2, "lr": 0.05, "warmup": 0.5, "milestones": (), "ema": 0.9, "checkpoint_every": 2}
+    done = finetune(NoNorm(), small_world(24), "confbranch", out=tmp_path, batch_size=8, **options)
+    assert [row.step for row in done.log] == [3, 6]
+    assert done.log[0].loss == pytest.approx(0.713353, abs=1e-6)
+    for name in ("weights.safetensors", "method.safetensors"):
+        before, now = load_file(SAMPLES / "training-v1" / name), load_file(tmp_path / name)
+        assert before.keys() == now.keys()
+        assert all(torch.allclose(before[key], now[key], atol=1e-6) for key in before)
+    load_weights(NoNorm(), SAMPLES / "training-v1" / "weights.safetensors")
+    with safe_open(SAMPLES / "training-v1" / "weights.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["classes"]) == ["dark", "grey", "bright"]
+
+
+def test_a_checkpoint_keeps_a_loss_that_is_no_number(tmp_path: Path) -> None:
+    log = LogState([], math.nan, 1, 2, 3)
+    save_checkpoint(tmp_path, {"w": torch.ones(1)}, 7, {"method": "plain"}, log)
+    index, tensors = load_checkpoint(tmp_path)
+    assert math.isnan(index.log.loss_sum)
+    assert tensors["w"].tolist() == [1.0]
+
+
 @pytest.mark.parametrize("harm", ["cut", "flip", "lose", "newer", "nonsense"])
 def test_damaged_checkpoints_are_refused(harm: str, tmp_path: Path, world: TrainingSet) -> None:
     finetune(start(), world, "plain", out=tmp_path, **QUICK)
@@ -242,7 +273,7 @@ def test_damaged_checkpoints_are_refused(harm: str, tmp_path: Path, world: Train
         index.write_text(json.dumps({**json.loads(index.read_text()), "format": 99}))
     else:
         index.write_text("{")
-    with pytest.raises(StoreError, match="damaged|newer"):
+    with pytest.raises(StoreError, match="is damaged|holds no checkpoint-|newer"):
         finetune(start(), world, "plain", out=tmp_path, **QUICK)
 
 

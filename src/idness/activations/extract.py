@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from idness.activations.store import SHARD, FeatureStore, Shard, ShardRef, empty_shard, key_of
+from idness.activations.store import SHARD, FeatureStore, Shard, ShardRef, empty_shard
 from idness.core.errors import DataError
+from idness.core.files import key_of, sha256, sha256_of
 from idness.core.types import Activations
 from idness.data import Batch, ImageSet, Preprocessing, read_batches
 from idness.data.reading import DIGEST
@@ -35,7 +35,7 @@ class Network:
         """Hash a network; the code of a `file.py:function` counts too, since the same weights may compute something else."""
         weights = fingerprint(split.model)
         file = Path(spec.rpartition(":")[0])
-        code = hashlib.sha256(file.read_bytes()).hexdigest() if file.suffix == ".py" and file.is_file() else ""
+        code = sha256(file) if file.suffix == ".py" and file.is_file() else ""
         settings = json.dumps(preprocessing.to_dict(), sort_keys=True)
         return Network(
             split,
@@ -92,7 +92,7 @@ def extract(
 
 
 def _shard_key(network: Network, images: ImageSet, start: int, stop: int) -> str:
-    labels = "" if images.labels is None else hashlib.sha256(images.labels[start:stop].tobytes()).hexdigest()
+    labels = "" if images.labels is None else sha256_of(images.labels[start:stop].tobytes())
     return key_of(network.identity, str(start), images.stamp(start, stop), labels)
 
 

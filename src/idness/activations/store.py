@@ -8,23 +8,22 @@ manifest lists the shards of a finished set.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
-from idness.core.errors import IdnessWarning, StoreError
-from idness.core.files import atomic_write
+from idness.core.documents import Document, packed
+from idness.core.errors import IdnessWarning
+from idness.core.files import atomic_write, sha256, sha256_of
 from idness.core.types import Activations
 
 FORMAT = 1
@@ -57,6 +56,23 @@ class ShardRef:
         return Path("shards") / self.key[:2] / f"{self.key}-{self.sha256}.safetensors"
 
 
+@dataclass(frozen=True)
+class Manifest:
+    """Lists the shards of a finished set, and says whose they are."""
+
+    key: str
+    about: dict[str, Any]
+    shards: list[ShardRef]
+
+
+_DOCUMENT = Document(
+    content=Manifest,
+    version=FORMAT,
+    absent="run the benchmark to compute it",
+    remedy="delete it and run again to compute it anew",
+)
+
+
 class FeatureStore:
     """Keeps activations on disk.
 
@@ -72,8 +88,9 @@ class FeatureStore:
         folder = self.root / "shards" / key[:2]
         for path in sorted(folder.glob(f"{key}-*.safetensors")):
             ref = ShardRef(key, path.stem.partition("-")[2])
-            if _hash(path) == ref.sha256:
-                return ref
+            with suppress(OSError):  # another process may have removed it
+                if sha256(path) == ref.sha256:
+                    return ref
             warnings.warn(
                 f"FeatureStore: {path.name} is damaged; it is removed and computed again", IdnessWarning, stacklevel=2
             )
@@ -92,16 +109,14 @@ class FeatureStore:
             tensors["labels"] = shard.acts.labels
         # One entry only: safetensors writes several in random order, and the same shard must have the same bytes.
         about = {"about": json.dumps({"format": FORMAT, "skipped": shard.skipped})}
-        content = save({name: tensor.contiguous() for name, tensor in tensors.items()}, about)
-        ref = ShardRef(key, hashlib.sha256(content).hexdigest())
+        content = packed(tensors, about)
+        ref = ShardRef(key, sha256_of(content))
         atomic_write(self.root / ref.path, content)
         return ref
 
     def finish(self, key: str, refs: Sequence[ShardRef], about: dict[str, Any]) -> None:
         """Write the manifest of a set whose shards are all there."""
-        listed = [{"key": ref.key, "sha256": ref.sha256} for ref in refs]
-        manifest = {"format": FORMAT, "key": key, "about": about, "shards": listed}
-        atomic_write(self._manifest(key), json.dumps(manifest, indent=1) + "\n")
+        _DOCUMENT.write(self._manifest(key), Manifest(key, about, list(refs)))
         self._sweep({(self.root / ref.path).parent for ref in refs})
 
     def __contains__(self, key: str) -> bool:
@@ -109,22 +124,7 @@ class FeatureStore:
 
     def refs(self, key: str) -> list[ShardRef]:
         """List the shards of a finished set."""
-        path = self._manifest(key)
-        try:
-            manifest = json.loads(path.read_bytes())
-            newer = manifest["format"] > FORMAT
-            found = [ShardRef(entry["key"], entry["sha256"]) for entry in manifest["shards"]]
-        except FileNotFoundError as error:
-            raise StoreError(
-                f"FeatureStore: has no finished set {key[:12]}; run the benchmark to compute it"
-            ) from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"FeatureStore: {path.name} is damaged ({error}); delete it and run again") from error
-        if newer:
-            raise StoreError(
-                f"FeatureStore: {path.name} is of a newer format than {FORMAT}; update idness or choose another folder"
-            )
-        return found
+        return _DOCUMENT.read(self._manifest(key)).shards
 
     def shards(self, key: str) -> Iterator[Shard]:
         """Read the shards of a finished set in order, one in memory at a time, each checked."""
@@ -134,26 +134,15 @@ class FeatureStore:
     def read(self, ref: ShardRef) -> Shard:
         """Read one shard and check it."""
         path = self.root / ref.path
+        tensors, texts = _DOCUMENT.tensors_and_texts(path, ref.sha256)
         try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise StoreError(
-                f"FeatureStore: cannot read {path.name} ({error.strerror}); run again to compute it"
-            ) from error
-        if hashlib.sha256(content).hexdigest() != ref.sha256:
-            raise StoreError(f"FeatureStore: {path.name} is damaged: its sha256 differs; run again to compute it anew")
-        try:
-            tensors = load(content)
-            size = int.from_bytes(content[:8], "little")
-            skipped = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["about"])["skipped"]
+            skipped = json.loads(texts["about"])["skipped"]
             acts = Activations(tensors["features"], tensors["logits"], tensors.get("labels"))
             return Shard(
                 acts, tensors["index"], tensors["digests"], [(int(place), str(reason)) for place, reason in skipped]
             )
-        except (SafetensorError, KeyError, ValueError, TypeError) as error:
-            raise StoreError(
-                f"FeatureStore: {path.name} is of another version ({error}); choose another folder"
-            ) from error
+        except (KeyError, ValueError, TypeError) as error:
+            raise _DOCUMENT.damaged(path, f"of another version: {error}") from error
 
     def stream(self, key: str) -> Iterator[Activations]:
         """Read the activations of a finished set shard by shard."""
@@ -185,21 +174,8 @@ def default_root() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "idness"
 
 
-def key_of(*parts: str) -> str:
-    """Hash the texts that together identify something."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
 def empty_shard(skipped: list[tuple[int, str]], width: int, classes: int, labelled: bool, digest: int) -> Shard:
     """Make the shard of a range in which no image could be read."""
     labels = torch.zeros(0, dtype=torch.long) if labelled else None
     acts = Activations(torch.zeros(0, width), torch.zeros(0, classes), labels)
     return Shard(acts, torch.zeros(0, dtype=torch.long), torch.zeros(0, digest, dtype=torch.uint8), skipped)
-
-
-def _hash(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return ""

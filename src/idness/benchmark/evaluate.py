@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from idness.activations.store import Shard
 from idness.benchmark.results import Metrics, Sweep, Wrong
+from idness.core.files import sha256_of
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
 from idness.intervals import Convention, mean_auroc_interval, mean_fpr_interval, ranks
@@ -63,7 +63,7 @@ class SetScores:
     @property
     def sha256(self) -> str:
         """A hash of the images' contents in order; of the file, where activations were given."""
-        return self.given_digest or hashlib.sha256(self.digests.tobytes()).hexdigest()
+        return self.given_digest or sha256_of(self.digests.tobytes())
 
     @property
     def accuracy(self) -> float | None:

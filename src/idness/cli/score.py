@@ -56,9 +56,9 @@ def load(folder: Path, model: str | None, weights: str | None) -> Guard:
     if model is None:
         return Guard.load(folder)
     trust.remember(model)
-    bundled = read_manifest(folder)["model"].get("file")
+    bundled = read_manifest(folder).model.file
     if weights is None and bundled is not None:
-        return load_guard(folder, load_weights(load_model(model, "none"), folder / Path(bundled["file"]).name))
+        return load_guard(folder, load_weights(load_model(model, "none"), bundled.below(folder)))
     return load_guard(folder, load_model(model, weights))
 
 

@@ -103,15 +103,21 @@ class Document(Generic[T]):
         return found
 
     def tensors(self, path: Path, sha256: str | None = None) -> dict[str, Tensor]:
-        """Read a safetensors file that the file names, and check its hash where that is known."""
+        """Read the tensors of a safetensors file that the file names, and check its hash where that is known."""
+        return self.tensors_and_texts(path, sha256)[0]
+
+    def tensors_and_texts(self, path: Path, sha256: str | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Read a safetensors file with the texts of its header."""
         from safetensors import SafetensorError
         from safetensors.torch import load
 
+        content = self.bytes_of(path, sha256)
         try:
-            found: dict[str, Tensor] = load(self.bytes_of(path, sha256))
+            tensors: dict[str, Tensor] = load(content)
         except SafetensorError as error:
             raise self.damaged(path, str(error)) from error
-        return found
+        end = 8 + int.from_bytes(content[:8], "little")
+        return tensors, json.loads(content[8:end]).get("__metadata__", {})
 
     @cached_property
     def _adapter(self) -> TypeAdapter[T]:
@@ -140,7 +146,7 @@ def packed(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 
 def checksum(values: Mapping[str, Any]) -> str:
     """Hash plain values, whatever their order."""
-    return sha256_of(json.dumps(values, sort_keys=True))
+    return sha256_of(json.dumps(values, sort_keys=True, default=_number))
 
 
 def _first(error: ValidationError) -> str:

@@ -6,11 +6,13 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from idness.core.errors import StoreError
+
+Content = bytes | memoryview | str
 
 
 @contextmanager
@@ -52,9 +54,12 @@ def sha256(path: str | os.PathLike[str]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sha256_of(content: bytes | str) -> str:
-    """Hash bytes, or text as UTF-8."""
-    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+def sha256_of(content: Content | Iterable[Content]) -> str:
+    """Hash bytes, or text as UTF-8, or several of them one after the other."""
+    digest = hashlib.sha256()
+    for part in (content,) if isinstance(content, Content) else content:
+        digest.update(part.encode() if isinstance(part, str) else part)
+    return digest.hexdigest()
 
 
 def key_of(*parts: str) -> str:

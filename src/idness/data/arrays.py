@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idness.core.errors import DataError
+from idness.core.files import sha256_of
 from idness.data.sets import ImageSet, Picture
 
 
@@ -41,7 +41,7 @@ class ArraySet(ImageSet):
         return _as_rgb(self.images[index])
 
     def stamp(self, start: int, stop: int) -> str:
-        return hashlib.sha256(np.ascontiguousarray(self.images[start:stop]).data).hexdigest()
+        return sha256_of(np.ascontiguousarray(self.images[start:stop]).data)
 
 
 class NpzSet(ImageSet):
@@ -88,10 +88,8 @@ class NpzSet(ImageSet):
 
     def stamp(self, start: int, stop: int) -> str:
         if (start, stop) not in self._stamps:
-            digest = hashlib.sha256()
-            for index in range(start, min(stop, len(self))):
-                digest.update(self._bytes_of(index))
-            self._stamps[start, stop] = digest.hexdigest()
+            chosen = range(start, min(stop, len(self)))
+            self._stamps[start, stop] = sha256_of(self._bytes_of(index) for index in chosen)
         return self._stamps[start, stop]
 
     def close(self) -> None:

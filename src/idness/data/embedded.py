@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from pydantic import with_config
+from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
+from idness.core.documents import Document, checksum
 from idness.core.errors import StoreError, unknown_name
 
 CIFAR6 = Path(__file__).parent / "cifar6"
 DEFINITION = CIFAR6 / "cifar6.toml"
 """The benchmark that these images make."""
-FORMAT = 1
+
+
+@with_config(extra="allow")
+class Entry(TypedDict):
+    """Describes one set in the manifest; there is more in it that nothing here needs."""
+
+    role: str
+    count: int
+    classes: list[str]
+    files: dict[str, str]
+
+
+@with_config(extra="allow")
+class Manifest(TypedDict):
+    """Describes all sets, and names the file that lists their images with its sha256."""
+
+    sets: dict[str, Entry]
+    images: dict[str, str]
+
+
+_DOCUMENT = Document(content=Manifest, version=1, absent="install idness again", remedy="install idness again")
 
 
 @dataclass(frozen=True)
@@ -38,7 +59,7 @@ class EmbeddedSet:
 def sets(role: str | None = None, *, root: Path = CIFAR6) -> list[str]:
     """List the sets by name, all or those of one role: id_train, id_val, id_test, near, far, ood_val."""
     entries = manifest(root=root)["sets"]
-    roles = {name: str(entry["role"]) for name, entry in entries.items()}
+    roles = {name: entry["role"] for name, entry in entries.items()}
     if role is not None and role not in roles.values():
         raise unknown_name("role", role, set(roles.values()))
     return [name for name, found in roles.items() if role in (None, found)]
@@ -49,18 +70,19 @@ def load(name: str, *, root: Path = CIFAR6) -> EmbeddedSet:
     described = manifest(root=root)
     if name not in described["sets"]:
         raise unknown_name("embedded set", name, described["sets"])
+    entry = described["sets"][name]
+    sheets = [_sheet(_DOCUMENT.bytes_of(root / file, digest)) for file, digest in entry["files"].items()]
     try:
-        entry = described["sets"][name]
         [(listing, digest)] = described["images"].items()
-        listed = json.loads(_checked(root / listing, digest))[name]
-        images = np.concatenate([_sheet(_checked(root / file, digest)) for file, digest in entry["files"].items()])
-        labels = None if listed["labels"] is None else np.array(listed["labels"], np.int64)
-        count, classes, role = int(entry["count"]), tuple(entry["classes"]), str(entry["role"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StoreError(f"embedded set {name!r}: its manifest is damaged ({error}); install idness again") from error
+        given = json.loads(_DOCUMENT.bytes_of(root / listing, digest))[name]["labels"]
+        labels = None if given is None else np.array(given, np.int64)
+        images = np.concatenate(sheets)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _DOCUMENT.damaged(root / "manifest.json", f"embedded set {name!r}: {error}") from error
+    count = entry["count"]
     if len(images) != count or (labels is not None and len(labels) != count):
         raise StoreError(f"embedded set {name!r}: must have {count} images, got {len(images)}; install idness again")
-    return EmbeddedSet(name, images, labels, classes, role)
+    return EmbeddedSet(name, images, labels, tuple(entry["classes"]), entry["role"])
 
 
 def fingerprint(name: str, *, root: Path = CIFAR6) -> str:
@@ -68,33 +90,12 @@ def fingerprint(name: str, *, root: Path = CIFAR6) -> str:
     entries = manifest(root=root)["sets"]
     if name not in entries:
         raise unknown_name("embedded set", name, entries)
-    return hashlib.sha256(json.dumps(entries[name]["files"], sort_keys=True).encode()).hexdigest()
+    return checksum(entries[name]["files"])
 
 
-def manifest(*, root: Path = CIFAR6) -> dict[str, Any]:
+def manifest(*, root: Path = CIFAR6) -> Manifest:
     """Read the manifest: roles, counts, classes, packages, and the sha256 of every file."""
-    path = root / "manifest.json"
-    try:
-        found = json.loads(path.read_bytes())
-        if found["format"] > FORMAT:
-            raise StoreError(f"{path.name}: format {found['format']} is newer than {FORMAT}; update idness")
-        if not isinstance(found["sets"], dict):
-            raise TypeError("it lists no sets")
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}; install idness again") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"{path} is damaged: {error}; install idness again") from error
-    return cast(dict[str, Any], found)
-
-
-def _checked(path: Path, digest: str) -> bytes:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}; install idness again") from error
-    if hashlib.sha256(content).hexdigest() != digest:
-        raise StoreError(f"{path} is damaged: its sha256 is not the manifest's; install idness again")
-    return content
+    return _DOCUMENT.read(root / "manifest.json")
 
 
 def _sheet(content: bytes) -> NDArray[np.uint8]:
@@ -103,5 +104,5 @@ def _sheet(content: bytes) -> NDArray[np.uint8]:
         with Image.open(io.BytesIO(content), formats=["WEBP"]) as picture:
             return np.asarray(picture.convert("RGB"), np.uint8).reshape(-1, 32, 32, 3)
     except OSError as error:
-        # The bytes are right, or _checked had told: it is Pillow that cannot.
+        # The bytes are right, or bytes_of had told: it is Pillow that cannot.
         raise StoreError("this Pillow cannot read WebP; install Pillow's official wheel") from error

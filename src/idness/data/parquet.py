@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from bisect import bisect_right
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from idness.core.errors import DataError
+from idness.core.files import sha256_of
 from idness.data.decoding import decode
 from idness.data.sets import ImageSet, Picture
 
@@ -69,11 +69,8 @@ class TableSet(ImageSet):
         return decode(data)
 
     def stamp(self, start: int, stop: int) -> str:
-        digest = hashlib.sha256(f"{start} {stop}".encode())
-        for file in self._files:
-            state = file.stat()
-            digest.update(f"{file.name} {state.st_size} {state.st_mtime_ns} ".encode())
-        return digest.hexdigest()
+        states = ((file.name, file.stat()) for file in self._files)
+        return sha256_of((f"{start} {stop}", *(f"{name} {at.st_size} {at.st_mtime_ns} " for name, at in states)))
 
     def _shape(self, file: Path) -> tuple[list[str], list[int], list[str]]:
         """Give the columns, the rows of each group and the names of the classes."""

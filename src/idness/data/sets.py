@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 
 from idness.core.errors import DataError
-from idness.core.files import sha256
+from idness.core.files import sha256, sha256_of
 from idness.core.types import Activations
 from idness.data.decoding import SUFFIXES, decode
 
@@ -57,7 +56,7 @@ class ImageSet(ABC):
     def fingerprint(self) -> str:
         """Hash the stamps and labels of all images."""
         labels = b"" if self.labels is None else self.labels.tobytes()
-        return hashlib.sha256(self.stamp(0, len(self)).encode() + labels).hexdigest()
+        return sha256_of((self.stamp(0, len(self)), labels))
 
 
 class FileSet(ImageSet):
@@ -86,15 +85,7 @@ class FileSet(ImageSet):
         return decode(self.root / self.items[index])
 
     def stamp(self, start: int, stop: int) -> str:
-        digest = hashlib.sha256()
-        for name in self.items[start:stop]:
-            try:
-                state = (self.root / name).stat()
-                digest.update(f"{state.st_size} {state.st_mtime_ns} ".encode())
-            except OSError:
-                digest.update(b"missing ")
-            digest.update(os.fsencode(name) + b"\0")
-        return digest.hexdigest()
+        return sha256_of(_state(self.root / name) + os.fsencode(name) + b"\0" for name in self.items[start:stop])
 
 
 class Part(ImageSet):
@@ -118,7 +109,7 @@ class Part(ImageSet):
         part = self.places[start:stop]
         if self.places.step == 1:
             return self.whole.stamp(part.start, part.stop)
-        return hashlib.sha256("".join(self.whole.stamp(place, place + 1) for place in part).encode()).hexdigest()
+        return sha256_of(self.whole.stamp(place, place + 1) for place in part)
 
 
 class ActivationsSet:
@@ -183,6 +174,15 @@ def folder_set(root: Path, classes: Sequence[str] = ()) -> FileSet:
     pairs = [(file, label) for label, name in enumerate(order) for file in folders.get(name, [])]
     labels = np.array([label for _, label in pairs], dtype=np.int64)
     return FileSet(root, [str(file.relative_to(root)) for file, _ in pairs], root.name, labels, order)
+
+
+def _state(file: Path) -> bytes:
+    """Say how a file is, so that a changed one is noticed without reading it."""
+    try:
+        found = file.stat()
+        return f"{found.st_size} {found.st_mtime_ns} ".encode()
+    except OSError:
+        return b"missing "
 
 
 def _visible(folder: Path) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from idness.core.errors import DataError, unknown_name
+from idness.core.files import sha256_of
 from idness.data.arrays import ArraySet
 from idness.data.sets import FileSet, ImageSet, Picture
 
@@ -36,10 +36,7 @@ class IndexedSet(ImageSet):
         return image.convert("RGB")
 
     def stamp(self, start: int, stop: int) -> str:
-        digest = hashlib.sha256()
-        for index in range(start, min(stop, len(self))):
-            digest.update(np.asarray(self.picture(index)).tobytes())
-        return digest.hexdigest()
+        return sha256_of(np.asarray(self.picture(index)).tobytes() for index in range(start, min(stop, len(self))))
 
 
 def torchvision_set(name: str, root: Path, table: Mapping[str, Any]) -> ImageSet:

@@ -6,23 +6,22 @@ reader sees the old one or the new one, after a crash too.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_bytes
-from safetensors.torch import save as save_bytes
+from pydantic import Field
 from torch import Tensor, nn
 
+from idness.core.documents import Document, packed
 from idness.core.errors import IdnessError, ModelError, StoreError
-from idness.core.files import atomic_write
+from idness.core.files import atomic_write, sha256_of
+from idness.data import Preprocessing
 from idness.detectors.registry import build
 from idness.guard.conformal import Calibration
 from idness.guard.neighbours import Gallery
@@ -34,7 +33,63 @@ if TYPE_CHECKING:
 FORMAT = 1
 """Version of the format; a file with a higher one is refused, lower ones keep loading."""
 MANIFEST = "guard.json"
-KEYS = ("format", "detector", "recalls", "model", "tensors", "checksum")
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """Names a safetensors file of the folder, and its hash."""
+
+    file: str
+    sha256: str
+
+    def below(self, folder: Path) -> Path:
+        """Give its path; only the name's last part counts, as a manifest must not lead anywhere else."""
+        return folder / Path(self.file).name
+
+
+@dataclass(frozen=True)
+class DetectorEntry:
+    """Says which detector to build."""
+
+    method: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """Says which network the guard was calibrated with."""
+
+    spec: str | None
+    kind: Annotated[str, Field(alias="class")]
+    layer: str
+    fingerprint: str
+    file: FileEntry | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return self.spec or self.kind
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Holds what loading needs of a guard's `guard.json`."""
+
+    detector: DetectorEntry
+    recalls: list[float]
+    model: ModelEntry
+    tensors: FileEntry
+    preprocessing: dict[str, Any] | None = None
+    class_names: list[str] | None = None
+
+
+_DOCUMENT = Document(
+    content=Manifest,
+    version=FORMAT,
+    absent="make a guard with idness calibrate",
+    remedy="restore it or calibrate anew",
+    sealed=True,
+)
 
 
 def save_guard(guard: Guard, path: str | os.PathLike[str], *, bundle: bool = False) -> Path:
@@ -54,12 +109,10 @@ def _save(guard: Guard, folder: Path, bundle: bool) -> None:
     tensors |= {f"detector.{name}": value for name, value in guard.detector.state().items()}
     if guard.gallery is not None:
         tensors |= guard.gallery.tensors()
-    manifest = describe(guard) | {"format": FORMAT, "tensors": _write_tensors(folder, "tensors", tensors)}
+    manifest = describe(guard) | {"tensors": _write_tensors(folder, "tensors", tensors)}
     if bundle:
-        manifest["model"]["file"] = _write_tensors(folder, "weights", _state(guard.model))
-    atomic_write(
-        folder / MANIFEST, json.dumps(manifest | {"checksum": _checksum(manifest)}, indent=2, ensure_ascii=False)
-    )
+        manifest["model"]["file"] = _write_tensors(folder, "weights", guard.model.state_dict())
+    _DOCUMENT.write(folder / MANIFEST, manifest)
     _remove_stale(folder, manifest)
 
 
@@ -69,37 +122,32 @@ def load_guard(path: str | os.PathLike[str], model: nn.Module | SplitModel | Non
 
     folder = Path(path)
     manifest, tensors = _read_both(folder)
-    known = manifest["model"]
+    known = manifest.model
     if model is None:
         model = _load_network(folder, known)
     split = model if isinstance(model, SplitModel) else _split(model, known, folder)
-    if fingerprint(split.model) != known["fingerprint"]:
+    if fingerprint(split.model) != known.fingerprint:
         raise ModelError(
-            f"{folder}: was calibrated with another network: the weights given are not those of {known['spec'] or known['class']};"
+            f"{folder}: was calibrated with another network: the weights given are not those of {known.name};"
             " load the same weights, or calibrate anew"
         )
     try:
-        detector = build(manifest["detector"]["method"], **manifest["detector"]["options"])
+        detector = build(manifest.detector.method, **manifest.detector.options)
         state = {
             name.removeprefix("detector."): value for name, value in tensors.items() if name.startswith("detector.")
         }
         detector.load_state(split.head, state)
-        guard = Guard(
-            split,
-            detector,
-            preprocessing=_preprocessing(manifest),
-            class_names=manifest.get("class_names"),
-            spec=known["spec"],
-        )
+        how = None if manifest.preprocessing is None else Preprocessing.from_dict(manifest.preprocessing)
+        guard = Guard(split, detector, preprocessing=how, class_names=manifest.class_names, spec=known.spec)
         device = split.linear.weight.device
         detector.to(device)
         guard.calibration = Calibration(tensors["calibration.scores"], tensors["calibration.sizes"]).to(device)
         guard.gallery = Gallery.from_tensors(tensors)
-        return guard.set_recall(*manifest["recalls"])
+        return guard.set_recall(*manifest.recalls)
     except (KeyError, TypeError, AttributeError) as error:
         if isinstance(error, IdnessError):
             raise
-        raise _damaged(folder / MANIFEST, f"{type(error).__name__}: {error}") from error
+        raise _DOCUMENT.damaged(folder / MANIFEST, f"{type(error).__name__}: {error}") from error
 
 
 def describe(guard: Guard) -> dict[str, Any]:
@@ -125,40 +173,21 @@ def describe(guard: Guard) -> dict[str, Any]:
     }
 
 
-def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     """Read and check a guard's `guard.json`, without its tensors."""
-    file = Path(path) / MANIFEST
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreError(f"no guard at {path}: {MANIFEST} is not there; make one with idness calibrate") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise _damaged(file, str(error)) from error
-    try:
-        manifest = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(file, f"not JSON: {error}") from error
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
-        raise _damaged(file, "no format version")
-    if manifest["format"] > FORMAT:
-        raise StoreError(
-            f"{file}: is of format {manifest['format']}, and this idness reads up to {FORMAT}; upgrade with pip install -U idness"
-        )
-    if any(key not in manifest for key in KEYS) or manifest.pop("checksum") != _checksum(manifest):
-        raise _damaged(file, "its checksum is not that of its content")
-    return manifest
+    return _DOCUMENT.read(Path(path) / MANIFEST)
 
 
-def _read_both(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read_both(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
     manifest = read_manifest(folder)
     try:
-        return manifest, _read_tensors(folder, manifest["tensors"])
+        return manifest, _read_tensors(folder, manifest.tensors)
     except StoreError:
         # Another process may have replaced the guard between the two reads.
         fresh = read_manifest(folder)
         if fresh == manifest:
             raise
-        return fresh, _read_tensors(folder, fresh["tensors"])
+        return fresh, _read_tensors(folder, fresh.tensors)
 
 
 @contextmanager
@@ -179,70 +208,36 @@ def _writing(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _write_tensors(folder: Path, kind: str, tensors: dict[str, Tensor]) -> dict[str, str]:
-    content = save_bytes({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
-    digest = hashlib.sha256(content).hexdigest()
-    name = f"{kind}-{digest[:16]}.safetensors"
-    atomic_write(folder / name, content)
-    return {"file": name, "sha256": digest}
+def _write_tensors(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    content = packed(tensors)
+    digest = sha256_of(content)
+    return {"file": atomic_write(folder / f"{kind}-{digest[:16]}.safetensors", content).name, "sha256": digest}
 
 
-def _read_tensors(folder: Path, entry: dict[str, str]) -> dict[str, Tensor]:
-    # Only the name's last part counts: a manifest must not lead anywhere else.
-    file = folder / Path(entry["file"]).name
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise _damaged(file, error.strerror or str(error)) from error
-    if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-        raise _damaged(file, "its checksum is not the one that was saved")
-    try:
-        tensors: dict[str, Tensor] = load_bytes(content)
-        return tensors
-    except SafetensorError as error:
-        raise _damaged(file, str(error)) from error
+def _read_tensors(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
+    return _DOCUMENT.tensors(entry.below(folder), entry.sha256)
 
 
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    # Tied weights share memory, which safetensors refuses: copies.
-    return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-
-
-def _load_network(folder: Path, known: dict[str, Any]) -> nn.Module:
+def _load_network(folder: Path, known: ModelEntry) -> nn.Module:
     from idness.networks import trust
 
-    if known["spec"] is None:
-        raise ModelError(f"{folder}: does not name its network ({known['class']}); give it: Guard.load(path, model)")
-    trust.check(known["spec"])
-    if "file" not in known:
-        return load_model(known["spec"])
-    _read_tensors(folder, known["file"])  # damage is told as damage, before anything is built from it
-    return load_weights(load_model(known["spec"], "none"), folder / Path(known["file"]["file"]).name).eval()
+    if known.spec is None:
+        raise ModelError(f"{folder}: does not name its network ({known.kind}); give it: Guard.load(path, model)")
+    trust.check(known.spec)
+    if known.file is None:
+        return load_model(known.spec)
+    _read_tensors(folder, known.file)  # damage is told as damage, before anything is built from it
+    return load_weights(load_model(known.spec, "none"), known.file.below(folder)).eval()
 
 
-def _split(model: nn.Module, known: dict[str, Any], folder: Path) -> SplitModel:
+def _split(model: nn.Module, known: ModelEntry, folder: Path) -> SplitModel:
     try:
-        return SplitModel(model, known["layer"])
+        return SplitModel(model, known.layer)
     except ModelError as error:
         raise ModelError(
-            f"{folder}: was calibrated with {known['spec'] or known['class']}, whose final layer is {known['layer']!r};"
+            f"{folder}: was calibrated with {known.name}, whose final layer is {known.layer!r};"
             f" got {type(model).__name__}, which has none of that name"
         ) from error
-
-
-def _preprocessing(manifest: dict[str, Any]) -> Any:
-    from idness.data import Preprocessing
-
-    stored = manifest.get("preprocessing")
-    return None if stored is None else Preprocessing.from_dict(stored)
-
-
-def _checksum(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _damaged(file: Path, why: str) -> StoreError:
-    return StoreError(f"{file}: is damaged or incomplete ({why}); restore it or calibrate anew")
 
 
 def _remove_stale(folder: Path, manifest: dict[str, Any]) -> None:

@@ -6,14 +6,13 @@ command line before is run again unasked, as long as its content is the same; an
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from idness.core.errors import IdnessError, ModelError
-from idness.core.files import atomic_write
+from idness.core.files import atomic_write, sha256_of
 
 
 def remember(spec: str) -> None:
@@ -45,7 +44,7 @@ def _key(spec: str) -> str | None:
         raise ModelError(
             f"the guard's network is made by {spec}, but there is no such file; name it with --model path/to/file.py:FUNCTION"
         )
-    return hashlib.sha256(f"{file}\n".encode() + file.read_bytes()).hexdigest()
+    return sha256_of((f"{file}\n", file.read_bytes()))
 
 
 def _known() -> set[str]:

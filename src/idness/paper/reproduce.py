@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from idness.activations.store import key_of
 from idness.benchmark.protocol import Benchmark
 from idness.benchmark.results import MethodResult, Report
 from idness.benchmark.runner import run
 from idness.benchmark.settings import Settings
 from idness.core.errors import IdnessError, unknown_name
-from idness.core.files import atomic_write, sha256
+from idness.core.files import atomic_write, key_of, sha256
 from idness.core.progress import Listener
 from idness.networks import densenet
 from idness.paper import load, names

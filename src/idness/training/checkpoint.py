@@ -2,72 +2,78 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from idness.core.errors import StoreError
-from idness.core.files import atomic_path, atomic_write, sha256
+from idness.core.documents import Document, packed
+from idness.core.files import atomic_write, sha256_of
+from idness.training.log import LogState
 
-FORMAT = 1
 INDEX = "checkpoint.json"
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """Is a run at rest: its tensors by name, and the rest as plain values."""
+class Index:
+    """Names the tensors' file and its hash, and holds the rest of a run at rest as plain values.
 
-    tensors: dict[str, Tensor]
-    facts: dict[str, Any]
+    Args:
+        tensors: the file.
+        sha256: its hash.
+        step: how many steps were done.
+        run: what the run is: its settings, data and method.
+        log: the log so far.
+    """
 
-    def part(self, prefix: str) -> dict[str, Tensor]:
-        """Select the tensors under a prefix, without it."""
-        start = f"{prefix}."
-        return {name.removeprefix(start): value for name, value in self.tensors.items() if name.startswith(start)}
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors to one safetensors file, atomically."""
-    # Each tensor is copied: safetensors refuses shared memory, and channels_last is not contiguous.
-    plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    with atomic_path(path) as part:
-        save_file(plain, str(part), metadata=dict(metadata or {}))
+    tensors: str
+    sha256: str
+    step: int
+    run: dict[str, Any]
+    log: LogState
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+_DOCUMENT = Document(
+    content=Index,
+    version=1,
+    absent="delete the folder to start afresh",
+    remedy="delete the folder to start afresh",
+    finite=False,  # the loss of a run that diverges
+)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
+    """Write tensors to one safetensors file, atomically, and give its hash."""
+    content = packed(tensors, metadata)
+    atomic_write(path, content)
+    return sha256_of(content)
+
+
+def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], step: int, run: dict[str, Any], log: LogState) -> None:
     """Write a checkpoint so that a reader, after a kill at any moment, sees the old one or this one."""
-    name = f"checkpoint-{checkpoint.facts['step']:08d}.safetensors"
-    save_tensors(folder / name, checkpoint.tensors)
-    facts = {"format": FORMAT, "tensors": name, "sha256": sha256(folder / name), **checkpoint.facts}
-    atomic_write(folder / INDEX, json.dumps(facts, indent=1) + "\n")
+    name = f"checkpoint-{step:08d}.safetensors"
+    digest = save_tensors(folder / name, tensors)
+    _DOCUMENT.write(folder / INDEX, Index(name, digest, step, run, log))
     for old in folder.glob("checkpoint-*.safetensors"):
         if old.name != name:
             old.unlink(missing_ok=True)
 
 
-def load_checkpoint(folder: Path) -> Checkpoint | None:
+def load_checkpoint(folder: Path) -> tuple[Index, dict[str, Tensor]] | None:
     """Read the last whole checkpoint of a folder; None where there is none."""
-    index = folder / INDEX
-    if not index.is_file():
+    if not (folder / INDEX).is_file():
         return None
-    try:
-        facts = json.loads(index.read_text())
-        newer = int(facts["format"]) > FORMAT
-        path = folder / Path(facts["tensors"]).name
-        whole = not newer and path.is_file() and sha256(path) == facts["sha256"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{index}: damaged ({error}); delete the folder to start afresh") from error
-    if newer:
-        raise StoreError(f"{index}: format {facts['format']} is newer than {FORMAT}; update idness")
-    if not whole:
-        raise StoreError(f"{index}: {path.name} is missing or damaged; delete the folder to start afresh")
-    return Checkpoint(load_file(str(path)), facts)
+    index = _DOCUMENT.read(folder / INDEX)
+    return index, _DOCUMENT.tensors(folder / Path(index.tensors).name, index.sha256)
+
+
+def part_of(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Select the tensors under a prefix, without it."""
+    start = f"{prefix}."
+    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from idness.core.errors import DataError
+from idness.core.files import sha256_of
 from idness.data import SUFFIXES, decode
 
 CIFAR6 = {"airplane": 0, "automobile": 1, "bird": 2, "deer": 4, "dog": 5, "truck": 9}
@@ -48,10 +48,8 @@ class TrainingSet:
 
     def fingerprint(self) -> str:
         """Hash images, labels and class names."""
-        digest = hashlib.sha256("\0".join(self.classes).encode())
-        digest.update(np.ascontiguousarray(self.images.numpy()).data)
-        digest.update(np.ascontiguousarray(self.labels.numpy()).data)
-        return digest.hexdigest()
+        arrays = (np.ascontiguousarray(tensor.numpy()).data for tensor in (self.images, self.labels))
+        return sha256_of(("\0".join(self.classes), *arrays))
 
     @classmethod
     def from_arrays(

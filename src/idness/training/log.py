@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -27,6 +26,17 @@ class Row:
     accuracy: float
     val_accuracy: float | None
     images_per_second: float
+
+
+@dataclass(frozen=True)
+class LogState:
+    """Holds what a checkpoint keeps of a log: its rows, and the sums of the epoch that is under way."""
+
+    rows: list[Row]
+    loss_sum: float
+    right: int
+    seen: int
+    steps: int
 
 
 @dataclass
@@ -97,16 +107,15 @@ class RunLog:
         self._say(f"epoch {epoch}: loss {self.rows[-1].loss:.4f}  accuracy {accuracy:.2%}{val}  {speed:,.0f} images/s")
         self.loss_sum, self.right, self.seen, self.steps = 0.0, 0, 0, 0
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> LogState:
         """Give what a checkpoint keeps of the log."""
-        now = {"loss_sum": self.loss_sum, "right": self.right, "seen": self.seen, "steps": self.steps}
-        return {"rows": [asdict(row) for row in self.rows], **now}
+        return LogState(self.rows, self.loss_sum, self.right, self.seen, self.steps)
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: LogState) -> None:
         """Take up the log of a checkpoint."""
-        self.rows = [Row(**row) for row in state["rows"]]
-        self.loss_sum, self.right = float(state["loss_sum"]), int(state["right"])
-        self.seen, self.steps = int(state["seen"]), int(state["steps"])
+        self.rows, self.loss_sum, self.right, self.seen, self.steps = (
+            state.rows, state.loss_sum, state.right, state.seen, state.steps
+        )  # fmt: skip
 
     def write(self, path: Path) -> None:
         """Write the rows as CSV, atomically."""

@@ -22,9 +22,9 @@ from idness.core.errors import IdnessError, OptionError, StoreError
 from idness.networks.precision import bf16_problem
 from idness.training.augment import crop_flip
 from idness.training.checkpoint import (
-    Checkpoint,
     load_checkpoint,
     optimizer_tensors,
+    part_of,
     restore_optimizer,
     save_checkpoint,
     save_tensors,
@@ -231,8 +231,7 @@ class Trainer:
             tensors = {f"objective.{k}": v for k, v in self.objective.state_dict().items()}
             tensors |= {f"momentum.{k}": v for k, v in optimizer_tensors(self.optimizer, names).items()}
             tensors |= {f"ema.{k}": v for k, v in self.ema.items()}
-            facts = {"step": self.step, "run": self._identity(), "log": self.log.state()}
-            save_checkpoint(self.out, Checkpoint(tensors, facts))
+            save_checkpoint(self.out, tensors, self.step, self._identity(), self.log.state())
             self.log.write(self.out / "log.csv")
         self.fabric.barrier()
 
@@ -240,18 +239,19 @@ class Trainer:
         found = load_checkpoint(self.out) if self.out is not None else None
         if found is None:
             return
-        then, now = found.facts["run"], self._identity()
+        index, tensors = found
+        then, now = index.run, self._identity()
         differing = sorted(k for k in then.keys() | now.keys() if then.get(k) != now.get(k))
         if differing:
             raise StoreError(
                 f"{self.out}: holds a run with other {', '.join(differing)}; choose another folder or delete it"
             )
-        self.objective.load_state_dict(found.part("objective"))
-        restore_optimizer(self.optimizer, self.named, found.part("momentum"))
-        for name, value in found.part("ema").items():
+        self.objective.load_state_dict(part_of(tensors, "objective"))
+        restore_optimizer(self.optimizer, self.named, part_of(tensors, "momentum"))
+        for name, value in part_of(tensors, "ema").items():
             self.ema[name].copy_(value)
-        self.step = int(found.facts["step"])
-        self.log.restore(found.facts["log"])
+        self.step = index.step
+        self.log.restore(index.log)
 
     def _finish(self) -> nn.Module:
         if self.ema:

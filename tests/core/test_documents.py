@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idness.core.documents import Document, packed
+from idness.core.errors import StoreError
+from idness.core.files import key_of, sha256, sha256_of
+
+
+@dataclass
+class Note:
+    name: str
+    count: int
+    share: float = 0.5
+    span: tuple[float, float] = (0.0, 1.0)
+
+
+PLAIN = Document(content=Note, version=2, absent="make one", remedy="make it again")
+SEALED = dataclasses.replace(PLAIN, sealed=True)
+
+
+@pytest.mark.parametrize("kind", [PLAIN, SEALED], ids=["plain", "sealed"])
+def test_what_is_written_is_read_again(kind: Document[Note], tmp_path: Path) -> None:
+    note = Note("a", 3, span=(1.0, 2.5))
+    path = kind.write(tmp_path / "note.json", note)
+    assert kind.read(path) == note
+    assert kind.read(kind.write(path, {"name": "b", "count": np.int64(4)})) == Note("b", 4)
+    assert json.loads(path.read_text())["format"] == 2
+
+
+def test_older_versions_are_read_and_newer_refused() -> None:
+    assert PLAIN.parse('{"format": 1, "name": "a", "count": 1}', "x") == Note("a", 1)
+    with pytest.raises(StoreError, match=r"^x: format 3 is newer than 2; update idness$"):
+        PLAIN.parse('{"format": 3}', "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON: maximum recursion"),
+        ("[]", "no format"),
+        ('{"format": "1"}', "no format"),
+        ('{"format": 1, "name": "a"}', "count: Field required"),
+        ('{"format": 1, "name": "a", "count": "1"}', "count: Input should be a valid integer, got '1'"),
+        ('{"format": 1, "name": "a", "count": 1, "share": 1e999}', "share: must be a finite number"),
+        ('{"format": 1, "name": "a", "count": 1, "span": [1]}', "span.1: Field required"),
+        ('{"format": 1, "name": 7, "count": 1}', "name: Input should be a valid string, got 7"),
+    ],
+)
+def test_damage_is_one_line_that_names_the_field(text: str, why: str) -> None:
+    with pytest.raises(StoreError) as caught:
+        PLAIN.parse(text, "x")
+    assert str(caught.value).startswith(f"x: is damaged ({why}")
+    assert str(caught.value).endswith("); make it again")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_long_or_foul_value_is_shown_short() -> None:
+    with pytest.raises(StoreError) as caught:
+        PLAIN.parse(json.dumps({"format": 1, "name": "a", "count": "\x1b[31m\n" + "9" * 5000}), "x")
+    assert "\x1b" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_change_breaks_the_seal(tmp_path: Path) -> None:
+    path = SEALED.write(tmp_path / "note.json", Note("a", 3))
+    path.write_text(path.read_text().replace('"count": 3', '"count": 4'))
+    with pytest.raises(StoreError, match="its checksum is not that of its content"):
+        SEALED.read(path)
+    with pytest.raises(StoreError, match="its checksum"):
+        SEALED.parse(PLAIN.text(Note("a", 3)), "x")
+
+
+def test_numbers_that_are_none_are_written_only_where_allowed() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        PLAIN.text(Note("a", 1, math.nan))
+    loose = dataclasses.replace(PLAIN, finite=False)
+    assert math.isnan(loose.parse(loose.text(Note("a", 1, math.nan)), "x").share)
+
+
+def test_what_is_no_file_is_told_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    for name in ("none.json", "pipe.json", "."):
+        with pytest.raises(StoreError, match="holds no .*; make one"):
+            PLAIN.read(tmp_path / name)
+
+
+def test_tensors_come_back_with_their_texts(tmp_path: Path) -> None:
+    shared = torch.arange(6.0).reshape(2, 3)
+    given = {"a": shared, "tied": shared, "turned": shared.T, "array": np.ones(2, np.uint8), "half": shared.bfloat16()}
+    content = packed(given, {"about": "x"})
+    (tmp_path / "t.safetensors").write_bytes(content)
+    tensors, texts = PLAIN.tensors_and_texts(tmp_path / "t.safetensors", sha256_of(content))
+    assert texts == {"about": "x"}
+    assert tensors.keys() == given.keys()
+    assert all(torch.equal(tensors[name], torch.as_tensor(value)) for name, value in given.items())
+    with pytest.raises(StoreError, match="its sha256 is not the one that was saved"):
+        PLAIN.tensors(tmp_path / "t.safetensors", "0" * 64)
+    (tmp_path / "t.safetensors").write_bytes(content[:-1])
+    with pytest.raises(StoreError, match="is damaged"):
+        PLAIN.tensors(tmp_path / "t.safetensors")
+
+
+@given(st.lists(st.binary()))
+def test_parts_hash_as_the_whole(parts: list[bytes]) -> None:
+    assert sha256_of(parts) == sha256_of(b"".join(parts)) == sha256_of(memoryview(b"".join(parts)))
+
+
+def test_hashes_are_those_of_other_programs(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("two")
+    known = "3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3"
+    assert sha256(tmp_path / "x") == sha256_of("two") == sha256_of(b"two") == known
+    assert key_of("a", "b") != key_of("ab") != key_of("b", "a")
