@@ -6,6 +6,7 @@ from idness.methods.dice import DICE
 from idness.methods.ebo import EBO
 from idness.methods.gen import GEN
 from idness.methods.knn import KNN
+from idness.methods.lts import LTS
 from idness.methods.mds import MDS
 from idness.methods.mls import MLS
 from idness.methods.msp import MSP
@@ -13,5 +14,22 @@ from idness.methods.react import ReAct
 from idness.methods.rmds import RMDS
 from idness.methods.scale import Scale
 from idness.methods.tempscale import TempScale
+from idness.methods.vra import VRA
 
-__all__ = ["DICE", "EBO", "GEN", "KNN", "MDS", "MLS", "MSP", "RMDS", "Ash", "Chain", "ReAct", "Scale", "TempScale"]
+__all__ = [
+    "DICE",
+    "EBO",
+    "GEN",
+    "KNN",
+    "LTS",
+    "MDS",
+    "MLS",
+    "MSP",
+    "RMDS",
+    "VRA",
+    "Ash",
+    "Chain",
+    "ReAct",
+    "Scale",
+    "TempScale",
+]

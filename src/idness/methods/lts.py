@@ -1,0 +1,38 @@
+"""LTS -- Djurisic et al., "Logit Scaling for Out-of-Distribution Detection", 2024."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor
+
+from idness.core.checks import check_percent
+from idness.core.types import Activations
+from idness.detectors.detector import Detector
+from idness.detectors.kernels import scale_ratios
+from idness.detectors.readouts import energy
+
+
+@dataclass(kw_only=True)
+class LTS(Detector):
+    """Multiply each image's logits by (sum of all / sum of the largest features) squared, then take the energy.
+
+    Unlike SCALE it scales the bias too, so that the class never changes. Negative features count as zero.
+
+    Args:
+        percentile: share of activations, in percent, left out of the sum of the largest.
+    """
+
+    grid = {"percentile": (10.0, 30.0, 50.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
+
+    percentile: float = 95.0
+
+    def __post_init__(self) -> None:
+        check_percent(self, "percentile")
+
+    @classmethod
+    def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
+        ratios = scale_ratios(acts.features.clamp(min=0), [detector.percentile for detector in detectors])
+        return [energy(acts.logits * ratio.square().unsqueeze(1)) for ratio in ratios]

@@ -1,0 +1,56 @@
+"""VRA -- Xu et al., "VRA: Variational Rectified Activation for Out-of-distribution Detection", NeurIPS 2023."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from idness.core.checks import check_percent
+from idness.core.errors import OptionError
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Enhancer
+from idness.detectors.kernels import percentiles
+
+
+@dataclass(kw_only=True)
+class VRA(Enhancer):
+    """Set low features to zero and clip high ones, at percentiles of all in-distribution activations.
+
+    The percentiles are taken over validation images where there are any, else over training images.
+
+    Args:
+        low: share of activations, in percent, that are set to zero.
+        high: share of activations, in percent, that lie below the clip.
+    """
+
+    needs_train = True
+    needs_val = True
+    grid = {"low": (50.0, 60.0, 70.0), "high": (90.0, 95.0, 99.0)}
+
+    low: float = 60.0
+    high: float = 99.0
+
+    def __post_init__(self) -> None:
+        check_percent(self, "low")
+        check_percent(self, "high")
+        if self.low >= self.high:
+            raise OptionError(f"VRA: low must be below high ({self.high:g}), got {self.low:g}")
+
+    @classmethod
+    def learn_many(
+        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
+    ) -> None:
+        acts = val if val is not None else train
+        assert acts is not None
+        wanted = [percent for detector in detectors for percent in (detector.low, detector.high)]
+        found = percentiles(acts.features, wanted)
+        for detector, floor, clip in zip(detectors, found[::2], found[1::2], strict=True):
+            detector.floor_, detector.clip_ = floor, clip
+
+    def shape(self, features: Tensor) -> Tensor:
+        # Zero, as the paper and its code have it; OpenOOD lifts low features to the lower threshold instead.
+        return torch.where(features < self.floor_, 0.0, features.minimum(self.clip_))

@@ -1,0 +1,44 @@
+import math
+
+import pytest
+import torch
+
+from idness.core.types import Activations
+from idness.detectors.detector import fit_many, score_many
+from idness.methods import EBO, LTS
+from tests.worlds import make_world
+
+
+@pytest.mark.parametrize("percent", [10.0, 65.0, 95.0])
+@pytest.mark.parametrize("signed", [False, True])
+def test_it_scores_as_the_paper_writes(percent, signed):
+    world = make_world(signed=signed)
+    scores = LTS(percentile=percent).fit(world.head).score(world.known)
+    for row, logits, score in zip(world.known.features.tolist(), world.known.logits, scores.tolist(), strict=True):
+        rectified = [max(a, 0.0) for a in row]
+        kept = len(row) - round(len(row) * percent / 100)
+        factor = (sum(rectified) / sum(sorted(rectified, reverse=True)[:kept])) ** 2
+        scaled = [factor * z for z in logits.double().tolist()]
+        highest = max(scaled)
+        expected = highest + math.log(sum(math.exp(z - highest) for z in scaled))
+        assert score == pytest.approx(expected, rel=1e-4)
+
+
+def test_where_nothing_is_left_out_it_is_the_energy(world):
+    plain = EBO().fit(world.head).score(world.known)
+    torch.testing.assert_close(LTS(percentile=0.0).fit(world.head).score(world.known), plain, rtol=1e-4, atol=1e-4)
+
+
+def test_features_without_any_positive_value_are_left_unscaled(world):
+    negative = -world.known.features - 1
+    acts = Activations(negative, world.head(negative))
+    torch.testing.assert_close(
+        LTS().fit(world.head).score(acts), EBO().fit(world.head).score(acts), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_many_percentiles_do_not_change_each_other(world):
+    variants = LTS().variants()
+    fit_many(variants, world.head)
+    for variant, score in zip(variants, score_many(variants, world.known), strict=True):
+        torch.testing.assert_close(variant.score(world.known), score, rtol=1e-5, atol=1e-5)
