@@ -102,6 +102,9 @@ def test_the_blocked_neighbour_search_is_the_plain_one(size):
         kernels.kth_largest_products(queries, bank, ks), kernels.kth_plain(queries, bank, ks), strict=True
     ):
         torch.testing.assert_close(fast, plain)
+    means = zip(kernels.mean_largest_products(queries, bank, ks), kernels.mean_plain(queries, bank, ks), strict=True)
+    for fast, plain in means:
+        torch.testing.assert_close(fast, plain)
 
 
 def test_strided_features_are_taken_too():

@@ -54,6 +54,12 @@ def percentiles(values: Tensor, percents: Sequence[float]) -> list[Tensor]:
     return [torch.tensor(value, dtype=torch.float32, device=values.device) for value in found]
 
 
+def lengths(rows: Tensor) -> Tensor:
+    """Measure the Euclidean length of each row."""
+    found: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return found
+
+
 def top_mask(features: Tensor, kept: int) -> Tensor:
     """Mark the `kept` largest of each row; among equals the first ones in top-k's order."""
     chosen = features.topk(kept, dim=1, sorted=False).indices
@@ -119,3 +125,27 @@ def kth_plain(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> list[Tensor]:
     """Find the same with torch alone: the twin of the fast path, and what is exported."""
     products = (queries @ bank.T).topk(max(ks), dim=1).values
     return [products[:, k - 1] for k in ks]
+
+
+def mean_largest_products(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> list[Tensor]:
+    """Average the k largest inner products of each query with the rows of a bank, for several k.
+
+    Exact, in blocks of bounded memory.
+    """
+    if queries.device.type != "cpu" or torch.compiler.is_exporting():
+        return mean_plain(queries, bank, ks)
+    order = sorted({len(bank) - k for k in ks})
+    found = np.empty((len(ks), len(queries)), np.float32)
+    rows = max(1, min(ROWS, (1 << 23) // len(bank)))
+    for start in range(0, len(queries), rows):
+        products = (queries[start : start + rows] @ bank.T).numpy()
+        products.partition(order, axis=1)
+        for place, k in enumerate(ks):
+            products[:, len(bank) - k :].mean(axis=1, out=found[place, start : start + rows])
+    return list(torch.from_numpy(found))
+
+
+def mean_plain(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> list[Tensor]:
+    """Average the same with torch alone: the twin of the fast path, and what is exported."""
+    products = (queries @ bank.T).topk(max(ks), dim=1).values
+    return [products[:, :k].mean(dim=1) for k in ks]

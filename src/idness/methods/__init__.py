@@ -1,5 +1,6 @@
 """The methods, one file each; adding one is its file, a line here and its test."""
 
+from idness.methods.actsub import ActSub
 from idness.methods.ash import Ash
 from idness.methods.chain import Chain
 from idness.methods.dice import DICE
@@ -10,6 +11,7 @@ from idness.methods.lts import LTS
 from idness.methods.mds import MDS
 from idness.methods.mls import MLS
 from idness.methods.msp import MSP
+from idness.methods.nnguide import NNGuide
 from idness.methods.react import ReAct
 from idness.methods.rmds import RMDS
 from idness.methods.scale import Scale
@@ -27,8 +29,10 @@ __all__ = [
     "MSP",
     "RMDS",
     "VRA",
+    "ActSub",
     "Ash",
     "Chain",
+    "NNGuide",
     "ReAct",
     "Scale",
     "TempScale",

@@ -1,0 +1,85 @@
+"""ActSub -- Zöngür et al., "Activation Subspaces for Out-of-Distribution Detection", ICCV 2025."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from idness.core.checks import check_count, check_neighbours, check_percent, check_positive
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector
+from idness.detectors.kernels import mean_largest_products, scale_ratios
+from idness.detectors.readouts import energy
+
+
+@dataclass(kw_only=True)
+class ActSub(Detector):
+    """Multiply SCALE's energy of what the head sees of the features by how near the rest is to training images.
+
+    Args:
+        percentile: share of activations, in percent, left out of SCALE's sum of the largest.
+        power: exponent of the nearness; the larger, the less the energy counts.
+        k: how many of the nearest training images count.
+    """
+
+    needs_train = True
+    uses_head = True
+    grid = {"percentile": (85.0, 90.0, 92.5, 95.0, 97.5), "power": (0.5, 1.0, 1.5, 2.0)}
+    other = {"k": 3}
+
+    percentile: float = 85.0
+    power: float = 2.0
+    k: int = 10
+
+    def __post_init__(self) -> None:
+        check_percent(self, "percentile")
+        check_positive(self, "power")
+        check_count(self, "k")
+
+    @classmethod
+    def learn_many(
+        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
+    ) -> None:
+        assert train is not None
+        basis = _decisive_basis(head, train)
+        bank = normalize(train.features - train.features @ basis @ basis.T, dim=1, eps=1e-10)
+        for detector in detectors:
+            check_neighbours(detector, "k", len(bank))
+            detector.basis_, detector.bank_ = basis, bank
+
+    @classmethod
+    def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
+        first = detectors[0]
+        decisive = acts.features @ first.basis_ @ first.basis_.T
+        rest = normalize(acts.features - decisive, dim=1, eps=1e-10)
+        cosines = mean_largest_products(rest, first.bank_, [detector.k for detector in detectors])
+        ratios = scale_ratios(decisive, [detector.percentile for detector in detectors])
+        scores = []
+        for detector, cosine, ratio in zip(detectors, cosines, ratios, strict=True):
+            # An opposite direction is as far as none at all: a negative number has no power.
+            nearness = -(1 - cosine.clamp(0.0, 1 - 1e-6)).log()
+            shaped = energy(first.head_(decisive * ratio.exp().unsqueeze(1)))
+            scores.append(shaped * nearness**detector.power)
+        return scores
+
+
+def _decisive_basis(head: Head, train: Activations) -> Tensor:
+    """Take the leading right singular vectors of the head, until training images are as long inside as outside.
+
+    The authors' code goes on into directions that the head does not see at all. Those have no order (which come first
+    is the linear algebra library's choice), so we stop where the head does, and they stay in the rest.
+    """
+    vectors: Tensor = torch.linalg.svd(head.weight.double(), full_matrices=False).Vh.T
+    surplus = torch.zeros(vectors.shape[1], dtype=torch.double, device=vectors.device)
+    for part in train.batches(4096):
+        whole = part.features.double()
+        inside = (whole @ vectors).square().cumsum(dim=1)
+        outside = (whole.square().sum(dim=1, keepdim=True) - inside).clamp(min=0)
+        surplus += (inside.sqrt() - outside.sqrt()).sum(dim=0)
+    count = int(surplus.abs()[: max(1, head.width - 1)].argmin()) + 1
+    return vectors[:, :count].float().contiguous()
