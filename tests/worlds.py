@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from idness.core.types import Activations, Head
 
@@ -23,15 +24,16 @@ class World:
 def make_world(
     seed: int = 0, width: int = WIDTH, classes: int = CLASSES, count: int = 200, signed: bool = False
 ) -> World:
-    """Rectified Gaussian features around class patterns; the unknown images have weaker, sparser features."""
+    """Rectified Gaussian features around class patterns; unknown images show these weakly, and one of their own."""
     rng = torch.Generator().manual_seed(seed)
     patterns = torch.randn(classes, width, generator=rng)
     head = Head(patterns / width**0.5, torch.randn(classes, generator=rng) * 0.1)
 
-    def acts(strength: float, number: int) -> Activations:
+    def acts(strength: float, number: int, foreign: Tensor | float = 0.0) -> Activations:
         labels = torch.arange(number) % classes
-        raw = 0.3 + strength * patterns[labels] + 0.7 * torch.randn(number, width, generator=rng)
+        raw = 0.3 + strength * patterns[labels] + foreign + 0.7 * torch.randn(number, width, generator=rng)
         features = raw if signed else raw.clamp(min=0)
         return Activations(features, head(features), labels)
 
-    return World(head, acts(1.0, 3 * count), acts(1.0, count), acts(1.0, count), acts(0.2, count))
+    train, val, known = acts(1.0, 3 * count), acts(1.0, count), acts(1.0, count)
+    return World(head, train, val, known, acts(0.2, count, 0.6 * torch.randn(width, generator=rng)))

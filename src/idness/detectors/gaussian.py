@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from idness.core.types import Activations
+from idness.core.types import Activations, Head
+
+
+def principal_axes(centred: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the directions in which centred rows vary, the largest variance first, and those variances.
+
+    In float64. Variances below what float64 resolves are 0: nothing varies there (dead features, few images).
+    """
+    exact = centred.double()
+    values, vectors = torch.linalg.eigh(exact.T @ exact / len(exact))
+    limit = values.abs().max() * len(values) * torch.finfo(torch.double).eps
+    return vectors.flip(1), torch.where(values > limit, values, 0.0).flip(0)
 
 
 def whitening(centred: Tensor) -> Tensor:
@@ -14,12 +27,23 @@ def whitening(centred: Tensor) -> Tensor:
     In float64, as all that follows from it: a score is the difference of distances in the thousands. Directions in
     which nothing varies (dead features) are left out, as a pseudo-inverse does.
     """
-    exact = centred.double()
-    values, vectors = torch.linalg.eigh(exact.T @ exact / len(exact))
-    limit = values.abs().max() * len(values) * torch.finfo(torch.double).eps
-    alive = values > limit
-    scaled: Tensor = vectors[:, alive] / values[alive].sqrt()
+    axes, variances = principal_axes(centred)
+    alive = variances > 0
+    scaled: Tensor = axes[:, alive] / variances[alive].sqrt()
     return scaled
+
+
+def residual_spaces(head: Head, train: Activations, shares: Sequence[float]) -> tuple[Tensor, list[Tensor]]:
+    """Find what training images leave out: the directions outside their principal space, for several sizes of it.
+
+    Returns the origin, where features are as if all logits were 0, and for each share (in percent, of the directions in
+    which training images vary) the directions that remain, as columns.
+    """
+    # ViM's origin u = -W^+ b: without the bias, logits are W (a - u).
+    origin = -torch.linalg.pinv(head.weight.double()) @ head.offset.double()
+    axes, variances = principal_axes(train.features.double() - origin)
+    alive = int((variances > 0).sum())
+    return origin, [axes[:, min(round(alive * share / 100), len(axes) - 1) :].contiguous() for share in shares]
 
 
 def class_gaussians(train: Activations, classes: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,11 +11,14 @@ from idness.methods.lts import LTS
 from idness.methods.mds import MDS
 from idness.methods.mls import MLS
 from idness.methods.msp import MSP
+from idness.methods.neco import NECO
 from idness.methods.nnguide import NNGuide
 from idness.methods.react import ReAct
+from idness.methods.residual import Residual
 from idness.methods.rmds import RMDS
 from idness.methods.scale import Scale
 from idness.methods.tempscale import TempScale
+from idness.methods.vim import ViM
 from idness.methods.vra import VRA
 
 __all__ = [
@@ -27,6 +30,7 @@ __all__ = [
     "MDS",
     "MLS",
     "MSP",
+    "NECO",
     "RMDS",
     "VRA",
     "ActSub",
@@ -34,6 +38,8 @@ __all__ = [
     "Chain",
     "NNGuide",
     "ReAct",
+    "Residual",
     "Scale",
     "TempScale",
+    "ViM",
 ]

@@ -1,0 +1,58 @@
+"""NECO -- Ben Ammar et al., "NECO: NEural Collapse Based Out-of-distribution detection", ICLR 2024."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from idness.core.checks import check_choice, check_percent
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector
+from idness.detectors.gaussian import principal_axes
+from idness.detectors.kernels import lengths
+from idness.detectors.readouts import max_logit
+
+
+@dataclass(kw_only=True)
+class NECO(Detector):
+    """Take the share of the standardised features' length in the principal space of training images, times the largest logit.
+
+    Args:
+        variance: how much of the training images' variance, in percent, the principal space holds at least.
+        times: logit multiplies by the largest logit, as the authors do for all networks but ResNets; nothing does not.
+    """
+
+    needs_train = True
+    grid = {"variance": (50.0, 70.0, 90.0, 95.0), "times": ("logit", "nothing")}
+
+    variance: float = 90.0
+    times: str = "logit"
+
+    def __post_init__(self) -> None:
+        check_percent(self, "variance")
+        check_choice(self, "times", ("logit", "nothing"))
+
+    @classmethod
+    def learn_many(
+        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
+    ) -> None:
+        assert train is not None
+        features = train.features.double()
+        centre, spread = features.mean(dim=0), features.std(dim=0, correction=0)
+        # A feature that never changes has no spread to be measured in.
+        spread = torch.where(spread > 1e-9 * spread.max(), spread, 1.0)
+        axes, variances = principal_axes((features - centre) / spread)
+        held = 100 * variances.cumsum(dim=0) / variances.sum().clamp(min=1e-300)
+        for detector in detectors:
+            count = int((held < detector.variance).sum()) + 1
+            detector.centre_, detector.spread_, detector.axes_ = centre, spread, axes[:, :count].contiguous()
+
+    def rate(self, acts: Activations) -> Tensor:
+        # Both lengths are of standardised features; for DeiT and Swin the authors' code divides by the raw length instead.
+        standard = (acts.features.double() - self.centre_) / self.spread_
+        share = lengths(standard @ self.axes_) / lengths(standard).clamp(min=1e-12)
+        return (share * max_logit(acts.logits) if self.times == "logit" else share).float()

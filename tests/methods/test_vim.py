@@ -1,0 +1,74 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from idness.core.types import Activations, Head
+from idness.methods import EBO, Residual, ViM
+
+
+def slow_parts(world, dim):
+    """The authors' recipe: the origin, and the directions outside the principal space, by singular values."""
+    weight, bias = world.head.weight.double().numpy(), world.head.bias.double().numpy()
+    origin = -np.linalg.pinv(weight) @ bias
+    _, _, directions = np.linalg.svd(world.train.features.double().numpy() - origin)
+    return origin, directions[dim:]
+
+
+def length(x, origin, outside):
+    return math.sqrt(sum(float(direction @ (x - origin)) ** 2 for direction in outside))
+
+
+@pytest.mark.parametrize(("share", "dim"), [(12.5, 8), (50.0, 32), (75.0, 48), (0.0, 0)])
+def test_the_residual_is_a_logit_that_is_as_large_as_the_others(world, share, dim):
+    origin, outside = slow_parts(world, dim)
+    residuals = [length(x, origin, outside) for x in world.train.features.double().numpy()]
+    alpha = world.train.logits.double().amax(dim=1).mean().item() / (sum(residuals) / len(residuals))
+    detector = ViM(share=share).fit(world.head, world.train)
+    assert detector.alpha_.item() == pytest.approx(alpha, rel=1e-6)
+    residual = Residual(share=share).fit(world.head, world.train).score(world.known).tolist()
+    scores = detector.score(world.known).tolist()
+    for place, x in enumerate(world.known.features.double().numpy()):
+        outer = length(x, origin, outside)
+        inner = math.log(sum(math.exp(z) for z in world.known.logits[place].tolist()))
+        assert scores[place] == pytest.approx(inner - alpha * outer, rel=1e-4, abs=1e-4)
+        assert residual[place] == pytest.approx(-outer, rel=1e-5)
+
+
+def test_at_the_origin_there_are_no_logits_and_no_residual(world):
+    detector = ViM().fit(world.head, world.train)
+    origin = detector.origin_.float().unsqueeze(0)
+    acts = Activations(origin, world.head(origin))
+    torch.testing.assert_close(acts.logits, torch.zeros_like(acts.logits), rtol=0, atol=1e-5)
+    assert detector.score(acts).item() == pytest.approx(math.log(world.head.classes), abs=1e-4)
+
+
+def test_logits_that_are_negative_on_average_do_not_reward_residuals(world):
+    head = Head(world.head.weight, world.head.bias - 100)
+    shifted = [Activations(acts.features, head(acts.features)) for acts in (world.train, world.unknown)]
+    detector = ViM().fit(head, shifted[0])
+    assert detector.alpha_ > 0
+    assert (detector.score(shifted[1]) <= EBO().fit(head).score(shifted[1])).all()
+
+
+@pytest.mark.parametrize("method", [ViM, Residual])
+@pytest.mark.parametrize("count", [1, 10, 600])
+def test_few_images_and_dead_features_leave_a_residual(world, method, count):
+    """The share is of the directions in which images vary, else training images had no residual at all."""
+    features = world.train.features[:count].clone()
+    features[:, :40] = 0.0
+    train = Activations(features, world.head(features))
+    detector = method().fit(world.head, train)
+    assert (Residual().fit(world.head, train).score(train) < -1e-3).double().mean() > 0.9
+    scores = detector.score(world.known)
+    assert scores.isfinite().all()
+    assert scores.abs().max() < 1e5
+
+
+@pytest.mark.parametrize("method", [ViM, Residual])
+def test_features_that_are_all_zero_are_learned_from_without_harm(world, method):
+    head = Head(world.head.weight)
+    zero = torch.zeros(5, head.width)
+    detector = method().fit(head, Activations(zero, head(zero)))
+    assert detector.score(Activations(zero, head(zero))).isfinite().all()
