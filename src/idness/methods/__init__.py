@@ -2,15 +2,18 @@
 
 from idness.methods.actsub import ActSub
 from idness.methods.ash import Ash
+from idness.methods.cadref import CADRef
 from idness.methods.chain import Chain
 from idness.methods.dice import DICE
 from idness.methods.ebo import EBO
+from idness.methods.fdbd import FDBD
 from idness.methods.gen import GEN
 from idness.methods.knn import KNN
 from idness.methods.lts import LTS
 from idness.methods.mds import MDS
 from idness.methods.mls import MLS
 from idness.methods.msp import MSP
+from idness.methods.nci import NCI
 from idness.methods.neco import NECO
 from idness.methods.nnguide import NNGuide
 from idness.methods.react import ReAct
@@ -24,17 +27,20 @@ from idness.methods.vra import VRA
 __all__ = [
     "DICE",
     "EBO",
+    "FDBD",
     "GEN",
     "KNN",
     "LTS",
     "MDS",
     "MLS",
     "MSP",
+    "NCI",
     "NECO",
     "RMDS",
     "VRA",
     "ActSub",
     "Ash",
+    "CADRef",
     "Chain",
     "NNGuide",
     "ReAct",

@@ -1,0 +1,35 @@
+"""fDBD -- Liu and Qin, "Fast Decision Boundary based Out-of-Distribution Detector", ICML 2024."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector
+from idness.detectors.kernels import lengths
+
+
+@dataclass(kw_only=True)
+class FDBD(Detector):
+    """Take the mean distance to the decision boundaries, relative to the distance from the mean training image."""
+
+    needs_train = True
+    uses_head = True
+
+    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
+        assert train is not None
+        self.centre_ = train.features.double().mean(dim=0).float()
+        weight = head.weight.double()
+        apart = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
+        # Between a class and itself, or one with the same weights, there is no boundary.
+        self.closeness_ = torch.where(apart > 0, 1 / apart, 0.0).float()
+
+    def rate(self, acts: Activations) -> Tensor:
+        # The boundary to class c is (z_max - z_c) / |w_max - w_c| away; the authors' code sums what the paper averages.
+        largest, predicted = acts.logits.max(dim=1, keepdim=True)
+        distances = (largest - acts.logits) * self.closeness_[predicted.squeeze(1)]
+        mean = distances.sum(dim=1) / max(1, acts.logits.shape[1] - 1)
+        return mean / lengths(acts.features - self.centre_).clamp(min=1e-12)
