@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,26 @@ Scores = Any
 """A one-dimensional tensor, array or sequence of numbers."""
 Array = NDArray[Any]
 
-NAMES = ("auroc", "fpr_at_id_recall", "fpr_at_ood_recall", "aupr_in", "aupr_out")
+Convention = Literal["fpr_at_id_recall", "fpr_at_ood_recall"]
+"""Which images are to be kept at the recall of a false-positive rate."""
+
+FPRS: tuple[Convention, ...] = ("fpr_at_id_recall", "fpr_at_ood_recall")
+"""The metrics of which less is better."""
+WITH_INTERVAL = ("auroc", *FPRS)
+NAMES = (*WITH_INTERVAL, "aupr_in", "aupr_out")
+_WORDS = {
+    "auroc": ("AUROC", "chance that an ID image scores above an OOD image; higher is better"),
+    "fpr_at_id_recall": (
+        "FPR at {recall} ID recall",
+        "share of OOD images accepted when {recall} of the ID images are; lower is better",
+    ),
+    "fpr_at_ood_recall": (
+        "FPR at {recall} OOD recall",
+        "share of ID images rejected when {recall} of the OOD images are; lower is better",
+    ),
+    "aupr_in": ("AUPR, ID positive", "area under the precision-recall curve, ID positive; higher is better"),
+    "aupr_out": ("AUPR, OOD positive", "area under the precision-recall curve, OOD positive; higher is better"),
+}
 
 
 def auroc(id_scores: Scores, ood_scores: Scores) -> float:
@@ -86,6 +105,20 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
             f"accuracy: needs as many labels as logits and at least one, got {len(labels)} and {len(logits)}"
         )
     return float((logits.argmax(dim=1) == labels).double().mean())
+
+
+def title(name: str, recall: float = 0.95) -> str:
+    """Name a metric as a heading does.
+
+    >>> title("fpr_at_id_recall")
+    'FPR at 95 % ID recall'
+    """
+    return _WORDS[name][0].format(recall=f"{100 * recall:g} %")
+
+
+def meaning(name: str, recall: float = 0.95) -> str:
+    """Say what a metric counts and which way is up."""
+    return _WORDS[name][1].format(recall=f"{100 * recall:g} %")
 
 
 def sorted_pair(id_scores: Scores, ood_scores: Scores) -> tuple[Array, Array]:

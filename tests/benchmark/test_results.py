@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from idness.benchmark.results import (
-    METRICS,
     SCORES,
     THUMBS,
     BenchmarkInfo,
@@ -26,13 +25,13 @@ from idness.benchmark.results import (
     Wrong,
 )
 from idness.core.errors import StoreError
-from idness.metrics import auroc
+from idness.metrics import NAMES, auroc
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 
 
 def metrics(value: float) -> Metrics:
-    return Metrics(**dict.fromkeys(METRICS, value), intervals={"auroc": (value - 0.01, value + 0.01)})
+    return Metrics(**dict.fromkeys(NAMES, value), intervals={"auroc": (value - 0.01, value + 0.01)})
 
 
 def make_report(rows: tuple[str, ...] = ("msp", "scale"), sets: tuple[str, ...] = ("cat", "mnist")) -> Report:
@@ -277,4 +276,4 @@ def test_notebook_and_table_views() -> None:
     pytest.importorskip("pandas")
     frame = make_report().to_dataframe()
     assert len(frame) == 2 * 4
-    assert set(METRICS) <= set(frame.columns)
+    assert set(NAMES) <= set(frame.columns)

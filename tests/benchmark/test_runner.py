@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import save_file
 
 from idness.benchmark import Settings, run
-from idness.benchmark.results import METRICS, Report
+from idness.benchmark.results import Report
 from idness.core.errors import DataError, IdnessError, ModelError
 from idness.core.progress import Listener
 from idness.core.types import Activations
 from idness.detectors.detector import Enhancer
 from idness.detectors.registry import build, rows
-from idness.metrics import all_metrics
+from idness.metrics import NAMES, all_metrics
 from idness.networks.split import SplitModel
 from tests.benchmark.test_results import valid
 from tests.pictures import network, pictures, world
@@ -69,7 +69,7 @@ def test_every_method_is_there_with_all_that_the_schema_promises(report: Report)
     for method in report.methods.values():
         assert set(method.sets) == {"mixed", "dark"}
         assert set(method.groups) == {"near", "far"}
-        assert all(0 <= getattr(found, name) <= 1 for found in method.sets.values() for name in METRICS)
+        assert all(0 <= getattr(found, name) <= 1 for found in method.sets.values() for name in NAMES)
         assert set(method.seconds) == {"fit", "search", "score"}
     assert report.provenance["versions"]["torch"]
     assert report.peak_memory > 10**7
@@ -86,7 +86,7 @@ def test_numbers_are_those_of_a_slow_rederivation(report: Report, place: Path) -
         ids, oods = detector.score(acts(known, labels)), detector.score(acts(unknown))
         assert torch.allclose(ids, torch.from_numpy(report.scores.of(row, "id_test")), rtol=1e-3, atol=1e-3), row
         expected = all_metrics(ids, oods)
-        for name in METRICS:
+        for name in NAMES:
             assert getattr(method.sets["dark"], name) == pytest.approx(expected[name], abs=0.002), (row, name)
         if isinstance(detector, Enhancer):
             right = (detector.shaped_logits(acts(known)).argmax(dim=1).numpy() == labels).mean()

@@ -6,14 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from idness.benchmark.results import Report
 from idness.core.errors import InputError, OptionError
 from idness.intervals import (
-    Convention,
     Difference,
     compare_runs,
     difference_of_draws,
@@ -21,8 +20,8 @@ from idness.intervals import (
     mean_auroc_difference,
     ranks,
 )
+from idness.metrics import FPRS, WITH_INTERVAL
 
-METRICS = ("auroc", "fpr_at_id_recall", "fpr_at_ood_recall")
 DRAWS = 1000
 """Bootstrap draws: the ends of a 95 % interval then rest on 25 draws each."""
 TESTED = ("id_test", "near", "far")
@@ -126,7 +125,7 @@ def compare(entrants: Sequence[Entrant]) -> Comparison:
     tests = {entrant.name: _tester(entrants[0], entrant, rows, places) for entrant in entrants[1:]}
     blocks = tuple(
         Block(metric, kind, name, tuple(_line(entrants, row, metric, kind, name, tests) for row in rows))
-        for metric in METRICS
+        for metric in WITH_INTERVAL
         for kind, name, _ in places
     )
     runs = tuple(len(entrant.reports) for entrant in entrants)
@@ -166,13 +165,13 @@ def _tester(
         return report.scores.of(row, "id_test"), [report.scores.of(row, name) for name in sets]
 
     draws = {
-        metric: fpr_draws(
+        str(metric): fpr_draws(
             {f"{side}/{row}": scores(report, row) for side, report in (("a", one), ("b", two)) for row in rows},
-            cast(Convention, metric),
+            metric,
             one.recall,
             draws=DRAWS,
         )
-        for metric in METRICS[1:]
+        for metric in FPRS
     }
 
     def test(row: str, metric: str, name: str) -> Difference:

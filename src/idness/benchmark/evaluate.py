@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
 
 import numpy as np
 import torch
@@ -16,8 +15,8 @@ from idness.benchmark.results import Metrics, Sweep, Wrong
 from idness.core.files import sha256_of
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
-from idness.intervals import Convention, mean_auroc_interval, mean_fpr_interval, ranks
-from idness.metrics import NAMES, Array, all_metrics, auroc
+from idness.intervals import mean_auroc_interval, mean_fpr_interval, ranks
+from idness.metrics import FPRS, NAMES, Array, all_metrics, auroc
 from idness.selection.search import Choice
 
 PERCENTILES = (0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0, 99.0)
@@ -187,7 +186,7 @@ def group_metrics(
 
 def _intervals(ids: Array, oods: Sequence[Array], recall: float, seed: int) -> dict[str, tuple[float, float]]:
     found: dict[str, tuple[float, float]] = {"auroc": mean_auroc_interval(ranks(ids, oods))}
-    for convention in get_args(Convention):
+    for convention in FPRS:
         found[convention] = mean_fpr_interval(convention, ids, oods, recall, seed=seed)
     return found
 

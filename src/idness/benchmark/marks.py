@@ -12,7 +12,8 @@ from scipy.special import ndtri
 
 from idness.benchmark.answer import joint_level, ood_weights, row_ranks
 from idness.benchmark.results import Report
-from idness.intervals import Convention, fpr_draws, mean_auroc_difference
+from idness.intervals import fpr_draws, mean_auroc_difference
+from idness.metrics import Convention
 
 DRAWS = 300
 """Bootstrap draws: only their standard deviation is used."""

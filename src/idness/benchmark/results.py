@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from idness.core.documents import Document, packed
 from idness.core.errors import StoreError, unknown_name
 from idness.core.files import atomic_path, sha256_of
+from idness.metrics import NAMES
 
 SCHEMA_VERSION = 1
-METRICS = ("auroc", "fpr_at_id_recall", "fpr_at_ood_recall", "aupr_in", "aupr_out")
 RESULTS, SCORES, THUMBS = "results.json", "scores.safetensors", "thumbs.safetensors"
 
 
@@ -252,7 +252,7 @@ class Report:
                 for name, metrics in found.items():
                     lines.append(
                         {"method": row, "label": method.label, "kind": kind, "name": name}
-                        | {key: getattr(metrics, key) for key in METRICS}
+                        | {key: getattr(metrics, key) for key in NAMES}
                     )
         return pd.DataFrame(lines)
 

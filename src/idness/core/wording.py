@@ -7,22 +7,6 @@ import re
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]+")
 LONGEST = 40
 
-METRIC_TITLES = {
-    "auroc": "AUROC",
-    "fpr_at_id_recall": "FPR at {recall} ID recall",
-    "fpr_at_ood_recall": "FPR at {recall} OOD recall",
-    "aupr_in": "AUPR, ID positive",
-    "aupr_out": "AUPR, OOD positive",
-}
-METRIC_MEANINGS = {
-    "auroc": "chance that an ID image scores above an OOD image; higher is better",
-    "fpr_at_id_recall": "share of OOD images accepted when {recall} of the ID images are; lower is better",
-    "fpr_at_ood_recall": "share of ID images rejected when {recall} of the OOD images are; lower is better",
-    "aupr_in": "area under the precision-recall curve, ID positive; higher is better",
-    "aupr_out": "area under the precision-recall curve, OOD positive; higher is better",
-}
-LOWER_IS_BETTER = ("fpr_at_id_recall", "fpr_at_ood_recall")
-
 
 def shown(name: object, longest: int = LONGEST) -> str:
     """Give a name without control and direction characters, cut to a length that a table can hold."""
@@ -45,16 +29,6 @@ def points(value: float, digits: int = 2) -> str:
     text = f"{100 * value:+.{digits}f}"
     # No negative zero: -0.00 reads as if it were less than nothing.
     return (text if float(text) != 0 else f"±{abs(float(text)):.{digits}f}").replace("-", "−")
-
-
-def metric_title(metric: str, recall: float) -> str:
-    """Name a metric as a heading does."""
-    return METRIC_TITLES[metric].format(recall=f"{100 * recall:g} %")
-
-
-def metric_meaning(metric: str, recall: float) -> str:
-    """Say what a metric counts and which way is up."""
-    return METRIC_MEANINGS[metric].format(recall=f"{100 * recall:g} %")
 
 
 def duration(seconds: float) -> str:

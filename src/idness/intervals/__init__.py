@@ -6,13 +6,12 @@ treated as a mean over one.
 
 from __future__ import annotations
 
-from idness.intervals.bootstrap import Convention, difference_of_draws, fpr_draws, mean_fpr_interval
+from idness.intervals.bootstrap import difference_of_draws, fpr_draws, mean_fpr_interval
 from idness.intervals.delong import Ranks, mean_auroc_difference, mean_auroc_interval, ranks
 from idness.intervals.difference import Difference, Interval, compare_runs
 from idness.metrics import Scores, fpr_at_id_recall, fpr_at_ood_recall
 
 __all__ = [
-    "Convention",
     "Difference",
     "Interval",
     "Ranks",

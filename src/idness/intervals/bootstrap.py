@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from idness.core.checks import check_fraction
 from idness.intervals.difference import Difference, Interval, check_same_images, checked
-from idness.metrics import Array, Scores, count_at_recall, id_rank
+from idness.metrics import Array, Convention, Scores, count_at_recall, id_rank
 
-Convention = Literal["fpr_at_id_recall", "fpr_at_ood_recall"]
 DRAWS = 2000
 """Bootstrap draws: the ends of a 95 % interval then rest on 50 draws each."""
 _HELD = 2_000_000

@@ -8,8 +8,9 @@ from typing import Any
 
 from idness.benchmark.compare import Block, Comparison, Line, Value
 from idness.core.files import atomic_write
-from idness.core.wording import LOWER_IS_BETTER, listed, metric_meaning, metric_title, percent, points, sentence, shown
+from idness.core.wording import listed, percent, points, sentence, shown
 from idness.intervals import Difference
+from idness.metrics import FPRS, WITH_INTERVAL, meaning, title
 from idness.report.html import render_page
 from idness.report.tables import Cell, Table, markdown
 
@@ -42,10 +43,10 @@ def legend(comparison: Comparison) -> list[str]:
 
 def to_markdown(comparison: Comparison) -> str:
     """Write every table as Markdown."""
-    title = f"# {' against '.join(shown(name) for name in comparison.names)}\n"
+    heading = f"# {' against '.join(shown(name) for name in comparison.names)}\n"
     notes = "\n".join(f"- {line}" for line in legend(comparison)) + "\n"
-    every = tables(comparison, ("auroc", "fpr_at_id_recall", "fpr_at_ood_recall"), ("group", "set"))
-    return "\n".join([title, notes, *(markdown(table) for table in every)])
+    every = tables(comparison, WITH_INTERVAL, ("group", "set"))
+    return "\n".join([heading, notes, *(markdown(table) for table in every)])
 
 
 def to_html(comparison: Comparison) -> str:
@@ -55,7 +56,7 @@ def to_html(comparison: Comparison) -> str:
     return render_page(
         "compare.html",
         title=f"{' against '.join(names)} – idness",
-        nav=[("top", "Comparison"), *((metric, metric_title(metric, comparison.recall)) for metric in metrics)],
+        nav=[("top", "Comparison"), *((metric, title(metric, comparison.recall)) for metric in metrics)],
         panels=0,
         names=names,
         runs=comparison.runs,
@@ -76,7 +77,7 @@ def verdict(metric: str, change: Difference | None) -> str:
     """Mark a difference whose interval excludes zero: better or worse, whichever way is up."""
     if change is None or change.low <= 0 <= change.high:
         return ""
-    return "✓" if (change.value < 0) == (metric in LOWER_IS_BETTER) else "✗"
+    return "✓" if (change.value < 0) == (metric in FPRS) else "✗"
 
 
 def _table(comparison: Comparison, block: Block) -> Table:
@@ -92,12 +93,12 @@ def _table(comparison: Comparison, block: Block) -> Table:
 
 def _title(comparison: Comparison, block: Block) -> str:
     where = f"{shown(block.name)} OOD" if block.kind == "group" else shown(block.name)
-    return f"{metric_title(block.metric, comparison.recall)}, {where}"
+    return f"{title(block.metric, comparison.recall)}, {where}"
 
 
 def _best(metric: str, line: Line) -> float:
     means = [value.mean for value in line.values]
-    return min(means) if metric in LOWER_IS_BETTER else max(means)
+    return min(means) if metric in FPRS else max(means)
 
 
 def _value(value: Value) -> str:
@@ -115,9 +116,9 @@ def _part(comparison: Comparison, metric: str) -> dict[str, Any]:
     blocks = [block for block in comparison.blocks if block.metric == metric]
     return {
         "id": metric,
-        "title": metric_title(metric, comparison.recall),
-        "meaning": sentence(metric_meaning(metric, comparison.recall)),
-        "best": "ascending" if metric in LOWER_IS_BETTER else "descending",
+        "title": title(metric, comparison.recall),
+        "meaning": sentence(meaning(metric, comparison.recall)),
+        "best": "ascending" if metric in FPRS else "descending",
         "blocks": [
             {
                 "title": sentence(f"{shown(block.name)} OOD") if block.kind == "group" else shown(block.name),

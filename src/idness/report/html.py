@@ -17,7 +17,8 @@ from idness.benchmark.answer import answer, ood_weights, setting
 from idness.benchmark.marks import Marks
 from idness.benchmark.results import Report
 from idness.core.files import atomic_write
-from idness.core.wording import listed, metric_meaning, percent, sentence, shown
+from idness.core.wording import listed, percent, sentence, shown
+from idness.metrics import WITH_INTERVAL, meaning
 from idness.report import figures, sections, style, thumbnails
 from idness.report.layout import quiet
 
@@ -59,7 +60,7 @@ def render(report: Report) -> str:
         "report.html",
         title=f"{shown(report.benchmark.title or report.benchmark.name)}: {shown(report.model.spec)} – idness",
         nav=NAV,
-        panels=max(len(order), len(sections.SET_METRICS)),
+        panels=max(len(order), len(WITH_INTERVAL)),
         benchmark=shown(report.benchmark.title or report.benchmark.name, 120),
         model=shown(report.model.spec, 120),
         recall=f"{100 * report.recall:g} %",
@@ -75,7 +76,7 @@ def render(report: Report) -> str:
         warnings=sections.warnings(report),
         ranking=_figure(figures.ranking(report), "rank", _ranking_alt(report, order)),
         groups_title=sentence(f"{listed([shown(group) for group in groups])} OOD"),
-        meanings={name: metric_meaning(name, report.recall) for name in sections.SET_METRICS},
+        meanings={name: meaning(name, report.recall) for name in WITH_INTERVAL},
         group_table=sections.group_table(report, found, order, marks),
         set_tables=sections.set_tables(report, order, marks),
         names=[shown(row) for row in order],

@@ -11,10 +11,10 @@ from markupsafe import Markup
 from idness.benchmark.answer import Answer, ood_weights, row_ranks, setting
 from idness.benchmark.marks import Marks
 from idness.benchmark.results import Metrics, Report
-from idness.core.wording import LOWER_IS_BETTER, duration, metric_meaning, metric_title, percent, shown, size
-from idness.intervals import Convention, mean_auroc_interval
+from idness.core.wording import duration, percent, shown, size
+from idness.intervals import mean_auroc_interval
+from idness.metrics import FPRS, WITH_INTERVAL, Convention, meaning, title
 
-SET_METRICS = ("auroc", "fpr_at_id_recall", "fpr_at_ood_recall")
 BADGES = {"clear": "clear lead", "tie": "level with others", "only": "the only one measured", "useless": "at chance"}
 
 
@@ -95,15 +95,15 @@ def group_table(report: Report, found: Answer, order: list[str], marks: Marks) -
 def set_tables(report: Report, order: list[str], marks: Marks) -> list[Table]:
     """Make one table per metric with a column for every OOD set."""
     tables = []
-    for metric in SET_METRICS:
+    for metric in WITH_INTERVAL:
         columns = []
         for group, names in report.benchmark.groups.items():
             for name in names:
                 marked = marks.auroc({name: 1.0}) if metric == "auroc" else marks.fpr(cast(Convention, metric), [name])
                 heading, cells = _metric_column(report, order, shown(name), metric, _set(name), marked, False)
                 columns.append((Heading(heading.title, shown(group), heading.best), cells))
-        caption = f"Percent: {metric_meaning(metric, report.recall)}."
-        tables.append(_table(report, order, metric_title(metric, report.recall), caption, columns))
+        caption = f"Percent: {meaning(metric, report.recall)}."
+        tables.append(_table(report, order, title(metric, report.recall), caption, columns))
     return tables
 
 
@@ -162,7 +162,7 @@ def provenance(report: Report) -> list[tuple[str, str]]:
         ("Precision", f"{report.precision.get('used', '–')}: {report.precision.get('why', '')}"),
         ("Versions", _pairs(told.get("versions", {}))),
         ("Machine", _pairs(told.get("machine", {}))),
-        ("FPR", f"{metric_meaning('fpr_at_id_recall', report.recall)}; the other convention is in the per-set tables"),
+        ("FPR", f"{meaning('fpr_at_id_recall', report.recall)}; the other convention is in the per-set tables"),
     ]
     return [(name, shown(value, 400)) for name, value in found]
 
@@ -236,7 +236,7 @@ def _metric_column(
         value, end = getattr(item, metric), ends[row]
         drawn = _whisker(value, end, scale) if whiskers and end else Markup()
         cells[row] = _number(value, marked[row], end, drawn)
-    best = "ascending" if metric in LOWER_IS_BETTER else "descending"
+    best = "ascending" if metric in FPRS else "descending"
     note = (
         ""
         if metric == "auroc"

@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from idness.benchmark.results import METRICS, MethodResult, Metrics, Report
+from idness.benchmark.results import MethodResult, Metrics, Report
 from idness.core.errors import OptionError
 from idness.core.files import atomic_write
+from idness.metrics import FPRS, NAMES, WITH_INTERVAL, meaning, title
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-FPRS = {"id": "fpr_at_id_recall", "ood": "fpr_at_ood_recall"}
-"""The two conventions of the false-positive rate, by which side is the positive one."""
 WIDE = 100
 LONG = 9
 NARROW = 80
@@ -49,19 +48,12 @@ class _Column:
     higher: bool = True
 
 
-def fpr_note(report: Report, fpr: str) -> str:
-    """Say which false-positive rate is printed."""
-    percent = f"{100 * report.recall:g} %"
-    if fpr_name(fpr) == "fpr_at_id_recall":
-        return f"FPR: share of OOD images accepted where {percent} of ID images are (ID positive, fpr_at_id_recall)."
-    return f"FPR: share of ID images rejected where {percent} of OOD images are (OOD positive, fpr_at_ood_recall)."
-
-
 def fpr_name(fpr: str) -> str:
     """Give the metric of a convention, `id` or `ood`."""
-    if fpr not in FPRS:
+    name = f"fpr_at_{fpr}_recall"
+    if name not in FPRS:
         raise OptionError(f"fpr must be id (ID is positive) or ood (OOD is positive), got {fpr!r}")
-    return FPRS[fpr]
+    return name
 
 
 def summary(report: Report, fpr: str = "id", *, wide: bool = True) -> Table:
@@ -77,7 +69,10 @@ def summary(report: Report, fpr: str = "id", *, wide: bool = True) -> Table:
         columns.append(_Column("ID acc.\nshaped", [method.id_accuracy_shaped for method in methods]))
     accuracy = "" if plain is None else f" · ID accuracy {100 * plain:.2f} %"
     title = f"{report.benchmark.title} · {report.model.spec}{accuracy}"
-    notes = [fpr_note(report, fpr), "Percent; ± half of a 95 % interval; best of each column in bold."]
+    notes = [
+        f"FPR: {meaning(name, report.recall)} ({name}).",
+        "Percent; ± half of a 95 % interval; best of each column in bold.",
+    ]
     return _table(title, columns, report, notes)
 
 
@@ -85,18 +80,12 @@ def by_set(report: Report, metric: str = "auroc", sets: Sequence[str] | None = N
     """Make the table of one metric by set."""
     listed = sets or [name for names in report.benchmark.groups.values() for name in names]
     methods = list(report.methods.values())
-    higher = not metric.startswith("fpr")
+    higher = metric not in FPRS
     columns = [
         _metric_column(name, [method.sets[name] for method in methods], metric, errors=errors, higher=higher)
         for name in listed
     ]
-    return _table(f"{_spoken(metric, report.recall)} by set, percent", columns, report, [])
-
-
-def _spoken(metric: str, recall: float) -> str:
-    at = f"at {100 * recall:g} %"
-    names = {"fpr_at_id_recall": f"FPR {at} ID recall", "fpr_at_ood_recall": f"FPR {at} OOD recall"}
-    return names.get(metric, metric.upper().replace("_", " "))
+    return _table(f"{title(metric, report.recall)} by set, percent", columns, report, [])
 
 
 def options(report: Report) -> Table:
@@ -161,15 +150,15 @@ def csv_text(report: Report) -> str:
     """Write every number as CSV: one line per method and set or group, values in [0, 1]."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    bounds = [f"{name}_{end}" for name in METRICS[:3] for end in ("low", "high")]
+    bounds = [f"{name}_{end}" for name in WITH_INTERVAL for end in ("low", "high")]
     writer.writerow(
-        ["method", "label", "kind", "name", *METRICS, *bounds, "id_accuracy", "id_accuracy_shaped", "seconds"]
+        ["method", "label", "kind", "name", *NAMES, *bounds, "id_accuracy", "id_accuracy_shaped", "seconds"]
     )
     for row, method in report.methods.items():
         for kind, found in (("group", method.groups), ("set", method.sets)):
             for name, metrics in found.items():
-                values = [getattr(metrics, key) for key in METRICS]
-                limits = [value for key in METRICS[:3] for value in metrics.intervals.get(key, ("", ""))]
+                values = [getattr(metrics, key) for key in NAMES]
+                limits = [value for key in WITH_INTERVAL for value in metrics.intervals.get(key, ("", ""))]
                 accuracies = [
                     "" if value is None else value for value in (report.id_accuracy, method.id_accuracy_shaped)
                 ]
