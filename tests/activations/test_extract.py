@@ -17,6 +17,7 @@ from idness.activations import extract as extraction
 from idness.activations.extract import Network, extract
 from idness.activations.store import FeatureStore
 from idness.core.errors import DataError, IdnessWarning
+from idness.core.progress import Listener
 from idness.data import ArraySet, Preprocessing, folder_set
 from idness.networks.split import SplitModel
 from tests.pictures import network, pictures
@@ -203,7 +204,12 @@ extraction.extract(net, known(200), FeatureStore(Path({str(tmp_path)!r}) / "kill
 
 
 def test_progress_counts_every_image(tmp_path: Path) -> None:
-    told: list[int] = []
-    extract(made()[0], known(50), FeatureStore(tmp_path), batch_size=8, advance=told.append)
-    assert sum(told) == 50
-    assert np.all(np.array(told) >= 0)
+    class Counting(Listener):
+        steps: list[int] = []
+
+        def advance(self, steps: int) -> None:
+            self.steps.append(steps)
+
+    extract(made()[0], known(50), FeatureStore(tmp_path), batch_size=8, listener=Counting())
+    assert sum(Counting.steps) == 50
+    assert np.all(np.array(Counting.steps) >= 0)

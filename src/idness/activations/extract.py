@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from idness.activations.store import SHARD, FeatureStore, Shard, ShardRef, empty_shard
 from idness.core.errors import DataError
 from idness.core.files import key_of, sha256, sha256_of
+from idness.core.progress import Listener
 from idness.core.types import Activations
 from idness.data import Batch, ImageSet, Preprocessing, read_batches
 from idness.data.reading import DIGEST
@@ -62,7 +63,7 @@ def extract(
     *,
     batch_size: int = 128,
     workers: int | None = None,
-    advance: Callable[[int], None] = lambda _: None,
+    listener: Listener | None = None,
 ) -> Extracted:
     """Make sure that the store holds the activations of a set.
 
@@ -72,7 +73,7 @@ def extract(
         store: keeps the activations.
         batch_size: how many images the network sees at once.
         workers: how many threads decode images.
-        advance: is told the number of images each time some are done.
+        listener: hears of every image; the phase is the caller's, who may run several sets in one.
     """
     if len(images) == 0:
         raise DataError(f"{images.source}: must hold at least one image, got none; check the folder or file")
@@ -81,9 +82,10 @@ def extract(
     refs = {key: store.find(key) for key in keys}
     missing = [(key, span) for key, span in zip(keys, spans, strict=True) if refs[key] is None]
     cached = len(images) - sum(stop - start for _, (start, stop) in missing)
-    advance(cached)
+    hear = listener or Listener()
+    hear.advance(cached)
     if missing:
-        refs |= dict(_run(network, images, store, missing, batch_size, workers, advance))
+        refs |= dict(_run(network, images, store, missing, batch_size, workers, hear))
     whole = key_of(network.identity, *keys)
     found = [ref for key in keys if (ref := refs[key]) is not None]
     if whole not in store or store.refs(whole) != found:
@@ -103,7 +105,7 @@ def _run(
     missing: Sequence[tuple[str, tuple[int, int]]],
     batch_size: int,
     workers: int | None,
-    advance: Callable[[int], None],
+    listener: Listener,
 ) -> Iterator[tuple[str, ShardRef]]:
     """Run the network over the missing shards and write each as soon as it is whole."""
     ends = {stop: key for key, (_, stop) in missing}
@@ -113,7 +115,7 @@ def _run(
     shard_parts: list[tuple[Batch, Activations | None]] = []
     for batch, acts in _activations(network, read_batches(images, network.preprocessing, batches, workers=workers)):
         shard_parts.append((batch, acts))
-        advance(batch.stop - batch.start)
+        listener.advance(batch.stop - batch.start)
         if batch.stop in ends:
             yield ends[batch.stop], store.put(ends[batch.stop], _joined(network, images, shard_parts))
             shard_parts = []

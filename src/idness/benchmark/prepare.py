@@ -19,11 +19,10 @@ from idness.benchmark.settings import Settings
 from idness.core.errors import DataError, IdnessWarning, ModelError
 from idness.core.progress import Listener
 from idness.core.types import Head
-from idness.data import ImageSet, Preprocessing, preprocessing_for, read_batches
+from idness.data import ImageSet, Preprocessing, embedded, preprocessing_for, read_batches
 from idness.networks.precision import Choice, choose_precision
 from idness.networks.split import SplitModel, load_model
 
-EMBEDDED, EMBEDDED_MODEL = "cifar6", "cifar6:base"
 EXAMPLE = 64
 """How many images serve to find the head, to measure the precision and to judge the normalisation."""
 
@@ -46,9 +45,9 @@ def prepare(
     if model is None and not pictures:
         return _given_head(bench, sets, settings)
     if model is None:
-        if bench.name != EMBEDDED:
+        if bench.name != embedded.NAME:
             raise ModelError(f"benchmark {bench.name}: needs --model (torchvision:NAME, timm:NAME or file.py:function)")
-        model = EMBEDDED_MODEL
+        model = embedded.MODEL
     spec = model if isinstance(model, str) else type(model).__name__
     loaded = model if isinstance(model, nn.Module) else _laid_out(load_model(model, settings.weights))
     loaded = loaded.to(_device(settings.device))

@@ -81,7 +81,7 @@ class Benchmark:
 
     @classmethod
     def load(cls, name: str | Path) -> Benchmark:
-        """Read a benchmark by name, such as `cifar6`, or from a TOML file."""
+        """Read a benchmark by name, such as `imagenet`, or from a TOML file."""
         path = Path(name)
         if path.suffix != ".toml":
             if str(name) not in names():

@@ -111,7 +111,7 @@ class _Job:
                 self.store,
                 batch_size=self.settings.batch_size,
                 workers=self.settings.workers,
-                advance=self.listener.advance,
+                listener=self.listener,
             )
             self.time["images"] += done.ran
             self.time["cached"] += done.cached

@@ -14,8 +14,10 @@ OUT = Path("idness-analysis")
 def analyze(
     model: Annotated[
         str, typer.Argument(help="torchvision:NAME, timm:NAME, file.py:function, cifar6:base or cifar6:ish.")
-    ] = "cifar6:base",
-    benchmark: Annotated[str, typer.Argument(help="A benchmark's name or TOML file.")] = "cifar6",
+    ] = "",
+    benchmark: Annotated[
+        str, typer.Argument(help="A benchmark's name or TOML file; the embedded one if not given.")
+    ] = "",
     weights: Annotated[Path | None, typer.Option(help="The network's weights: safetensors or a checkpoint.")] = None,
     layer: Annotated[str, typer.Option(help="Name of the final linear layer; found by itself if not given.")] = "",
     data: Annotated[Path | None, typer.Option(help="Folder at which the benchmark's relative paths begin.")] = None,
@@ -27,13 +29,14 @@ def analyze(
 ) -> None:
     """Run the paper's analyses on a network: Gaussianity, moments, C(p), percentiles, ratios, trade-off, ISH."""
     from idness.benchmark.settings import Settings
-    from idness.cli.progress import shown
     from idness.cli.terminal import stderr, stdout
+    from idness.core.progress import shown
+    from idness.data import embedded
     from idness.paper.studies.analyze import analyze as run
 
     settings = Settings(weights=weights, layer=layer or None, data=data, device=device)
     with shown(quiet=quiet) as listener:
-        found = run(model, benchmark, settings=settings, limit=limit, listener=listener)
+        found = run(model or None, benchmark or embedded.NAME, settings=settings, limit=limit, listener=listener)
         written = found.save(out)
     if as_json:
         sys.stdout.write(found.to_json())

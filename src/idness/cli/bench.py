@@ -49,8 +49,9 @@ def bench(
         return
     from idness.benchmark.runner import run
     from idness.benchmark.settings import Settings
-    from idness.cli.progress import shown
     from idness.core.method_text import split_methods
+    from idness.core.progress import shown
+    from idness.data import embedded
     from idness.report.tables import fpr_name
 
     fpr_name(fpr)
@@ -69,7 +70,7 @@ def bench(
         command=_command(),
     )
     with shown(quiet=quiet) as listener:
-        report = run(benchmark or "cifar6", model or None, settings, listener)
+        report = run(benchmark or embedded.NAME, model or None, settings, listener)
     _finish(report, out, fpr, as_json=as_json, quiet=quiet)
 
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
-
     from idness.data import Preprocessing
-    from idness.guard.calibrate import Progress
 
 
 def calibrate(
@@ -58,17 +53,19 @@ def calibrate(
     import json
 
     from idness.cli.terminal import stderr
+    from idness.core.progress import shown
+    from idness.data import embedded
     from idness.guard.calibrate import prepare_guard
     from idness.guard.file import describe
     from idness.networks import trust
 
-    with _reading(quiet) as progress:
+    with shown(quiet=quiet) as listener:
         made = prepare_guard(
             model, data, weights=weights, method=method, train=train, ood=ood, recall=recall, false_alarm=false_alarm,
-            per_class=per_class, preprocessing=_preprocessing(size, mean, std), layer=layer, gallery=thumbnails, progress=progress,
+            per_class=per_class, preprocessing=_preprocessing(size, mean, std), layer=layer, gallery=thumbnails, listener=listener,
         )  # fmt: skip
     trust.remember(model)
-    made.guard.save(out, bundle=bundle and not model.startswith("cifar6:"))
+    made.guard.save(out, bundle=bundle and not embedded.owns(model))
     if not quiet:
         for note in made.notes:
             stderr().print(f"· {note}", markup=False)
@@ -76,46 +73,15 @@ def calibrate(
         print(json.dumps(describe(made.guard), indent=2))
     elif not quiet:
         limit = made.guard.threshold()
-        shown = (
+        limits = (
             f"{float(limit[0]):.4g}"
             if len(limit) == 1
             else f"{float(limit.min()):.4g} to {float(limit.max()):.4g}, by class"
         )
         print(f"method     {made.guard.detector.label()}")
-        print(f"threshold  {shown} (ID-ness below it is out-of-distribution)")
+        print(f"threshold  {limits} (ID-ness below it is out-of-distribution)")
         print(f"promise    {made.guard.promise()}")
         print(f"wrote      {out}")
-
-
-@contextmanager
-def _reading(quiet: bool) -> Iterator[Progress | None]:
-    """Show how far reading has come, with rate and time left."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    from idness.cli.terminal import stderr
-
-    if quiet:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Bars(*columns, TimeRemainingColumn(), console=stderr(), transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def told(source: str, done: int, total: int) -> None:
-            if source not in tasks:
-                tasks[source] = bars.add_task(source, total=total, rate="")
-            bars.update(tasks[source], completed=done)
-            speed = bars.tasks[tasks[source]].speed
-            bars.update(tasks[source], rate=f"{speed:.0f} images/s" if speed else "")
-
-        yield told
 
 
 def _preprocessing(size: int | None, mean: str | None, std: str | None) -> Preprocessing | None:

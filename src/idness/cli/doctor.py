@@ -28,8 +28,8 @@ def doctor(
     """Say whether a network suits SCALE, what that rests on, and what to use where it does not."""
     from rich.text import Text
 
-    from idness.cli.progress import shown
     from idness.cli.terminal import stdout
+    from idness.core.progress import shown
     from idness.selection.doctor import diagnose
 
     with shown(quiet=quiet) as listener:

@@ -32,8 +32,8 @@ def reproduce(
     """Run the paper's tables on what data there is, and print ours, theirs and the difference."""
     from idness.benchmark.provenance import without_folder
     from idness.benchmark.settings import Settings
-    from idness.cli.progress import shown
     from idness.cli.terminal import stderr, stdout
+    from idness.core.progress import shown
     from idness.paper.reproduce import PAGE, SUMMARY
     from idness.paper.reproduce import reproduce as run
 

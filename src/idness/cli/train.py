@@ -78,16 +78,18 @@ def _parse(pairs: list[str]) -> dict[str, Any]:
 
 
 def _images(data: str, archive: Path, size: int | None) -> TrainingSet:
+    from idness.data import embedded
     from idness.training import cifar6, image_folder
 
-    return cifar6(archive) if data == "cifar6" else image_folder(data, size)
+    return cifar6(archive) if data == embedded.NAME else image_folder(data, size)
 
 
 def _checked(val: str, data: str, archive: Path, size: int | None, images: TrainingSet) -> TrainingSet | None:
     from idness.core.errors import DataError
+    from idness.data import embedded
     from idness.training import cifar6, image_folder
 
-    if data == "cifar6" and not val:
+    if data == embedded.NAME and not val:
         return cifar6(archive, "val")
     found = image_folder(val, size) if val else None
     if found is not None and found.classes != images.classes:

@@ -1,11 +1,16 @@
-"""Reads the benchmark data that ships inside the package: real images, checked against their manifest, no download."""
+"""The benchmark that ships inside the package: real images, checked against their manifest, no download.
+
+Everything that knows its name, its networks, its classes and how its pictures are prepared is here.
+"""
 
 from __future__ import annotations
 
 import io
 import json
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +19,22 @@ from pydantic import with_config
 from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
 from idness.core.documents import Document, checksum
-from idness.core.errors import StoreError, unknown_name
+from idness.core.errors import DataError, StoreError, unknown_name
+
+if TYPE_CHECKING:
+    from idness.data.preprocessing import Preprocessing
 
 CIFAR6 = Path(__file__).parent / "cifar6"
 DEFINITION = CIFAR6 / "cifar6.toml"
 """The benchmark that these images make."""
+NAME = "cifar6"
+"""The benchmark's name, and what its networks' names begin with: `cifar6:base`."""
+NETWORKS = ("base", "ish")
+MODEL = f"{NAME}:base"
+"""The network that is used where none is named."""
+TEST_SET = "embedded:id_test"
+CIFAR10_LABELS = {"airplane": 0, "automobile": 1, "bird": 2, "deer": 4, "dog": 5, "truck": 9}
+"""The classes, and their labels in CIFAR-10."""
 
 
 @with_config(extra="allow")
@@ -54,6 +70,49 @@ class EmbeddedSet:
 
     def __len__(self) -> int:
         return len(self.images)
+
+
+def owns(spec: str) -> bool:
+    """Say whether a network's name is one of the benchmark's, such as `cifar6:base`."""
+    return spec.partition(":")[0] == NAME
+
+
+def classes() -> tuple[str, ...]:
+    """Give the names of the classes, in the order of the networks' outputs."""
+    return tuple(CIFAR10_LABELS)
+
+
+def normalisation() -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Read the mean and std of each colour from the benchmark's definition: CIFAR's, in [0, 1]."""
+    described = tomllib.loads(DEFINITION.read_text(encoding="utf-8"))["preprocessing"]
+    return tuple(described["mean"]), tuple(described["std"])
+
+
+def preprocessing() -> Preprocessing:
+    """Say how any picture becomes the input of the benchmark's networks."""
+    from idness.data.preprocessing import Preprocessing
+
+    mean, std = normalisation()
+    return Preprocessing(resize=32, crop=32, mean=mean, std=std)
+
+
+def from_cifar10(archive: Path, split: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Take the images of these classes out of an .npz of CIFAR-10, and their labels; split is train, val or test.
+
+    Validation is the last 84 (first two classes) or 83 training images of each class, in official order; training has
+    all others. Test is the whole official test split of these classes.
+    """
+    if not archive.is_file():
+        raise DataError(f"{archive}: no such file; make it with `python tools/build_cifar6.py`")
+    kind = "test" if split == "test" else "train"
+    with np.load(archive, allow_pickle=False) as file:
+        images, labels = file[f"{kind}_images"], file[f"{kind}_labels"].reshape(-1)
+    chosen = []
+    for position, label in enumerate(CIFAR10_LABELS.values()):
+        indices = np.flatnonzero(labels == label)
+        held = len(indices) - (84 if position < 2 else 83)
+        chosen.append({"train": indices[:held], "val": indices[held:], "test": indices}[split])
+    return images[np.concatenate(chosen)], np.concatenate([np.full(len(part), i) for i, part in enumerate(chosen)])
 
 
 def sets(role: str | None = None, *, root: Path = CIFAR6) -> list[str]:

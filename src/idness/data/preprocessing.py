@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from idness.core.errors import DataError, ModelError, OptionError
+from idness.data import embedded
 
 Size = int | tuple[int, int] | None
 INTERPOLATIONS = {
@@ -25,7 +26,6 @@ INTERPOLATIONS = {
     "box": Image.Resampling.BOX,
     "hamming": Image.Resampling.HAMMING,
 }
-CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 STRETCHED = 32
 """The aspect ratio above which a strip is cut before it is enlarged: a 5000 x 1 image would become 1.3 million pixels wide."""
 
@@ -177,9 +177,9 @@ def preprocessing_for(model: nn.Module, spec: str = "", weights: str | None = No
         return own
     if isinstance(own, Mapping):
         return Preprocessing.from_dict(own)
+    if embedded.owns(spec):
+        return embedded.preprocessing()
     kind, _, name = spec.partition(":")
-    if kind == "cifar6":
-        return Preprocessing(resize=32, crop=32, mean=CIFAR_MEAN, std=CIFAR_STD)
     if kind == "torchvision":
         return _of_torchvision(name, weights)
     if kind == "timm" or hasattr(model, "pretrained_cfg"):

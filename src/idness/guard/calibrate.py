@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from idness.core.errors import DataError, InputError, ModelError
+from idness.core.progress import Listener
 from idness.core.types import Activations
-from idness.data import ActivationsSet, ImageSet, Preprocessing, open_set, preprocessing_for, read_batches
+from idness.data import ActivationsSet, ImageSet, Preprocessing, embedded, open_set, preprocessing_for, read_batches
 from idness.detectors.registry import parse
 from idness.guard.guard import Guard
 from idness.guard.neighbours import Gallery, chosen
@@ -24,8 +25,6 @@ from idness.selection.auto import choose
 BATCH = 64
 SEED = 0
 """The order in which images are divided: random, so that the parts are alike, and the same every time."""
-Progress = Callable[[str, int, int], None]
-"""Told what is read, how many images are done, and of how many."""
 
 
 @dataclass
@@ -59,7 +58,7 @@ def prepare_guard(
     preprocessing: Preprocessing | None = None,
     layer: str | None = None,
     gallery: bool = True,
-    progress: Progress | None = None,
+    listener: Listener | None = None,
 ) -> Prepared:
     """Load a network, choose and fit a detector, and calibrate a guard on in-distribution images.
 
@@ -78,8 +77,9 @@ def prepare_guard(
         preprocessing: how pictures become input, where the network does not say.
         layer: the final linear layer's name, where it should not be searched.
         gallery: whether to keep thumbnails of some images for display.
-        progress: told how far reading has come.
+        listener: hears how far reading has come.
     """
+    hear = listener or Listener()
     model = load_model(spec, weights)
     how = preprocessing or _expected(model, spec, weights)
     split = SplitModel(model, layer, example=_example(how))
@@ -88,9 +88,9 @@ def prepare_guard(
     if doubt:
         notes.append(f"caution: {doubt}")
     known = class_names_for(model, spec)
-    ids, names = _labelled(_read(split, how, data, notes, progress), known, split.head.classes, notes)
-    learn, calibrate, place = _divide(split, how, ids, train, method, known, notes, progress)
-    foreign = None if ood is None else _read(split, how, ood, notes, progress).acts
+    ids, names = _labelled(_read(split, how, data, notes, hear), known, split.head.classes, notes)
+    learn, calibrate, place = _divide(split, how, ids, train, method, known, notes, hear)
+    foreign = None if ood is None else _read(split, how, ood, notes, hear).acts
     detector = parse(method) if method != "auto" else None
     if detector is None:
         assert learn is not None
@@ -113,11 +113,9 @@ def class_names_for(model: nn.Module, spec: str) -> tuple[str, ...] | None:
     own = getattr(model, "class_names", None)
     if isinstance(own, Sequence) and not isinstance(own, str):
         return tuple(str(name) for name in own)
+    if embedded.owns(spec):
+        return embedded.classes()
     kind, _, name = spec.partition(":")
-    if kind == "cifar6":
-        from idness.data import embedded
-
-        return tuple(embedded.load("id_val").classes)
     if kind == "torchvision":
         from torchvision.models import get_model_weights
 
@@ -136,13 +134,14 @@ def _expected(model: nn.Module, spec: str, weights: str | Path | None) -> Prepro
     return found
 
 
-def _read(split: SplitModel, how: Preprocessing, data: str | Path, notes: list[str], progress: Progress | None) -> Read:
+def _read(split: SplitModel, how: Preprocessing, data: str | Path, notes: list[str], hear: Listener) -> Read:
     """Run a set through the network; what cannot be read and what is there twice is left out and noted."""
     images = open_set(str(data))
     if isinstance(images, ActivationsSet):
         raise DataError(f"{images.source}: is a file of activations; a guard is calibrated on images")
     if len(images) == 0:
         raise DataError(f"{images.source}: holds no images; supported names end in .jpg, .png, .webp, ...")
+    hear.phase(images.source, len(images))
     parts, places, seen, twice = [], [], set(), 0
     spans = ((start, min(start + BATCH, len(images))) for start in range(0, len(images), BATCH))
     for batch in read_batches(images, how, spans):
@@ -157,8 +156,7 @@ def _read(split: SplitModel, how: Preprocessing, data: str | Path, notes: list[s
         if fresh:
             parts.append(split.split(how.normalize(batch.pixels[fresh])))
             places.append(batch.index[fresh])
-        if progress:
-            progress(images.source, batch.stop, len(images))
+        hear.advance(batch.stop - batch.start)
     if not parts:
         raise DataError(f"{images.source}: none of its {len(images)} images could be read; the first: {notes[-1]}")
     if twice:
@@ -206,12 +204,12 @@ def _divide(
     method: str,
     known: Sequence[str] | None,
     notes: list[str],
-    progress: Progress | None,
+    hear: Listener,
 ) -> tuple[Activations | None, Activations, NDArray[np.int64]]:
     """Say which images the detector learns from, which ones calibrate, and where those are in their set."""
     order = torch.randperm(len(ids.acts), generator=torch.Generator().manual_seed(SEED))
     if train is not None:
-        learned, _ = _labelled(_read(split, how, train, notes, progress), known, split.head.classes, notes)
+        learned, _ = _labelled(_read(split, how, train, notes, hear), known, split.head.classes, notes)
         notes.append(
             f"the detector learns from {len(learned.acts):,} images of {learned.images.source}"
             f"; all {len(ids.acts):,} of {ids.images.source} calibrate"

@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from idness.core.errors import ModelError, unknown_name
-from idness.data.embedded import CIFAR6
+from idness.data import embedded
 
-FORMS = "torchvision:NAME, timm:NAME, path/to/file.py:FUNCTION, cifar6:base or cifar6:ish"
-EMBEDDED = ("base", "ish")
-"""The networks that come with the package, for its benchmark `cifar6`."""
+FORMS = "torchvision:NAME, timm:NAME, path/to/file.py:FUNCTION" + "".join(
+    f", {embedded.NAME}:{name}" for name in embedded.NETWORKS
+)
 PREFIXES = ("module.", "_orig_mod.", "model.")
 """What wrappers put before parameter names; taken off where every name has it and the network's own have not."""
 
@@ -30,8 +30,7 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
     """Load a network by name, in evaluation mode.
 
     Args:
-        spec: `torchvision:resnet50`, `timm:vit_base_patch16_224`, `path/to/file.py:function`, or an embedded one,
-            `cifar6:base` or `cifar6:ish`.
+        spec: `torchvision:resnet50`, `timm:vit_base_patch16_224`, `path/to/file.py:function`, or an embedded one.
         weights: a safetensors file or a checkpoint; `none` leaves the network as it is built. Without it torchvision,
             timm and embedded networks have their pretrained weights.
     """
@@ -42,7 +41,7 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
     makers: dict[str, Callable[[str, bool], nn.Module]] = {
         "torchvision": _torchvision,
         "timm": _timm,
-        "cifar6": _embedded,
+        embedded.NAME: _embedded,
     }
     if source in makers:
         model = makers[source](name, pretrained)
@@ -140,9 +139,9 @@ def _timm(name: str, pretrained: bool) -> nn.Module:
 def _embedded(name: str, pretrained: bool) -> nn.Module:
     from idness.networks.architectures import small_resnet
 
-    if name not in EMBEDDED:
-        raise unknown_name("embedded network", name, EMBEDDED)
-    weights = CIFAR6 / f"{name}.safetensors"
+    if name not in embedded.NETWORKS:
+        raise unknown_name("embedded network", name, embedded.NETWORKS)
+    weights = embedded.CIFAR6 / f"{name}.safetensors"
     return load_weights(small_resnet(), weights) if pretrained else small_resnet()
 
 

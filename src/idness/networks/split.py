@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from idness.core.errors import DataError, InputError, ModelError
+from idness.core.progress import shown
 from idness.core.types import Activations, Head
 from idness.networks.loading import load_model as load_model
 from idness.networks.loading import load_weights as load_weights
@@ -69,12 +70,14 @@ class SplitModel:
             precision: `bf16` runs the body in bfloat16 and the head in float32.
             progress: whether to show a progress bar on standard error.
         """
-        batches = _with_progress(loader) if progress else loader
-        for batch in batches:
-            images, labels = _unpack(batch)
-            # Entered per batch: a generator that is abandoned half-way must not leave the network in another mode.
-            acts = self.split(images, precision=precision)
-            yield Activations(acts.features.cpu(), acts.logits.cpu(), labels)
+        with shown(quiet=not progress) as listener:
+            listener.phase("network", len(loader) if isinstance(loader, Sized) else None)
+            for batch in loader:
+                images, labels = _unpack(batch)
+                # Entered per batch: a generator that is abandoned half-way must not leave the network in another mode.
+                acts = self.split(images, precision=precision)
+                listener.advance(1)
+                yield Activations(acts.features.cpu(), acts.logits.cpu(), labels)
 
     def extract(self, loader: Iterable[Any], *, precision: Precision = "fp32", progress: bool = False) -> Activations:
         """Run a whole loader through the network and collect the activations."""
@@ -258,11 +261,3 @@ def _unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
     raise DataError(
         f"SplitModel: a batch must be images, (images, labels) or a mapping with 'images', got {type(batch).__name__}"
     )
-
-
-def _with_progress(loader: Iterable[Any]) -> Iterator[Any]:
-    from rich.console import Console
-    from rich.progress import track
-
-    total = len(loader) if isinstance(loader, Sized) else None
-    return iter(track(loader, "network", total=total, console=Console(stderr=True), transient=True))

@@ -13,14 +13,12 @@ from idness.activations.prerelu import capture
 from idness.core.errors import IdnessWarning, ModelError
 from idness.core.progress import Listener
 from idness.core.types import Activations, Head
-from idness.data import Preprocessing, open_set, preprocessing_for, read_batches
+from idness.data import Preprocessing, embedded, open_set, preprocessing_for, read_batches
 from idness.data.sets import select
 from idness.networks.split import SplitModel, load_model
 from idness.selection.pseudo_ood import shuffled_tiles
 from idness.selection.suitability import Diagnosis, Finding, examine
 
-OWN_DATA = {"cifar6": "embedded:id_test"}
-"""ID images of networks that bring their own."""
 RELUS = ("relu", "relu6", "hardtanh")
 SHUFFLED = 500
 """ID images that are run again with shuffled tiles, where there are no OOD images."""
@@ -51,7 +49,7 @@ def diagnose(
     """
     network = load_model(model, weights)
     how = preprocessing_for(network, model, None if weights is None else str(weights))
-    place = data or OWN_DATA.get(model.partition(":")[0])
+    place = data or (embedded.TEST_SET if embedded.owns(model) else None)
     if place is None or str(weights) == "none":
         # A network without trained weights has nothing to show but its structure.
         return _structure(SplitModel(network, layer), how)

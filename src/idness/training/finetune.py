@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from idness.core.errors import OptionError
+from idness.core.progress import shown
 from idness.training.images import TrainingSet
-from idness.training.log import Row, RunLog
+from idness.training.log import Epoch, RunLog
 from idness.training.loop import Trainer
 from idness.training.objective import Objective, find_method
 from idness.training.settings import SETTING_NAMES, Settings
@@ -18,10 +19,10 @@ from idness.training.settings import SETTING_NAMES, Settings
 
 @dataclass(frozen=True)
 class Trained:
-    """Is what a run leaves: the network, its log, what it was told, and the method with what it learned."""
+    """Holds what a run leaves: the network, its log, what it was told, and the method with what it learned."""
 
     model: nn.Module
-    log: list[Row]
+    log: list[Epoch]
     settings: Settings
     objective: Objective
 
@@ -60,10 +61,11 @@ def finetune(
         raise OptionError(f"{method}: {error}; see `idness train --help` for the options") from error
     facts = {"method": method, "options": own, "classes": list(data.classes)}
     folder = Path(out) if out is not None else None
-    trainer = Trainer(objective, data, settings, val, folder, facts, RunLog(show=progress))
-    try:
-        trained = trainer.run()
-    except BaseException:
-        objective.finish()  # a network that fails must not keep a foreign layer
-        raise
+    with shown(quiet=not progress) as listener:
+        trainer = Trainer(objective, data, settings, val, folder, facts, RunLog(listener))
+        try:
+            trained = trainer.run()
+        except BaseException:
+            objective.finish()  # a network that fails must not keep a layer of its training method
+            raise
     return Trained(trained, trainer.log.rows, settings, objective)

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from idness.core.errors import DataError
 from idness.core.files import sha256_of
-from idness.data import SUFFIXES, decode
+from idness.data import SUFFIXES, decode, embedded
 
-CIFAR6 = {"airplane": 0, "automobile": 1, "bird": 2, "deer": 4, "dog": 5, "truck": 9}
-"""The classes of the embedded benchmark and their labels in CIFAR-10."""
 SHOWN = 5
 """How many broken files one message names."""
 
@@ -63,22 +61,10 @@ class TrainingSet:
 def cifar6(archive: str | Path, split: str = "train") -> TrainingSet:
     """Read the six classes from an .npz of CIFAR-10; split is train, val or test.
 
-    Validation is the last 84 (first two classes) or 83 training images of each class, in official order; training has
-    all others. Test is the whole official test split of these classes.
+    Validation is the last 84 or 83 training images of each class, which training leaves out.
     """
-    path = Path(archive)
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; make it with `python tools/build_cifar6.py`")
-    kind = "test" if split == "test" else "train"
-    with np.load(path, allow_pickle=False) as file:
-        images, labels = file[f"{kind}_images"], file[f"{kind}_labels"].reshape(-1)
-    chosen = []
-    for position, label in enumerate(CIFAR6.values()):
-        indices = np.flatnonzero(labels == label)
-        held = len(indices) - (84 if position < 2 else 83)
-        chosen.append({"train": indices[:held], "val": indices[held:], "test": indices}[split])
-    new = np.concatenate([np.full(len(part), i) for i, part in enumerate(chosen)])
-    return TrainingSet.from_arrays(images[np.concatenate(chosen)], new, tuple(CIFAR6))
+    images, labels = embedded.from_cifar10(Path(archive), split)
+    return TrainingSet.from_arrays(images, labels, embedded.classes())
 
 
 def image_folder(root: str | Path, size: int | None = None) -> TrainingSet:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from idness.core.errors import IdnessError, OptionError, StoreError
+from idness.core.progress import Listener
 from idness.networks.precision import bf16_problem
 from idness.training.augment import crop_flip
 from idness.training.checkpoint import (
@@ -113,8 +114,10 @@ class Trainer:
         self.fingerprint = self.train.fingerprint() if self.out is not None else ""
         self.ema = self._copy_state() if s.ema is not None else {}
         self._resume()
-        self.log.groups(self._groups())
-        with torch.random.fork_rng(devices=[]), self.log.running(self.step, self.total, self.fabric.is_global_zero):
+        if not self.fabric.is_global_zero:
+            self.log.listener = Listener()  # one process speaks for all
+        self.log.begin(self.step, self.total, self._parameters())
+        with torch.random.fork_rng(devices=[]):
             while self.step < self.total:
                 self._epoch()
         return self._finish()
@@ -129,7 +132,7 @@ class Trainer:
         for position in range(done, self.steps_per_epoch):
             loss, right = self._step(order[position * self.per_step : (position + 1) * self.per_step])
             self.step += 1
-            self.log.step(self.step, loss, right, self.per_step // self.fabric.world_size)
+            self.log.step(loss, right, self.per_step // self.fabric.world_size)
             if self.step % self.settings.checkpoint_every == 0 and position + 1 < self.steps_per_epoch:
                 self._checkpoint()
         speed = (self.steps_per_epoch - done) * self.per_step / (time.perf_counter() - started)
@@ -203,7 +206,7 @@ class Trainer:
             else:
                 self.ema[name].copy_(value)
 
-    def _groups(self) -> list[str]:
+    def _parameters(self) -> list[str]:
         """Describe each parameter group, so that no decay is a surprise."""
         names = {p: name for name, p in self.named.items()}
         return [

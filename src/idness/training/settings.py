@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, fields
 
 from idness.core.errors import OptionError
+from idness.data import embedded
 
-CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
-CIFAR_STD = (0.2023, 0.1994, 0.2010)
+CIFAR_MEAN, CIFAR_STD = embedded.normalisation()
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 

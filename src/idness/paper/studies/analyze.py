@@ -15,6 +15,7 @@ from idness.benchmark.settings import Settings
 from idness.core.errors import IdnessError
 from idness.core.files import atomic_write
 from idness.core.progress import Listener
+from idness.data import embedded
 from idness.paper.studies import gaussianity, ish_weights, moments, percentiles, proposition, ratios, tradeoff
 from idness.paper.studies.specimen import Specimen, Study, take_specimen
 from idness.report import style
@@ -67,7 +68,7 @@ class Analysis:
 
 def analyze(
     model: str | nn.Module | None = None,
-    benchmark: Benchmark | str | Path = "cifar6",
+    benchmark: Benchmark | str | Path = embedded.NAME,
     *,
     settings: Settings | None = None,
     limit: int | None = 1000,
