@@ -132,7 +132,7 @@ class Detector(ABC):
         if not self.fitted:
             raise _not_fitted(self)
         own = {key: torch.as_tensor(value) for key, value in vars(self).items() if key.endswith("_") and key != "head_"}
-        for prefix, part in self.parts():
+        for prefix, part in self.inner():
             own |= {f"{prefix}.{key}": value for key, value in part.state().items()}
         return own
 
@@ -141,7 +141,7 @@ class Detector(ABC):
         """Take what `state` gave, with the head of the same network."""
         self._forget()
         remaining = dict(state)
-        for prefix, part in self.parts():
+        for prefix, part in self.inner():
             nested = {
                 key.removeprefix(f"{prefix}."): remaining.pop(key)
                 for key in list(remaining)
@@ -165,11 +165,11 @@ class Detector(ABC):
                 setattr(self, key, value.to(device))
         if self.fitted:
             self.head_ = Head(self.head_.weight.to(device), self.head_.offset.to(device))
-        for _, part in self.parts():
+        for _, part in self.inner():
             part.to(device)
         return self
 
-    def parts(self) -> Iterator[tuple[str, Detector]]:
+    def inner(self) -> Iterator[tuple[str, Detector]]:
         """Yield the detectors inside this one, by name; none unless a method says so."""
         return iter(())
 

@@ -7,6 +7,7 @@ from idness.methods.chain import Chain
 from idness.methods.dice import DICE
 from idness.methods.ebo import EBO
 from idness.methods.fdbd import FDBD
+from idness.methods.fuse import Fuse
 from idness.methods.gen import GEN
 from idness.methods.knn import KNN
 from idness.methods.lts import LTS
@@ -42,6 +43,7 @@ __all__ = [
     "Ash",
     "CADRef",
     "Chain",
+    "Fuse",
     "NNGuide",
     "ReAct",
     "Residual",

@@ -45,7 +45,7 @@ class Chain(Enhancer):
     def options(self) -> dict[str, Any]:
         return {"readout": self.readout, "steps": "+".join(step.label() for step in self.steps)}
 
-    def parts(self) -> Iterator[tuple[str, Detector]]:
+    def inner(self) -> Iterator[tuple[str, Detector]]:
         return ((f"step{index}", step) for index, step in enumerate(self.steps))
 
     def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:

@@ -42,9 +42,12 @@ class ViM(Detector):
         origin, spaces = residual_spaces(head, train, [detector.share for detector in detectors])
         for detector, space in zip(detectors, spaces, strict=True):
             detector.origin_, detector.space_ = origin, space
+            # The paper takes the images that shaped the space. Where they are no more than its directions they have next to
+            # no residual, and everything else looks far away: so other images where there are any.
+            seen = train if val is None else val
             # Were the largest logits negative on average, the penalty would be a reward: their size counts.
-            largest = train.logits.double().amax(dim=1).mean().abs()
-            detector.alpha_ = largest / detector._residual(train).mean().clamp(min=1e-12)
+            largest = seen.logits.double().amax(dim=1).mean().abs()
+            detector.alpha_ = largest / detector._residual(seen).mean().clamp(min=1e-12)
 
     def _residual(self, acts: Activations) -> Tensor:
         return lengths((acts.features.double() - self.origin_) @ self.space_)

@@ -1,0 +1,111 @@
+"""Fuse -- several detectors as one score, each measured by what ID images alone tell of it; idness, 2026."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from idness.core.errors import IdnessWarning, InputError, OptionError
+from idness.core.method_text import split_methods
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector
+from idness.detectors.registry import parse
+
+LEAST = 50
+"""ID images to learn from, and as many to measure on, below which statistics of whole features lead astray."""
+CLASSES = 20
+"""Of so many classes (or of all, where there are fewer) the images must show half: a bank of one class knows no other."""
+
+
+@dataclass(kw_only=True)
+class Fuse(Detector):
+    """Add up the scores of several methods, each in standard deviations of its scores on ID images.
+
+    Methods fail on different images: where one is blind, another sees. The parts learn from training images and are
+    measured on validation images; where only one kind is there, one half of it is for either. With few images, or images
+    of few classes, only parts that need next to none are used.
+
+    Args:
+        parts: detectors, or one text such as `vra+actsub+vim`.
+    """
+
+    needs_train = True
+    needs_val = True
+    uses_head = True
+    other = {"parts": "ebo+knn(k=5)"}
+
+    parts: Any = "vra(low=60, high=99)+actsub(percentile=85, power=2, k=10)+vim(share=50)"
+
+    def __post_init__(self) -> None:
+        listed = split_methods(self.parts, between="+") if isinstance(self.parts, str) else self.parts
+        if not isinstance(listed, Sequence) or len(listed) == 0:
+            raise OptionError(f"Fuse: parts must be methods joined by '+', got {self.parts!r}")
+        self.parts = tuple(_part(part) for part in listed)
+
+    def options(self) -> dict[str, Any]:
+        return {"parts": "+".join(part.label() for part in self.parts)}
+
+    def inner(self) -> Iterator[tuple[str, Detector]]:
+        # Parts that were left out have learned nothing; their weight is zero.
+        return ((f"part{i}", part) for i, part in enumerate(self.parts) if part.fitted or not self.fitted)
+
+    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
+        train, val = _halves(train, val)
+        used = [_robust(part) for part in self.parts] if _scarce(head, train, val) else [True] * len(self.parts)
+        if not any(used):
+            raise InputError(f"Fuse: needs at least {2 * LEAST} ID images of all classes, got {len(train) + len(val)}")
+        if not all(used):
+            left = [part.name for part, kept in zip(self.parts, used, strict=True) if not kept]
+            warnings.warn(
+                f"Fuse: {len(train)} ID images to learn from are too few, or of too few classes, for {', '.join(left)};"
+                f" without {'it' if len(left) == 1 else 'them'} it is less sharp: give at least {2 * LEAST} of all classes",
+                IdnessWarning,
+                stacklevel=5,
+            )
+        weights, means = [], []
+        for part, kept in zip(self.parts, used, strict=True):
+            part._forget()
+            scores = part.fit(head, train, val=val).score(val).double() if kept else torch.zeros(1)
+            means.append(scores.mean())
+            weights.append(1 / scores.std(correction=0).clamp(min=1e-9) if kept else torch.tensor(0.0))
+        self.means_, self.weights_ = torch.stack(means).float(), torch.stack(weights).float()
+
+    def rate(self, acts: Activations) -> Tensor:
+        scores = [
+            (part.rate(acts).float() - self.means_[place]) * self.weights_[place]
+            for place, part in enumerate(self.parts)
+            if part.fitted and (part.state() or not part.needs_train)  # read from a file, a part left out is empty
+        ]
+        return torch.stack(scores).sum(dim=0)
+
+
+def _halves(train: Activations | None, val: Activations | None) -> tuple[Activations, Activations]:
+    """Give images to learn from and others to measure on."""
+    whole = val if train is None else train if val is None else None
+    if train is not None and val is not None:
+        return train, val
+    assert whole is not None
+    # Every other one: sets are often sorted by class.
+    return whole[::2], whole[1::2] if len(whole) > 1 else whole
+
+
+def _scarce(head: Head, train: Activations, val: Activations) -> bool:
+    shown = len(train.logits.argmax(dim=1).unique())
+    return min(len(train), len(val)) < LEAST or shown < min(head.classes, CLASSES) / 2
+
+
+def _robust(part: Detector) -> bool:
+    """Say whether a part learns nothing, or single numbers from all activations, as a percentile is."""
+    return not part.needs_train or part.needs_val
+
+
+def _part(part: object) -> Detector:
+    made = parse(part) if isinstance(part, str) else part
+    if not isinstance(made, Detector) or isinstance(made, Fuse):
+        raise OptionError(f"Fuse: a part must be a method other than fuse, got {part!r}")
+    return replace(made)  # type: ignore[type-var]  # a copy: two fusions must not learn into the same part
