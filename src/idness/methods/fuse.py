@@ -95,7 +95,7 @@ def _halves(train: Activations | None, val: Activations | None) -> tuple[Activat
 
 
 def _scarce(head: Head, train: Activations, val: Activations) -> bool:
-    shown = len(train.logits.argmax(dim=1).unique())
+    shown = len(torch.unique(train.logits.argmax(dim=1)))
     return min(len(train), len(val)) < LEAST or shown < min(head.classes, CLASSES) / 2
 
 
