@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -26,6 +28,10 @@ from idness.guard import Guard  # noqa: E402
 from idness.report import write_html  # noqa: E402
 from tests.rectified import World, rectified_world  # noqa: E402
 from tests.report.digits import bench  # noqa: E402
+
+# A busy machine is no failure; and where nobody can look at a failure again, the same examples are tried each time.
+settings.register_profile("idness", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("idness")
 
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

@@ -70,8 +70,7 @@ def test_in_a_tie_a_method_without_training_images_and_options_is_preferred(repo
     assert found.kind == "tie"
     assert found.use == "ebo"
     assert found.best in ("react", "ebo")
-    if found.best != "ebo":
-        assert "needs neither training images nor options" in found.sentence
+    assert ("needs neither training images nor options" in found.sentence) == (found.best != "ebo")
 
 
 def test_more_comparisons_ask_for_more_confidence() -> None:

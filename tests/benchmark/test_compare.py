@@ -3,8 +3,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ from idness.benchmark.results import Report
 from idness.core.errors import InputError, OptionError, StoreError
 from idness.intervals import compare_auroc, compare_fpr_at_id_recall, compare_fpr_at_ood_recall
 from idness.report.comparison import tables, to_html, to_markdown, verdict, write
+from tests.cli.running import idness
 from tests.report.digits import bench
 from tests.report.test_html import outline
 
@@ -207,22 +206,15 @@ def test_hostile_entrant_names_stay_text(pair: Comparison) -> None:
     assert "img" not in [tag for tag, _ in found.tags]
 
 
-def run(*words: str, columns: int = 80) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from idness.cli.compare import compare; import typer; app = typer.Typer(); app.command()(compare); app()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *words],
-        capture_output=True, text=True, check=False, env={"COLUMNS": str(columns), "PATH": "/usr/bin", "PYTHONIOENCODING": "utf-8"},
-    )  # fmt: skip
-
-
 def test_the_command_prints_a_table_of_80_columns_and_names_its_files(runs: Path, tmp_path: Path) -> None:
-    done = run(str(runs / "short_seed0"), str(runs / "long-seed0"), "--out", str(tmp_path / "out"))
+    both = runs / "short_seed0", runs / "long-seed0"
+    done = idness("compare", *both, "--out", tmp_path / "out", COLUMNS="80")
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "AUROC, near OOD" in done.stdout
     assert "\x1b" not in done.stdout
     assert "wrote compare.md, compare.html to" in done.stderr
     assert (tmp_path / "out" / "compare.html").is_file()
-    printed = json.loads(run(str(runs / "short_seed0"), str(runs / "long-seed0"), "--json").stdout)
+    printed = json.loads(idness("compare", *both, "--json").stdout)
     assert printed["names"] == ["short", "long"]
     assert len(printed["blocks"]) == 18

@@ -1,21 +1,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from idness.benchmark.results import Report
+from tests.cli.running import idness
 from tests.pictures import world
-
-
-def idness(*words: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from idness.cli import main; main()", *map(str, words)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=os.environ | environment)
 
 
 @pytest.fixture(scope="module")

@@ -3,56 +3,49 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-
-def run(*arguments: str | Path, columns: int = 100) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from idness.cli import main; main()", *map(str, arguments)]
-    environment = {**os.environ, "COLUMNS": str(columns), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+from tests.cli.running import idness
 
 
 @pytest.mark.parametrize("name", ["reproduce", "analyze", "doctor"])
 def test_help_answers(name: str) -> None:
-    done = run(name, "--help")
+    done = idness(name, "--help")
     assert done.returncode == 0
     assert f"{name} [OPTIONS]" in done.stdout
 
 
 def test_reproduce_without_data_names_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
-    done = run("reproduce", "cifar10", "--data", tmp_path, "--out", tmp_path / "out")
+    done = idness("reproduce", "cifar10", "--data", tmp_path, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "CIFAR-10, each of six OOD sets (Table 8, appendix) · not reproduced" in done.stdout
     assert "missing: svhn (64 MB): python -c" in done.stdout
     assert f"SVHN('{tmp_path}', 'test', download=True)" in done.stdout
     assert "wrote reproduce.json, reproduce.md" in done.stderr
-    as_json = run("reproduce", "cifar10", "--data", tmp_path, "--out", tmp_path / "out", "--json", "-q")
+    as_json = idness("reproduce", "cifar10", "--data", tmp_path, "--out", tmp_path / "out", "--json", "-q")
     assert json.loads(as_json.stdout)["tables"]["cifar10"]["status"] == "not reproduced"
     assert as_json.stderr == ""
 
 
 def test_reproduce_refuses_a_table_that_is_not_there() -> None:
-    done = run("reproduce", "cifar-10")
+    done = idness("reproduce", "cifar-10")
     assert done.returncode == 2
     assert done.stderr.strip() == "idness: unknown table 'cifar-10'; did you mean 'cifar10'?"
 
 
 def test_the_doctor_judges_a_structure() -> None:
     pytest.importorskip("torchvision")
-    good = run("doctor", "torchvision:resnet18", "--weights", "none", "--json")
+    good = idness("doctor", "torchvision:resnet18", "--weights", "none", "--json")
     assert json.loads(good.stdout)["suits"] is True
-    bad = run("doctor", "torchvision:mobilenet_v3_small", "--weights", "none")
+    bad = idness("doctor", "torchvision:mobilenet_v3_small", "--weights", "none")
     assert bad.stdout.startswith("SCALE does not suit this network")
     assert "use: gen" in bad.stdout
 
 
 def test_the_doctor_on_the_embedded_network_and_ood_images() -> None:
-    done = run("doctor", "cifar6:base", "--ood", "embedded:traffic-lights", "--limit", "200", columns=80)
+    done = idness("doctor", "cifar6:base", "--ood", "embedded:traffic-lights", "--limit", "200", COLUMNS="80")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("SCALE does not suit this network on these images")
     assert "measured on your OOD images" in done.stdout
@@ -61,7 +54,7 @@ def test_the_doctor_on_the_embedded_network_and_ood_images() -> None:
 
 @pytest.mark.timeout(900)
 def test_analyze_writes_figures_and_prints_a_line_for_each(tmp_path: Path) -> None:
-    done = run("analyze", "--limit", "60", "--out", tmp_path / "out")
+    done = idness("analyze", "--limit", "60", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     for name in (
         "Gaussianity",

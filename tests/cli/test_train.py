@@ -3,22 +3,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import typer
 from safetensors import safe_open
-from typer.testing import CliRunner
 
-from idness.cli.train import train
-from idness.core.errors import DataError, IdnessError, OptionError
+from tests.cli.running import idness
 from tests.training.test_images import folder
-
-app = typer.Typer()
-app.command()(train)
 
 
 def run(*words: object) -> str:
-    result = CliRunner().invoke(app, [str(w) for w in words], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
+    done = idness("train", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
 
 
 def test_train_on_a_folder_then_ish(tmp_path: Path) -> None:
@@ -36,17 +30,20 @@ def test_train_on_a_folder_then_ish(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "error"),
+    ("words", "message"),
     [
-        (["--set", "percentile"], OptionError),
-        (["--set", "wrong=1"], OptionError),
-        (["--arch", "nothing"], IdnessError),
-        (["--val", "nowhere"], DataError),
-        (["--data", "cifar6", "--archive", "nowhere.npz"], DataError),
+        (["--set", "percentile"], "percentile"),
+        (["--set", "wrong=1"], "wrong"),
+        (["--arch", "nothing"], "nothing"),
+        (["--val", "nowhere"], "nowhere"),
+        (["--data", "cifar6", "--archive", "nowhere.npz"], "nowhere.npz"),
     ],
 )
-def test_wrong_use_is_one_error(words: list[str], error: type[Exception], tmp_path: Path) -> None:
-    start = [] if "--data" in words else ["--data", str(folder(tmp_path))]
-    with pytest.raises(error):
-        run(*start, "--arch", "tiny_resnet", "--out", tmp_path / ".out", *words)
+def test_wrong_use_is_one_line_and_exit_code_2(words: list[str], message: str, tmp_path: Path) -> None:
+    data = folder(tmp_path)
+    done = idness("train", "--data", data, "--arch", "tiny_resnet", "--out", tmp_path / ".out", *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
     assert not (tmp_path / ".out").exists()

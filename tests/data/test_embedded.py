@@ -45,18 +45,23 @@ def digests(loaded: dict[str, embedded.EmbeddedSet]) -> dict[str, list[str]]:
     return {name: [hashlib.sha256(image.tobytes()).hexdigest() for image in one.images] for name, one in loaded.items()}
 
 
-def test_every_set_has_its_count_shape_and_labels(loaded: dict[str, embedded.EmbeddedSet]) -> None:
+def test_every_set_has_its_count_and_shape(loaded: dict[str, embedded.EmbeddedSet]) -> None:
     assert {name: len(one) for name, one in loaded.items()} == COUNTS
     for name, one in loaded.items():
         assert one.name == name
         assert one.images.dtype == np.uint8
         assert one.images.shape == (COUNTS[name], 32, 32, 3)
-        if one.labels is None:
-            assert one.classes == ()
-        else:
-            assert one.labels.dtype == np.int64
-            assert one.labels.shape == (COUNTS[name],)
-            assert set(one.labels.tolist()) == set(range(len(one.classes)))
+
+
+def test_labels_and_classes_go_together(loaded: dict[str, embedded.EmbeddedSet]) -> None:
+    labelled = {name: one for name, one in loaded.items() if one.labels is not None}
+    assert {name for name, one in loaded.items() if one.classes} == set(labelled)
+    assert {"id_train", "id_val", "id_test"} <= set(labelled) < set(loaded)
+    for name, one in labelled.items():
+        assert one.labels is not None
+        assert one.labels.dtype == np.int64
+        assert one.labels.shape == (COUNTS[name],)
+        assert set(one.labels.tolist()) == set(range(len(one.classes)))
 
 
 def test_id_sets_share_six_classes_evenly(loaded: dict[str, embedded.EmbeddedSet]) -> None:

@@ -9,49 +9,36 @@ from pathlib import Path
 import pytest
 import torch
 from colour_world import known, write_folder
-from typer.testing import CliRunner
 
-from idness.cli import app
-from idness.cli.calibrate import calibrate
-from idness.cli.export import export
-from idness.cli.score import score
-from idness.core.errors import DataError, IdnessError, InputError, ModelError, OptionError
+from idness.core.errors import DataError, IdnessError, InputError, ModelError
 from idness.guard import Guard
 from idness.guard.calibrate import prepare_guard
 from idness.guard.judge import find_images, judge_images
 from idness.selection.auto import choose
-
-
-def command(*words: object, stdin: str | None = None):
-    """Run `idness` with these words, as the command line does but in this process."""
-    registered = {info.name for info in app.registered_commands}
-    for name, function in (("calibrate", calibrate), ("score", score), ("export", export)):
-        if name not in registered:
-            app.command(name)(function)
-    return CliRunner().invoke(app, [str(word) for word in words], input=stdin, catch_exceptions=True)
+from tests.cli.running import idness
 
 
 @pytest.fixture
 def made(net_spec: str, weights: Path, id_folder: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "guard"
-    done = command("calibrate", net_spec, "--weights", weights, "--data", id_folder, "--method", "scale", "-o", folder)
-    assert done.exit_code == 0, done.exception
+    done = idness("calibrate", net_spec, "--weights", weights, "--data", id_folder, "--method", "scale", "-o", folder)
+    assert done.returncode == 0, done.stderr
     return folder
 
 
 def test_three_commands(made: Path, id_folder: Path, ood_folder: Path, tmp_path: Path) -> None:
     assert {file.name.partition("-")[0] for file in made.iterdir()} == {"guard.json", "tensors", "weights"}
     known_images = sorted((id_folder / "red").glob("*.png"))[:5]
-    done = command("score", made, *known_images, ood_folder, "--json")
+    done = idness("score", made, *known_images, ood_folder, "--json")
     records = json.loads(done.stdout)
-    assert done.exit_code == 0
+    assert done.returncode == 0
     assert len(records) == 35
     assert sum(record["is_ood"] for record in records[5:]) > 20
     assert [record["class"] for record in records[:5]] == ["red"] * 5
-    assert command("score", made, ood_folder, "--strict").exit_code == 1
+    assert idness("score", made, ood_folder, "--strict").returncode == 1
     model = tmp_path / "model.onnx"
-    exported = command("export", made, model)
-    assert exported.exit_code == 0, exported.exception
+    exported = idness("export", made, model)
+    assert exported.returncode == 0, exported.stderr
     assert model.stat().st_size > 10_000
     assert "model.onnx" in exported.stdout
 
@@ -62,29 +49,29 @@ def test_score_prints_tables_csv_and_reads_lists(made: Path, id_folder: Path, tm
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"no image")
     paths = [odd_name, broken, tmp_path / "absent.png"]
-    done = command("score", made, "-", "--csv", stdin="\n".join(map(str, paths)) + "\n")
+    done = idness("score", made, "-", "--csv", stdin="\n".join(map(str, paths)) + "\n")
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert [row["image"] for row in rows] == [str(path) for path in paths]
     assert rows[0]["class"] == "blue"
     assert "must be one of" in rows[1]["error"]
     assert "cannot be read" in rows[2]["error"]
-    table = command("score", made, odd_name, broken)
+    table = idness("score", made, odd_name, broken)
     assert "[b]" in table.stdout
     assert "unread" in table.stdout
     assert "of 2 images out-of-distribution, 1 unread" in table.stdout
-    strict = command("score", made, broken, "--strict")
-    assert strict.exit_code == 1
-    pattern = command("score", made, id_folder / "*" / "000?.png", "--json")
+    strict = idness("score", made, broken, "--strict")
+    assert strict.returncode == 1
+    pattern = idness("score", made, id_folder / "*" / "000?.png", "--json")
     assert len(json.loads(pattern.stdout)) == 40
 
 
 def test_another_recall_and_thresholds(made: Path, id_folder: Path) -> None:
-    loose = json.loads(command("score", made, id_folder, "--json", "--recall", "0.6").stdout)
-    plain = json.loads(command("score", made, id_folder, "--json").stdout)
+    loose = json.loads(idness("score", made, id_folder, "--json", "--recall", "0.6").stdout)
+    plain = json.loads(idness("score", made, id_folder, "--json").stdout)
     assert sum(record["is_ood"] for record in loose) > 2 * sum(record["is_ood"] for record in plain) > 0
-    done = command("score", made, id_folder, "--recall", "0.9999")
-    assert isinstance(done.exception, InputError)
-    assert "needs at least 9999" in str(done.exception)
+    done = idness("score", made, id_folder, "--recall", "0.9999")
+    assert done.returncode == 2
+    assert "needs at least 9999" in done.stderr
 
 
 def test_auto_measures_where_foreign_images_are_given_and_says_why(
@@ -170,11 +157,12 @@ def test_wrong_calls_get_one_line(net_spec: str, weights: Path, id_folder: Path,
     bare.write_text("from torch import nn\ndef make(): return nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 4))\n")
     with pytest.raises(ModelError, match="give --size"):
         prepare_guard(f"{bare}:make", id_folder)
-    sized = command("calibrate", f"{bare}:make", "--data", id_folder, "--size", 8, "--mean", ".5,.5,.5", "--std", ".2,.2,.2",
+    sized = idness("calibrate", f"{bare}:make", "--data", id_folder, "--size", 8, "--mean", ".5,.5,.5", "--std", ".2,.2,.2",
                     "--method", "msp", "-o", tmp_path / "g")  # fmt: skip
-    assert sized.exit_code == 0, sized.exception
-    wrong = command("calibrate", f"{bare}:make", "--data", id_folder, "--size", 8, "--mean", "a", "-o", tmp_path / "g")
-    assert isinstance(wrong.exception, OptionError)
+    assert sized.returncode == 0, sized.stderr
+    wrong = idness("calibrate", f"{bare}:make", "--data", id_folder, "--size", 8, "--mean", "a", "-o", tmp_path / "g")
+    assert wrong.returncode == 2
+    assert "mean" in wrong.stderr
     with pytest.raises(DataError, match="no image at"):
         list(find_images([str(tmp_path / "*.gif")]))
 
@@ -184,11 +172,11 @@ def test_a_guard_of_a_models_file_needs_it_named_elsewhere(
 ) -> None:
     image = next(id_folder.rglob("*.png"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
-    refused = command("score", made, image)
-    assert isinstance(refused.exception, ModelError)
-    assert "--model" in str(refused.exception)
-    assert command("score", made, image, "--model", net_spec).exit_code == 0
-    assert command("score", made, image).exit_code == 0
+    refused = idness("score", made, image)
+    assert refused.returncode == 2
+    assert "--model" in refused.stderr
+    assert idness("score", made, image, "--model", net_spec).returncode == 0
+    assert idness("score", made, image).returncode == 0
 
 
 def test_images_of_many_sizes_without_a_fixed_input(trained: torch.nn.Module, tmp_path: Path) -> None:

@@ -52,13 +52,18 @@ def test_threshold_is_where_the_p_value_crosses(recall: float, extra: int) -> No
     assert by_p.any()
 
 
-@pytest.mark.parametrize(("recall", "least"), [(0.95, 19), (0.9, 9), (0.99, 99), (0.999, 999), (0.5, 1), (2 / 3, 2)])
+@pytest.mark.parametrize("recall", [0.5, 0.3])
+def test_one_image_is_enough_where_half_may_be_flagged(recall: float) -> None:
+    assert needed(recall) == 1
+    assert Calibration.pooled(torch.tensor([7.0])).thresholds(recall).tolist() == [7.0]
+
+
+@pytest.mark.parametrize(("recall", "least"), [(0.95, 19), (0.9, 9), (0.99, 99), (0.999, 999), (2 / 3, 2)])
 def test_fewer_images_than_the_promise_needs_are_refused_with_the_number(recall: float, least: int) -> None:
     assert needed(recall) == least
     Calibration.pooled(torch.arange(float(least))).thresholds(recall)
-    if least > 1:
-        with pytest.raises(InputError, match=f"at least {least} in-distribution images, got {least - 1}"):
-            Calibration.pooled(torch.arange(float(least - 1))).thresholds(recall)
+    with pytest.raises(InputError, match=f"at least {least} in-distribution images, got {least - 1}"):
+        Calibration.pooled(torch.arange(float(least - 1))).thresholds(recall)
 
 
 def test_a_class_with_too_few_images_is_named() -> None:

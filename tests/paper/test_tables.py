@@ -40,15 +40,22 @@ def test_most_averages_were_indeed_checked() -> None:
 
 
 @pytest.mark.parametrize("name", paper.names())
-def test_every_table_says_its_protocol(name: str) -> None:
+def test_every_table_says_what_it_is(name: str) -> None:
     table = paper.load(name)
     assert table.title
     assert table.where
     assert table.model
-    if table.kind == "p-values":
-        assert table.values
-        assert table.id in table.values
-        return
+
+
+def test_p_values_name_the_known_set() -> None:
+    (table,) = (table for table in map(paper.load, paper.names()) if table.kind == "p-values")
+    assert table.id in table.values
+    assert all(0 <= value <= 1 for value in table.values.values())
+
+
+@pytest.mark.parametrize("name", [name for name in paper.names() if paper.load(name).kind != "p-values"])
+def test_every_comparison_says_its_protocol(name: str) -> None:
+    table = paper.load(name)
     assert table.fpr in ("fpr_at_id_recall", "fpr_at_ood_recall")
     assert table.rows
     for row in table.rows:

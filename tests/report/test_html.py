@@ -67,11 +67,9 @@ def test_elements_are_closed_ids_are_unique_and_anchors_exist(page: str) -> None
     assert found.open == []
     ids = [attrs["id"] for _, attrs in found.tags if "id" in attrs]
     assert len(ids) == len(set(ids))
-    for _, attrs in found.tags:
-        for key in ("href", "xlink:href"):
-            target = attrs.get(key) or ""
-            if target.startswith("#"):
-                assert target[1:] in ids
+    targets = {attrs.get(key) or "" for _, attrs in found.tags for key in ("href", "xlink:href")}
+    anchors = {target[1:] for target in targets if target.startswith("#")}
+    assert {anchor for anchor, _ in NAV} <= anchors <= set(ids)
 
 
 def test_the_sections_come_in_the_order_of_their_weight(page: str) -> None:
@@ -81,11 +79,10 @@ def test_the_sections_come_in_the_order_of_their_weight(page: str) -> None:
 
 def test_every_picture_says_what_it_shows_and_every_table_has_heads(page: str) -> None:
     found = outline(page)
-    for tag, attrs in found.tags:
-        if tag == "svg":
-            assert attrs.get("aria-hidden") == "true" or attrs.get("aria-label"), attrs
-        if tag == "th":
-            assert attrs.get("scope") in ("row", "col")
+    pictures = [attrs for tag, attrs in found.tags if tag == "svg"]
+    assert pictures
+    assert all(attrs.get("aria-hidden") == "true" or attrs.get("aria-label") for attrs in pictures)
+    assert {attrs.get("scope") for tag, attrs in found.tags if tag == "th"} == {"row", "col"}
     assert sum(tag == "table" for tag, _ in found.tags) == sum(tag == "caption" for tag, _ in found.tags)
     assert [tag for tag, _ in found.tags].count("h1") == 1
     assert page.index('lang="en"')
