@@ -5,6 +5,7 @@ blocks share their names; shell blocks run under `bash -e`; TOML must parse. A c
 
     <!-- file: NAME -->       that the block is also the content of a file
     <!-- runs as: COMMAND --> what runs in its place, the same in a smaller setting
+    <!-- goes into: PATH -->  that the block is part of the tree and does not run here; `test_recipe.py` puts it there
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(
-    r"(?:^[ \t]*<!-- (?P<key>file|runs as): (?P<value>.*?) -->\n)?"
+    r"(?:^[ \t]*<!-- (?P<key>file|runs as|goes into): (?P<value>.*?) -->\n)?"
     r"^(?P<indent>[ \t]*)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=indent)```\s*$",
     re.MULTILINE | re.DOTALL,
 )
@@ -48,6 +49,7 @@ class Block:
     line: int
     file: str | None = None
     runs_as: str | None = None
+    goes_into: str | None = None
 
 
 def blocks_of(document: str) -> list[Block]:
@@ -67,6 +69,8 @@ def run_document(name: str, document: str, folder: Path) -> int:
     names: dict[str, Any] = {"__name__": "__main__"}
     found = blocks_of(document)
     for block in found:
+        if block.goes_into:
+            continue
         if block.file:
             (folder / block.file).write_text(block.text, encoding="utf-8")
         if block.language == "python":
