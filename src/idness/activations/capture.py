@@ -15,6 +15,7 @@ from idness.core.progress import Listener
 from idness.core.types import Activations
 from idness.data import ActivationsSet, ImageSet, Preprocessing, read_batches
 from idness.data.sets import select
+from idness.data.thumbnails import SIDE, thumbnail
 from idness.networks.split import SplitModel
 
 BATCH = 64
@@ -40,19 +41,11 @@ class Captured:
     images: ImageSet | None = None
     index: NDArray[np.int64] | None = None
 
-    def thumbnails(self, rows: NDArray[np.int64], size: int = 64) -> list[NDArray[np.uint8]]:
+    def thumbnails(self, rows: NDArray[np.int64], size: int = SIDE) -> list[NDArray[np.uint8]]:
         """Read the images of some rows, no larger than `size`."""
-        from PIL import Image
-
         if self.images is None or self.index is None:
             raise DataError(f"{self.name}: is activations, so there are no images to show")
-        found = []
-        for row in rows:
-            picture = self.images.picture(int(self.index[row]))
-            image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture.convert("RGB")
-            image.thumbnail((size, size))
-            found.append(np.asarray(image))
-        return found
+        return [np.asarray(thumbnail(self.images.picture(int(self.index[row])), size)) for row in rows]
 
 
 def capture_set(

@@ -15,15 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, features
+from PIL import features
 
 from idness.benchmark.results import Wrong
 from idness.core.errors import DataError
 from idness.data import ActivationsSet, ImageSet
+from idness.data.thumbnails import thumbnail
 from idness.metrics import Array
-
-THUMB = 64
-"""The longest side of a thumbnail."""
 
 
 def provenance(command: str, seed: int) -> dict[str, Any]:
@@ -87,12 +85,9 @@ def thumbnails(
         if not isinstance(images, ImageSet):
             continue
         try:
-            picture = images.picture(index)
+            found[f"{name}/{index}"] = np.array(thumbnail(images.picture(index)))
         except DataError:
             continue  # gone since it was scored; the report does without
-        image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
-        image.thumbnail((THUMB, THUMB))
-        found[f"{name}/{index}"] = np.array(image)
     return found
 
 

@@ -231,13 +231,10 @@ def _divide(
 
 
 def _gallery(guard: Guard, images: ImageSet, acts: Activations, place: NDArray[np.int64]) -> Gallery:
-    from PIL import Image
-
     rows = chosen(len(acts))
     pictures = [images.picture(int(place[row])) for row in rows]
-    shown = [Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture for picture in pictures]
     kept = acts[torch.tensor(rows)]
-    return Gallery.of(shown, kept.features, kept.logits.argmax(dim=1), guard.detector.score(kept))
+    return Gallery.of(pictures, kept.features, kept.logits.argmax(dim=1), guard.detector.score(kept))
 
 
 def _example(how: Preprocessing) -> torch.Tensor | None:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from idness.core.errors import InputError
+from idness.data.sets import Picture
+from idness.data.thumbnails import SIDE, thumbnail
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-EDGE = 64
-"""The longest side of a thumbnail, in pixels."""
 MOST = 240
 """How many images are kept: a few hundred show the neighbourhood and weigh about a megabyte."""
 
@@ -49,10 +46,10 @@ class Gallery:
         return len(self.thumbnails)
 
     @staticmethod
-    def of(pictures: Sequence[Image.Image], features: Tensor, labels: Tensor, scores: Tensor) -> Gallery:
+    def of(pictures: Sequence[Picture], features: Tensor, labels: Tensor, scores: Tensor) -> Gallery:
         """Make a gallery from pictures and what the network and the detector made of them."""
         unit = normalize(features.cpu().float(), dim=1).half()
-        return Gallery(tuple(thumbnail(picture) for picture in pictures), unit, labels.cpu(), scores.cpu())
+        return Gallery(tuple(_encoded(picture) for picture in pictures), unit, labels.cpu(), scores.cpu())
 
     def nearest(self, features: Tensor, count: int) -> list[list[tuple[int, float]]]:
         """Find for each row the images of the largest cosine similarity, as (index, similarity)."""
@@ -92,13 +89,11 @@ def chosen(count: int, most: int = MOST) -> list[int]:
     return [index * count // kept for index in range(kept)] if kept else []
 
 
-def thumbnail(picture: Image.Image) -> bytes:
-    """Make a small copy: PNG where the picture is that small already, WebP where it must shrink."""
-    small = picture.convert("RGB")
-    buffer = io.BytesIO()
-    if max(small.size) <= EDGE:
+def _encoded(picture: Picture) -> bytes:
+    """Give the bytes of a small copy: PNG where the picture is that small already, WebP where it must shrink."""
+    small, buffer = thumbnail(picture), io.BytesIO()
+    if max(picture.shape if isinstance(picture, np.ndarray) else picture.size) <= SIDE:
         small.save(buffer, "PNG", optimize=True)
     else:
-        small.thumbnail((EDGE, EDGE))
         small.save(buffer, "WEBP", quality=80)
     return buffer.getvalue()
