@@ -226,13 +226,13 @@ def test_missing_and_wrong_labels_are_told(name, world):
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if build(name).uses_head])
-def test_a_foreign_head_is_refused(name, world):
-    foreign = Head(world.head.weight.flip(0), world.head.bias)
+def test_the_head_of_another_network_is_refused(name, world):
+    other = Head(world.head.weight.flip(0), world.head.bias)
     with pytest.raises(InputError, match="another network"):
-        build(name).fit(foreign, world.train)
+        build(name).fit(other, world.train)
     detector = fitted(name, world)
     with pytest.raises(InputError, match="another network"):
-        detector.score(Activations(world.known.features, foreign(world.known.features)))
+        detector.score(Activations(world.known.features, other(world.known.features)))
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if build(name).assumes_nonnegative])

@@ -22,26 +22,27 @@ def pages() -> dict[str, str]:
     """Give every generated page by its path in the site's sources."""
     from idness.detectors.registry import available
 
-    methods = available()
-    found = {f"methods/{name}.md": method_page(name, cls) for name, cls in methods.items()}
-    return found | {"methods/index.md": methods_index(methods), "results.md": results_page()}
+    found = {f"methods/{name}.md": method_page(name, cls) for name, cls in available().items()}
+    return found | {"methods/index.md": methods_index(), "results.md": results_page()}
 
 
-def methods_index(methods: dict[str, Any]) -> str:
-    """List all methods with what they need."""
+def methods_index() -> str:
+    """List all methods with what they need and cost."""
+    from idness.detectors.catalogue import catalogue
+
     lines = [
         "# Methods",
         "",
         "Each is a function of a network's features, its logits and its final linear layer, so a comparison of all of them",
         "runs the network once per image. The same list is printed by `idness list`.",
         "",
-        "| method | what it does | training images | features below zero |",
-        "|---|---|---|---|",
+        "| method | what it does | training images | features below zero | passes, forward + backward |",
+        "|---|---|---|---|---|",
     ]
-    for name, cls in methods.items():
-        needs = "labelled" if cls.needs_labels else "yes" if cls.needs_train else "no"
-        signed = "unsuited" if cls.assumes_nonnegative else "fine"
-        lines.append(f"| [`{name}`]({name}.md) | {summary(cls)} | {needs} | {signed} |")
+    for entry in catalogue():
+        signed = "unsuited" if entry.assumes_nonnegative else "fine"
+        known = f"[`{entry.name}`]({entry.name}.md) | {entry.summary} | {entry.learns_from}"
+        lines.append(f"| {known} | {signed} | {entry.passes} |")
     return "\n".join(lines) + "\n"
 
 

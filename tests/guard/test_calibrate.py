@@ -89,7 +89,7 @@ def test_auto_measures_where_foreign_images_are_given_and_says_why(
 
 def test_auto_asks_the_doctor_where_none_are(net_spec: str, weights: Path, id_folder: Path) -> None:
     made = prepare_guard(net_spec, id_folder, weights=weights, method="auto")
-    assert any("no foreign images were given" in note for note in made.notes)
+    assert any("no OOD images were given" in note for note in made.notes)
     assert made.guard.calibration is not None
 
 

@@ -1,4 +1,4 @@
-"""Chooses a method for a network: by a measured comparison where foreign images are given, else by what the network is like."""
+"""Chooses a method for a network: by a measured comparison where OOD images are given, else by what the network is like."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from idness.selection import search
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Names the chosen detector, not fitted yet, and says why it was chosen.
+class Recommendation:
+    """Names the detector to use, not fitted yet, and says why.
 
     Args:
         detector: the detector with its options.
@@ -28,13 +28,13 @@ class Choice:
     left_out: tuple[str, ...] = ()
 
 
-def choose(split: SplitModel, acts: Activations, ood: Activations | None = None) -> Choice:
+def choose(split: SplitModel, acts: Activations, ood: Activations | None = None) -> Recommendation:
     """Choose a method and its options.
 
     Args:
         split: the network.
         acts: activations of in-distribution images, in random order; half of them learn, half compare.
-        ood: activations of images that should be called foreign, and that are no test set.
+        ood: activations of OOD images that are no test set.
     """
     if ood is not None:
         half = len(acts) // 2
@@ -42,15 +42,15 @@ def choose(split: SplitModel, acts: Activations, ood: Activations | None = None)
     from idness.selection.suitability import examine
 
     found = examine(split, acts)
-    return Choice(parse(found.method), f"{found.why} (no foreign images were given, so nothing was measured)")
+    return Recommendation(parse(found.method), f"{found.why} (no OOD images were given, so nothing was measured)")
 
 
-def compare(head: Head, learn: Activations, ids: Activations, oods: Activations) -> Choice:
+def compare(head: Head, learn: Activations, ids: Activations, oods: Activations) -> Recommendation:
     """Score every method at every option, and take the one that separates best; the first best wins."""
     with warnings.catch_warnings():
         # That a method does not suit the features shows in its measured place; no need to say so for each.
         warnings.simplefilter("ignore", IdnessWarning)
-        found, failed = search.choose(search.wanted_rows(), head, learn, ids, {"foreign": oods})
+        found, failed = search.choose(search.wanted_rows(), head, learn, ids, {"OOD": oods})
     ranked = sorted(found.values(), key=lambda item: -(item.auroc or 0.0))
     if not ranked:
         raise InputError(f"auto: no method could be tried; the first reason: {next(iter(failed.values()))}")
@@ -58,7 +58,8 @@ def compare(head: Head, learn: Activations, ids: Activations, oods: Activations)
     rival = next((item for item in ranked if item.detector.name != best.detector.name), None)
     against = f", ahead of {rival.detector.label()} with {100 * (rival.auroc or 0):.2f} %" if rival else ""
     why = (
-        f"{best.detector.label()} separates best: AUROC {100 * (best.auroc or 0):.2f} % between {len(ids):,} in-distribution"
-        f" and {len(oods):,} foreign images{against}; {sum(len(item.tried) for item in ranked)} settings were tried"
+        f"{best.detector.label()} separates best: AUROC {100 * (best.auroc or 0):.2f} % between {len(ids):,} ID"
+        f" and {len(oods):,} OOD images{against}; {sum(len(item.tried) for item in ranked)} settings were tried"
     )
-    return Choice(best.detector.variants({})[0], why, tuple(f"{name}: {reason}" for name, reason in failed.items()))
+    left_out = tuple(f"{name}: {reason}" for name, reason in failed.items())
+    return Recommendation(best.detector.variants({})[0], why, left_out)

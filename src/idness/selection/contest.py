@@ -1,4 +1,4 @@
-"""Lets SCALE and the methods that could replace it compete on ID images and images that are out."""
+"""Lets SCALE and the methods that could replace it compete on ID and OOD images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Contest:
-    """Is the outcome of a contest.
+    """Tells who won, and by how much SCALE is above the plain energy and below its best rival.
 
     Args:
         aurocs: by method as the command line takes it, best first; of SCALE only its best percentile.

@@ -41,7 +41,7 @@ def diagnose(
     Args:
         model: how to load the network.
         data: ID images; without them only the structure is judged, on noise, or the embedded images of an embedded network.
-        ood: images that should be called foreign.
+        ood: OOD images, on which methods are then compared.
         weights: the network's weights.
         layer: the name of the final linear layer, where it should not be searched.
         limit: the most images used of each set, evenly picked.

@@ -20,7 +20,7 @@ from idness.metrics import auroc
 
 @dataclass
 class Choice:
-    """Is a fitted detector for one row of the comparison, and how its options came about.
+    """Holds the fitted detector of a row, and tells how its options came about.
 
     Args:
         detector: fitted, with the chosen options.
@@ -41,7 +41,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Row:
-    """Is a row of the comparison: a detector at its defaults, to be searched, or one that the user has set."""
+    """Asks for one row of the comparison: a detector at its defaults, to be searched, or one that the user has set."""
 
     detector: Detector
     given: bool = False
@@ -156,16 +156,16 @@ def _fit(
 def _trials(
     fitted: Sequence[Detector], val: Activations, ood_val: Mapping[str, Activations]
 ) -> list[tuple[Detector, float]]:
-    known = score_many(fitted, val)
-    unknown = {name: score_many(fitted, acts) for name, acts in ood_val.items()}
+    inside = score_many(fitted, val)
+    outside = {name: score_many(fitted, acts) for name, acts in ood_val.items()}
     trials: list[tuple[Detector, float]] = []
     seen: list[tuple[float, Tensor]] = []
     for place, detector in enumerate(fitted):
-        value = float(np.mean([auroc(known[place], scores[place]) for scores in unknown.values()]))
+        value = float(np.mean([auroc(inside[place], scores[place]) for scores in outside.values()]))
         # Settings that give the same scores are one: a network with few classes makes GEN's large m alike.
-        if any(value == other and torch.equal(known[place], scores) for other, scores in seen):
+        if any(value == other and torch.equal(inside[place], scores) for other, scores in seen):
             continue
-        seen.append((value, known[place]))
+        seen.append((value, inside[place]))
         trials.append((detector, value))
     return trials
 

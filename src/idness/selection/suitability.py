@@ -48,7 +48,7 @@ FLIPS = 0.02
 
 @dataclass(frozen=True)
 class Finding:
-    """Is one thing that was looked at.
+    """Says what was found about one property of a network, and whether it speaks for SCALE.
 
     Args:
         name: what.
@@ -65,7 +65,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Is the verdict on a network.
+    """Says whether SCALE suits a network, what to use, and what that rests on.
 
     Args:
         suits: whether SCALE suits it.
@@ -107,7 +107,7 @@ def examine(
     Args:
         split: the network, or its head alone.
         acts: activations of ID images, with labels where known.
-        ood: activations of images that are known to be out; they make the verdict a measured one.
+        ood: activations of OOD images; they make the verdict a measured one.
         rectifier: the final ReLU, where one was found.
         shuffled: activations of ID images with shuffled tiles, which stand in for OOD images where there are none.
     """
