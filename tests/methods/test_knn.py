@@ -3,6 +3,7 @@ import torch
 
 from idness.core.errors import InputError
 from idness.core.types import Activations
+from idness.detectors.detector import score_many
 from idness.methods import KNN
 
 
@@ -19,6 +20,12 @@ def test_the_length_of_features_does_not_matter(world):
     detector = KNN(k=5).fit(world.head, world.train)
     longer = Activations(world.known.features * 7, world.known.logits)
     torch.testing.assert_close(detector.score(longer), detector.score(world.known), rtol=1e-4, atol=1e-5)
+
+
+def test_detectors_of_different_training_sets_are_not_mixed_up(world):
+    first, second = KNN(k=5).fit(world.head, world.train), KNN(k=3).fit(world.head, world.val)
+    for detector, scores in zip((first, second), score_many([first, second], world.known), strict=True):
+        assert torch.equal(detector.score(world.known), scores)
 
 
 def test_more_neighbours_than_images_are_refused(world):

@@ -46,24 +46,22 @@ def residual_spaces(head: Head, train: Activations, shares: Sequence[float]) -> 
     return origin, [axes[:, min(round(alive * share / 100), len(axes) - 1) :].contiguous() for share in shares]
 
 
-def class_gaussians(train: Activations, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Fit a Gaussian to each class, with one covariance for all.
+def class_gaussians(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Fit a Gaussian to each class of features in float64, with one covariance for all.
 
     Returns the mean of all images, the whitening of class-centred features, and the whitened means of the classes that
     have images, relative to the mean of all.
     """
-    assert train.labels is not None
-    features = train.features.double()
-    means, present = _class_means(features, train.labels, classes)
+    means, present = class_means(features, labels, classes)
     centre = features.mean(dim=0)
-    white = whitening(features - means[train.labels])
+    white = whitening(features - means[labels])
     return centre, white, (means[present] - centre) @ white
 
 
-def _class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Compute the mean of each class (C, D) and which classes have any image (C,)."""
+def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Compute the mean of each class (C, D), in float64, and which classes have any image (C,)."""
     sums = torch.zeros(classes, features.shape[1], dtype=torch.double, device=features.device)
-    sums.index_add_(0, labels, features)
+    sums.index_add_(0, labels, features.double())
     counts = torch.bincount(labels, minlength=classes)
     return sums / counts.clamp(min=1).unsqueeze(1), counts > 0
 

@@ -15,6 +15,18 @@ HIGHEST = 80.0
 """Cap of the scale ratio: exp(88) overflows float32, and its product with a logit must not either."""
 
 
+def unit(features: Tensor) -> Tensor:
+    """Bring each row to length 1; rows of zeros, or too long for their precision, become zeros."""
+    return torch.nn.functional.normalize(features, dim=1, eps=1e-10)
+
+
+def row_blocks(rows: Tensor, width: int) -> tuple[Tensor, ...]:
+    """Split rows so that `width` values made of each take about 32 MB at once; a graph that is exported stays whole."""
+    if torch.compiler.is_exporting():
+        return (rows,)
+    return torch.split(rows, max(1, min(ROWS, (1 << 23) // width)))
+
+
 def kept_count(width: int, percentile: float) -> int:
     """Count the activations above a percentile, rounding half to even as the authors' code does.
 

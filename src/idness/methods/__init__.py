@@ -12,6 +12,7 @@ from idness.methods.gen import GEN
 from idness.methods.knn import KNN
 from idness.methods.lts import LTS
 from idness.methods.mds import MDS
+from idness.methods.mdspp import MDSPP
 from idness.methods.mls import MLS
 from idness.methods.msp import MSP
 from idness.methods.nci import NCI
@@ -20,7 +21,9 @@ from idness.methods.nnguide import NNGuide
 from idness.methods.react import ReAct
 from idness.methods.residual import Residual
 from idness.methods.rmds import RMDS
+from idness.methods.rmdspp import RMDSPP
 from idness.methods.scale import Scale
+from idness.methods.ssd import SSD
 from idness.methods.tempscale import TempScale
 from idness.methods.vim import ViM
 from idness.methods.vra import VRA
@@ -33,11 +36,14 @@ __all__ = [
     "KNN",
     "LTS",
     "MDS",
+    "MDSPP",
     "MLS",
     "MSP",
     "NCI",
     "NECO",
     "RMDS",
+    "RMDSPP",
+    "SSD",
     "VRA",
     "ActSub",
     "Ash",

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import torch
 from torch import Tensor
 
 from idness.core.checks import check_count, check_neighbours
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.kernels import kth_largest_products
+from idness.detectors.kernels import kth_largest_products, unit
 
 
 @dataclass(kw_only=True)
@@ -36,7 +35,7 @@ class KNN(Detector):
         cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
     ) -> None:
         assert train is not None
-        bank = _unit(train.features)
+        bank = unit(train.features)
         for detector in detectors:
             check_neighbours(detector, "k", len(bank))
             detector.bank_ = bank
@@ -44,11 +43,5 @@ class KNN(Detector):
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
         # Of unit vectors, the nearest has the largest product: |x - y|^2 = 2 - 2 x y.
-        products = kth_largest_products(
-            _unit(acts.features), detectors[0].bank_, [detector.k for detector in detectors]
-        )
+        products = kth_largest_products(unit(acts.features), detectors[0].bank_, [detector.k for detector in detectors])
         return [2 * product - 2 for product in products]
-
-
-def _unit(features: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(features, dim=1, eps=1e-10)

@@ -23,8 +23,14 @@ class MDS(Detector):
 
     def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
         assert train is not None
-        self.centre_, self.whitening_, self.means_ = class_gaussians(train, head.classes)
+        assert train.labels is not None
+        points = self.place(train.features)
+        self.centre_, self.whitening_, self.means_ = class_gaussians(points, train.labels, head.classes)
+
+    def place(self, features: Tensor) -> Tensor:
+        """Give the points whose distances count, in float64; the methods that follow this one move them."""
+        return features.double()
 
     def rate(self, acts: Activations) -> Tensor:
-        centred = acts.features.double() - self.centre_
+        centred = self.place(acts.features) - self.centre_
         return -nearest_squared(centred @ self.whitening_, self.means_).float()

@@ -1,0 +1,25 @@
+"""Mahalanobis++ -- Mueller and Hein, "Mahalanobis++: Improving OOD Detection via Feature Normalization", ICML 2025."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from idness.detectors.kernels import unit
+from idness.methods.mds import MDS
+
+
+@dataclass(kw_only=True)
+class MDSPP(MDS):
+    """Take minus the squared Mahalanobis distance to the nearest class mean, on features of length 1.
+
+    The lengths of features differ between classes and are small for many unknown images, which fits one Gaussian per
+    class badly; their directions fit it better.
+    """
+
+    needs_train = True
+    needs_labels = True
+
+    def place(self, features: Tensor) -> Tensor:
+        return unit(features.double())

@@ -1,0 +1,84 @@
+"""SSD -- Sehwag et al., "SSD: A Unified Framework for Self-Supervised Outlier Detection", ICLR 2021."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from idness.core.checks import check_count
+from idness.core.errors import InputError
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector
+from idness.detectors.gaussian import whitening
+from idness.detectors.kernels import unit
+
+ROUNDS = 100
+"""Most rounds of k-means, as many as in the authors' code."""
+
+
+@dataclass(kw_only=True)
+class SSD(Detector):
+    """Take minus the squared Mahalanobis distance to the nearest of a few clusters, without labels.
+
+    Features get length 1, then mean 0 and variance 1 each. The paper's variant without labels: clusters are found by
+    k-means, each with a covariance of its own. With labels as clusters and one covariance it would be `mdspp`.
+
+    Args:
+        clusters: how many clusters; the paper finds 1 best.
+    """
+
+    needs_train = True
+    grid = {"clusters": (1, 2, 5, 10)}
+
+    clusters: int = 1
+
+    def __post_init__(self) -> None:
+        check_count(self, "clusters")
+
+    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
+        assert train is not None
+        if self.clusters > len(train):
+            raise InputError(
+                f"SSD: clusters must be at most the number of training images ({len(train)}), got {self.clusters}"
+            )
+        directions = unit(train.features.double())
+        self.centre_ = directions.mean(dim=0)
+        self.spread_ = directions.std(dim=0, correction=0) + 1e-10
+        points = self._place(train.features)
+        owners = k_means(points, self.clusters)
+        groups = [points[owners == owner] for owner in sorted(set(owners.tolist()))]
+        self.means_ = torch.stack([group.mean(dim=0) for group in groups])
+        pooled = torch.cat([group - mean for group, mean in zip(groups, self.means_, strict=True)])
+        # A cluster with no more images than features has directions without any spread, which would count nothing:
+        # the covariance of all clusters serves it. Narrower matrices are filled up with zeros.
+        whites = [whitening(group - group.mean(dim=0) if len(group) > head.width else pooled) for group in groups]
+        self.whitenings_ = torch.stack(
+            [torch.nn.functional.pad(white, (0, head.width - white.shape[1])) for white in whites]
+        )
+
+    def _place(self, features: Tensor) -> Tensor:
+        return (unit(features.double()) - self.centre_) / self.spread_
+
+    def rate(self, acts: Activations) -> Tensor:
+        points = self._place(acts.features)
+        pairs = zip(self.means_.unbind(), self.whitenings_.unbind(), strict=True)
+        distances = [((points - mean) @ white).square().sum(dim=1) for mean, white in pairs]
+        return -torch.stack(distances).amin(dim=0).float()
+
+
+def k_means(points: Tensor, count: int) -> Tensor:
+    """Find the cluster of each point, from starts that are the same each time; a cluster may stay empty."""
+    starts = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:count]
+    means = points[starts.to(points.device)]
+    owners = torch.zeros(len(points), dtype=torch.long, device=points.device)
+    for _ in range(ROUNDS if count > 1 else 0):
+        found = torch.cdist(points, means).argmin(dim=1)
+        if torch.equal(found, owners):
+            break
+        owners = found
+        sums = torch.zeros_like(means).index_add_(0, owners, points)
+        counts = torch.bincount(owners, minlength=count).unsqueeze(1)
+        means = torch.where(counts > 0, sums / counts.clamp(min=1), means)
+    return owners

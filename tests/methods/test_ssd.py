@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+import torch
+
+from idness.core.errors import InputError
+from idness.core.types import Activations
+from idness.methods import SSD
+from idness.methods.ssd import k_means
+
+
+def slow_points(train, acts):
+    """Length 1, then mean 0 and variance 1 over the training images."""
+    unit = [f.double().numpy() / np.linalg.norm(f.double().numpy(), axis=1, keepdims=True) for f in (train, acts)]
+    return [(u - unit[0].mean(axis=0)) / unit[0].std(axis=0) for u in unit]
+
+
+def slow_distance(x, group, covariance):
+    return float((x - group.mean(axis=0)) @ np.linalg.pinv(covariance) @ (x - group.mean(axis=0)))
+
+
+def test_one_cluster_is_the_distance_from_all_training_images(world):
+    train, known = slow_points(world.train.features, world.known.features)
+    scores = SSD().fit(world.head, world.train).score(world.known)
+    for x, score in zip(known, scores.tolist(), strict=True):
+        assert score == pytest.approx(-slow_distance(x, train, np.cov(train.T, bias=True)), rel=1e-4)
+
+
+def test_several_clusters_have_a_covariance_each_and_the_nearest_counts(world):
+    train, known = slow_points(world.train.features, world.known.features)
+    owners = k_means(torch.from_numpy(train), 3).numpy()
+    groups = [train[owners == owner] for owner in range(3)]
+    assert min(len(group) for group in groups) > world.head.width
+    scores = SSD(clusters=3).fit(world.head, world.train).score(world.known)
+    for x, score in zip(known[:60], scores.tolist(), strict=False):
+        expected = -min(slow_distance(x, group, np.cov(group.T, bias=True)) for group in groups)
+        assert score == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_cluster_with_too_few_images_takes_the_covariance_of_all_clusters(world):
+    train, known = slow_points(world.train.features[:200], world.known.features)
+    owners = k_means(torch.from_numpy(train), 8).numpy()
+    groups = [train[owners == owner] for owner in sorted(set(owners.tolist()))]
+    assert max(len(group) for group in groups) <= world.head.width
+    pooled = np.concatenate([group - group.mean(axis=0) for group in groups])
+    scores = SSD(clusters=8).fit(world.head, world.train[:200]).score(world.known)
+    for x, score in zip(known[:60], scores.tolist(), strict=False):
+        expected = -min(slow_distance(x, group, pooled.T @ pooled / len(pooled)) for group in groups)
+        assert score == pytest.approx(expected, rel=1e-4)
+
+
+def test_k_means_ends_where_each_point_is_nearest_to_its_own_mean_and_begins_the_same_each_time():
+    rng = torch.Generator().manual_seed(4)
+    points = torch.cat([torch.randn(50, 3, generator=rng) + 6 * shift for shift in torch.eye(3)]).double()
+    owners = k_means(points, 3)
+    means = torch.stack([points[owners == owner].mean(dim=0) for owner in range(3)])
+    assert torch.equal(torch.cdist(points, means).argmin(dim=1), owners)
+    torch.manual_seed(7)
+    assert torch.equal(k_means(points, 3), owners)
+
+
+def test_no_labels_are_needed_and_odd_training_sets_do_no_harm(world):
+    bare = Activations(world.train.features, world.train.logits)
+    features = world.train.features.clone()
+    features[:, :9] = 0.0
+    alike = Activations(world.train.features[:1].expand(30, -1), world.train.logits[:1].expand(30, -1))
+    for train, clusters in ((bare, 5), (Activations(features, world.head(features)), 2), (bare[:7], 7), (alike, 3)):
+        assert SSD(clusters=clusters).fit(world.head, train).score(world.known).isfinite().all()
+
+
+def test_more_clusters_than_images_are_refused(world):
+    with pytest.raises(InputError, match=r"clusters must be at most the number of training images \(5\), got 10"):
+        SSD(clusters=10).fit(world.head, world.train[:5])
