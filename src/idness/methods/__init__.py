@@ -9,6 +9,8 @@ from idness.methods.ebo import EBO
 from idness.methods.fdbd import FDBD
 from idness.methods.fuse import Fuse
 from idness.methods.gen import GEN
+from idness.methods.gradnorm import GradNorm
+from idness.methods.klm import KLM
 from idness.methods.knn import KNN
 from idness.methods.lts import LTS
 from idness.methods.mds import MDS
@@ -18,11 +20,15 @@ from idness.methods.msp import MSP
 from idness.methods.nci import NCI
 from idness.methods.neco import NECO
 from idness.methods.nnguide import NNGuide
+from idness.methods.optfs import OptFS
+from idness.methods.ras import RAS
 from idness.methods.react import ReAct
+from idness.methods.relation import Relation
 from idness.methods.residual import Residual
 from idness.methods.rmds import RMDS
 from idness.methods.rmdspp import RMDSPP
 from idness.methods.scale import Scale
+from idness.methods.she import SHE
 from idness.methods.ssd import SSD
 from idness.methods.tempscale import TempScale
 from idness.methods.vim import ViM
@@ -33,6 +39,7 @@ __all__ = [
     "EBO",
     "FDBD",
     "GEN",
+    "KLM",
     "KNN",
     "LTS",
     "MDS",
@@ -41,8 +48,10 @@ __all__ = [
     "MSP",
     "NCI",
     "NECO",
+    "RAS",
     "RMDS",
     "RMDSPP",
+    "SHE",
     "SSD",
     "VRA",
     "ActSub",
@@ -50,8 +59,11 @@ __all__ = [
     "CADRef",
     "Chain",
     "Fuse",
+    "GradNorm",
     "NNGuide",
+    "OptFS",
     "ReAct",
+    "Relation",
     "Residual",
     "Scale",
     "TempScale",

@@ -1,0 +1,41 @@
+"""KLM -- Hendrycks et al., "Scaling Out-of-Distribution Detection for Real-World Settings" (KL matching), ICML 2022."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector
+
+
+@dataclass(kw_only=True)
+class KLM(Detector):
+    """Take minus the least divergence of an image's probabilities from the usual ones of a predicted class.
+
+    The usual probabilities d_k are the mean of those validation images that the network takes for class k, else of
+    training images; labels are not used. The score is -min_k KL(p || d_k).
+    """
+
+    needs_train = True
+    needs_val = True
+
+    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
+        acts = val if val is not None else train
+        assert acts is not None
+        logs = acts.logits.double().log_softmax(dim=1)
+        predicted = acts.logits.argmax(dim=1)
+        # Logarithms of means are made from logarithms: a sure network's probabilities of other classes are 0 in
+        # floating point, and the divergence from them would be infinite. Classes never predicted have no template.
+        groups = [logs[predicted == label] for label in sorted(set(predicted.tolist()))]
+        self.templates_ = torch.stack([group.logsumexp(dim=0) - math.log(len(group)) for group in groups])
+
+    def rate(self, acts: Activations) -> Tensor:
+        logs = acts.logits.double().log_softmax(dim=1)
+        probabilities = logs.exp()
+        # KL(p || d) = sum p log p - sum p log d: one matrix product for all classes.
+        nearest = (probabilities @ self.templates_.T).amax(dim=1)
+        return (nearest - (probabilities * logs).sum(dim=1)).float()

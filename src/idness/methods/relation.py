@@ -1,0 +1,62 @@
+"""Relation -- Kim et al., "Neural Relation Graph: A Unified Framework for Identifying Label Noise and Outlier Data", NeurIPS 2023."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from idness.core.checks import check_positive
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector
+from idness.detectors.kernels import row_blocks, unit
+
+CUT = 0.03
+"""Relations no stronger than this are left out, as in the authors' code."""
+
+
+@dataclass(kw_only=True)
+class Relation(Detector):
+    """Add up how closely an image is related to the training images, in features and in probabilities.
+
+    The relation of two images is max(0, cosine of their features) times the inner product of their probabilities.
+
+    Args:
+        power: exponent of relations before they are added; the paper finds 1 best for unknown images.
+    """
+
+    needs_train = True
+    grid = {"power": (1.0, 2.0, 4.0, 6.0, 8.0)}
+
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "power")
+
+    @classmethod
+    def learn_many(
+        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
+    ) -> None:
+        assert train is not None
+        bank, probabilities = unit(train.features), torch.softmax(train.logits, dim=1)
+        for detector in detectors:
+            detector.bank_, detector.probabilities_ = bank, probabilities
+
+    @classmethod
+    def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
+        # The products serve every power. Means instead of the paper's sums: the same order for any number of images.
+        features, probabilities = unit(acts.features), torch.softmax(acts.logits, dim=1)
+        powers = [detector.power for detector in detectors]
+        size = len(detectors[0].bank_)
+        parts = zip(row_blocks(features, size), row_blocks(probabilities, size), strict=True)
+        means = [detectors[0]._means(near, likely, powers) for near, likely in parts]
+        return list(torch.cat(means).unbind(dim=1))
+
+    def _means(self, features: Tensor, probabilities: Tensor, powers: Sequence[float]) -> Tensor:
+        """Average the relations of images with the training images, for several powers (N, P)."""
+        relations = (features @ self.bank_.T).clamp(min=0) * (probabilities @ self.probabilities_.T)
+        kept = torch.where(relations > CUT, relations, 0.0)
+        return torch.stack([(kept if power == 1 else kept**power).mean(dim=1) for power in powers], dim=1)

@@ -1,0 +1,51 @@
+"""SHE -- Zhang et al., "Out-of-Distribution Detection based on In-Distribution Data Patterns Memorization with Modern
+Hopfield Energy", ICLR 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from idness.core.checks import check_choice
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector
+from idness.detectors.gaussian import class_means
+from idness.detectors.kernels import lengths, unit
+
+
+@dataclass(kw_only=True)
+class SHE(Detector):
+    """Compare an image's features with the mean of its predicted class's correctly classified training images.
+
+    Args:
+        metric: inner_product is the paper's score; cosine and euclidean are what it compares it to.
+    """
+
+    needs_train = True
+    needs_labels = True
+    grid = {"metric": ("inner_product", "cosine", "euclidean")}
+
+    metric: str = "inner_product"
+
+    def __post_init__(self) -> None:
+        check_choice(self, "metric", ("inner_product", "cosine", "euclidean"))
+
+    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
+        assert train is not None
+        assert train.labels is not None
+        right = train.logits.argmax(dim=1) == train.labels
+        means, present = class_means(train.features[right], train.labels[right], head.classes)
+        # A class that was never recognised has no pattern (NaN in public code): that of all images serves it.
+        overall = train.features.mean(dim=0, dtype=torch.double)
+        self.patterns_ = torch.where(present.unsqueeze(1), means, overall).float()
+
+    def rate(self, acts: Activations) -> Tensor:
+        features, patterns = acts.features, self.patterns_[acts.logits.argmax(dim=1)]
+        if self.metric == "cosine":
+            features, patterns = unit(features), unit(patterns)
+        if self.metric == "euclidean":
+            return -lengths(features - patterns)
+        return (features * patterns).sum(dim=1)

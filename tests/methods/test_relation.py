@@ -1,0 +1,45 @@
+import math
+
+import pytest
+import torch
+
+from idness.core.types import Activations, Head
+from idness.detectors.detector import fit_many, score_many
+from idness.methods import Relation
+from tests.methods.test_klm import slow_softmax
+
+
+def slow_relation(x, y, p, q):
+    cosine = sum(a * b for a, b in zip(x, y, strict=True)) / (math.hypot(*x) * math.hypot(*y))
+    return max(0.0, cosine) * sum(a * b for a, b in zip(p, q, strict=True))
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, 8.0])
+def test_it_is_the_mean_relation_to_training_images_without_weak_ones(world, power):
+    train, known = world.train[:100], world.known[:30]
+    scores = Relation(power=power).fit(world.head, train).score(known)
+    bank = list(zip(train.features.tolist(), map(slow_softmax, train.logits.tolist()), strict=True))
+    for x, z, score in zip(known.features.tolist(), known.logits.tolist(), scores.tolist(), strict=True):
+        relations = [slow_relation(x, y, slow_softmax(z), q) for y, q in bank]
+        expected = sum(relation**power for relation in relations if relation > 0.03) / len(relations)
+        assert score == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("width", "expected"), [(64, 0.0), (16, 0.2 / 4)])
+def test_weak_relations_do_not_add_up(width, expected):
+    """A network of five classes that is never sure: probabilities give 0.2, the cosine of an even image 1 / sqrt(D)."""
+    head = Head(torch.zeros(5, width))
+    train, even = (Activations(rows, head(rows)) for rows in (torch.eye(width), torch.ones(1, width)))
+    assert Relation().fit(head, train).score(even).item() == pytest.approx(expected)
+
+
+def test_detectors_of_different_training_sets_are_not_mixed_up(world):
+    first, second = Relation().fit(world.head, world.train[:50]), Relation(power=2.0).fit(world.head, world.val)
+    for detector, scores in zip((first, second), score_many([first, second], world.known), strict=True):
+        assert torch.equal(detector.score(world.known), scores)
+
+
+def test_many_powers_keep_one_copy_of_the_training_images(world):
+    variants = Relation().variants()
+    fit_many(variants, world.head, world.train)
+    assert len({variant.bank_.data_ptr() for variant in variants}) == 1
