@@ -33,6 +33,7 @@ from idness.methods.ssd import SSD
 from idness.methods.tempscale import TempScale
 from idness.methods.vim import ViM
 from idness.methods.vra import VRA
+from idness.methods.weiper import WeiPer
 
 __all__ = [
     "DICE",
@@ -68,4 +69,5 @@ __all__ = [
     "Scale",
     "TempScale",
     "ViM",
+    "WeiPer",
 ]

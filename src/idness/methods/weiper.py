@@ -1,0 +1,100 @@
+"""WeiPer+KLD -- Granz et al., "WeiPer: OOD Detection using Weight Perturbations of Class Projections", NeurIPS 2024."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from idness.core.checks import check_count, check_positive
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector
+from idness.detectors.histograms import divergence, shares
+from idness.detectors.kernels import row_blocks, unit
+
+BINS = 100  # the authors take 80 for a vision transformer
+
+
+@dataclass(kw_only=True)
+class WeiPer(Detector):
+    """Compare histograms of an image's features and of its logits under perturbed heads with the usual ones.
+
+    Score: -D(features) - lambda_1 D(perturbed logits) + lambda_2 (mean largest probability of the perturbed heads).
+    D is the symmetric divergence from the mean histogram of training images. Defaults are the authors' for CIFAR-10.
+
+    Args:
+        delta: length of a perturbation, as a multiple of the length of the class's weights.
+        repeats: how many perturbed heads; many classes and features want fewer, to save memory.
+        s_1: over how many bins an image's histogram of features is averaged.
+        s_2: the same for perturbed logits.
+        lambda_1: weight of the divergence of perturbed logits.
+        lambda_2: weight of the mean largest probability.
+    """
+
+    needs_train = True
+    uses_head = True
+    grid = {"delta": (1.8, 2.4), "s_1": (4, 40), "s_2": (15, 40), "lambda_1": (0.1, 2.5), "lambda_2": (0.1, 1.0)}
+    other = {"repeats": 10}
+
+    delta: float = 1.8
+    repeats: int = 100
+    s_1: int = 4
+    s_2: int = 15
+    lambda_1: float = 2.5
+    lambda_2: float = 0.1
+
+    def __post_init__(self) -> None:
+        for option in ("delta", "lambda_1", "lambda_2"):
+            check_positive(self, option)
+        for option in ("repeats", "s_1", "s_2"):
+            check_count(self, option)
+
+    @classmethod
+    def learn_many(
+        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
+    ) -> None:
+        first: dict[tuple[float, int], Self] = {}
+        for detector in detectors:
+            learner = first.setdefault((detector.delta, detector.repeats), detector)
+            if learner is detector:
+                detector.learn(head, train, val)
+            vars(detector).update({name: value for name, value in vars(learner).items() if name.endswith("_")})
+
+    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
+        assert train is not None
+        plain = head.weight.double().repeat(self.repeats, 1)
+        noise = unit(torch.randn(plain.shape, generator=torch.Generator().manual_seed(0))).to(plain)
+        lengths = self.delta * plain.norm(dim=1, keepdim=True)
+        self.weights_, self.biases_ = plain + lengths * noise, head.offset.double().repeat(self.repeats)
+        # One range of values for all features, and one for all perturbed logits.
+        parts = row_blocks(train.features, len(plain))
+        ends = [torch.stack(linear(part.double(), self.weights_, self.biases_).aminmax()) for part in parts]
+        self.spans_ = torch.stack([torch.stack(v.double().aminmax()) for v in (train.features, torch.cat(ends))])
+        self.usual_ = self._measure(train.features).mean(dim=0)
+
+    @classmethod
+    def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
+        unlike = {(detector.delta, detector.repeats): detector for detector in detectors}
+        found = {key: detector._measure(acts.features) for key, detector in unlike.items()}
+        return [detector._combine(found[detector.delta, detector.repeats]) for detector in detectors]
+
+    def _measure(self, features: Tensor) -> Tensor:
+        """Compute what the score is made of: two histograms and the mean largest probability (N, 2 B + 1)."""
+        rows = []
+        for part in row_blocks(features, len(self.weights_)):
+            exact = part.double()  # rounding differs from batch to batch, and must not move a value to another bin
+            logits = linear(exact, self.weights_, self.biases_)
+            heads = logits.reshape(-1, self.repeats, len(self.biases_) // self.repeats).softmax(dim=2)
+            histograms = shares(exact, self.spans_[0], BINS), shares(logits, self.spans_[1], BINS)
+            rows.append(torch.cat([*histograms, heads.amax(dim=2).mean(dim=1, keepdim=True)], dim=1))
+        return torch.cat(rows)
+
+    def _combine(self, measures: Tensor) -> Tensor:
+        # As in the authors' code, an image's histogram is smoothed, the mean is not; the floors are theirs too.
+        far = divergence(self.usual_[:BINS], measures[:, :BINS], self.s_1, floor=0.01)
+        perturbed = divergence(self.usual_[BINS:-1], measures[:, BINS:-1], self.s_2, floor=0.025)
+        return (measures[:, -1] * self.lambda_2 - far - perturbed * self.lambda_1).float()
