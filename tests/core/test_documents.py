@@ -90,6 +90,14 @@ def test_numbers_that_are_none_are_written_only_where_allowed() -> None:
     assert math.isnan(loose.parse(loose.text(Note("a", 1, math.nan)), "x").share)
 
 
+@pytest.mark.parametrize("depth", [300, 480, 900, 980])
+def test_deep_nesting_is_told(depth: int) -> None:
+    loose = Document(content=dict, version=1, absent="make one", remedy="make it again", finite=False)
+    assert loose.parse('{"format": 1, "deep": [[[[]]]]}', "x")["deep"] == [[[[]]]]
+    with pytest.raises(StoreError, match="recursion"):
+        loose.parse('{"format": 1, "deep": ' + "[" * depth + "]" * depth + "}", "x")
+
+
 def test_what_is_no_file_is_told_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
     for name in ("none.json", "pipe.json", "."):
