@@ -16,10 +16,8 @@ from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.registry import parse
 
-LEAST = 50
-"""ID images to learn from, and as many to measure on, below which statistics of whole features lead astray."""
-CLASSES = 20
-"""Of so many classes (or of all, where there are fewer) the images must show half: a bank of one class knows no other."""
+LEAST, CLASSES = 50, 20
+"""ID images needed to learn from, and as many to measure on; and of so many classes, or of all, they must show half."""
 
 
 @dataclass(kw_only=True)
@@ -56,23 +54,21 @@ class Fuse(Detector):
 
     def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
         train, val = _halves(train, val)
-        used = [_robust(part) for part in self.parts] if _scarce(head, train, val) else [True] * len(self.parts)
+        # Parts that learn nothing, or single numbers from all activations as a percentile is, need next to no images.
+        scarce = _scarce(head, train, val)
+        used = [not scarce or not part.needs_train or part.needs_val for part in self.parts]
         if not any(used):
             raise InputError(f"Fuse: needs at least {2 * LEAST} ID images of all classes, got {len(train) + len(val)}")
         if not all(used):
-            left = [part.name for part, kept in zip(self.parts, used, strict=True) if not kept]
-            warnings.warn(
-                f"Fuse: {len(train)} ID images to learn from are too few, or of too few classes, for {', '.join(left)};"
-                f" without {'it' if len(left) == 1 else 'them'} it is less sharp: give at least {2 * LEAST} of all classes",
-                IdnessWarning,
-                stacklevel=5,
-            )
+            left = ", ".join(part.name for part, kept in zip(self.parts, used, strict=True) if not kept)
+            text = f"Fuse: {len(train)} ID images to learn from are too few, or of too few classes, for {left}"
+            warnings.warn(f"{text}; give at least {2 * LEAST} images of all classes", IdnessWarning, stacklevel=5)
         weights, means = [], []
         for part, kept in zip(self.parts, used, strict=True):
             part._forget()
-            scores = part.fit(head, train, val=val).score(val).double() if kept else torch.zeros(1)
+            scores = part.fit(head, train, val=val).score(val).double() if kept else train.features.new_zeros(1)
             means.append(scores.mean())
-            weights.append(1 / scores.std(correction=0).clamp(min=1e-9) if kept else torch.tensor(0.0))
+            weights.append(kept / scores.std(correction=0).clamp(min=1e-9))
         self.means_, self.weights_ = torch.stack(means).float(), torch.stack(weights).float()
 
     def rate(self, acts: Activations) -> Tensor:
@@ -85,23 +81,17 @@ class Fuse(Detector):
 
 
 def _halves(train: Activations | None, val: Activations | None) -> tuple[Activations, Activations]:
-    """Give images to learn from and others to measure on."""
-    whole = val if train is None else train if val is None else None
+    """Give images to learn from and others to measure on; of one set every other one, as sets are often sorted by class."""
     if train is not None and val is not None:
         return train, val
+    whole = val if train is None else train
     assert whole is not None
-    # Every other one: sets are often sorted by class.
     return whole[::2], whole[1::2] if len(whole) > 1 else whole
 
 
 def _scarce(head: Head, train: Activations, val: Activations) -> bool:
     shown = len(torch.unique(train.logits.argmax(dim=1)))
     return min(len(train), len(val)) < LEAST or shown < min(head.classes, CLASSES) / 2
-
-
-def _robust(part: Detector) -> bool:
-    """Say whether a part learns nothing, or single numbers from all activations, as a percentile is."""
-    return not part.needs_train or part.needs_val
 
 
 def _part(part: object) -> Detector:
