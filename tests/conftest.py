@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import settings
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -19,6 +18,7 @@ SAMPLES = Path(__file__).resolve().parent / "samples"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 sys.path.insert(0, str(SAMPLES))
 
+import colour_world  # noqa: E402
 import tiny_net  # noqa: E402
 from colour_world import HOW, known_tensors, write_folder, write_foreign  # noqa: E402
 
@@ -50,14 +50,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def trained() -> nn.Module:
     """The small network, trained until it knows its colours."""
-    images, labels = known_tensors(160, first=10_000)
-    model = tiny_net.make().train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    for _ in range(30):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-    return model.eval()
+    return colour_world.trained()
 
 
 @pytest.fixture(scope="session")

@@ -1,73 +1,25 @@
-"""Small sets of pictures on disk, and a small network in a file, for tests of the benchmark."""
+"""Sets of the small world's pictures as arrays and on disk, with its network and a benchmark of them."""
 
 from __future__ import annotations
 
+import copy
+import shutil
 from pathlib import Path
 
+import colour_world
 import numpy as np
-import torch
+import tiny_net
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from torch import Tensor, nn
-
-CLASSES = 3
-SIDE = 8
-NETWORK = """
-import torch
 from torch import nn
 
-def make():
-    return nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(48, 3))
-"""
-
-
-def pictures(count: int, seed: int, known: bool = True) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Known pictures have one bright colour in one half; unknown ones are dark and grey."""
-    rng = np.random.default_rng(seed)
-    labels = np.arange(count) % CLASSES
-    images = rng.integers(0, 90, (count, SIDE, SIDE, 3))
-    if known:
-        for place, label in enumerate(labels):
-            images[place, :, : SIDE // 2, label] += rng.integers(60, 160)
-    return images.astype(np.uint8), labels.astype(np.int64)
-
-
-def network() -> nn.Module:
-    """Build the network of the file, with fixed weights."""
-    namespace: dict[str, object] = {}
-    exec(NETWORK, namespace)
-    torch.manual_seed(0)
-    model = namespace["make"]()  # type: ignore[operator]
-    images, labels = pictures(150, seed=9)
-    train(model, torch.from_numpy(images).movedim(-1, 1).float().div(255).sub(0.3).div(0.2), torch.from_numpy(labels))
-    return model
-
-
-def train(model: nn.Module, images: Tensor, labels: Tensor) -> None:
-    optimizer = torch.optim.Adam(model.parameters(), 0.02)
-    for _ in range(25):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-
-
-def world(folder: Path, count: int = 60, counts: dict[str, int] | None = None) -> Path:
-    """Write sets, a network with weights, and a benchmark file; return the latter."""
-    sizes = {"train": count, "val": count, "test": count, "uval": count, "near": count, "far": count} | (counts or {})
-    for seed, (name, size) in enumerate(sizes.items()):
-        images, labels = pictures(size, seed, known=name in ("train", "val", "test"))
-        if name == "near":
-            images = images // 2 + pictures(size, 77)[0] // 2
-        np.savez_compressed(folder / f"{name}.npz", images=images, labels=labels)
-    (folder / "net.py").write_text(NETWORK)
-    save_file(network().state_dict(), folder / "weights.safetensors")
-    path = folder / "mine.toml"
-    path.write_text("""
-title = "Bright against dark"
-classes = ["red", "green", "blue"]
+SIDE = 16
+BENCHMARK = """
+title = "Colours against grey"
+classes = ["red", "green", "blue", "yellow"]
 [preprocessing]
-mean = [0.3, 0.3, 0.3]
-std = [0.2, 0.2, 0.2]
+mean = [0.5, 0.5, 0.5]
+std = [0.25, 0.25, 0.25]
 [id]
 train = "train.npz"
 val = "val.npz"
@@ -77,6 +29,36 @@ uval = "uval.npz"
 [near]
 mixed = "near.npz"
 [far]
-dark = "far.npz"
-""")
+grey = "far.npz"
+"""
+
+
+def pictures(count: int, seed: int, known: bool = True) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Draw known pictures, of each class in turn, or OOD pictures: noise, since two stripes may be the same."""
+    labels, names, first = np.arange(count) % len(colour_world.COLOURS), list(colour_world.COLOURS), 10_000 * seed
+    drawn = [
+        colour_world.known(names[label], first + place, SIDE)
+        if known
+        else colour_world.foreign(first + 2 * place, SIDE)
+        for place, label in enumerate(labels)
+    ]
+    return np.stack([np.asarray(picture) for picture in drawn]), labels.astype(np.int64)
+
+
+def network() -> nn.Module:
+    """Give a copy of the trained network, which a test may spoil."""
+    return copy.deepcopy(colour_world.trained())
+
+
+def world(folder: Path, count: int = 60) -> Path:
+    """Write sets, a network with weights, and a benchmark file; return the latter."""
+    for seed, name in enumerate(("train", "val", "test", "uval", "near", "far")):
+        images, labels = pictures(count, seed, known=name in ("train", "val", "test"))
+        if name == "near":
+            images = images // 2 + pictures(count, 77)[0] // 2
+        np.savez_compressed(folder / f"{name}.npz", images=images, labels=labels)
+    shutil.copy(tiny_net.__file__, folder / "net.py")
+    save_file(colour_world.trained().state_dict(), folder / "weights.safetensors")
+    path = folder / "mine.toml"
+    path.write_text(BENCHMARK)
     return path

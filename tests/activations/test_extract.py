@@ -22,7 +22,7 @@ from idness.data import ArraySet, Preprocessing, folder_set
 from idness.networks.split import SplitModel
 from tests.pictures import network, pictures
 
-SETTING = Preprocessing(mean=(0.3, 0.3, 0.3), std=(0.2, 0.2, 0.2))
+SETTING = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ class Counting(nn.Module):
 
 def made(preprocessing: Preprocessing = SETTING) -> tuple[Network, Counting]:
     counting = Counting(network())
-    split = SplitModel(counting, example=torch.rand(2, 3, 8, 8))
+    split = SplitModel(counting, example=torch.rand(2, 3, 16, 16))
     counting.seen = 0
     return Network.of(split, preprocessing), counting
 
@@ -95,7 +95,7 @@ def test_weights_preprocessing_labels_and_precision_each_count(tmp_path: Path) -
     net, counting = made()
     store, data = FeatureStore(tmp_path), known()
     keys = {extract(net, data, store).key}
-    relabelled = ArraySet(data.images, "x", (data.labels + 1) % 3)  # type: ignore[operator]
+    relabelled = ArraySet(data.images, "x", (data.labels + 1) % 4)  # type: ignore[operator]
     keys.add(extract(net, relabelled, store).key)
     keys.add(extract(made(Preprocessing())[0], data, store).key)
     with torch.no_grad():
@@ -141,7 +141,7 @@ def test_images_without_a_number_are_left_out(tmp_path: Path) -> None:
 
     images, _ = pictures(10, 0)
     images[4] = 0
-    split = SplitModel(Hurt(), layer="model.4")
+    split = SplitModel(Hurt(), layer="model.fc")
     store = FeatureStore(tmp_path)
     done = extract(Network.of(split, SETTING), ArraySet(images, "x"), store)
     [part] = store.shards(done.key)
@@ -171,7 +171,7 @@ def test_damaged_shard_is_computed_again(tmp_path: Path) -> None:
 def test_killed_and_resumed_equals_never_killed(tmp_path: Path) -> None:
     code = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+sys.path[:0] = {[str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "samples")]!r}
 import time
 from pathlib import Path
 from idness.activations import extract as extraction

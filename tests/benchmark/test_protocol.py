@@ -70,7 +70,7 @@ def test_all_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
         DataError, match=r"2 of 6 sets cannot be used: id_val: not found: val.npz.*mixed: not found: near.npz"
     ):
         Benchmark.load(path).open()
-    assert [entry.name for entry in Benchmark.load(path).open(partial=True)] == ["id_train", "id_test", "uval", "dark"]
+    assert [entry.name for entry in Benchmark.load(path).open(partial=True)] == ["id_train", "id_test", "uval", "grey"]
     (tmp_path / "test.npz").unlink()
     with pytest.raises(DataError, match="id_test: not found"):
         Benchmark.load(path).open(partial=True)
@@ -81,7 +81,7 @@ def test_an_empty_set_is_told(tmp_path: Path) -> None:
     (tmp_path / "far.npz").unlink()
     (tmp_path / "hollow").mkdir()
     path.write_text(path.read_text().replace("far.npz", "hollow"))
-    with pytest.raises(DataError, match="dark: hollow holds no images"):
+    with pytest.raises(DataError, match="grey: hollow holds no images"):
         Benchmark.load(path).open()
 
 

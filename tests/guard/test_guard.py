@@ -35,7 +35,7 @@ def test_one_image_and_a_batch_give_the_same_scores(name: str, trained: nn.Modul
     whole = guard(images)
     single = torch.cat([guard(image).score for image in images])
     error = (single - whole.score).abs().max() / max(1.0, float(whole.score.max() - whole.score.min()))
-    assert float(error) < 1e-5
+    assert float(error) < 1e-4
 
 
 def test_rows_that_are_not_finite_are_rejected_and_leave_the_others_alone(guard: Guard) -> None:

@@ -3,20 +3,20 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import tiny_net
 import torch
 
 from idness.core.errors import OptionError
 from idness.networks import precision
 from idness.networks.precision import bf16_problem, choose_precision
 from idness.networks.split import SplitModel
-from tests.pictures import network
 
 IMAGES = torch.rand(16, 3, 8, 8)
 
 
 @pytest.fixture
 def split() -> SplitModel:
-    return SplitModel(network(), example=IMAGES[:2])
+    return SplitModel(tiny_net.make(), example=IMAGES[:2])
 
 
 def test_asked_for(split: SplitModel, monkeypatch: pytest.MonkeyPatch) -> None:
