@@ -105,6 +105,11 @@ def test_what_a_subclass_of_scale_writes_counts():
     assert not torch.allclose(once.score(world.known), twice.score(world.known))
 
 
+def test_a_variants_options_can_be_set_and_what_is_given_wins():
+    assert registry.build("ash-b", percentile=70.0).options()["variant"] == "b"
+    assert registry.parse("ASH-B(variant=p)").options()["variant"] == "p"
+
+
 def test_packages_are_looked_at_once(offered: Offer, monkeypatch: pytest.MonkeyPatch):
     offered()
     registry.build("msp")

@@ -139,11 +139,12 @@ def test_what_is_not_learned_yet_is_told():
 
 def test_detectors_that_learned_apart_are_not_scored_as_if_together():
     one, two = KNN(k=1).fit(WORLD.head, WORLD.train), KNN(k=1).fit(WORLD.head, WORLD.val)
-    loaded = KNN(k=1).load_state(WORLD.head, two.state())
-    scores = score_many([one, two, loaded], WORLD.known)
+    loaded, other = (KNN(k=1).load_state(WORLD.head, learned.state()) for learned in (two, one))
+    scores = score_many([one, two, loaded, other], WORLD.known)
     assert torch.equal(scores[0], one.score(WORLD.known))
     assert torch.equal(scores[1], two.score(WORLD.known))
     assert torch.equal(scores[2], scores[1])
+    assert torch.equal(scores[3], scores[0])
     assert not torch.equal(scores[0], scores[1])
 
 

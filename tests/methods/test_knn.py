@@ -29,6 +29,6 @@ def test_detectors_of_different_training_sets_are_not_mixed_up(world):
 
 
 def test_more_neighbours_than_images_are_refused(world):
-    with pytest.raises(InputError, match=r"k must be at most the number of training images \(30\), got 50"):
-        KNN(k=50).fit(world.head, world.train[:30])
+    with pytest.raises(InputError, match=r"k must be at most the number of training images \(30\), got 31"):
+        KNN(k=31).fit(world.head, world.train[:30])
     assert KNN(k=30).fit(world.head, world.train[:30]).score(world.known).isfinite().all()
