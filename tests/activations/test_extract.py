@@ -14,11 +14,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from idness.activations import extract as extraction
-from idness.activations.extract import Network, extract
+from idness.activations.extract import extract
 from idness.activations.store import FeatureStore
 from idness.core.errors import DataError, IdnessWarning
 from idness.core.progress import Listener
 from idness.data import ArraySet, Preprocessing, folder_set
+from idness.networks.opening import Network
+from idness.networks.precision import ChosenPrecision
 from idness.networks.split import SplitModel
 from tests.pictures import network, pictures
 
@@ -46,7 +48,7 @@ def made(preprocessing: Preprocessing = SETTING) -> tuple[Network, Counting]:
     counting = Counting(network())
     split = SplitModel(counting, example=torch.rand(2, 3, 16, 16))
     counting.seen = 0
-    return Network.of(split, preprocessing), counting
+    return Network(split, preprocessing), counting
 
 
 def known(count: int = 50, seed: int = 0) -> ArraySet:
@@ -100,18 +102,21 @@ def test_weights_preprocessing_labels_and_precision_each_count(tmp_path: Path) -
     keys.add(extract(made(Preprocessing())[0], data, store).key)
     with torch.no_grad():
         next(counting.model.parameters()).add_(1e-6)
-    keys.add(extract(Network.of(net.split, SETTING), data, store).key)
+    keys.add(extract(Network(net.split, SETTING), data, store).key)
     assert len(keys) == 4
-    assert Network.of(net.split, SETTING, "bf16").identity != Network.of(net.split, SETTING, "fp32").identity
+    assert (
+        Network(net.split, SETTING, ChosenPrecision("bf16", "bf16", "")).identity
+        != Network(net.split, SETTING).identity
+    )
 
 
 def test_the_code_of_a_network_counts(tmp_path: Path) -> None:
     split = made()[0].split
     file = tmp_path / "net.py"
     file.write_text("a = 1")
-    first = Network.of(split, SETTING, "fp32", f"{file}:make")
+    first = Network(split, SETTING, spec=f"{file}:make").identity
     file.write_text("a = 2")
-    assert Network.of(split, SETTING, "fp32", f"{file}:make").identity != first.identity
+    assert Network(split, SETTING, spec=f"{file}:make").identity != first
 
 
 def test_bad_images_are_left_out_and_named(tmp_path: Path) -> None:
@@ -143,7 +148,7 @@ def test_images_without_a_number_are_left_out(tmp_path: Path) -> None:
     images[4] = 0
     split = SplitModel(Hurt(), layer="model.fc")
     store = FeatureStore(tmp_path)
-    done = extract(Network.of(split, SETTING), ArraySet(images, "x"), store)
+    done = extract(Network(split, SETTING), ArraySet(images, "x"), store)
     [part] = store.shards(done.key)
     assert part.skipped == [(4, "the network gives NaN or Inf for it")]
     assert len(part.acts) == 9

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from idness.activations.prerelu import Capture, capture, extract
+from idness.activations.prerelu import Capture, capture
 from idness.networks.split import SplitModel
 
 
@@ -88,7 +88,7 @@ def test_a_loader_gives_the_same_as_one_batch_with_labels() -> None:
     images, labels = torch.randn(10, 3, 8, 8), torch.arange(10) % 5
     split = SplitModel(Small("module").eval(), example=images)
     whole = capture(split, images)
-    parts = extract(split, [(images[:7], labels[:7]), (images[7:], labels[7:])])
+    parts = Capture.concat([capture(split, (images[rows], labels[rows])) for rows in (slice(7), slice(7, None))])
     assert parts.pre is not None
     assert whole.pre is not None
     torch.testing.assert_close(parts.pre, whole.pre)

@@ -112,7 +112,7 @@ def test_second_run_touches_no_network_and_gives_the_same(
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("the network ran")
 
-    monkeypatch.setattr(SplitModel, "stream", forbidden)
+    monkeypatch.setattr(SplitModel, "split", forbidden)
     again = go(place)
     assert again.time["images"] == 0
     assert again.time["cached"] == 360
@@ -242,7 +242,7 @@ def test_labels_beyond_the_classes_and_misspelt_methods(place: Path, tmp_path: P
         go(path)
     with pytest.raises(IdnessError, match="did you mean 'scale'"):
         go(place, methods=["scal"])
-    with pytest.raises(ModelError, match="needs --model"):
+    with pytest.raises(ModelError, match="needs model="):
         run(place)
 
 

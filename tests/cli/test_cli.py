@@ -3,9 +3,11 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import sys
 
 import pytest
 
+from idness.cli import with_flags
 from tests.cli.running import PROCESS, idness
 
 
@@ -46,3 +48,27 @@ def test_a_reader_that_goes_away_is_no_error():
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "message", "spoken"),
+    [
+        ("bench", "give a file as weights=, or weights='none'", "give a file as --weights, or --weights none"),
+        ("bench", "partial=True or preprocessing=", "--partial or [preprocessing] in the benchmark's file"),
+        ("calibrate", "give preprocessing=, or train=.", "give --size, --mean and --std, or --train."),
+        ("score", "name it yourself: model='my.py:make'", "name it yourself: --model my.py:make"),
+        ("calibrate", "give model=", "give MODEL"),
+        ("list", "give weights=, got 'scale(percentile=85)'", "give weights=, got 'scale(percentile=85)'"),
+        ("bench", "got 'gen(seed=3)' for data=3", "got 'gen(seed=3)' for data=3"),
+    ],
+)
+def test_arguments_of_the_library_are_named_as_flags(monkeypatch, command, message, spoken):
+    monkeypatch.setattr(sys, "argv", ["idness", command, "x"])
+    assert with_flags(message) == spoken
+
+
+def test_an_error_of_the_library_names_the_flag(tmp_path):
+    (tmp_path / "mine.toml").write_text('[id]\ntest = "a"\n[far]\nb = "b"\n')
+    done = idness("bench", tmp_path / "mine.toml", "--data", tmp_path / "nowhere")
+    assert done.returncode == 2
+    assert "idness: --data must be a folder, got" in done.stderr

@@ -277,7 +277,7 @@ def test_embedded_set() -> None:
 def test_first_place_that_exists_is_taken(tmp_path: Path) -> None:
     write_images(tmp_path / "second", 1)
     assert len(opened({"path": ["first", "second", "torchvision:SVHN"]}, tmp_path)) == 1
-    with pytest.raises(DataError, match="not found: first or third; give the folder that holds it with --data"):
+    with pytest.raises(DataError, match="not found: first or third"):
         open_set({"path": ["first", "third"]}, tmp_path)
 
 

@@ -155,7 +155,7 @@ def test_wrong_calls_get_one_line(net_spec: str, weights: Path, id_folder: Path,
         prepare_guard(net_spec, id_folder, weights=weights, method="scal")
     bare = tmp_path / "plain.py"
     bare.write_text("from torch import nn\ndef make(): return nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 4))\n")
-    with pytest.raises(ModelError, match="give --size"):
+    with pytest.raises(ModelError, match="is not known; taken as they are, .*; give preprocessing="):
         prepare_guard(f"{bare}:make", id_folder)
     sized = idness("calibrate", f"{bare}:make", "--data", id_folder, "--size", 8, "--mean", ".5,.5,.5", "--std", ".2,.2,.2",
                     "--method", "msp", "-o", tmp_path / "g")  # fmt: skip
@@ -174,7 +174,7 @@ def test_a_guard_of_a_models_file_needs_it_named_elsewhere(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
     refused = idness("score", made, image)
     assert refused.returncode == 2
-    assert "--model" in refused.stderr
+    assert f"name it yourself: --model {net_spec}" in refused.stderr
     assert idness("score", made, image, "--model", net_spec).returncode == 0
     assert idness("score", made, image).returncode == 0
 

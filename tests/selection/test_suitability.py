@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from idness.activations.prerelu import extract
+from idness.activations.prerelu import capture
 from idness.core.errors import InputError
 from idness.core.types import Activations, Head
 from idness.detectors.registry import parse
@@ -31,7 +31,7 @@ def test_the_structure_of_torchvision_networks(name: str) -> None:
     torch.manual_seed(0)
     images = torch.randn(3, 3, 224, 224)
     split = SplitModel(getattr(models, name)(weights=None).eval(), example=images[:2])
-    found = extract(split, [images])
+    found = capture(split, images)
     diagnosis = examine(split, found.acts, rectifier=found.rectifier)
     assert diagnosis.suits is STRUCTURES[name]
     assert (found.rectifier is not None) is STRUCTURES[name]
@@ -174,7 +174,7 @@ def test_the_papers_densenet_by_its_own_images_alone(shared_data: Path, tmp_path
     np.savez(tmp_path / "cifar.npz", images=known.images[::20], labels=labels)
     source = f"{tmp_path / 'net.py'}:make"
     (tmp_path / "net.py").write_text(
-        "from idness.paper import densenet\n\n\ndef make():\n    net = densenet.cifar10()\n"
+        "from idness.networks import densenet\n\n\ndef make():\n    net = densenet.cifar10()\n"
         "    net.preprocessing = {'mean': [0.4914, 0.4822, 0.4465], 'std': [0.2023, 0.1994, 0.2010]}\n    return net\n"
     )
     found = diagnose(source, tmp_path / "cifar.npz", weights=shared_data / "densenet101_cifar10.pth.tar")

@@ -32,7 +32,7 @@ def test_folder(tmp_path: Path) -> None:
 
 def test_sizes_are_brought_to_one_only_when_asked(tmp_path: Path) -> None:
     Image.new("RGB", (20, 10)).save(folder(tmp_path) / "ant" / "wide.png")
-    with pytest.raises(DataError, match=r"2 sizes \(8 x 8, 20 x 10\).*--size"):
+    with pytest.raises(DataError, match=r"2 sizes \(8 x 8, 20 x 10\).*give size="):
         image_folder(tmp_path)
     assert image_folder(tmp_path, size=16).images.shape == (7, 16, 16, 3)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageOps
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from idness.core.errors import OptionError
+from idness.core.errors import IdnessError, OptionError
 from idness.training import AugMix, Cider, ConfBranch, LogitNorm, Plain, RegMixup, TrainingSet, finetune, networks
-from idness.training.augmix import augmix, autocontrast, equalize, geometric, jsd_loss, posterize, solarize
+from idness.training.augmix import augmix, jsd_loss, operate
 from idness.training.cider import compactness_loss, dispersion_loss, projected, update_prototypes
 from idness.training.confbranch import confidence_losses
 from idness.training.logitnorm import logitnorm_loss
@@ -161,50 +163,54 @@ def test_jsd(logits: Tensor) -> None:
 def pictures(count: int = 4) -> Tensor:
     values = torch.randint(0, 200, (count, 3, 16, 16), generator=torch.Generator().manual_seed(0))
     values[0] = 77  # one image of one colour
-    return values.float()
+    return values.byte()
 
 
-def test_pointwise_operations_against_pillow() -> None:
-    from PIL import Image, ImageOps
-
-    images = pictures()
-    level = torch.tensor([0.5, 2.6, 2.9, 1.0])
-    made = {
-        "autocontrast": autocontrast(images),
-        "equalize": equalize(images),
-        "posterize": posterize(images, level),
-        "solarize": solarize(images, level),
-    }
-    for i, image in enumerate(images):
-        picture = Image.fromarray(image.permute(1, 2, 0).byte().numpy())
-        strength = float(level[i])
+@pytest.mark.parametrize("level", [0.05, 0.26, 0.29, 0.1])
+def test_augmix_changes_values_as_pillow_does(level: float) -> None:
+    for image in pictures():
+        picture = Image.fromarray(image.permute(1, 2, 0).numpy())
         expected = {
             "autocontrast": ImageOps.autocontrast(picture),
             "equalize": ImageOps.equalize(picture),
-            "posterize": ImageOps.posterize(picture, 4 - int(strength * 4 / 10)),
-            "solarize": ImageOps.solarize(picture, 256 - int(strength * 256 / 10)),
+            "posterize": ImageOps.posterize(picture, 4 - int(level * 4)),
+            "solarize": ImageOps.solarize(picture, 256 - int(level * 256)),
         }
         for name, want in expected.items():
-            off = np.abs(made[name][i].permute(1, 2, 0).numpy() - np.asarray(want, dtype=np.float64)).max()
+            off = np.abs(
+                operate(image, name, level).permute(1, 2, 0).numpy() - np.asarray(want, dtype=np.float64)
+            ).max()
             assert off <= (1 if name == "autocontrast" else 0), name
 
 
-def test_geometric_operations_move_pixels() -> None:
-    spot = torch.zeros(1, 3, 30, 30)
-    spot[..., 14:16, 14:16] = 255
-    rows, columns = torch.meshgrid(torch.arange(30.0), torch.arange(30.0), indexing="ij")
+@pytest.mark.parametrize("level", [-0.27, 0.15])
+def test_augmix_moves_pixels_as_pillow_does(level: float) -> None:
+    rows, columns = np.meshgrid(np.arange(30), np.arange(30), indexing="ij")
+    smooth = np.stack([4 * rows + 60, 5 * columns + 40, 3 * (rows + columns)], axis=-1).astype(np.uint8)
+    picture, image = Image.fromarray(smooth), torch.from_numpy(smooth).permute(2, 0, 1)
 
-    def centre(image: Tensor) -> tuple[float, float]:
-        total = image[0, 0].sum()
-        return float((image[0, 0] * rows).sum() / total), float((image[0, 0] * columns).sum() / total)
+    def moved(*matrix: float) -> Image.Image:
+        return picture.transform((30, 30), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
 
-    level = torch.tensor([3.0])  # a third of the size, times 3 / 10: 3 pixels
-    assert abs(centre(geometric(spot, "translate_x", level))[1] - 14.5) == pytest.approx(3, abs=1e-3)
-    assert abs(centre(geometric(spot, "translate_y", level))[0] - 14.5) == pytest.approx(3, abs=1e-3)
-    for kind in ("rotate", "shear_x", "shear_y"):
-        moved = geometric(spot, kind, level)
-        assert centre(moved) == pytest.approx((14.5, 14.5), abs=1e-3)
-        assert not torch.equal(moved, spot)
+    step = int(10 * level)
+    expected = {
+        "rotate": picture.rotate(-int(30 * level), Image.Resampling.BILINEAR),
+        "shear_x": moved(1, 0.3 * level, 0, 0, 1, 0),
+        "shear_y": moved(1, 0, 0, 0.3 * level, 1, 0),
+        "translate_x": moved(1, 0, -step, 0, 1, 0),
+        "translate_y": moved(1, 0, 0, 0, 1, -step),
+    }
+    for name, want in expected.items():
+        found, wanted = operate(image, name, level).permute(1, 2, 0).numpy(), np.asarray(want)
+        assert not np.array_equal(found, smooth), name
+        # At the border they blend with black differently.
+        assert np.abs(found.astype(float) - wanted)[6:-6, 6:-6].max() <= 2, name
+
+
+def test_augmix_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(IdnessError, match=r"augmix: needs torchvision; run pip install 'idness\[train\]'"):
+        AugMix(networks.build("tiny_resnet", 3), 3, MEAN, STD)
 
 
 def test_augmix_stays_an_image_and_changes_it() -> None:

@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from idness.activations.forward import run_images
 from idness.activations.store import SHARD, FeatureStore, Shard, ShardRef, empty_shard
 from idness.core.errors import DataError
-from idness.core.files import key_of, sha256, sha256_of
+from idness.core.files import key_of, sha256_of
 from idness.core.progress import Listener
 from idness.core.types import Activations
-from idness.data import Batch, ImageSet, Preprocessing, read_batches
+from idness.data import Batch, ImageSet
 from idness.data.reading import DIGEST
-from idness.networks.split import Precision, SplitModel, fingerprint
-
-
-@dataclass(frozen=True)
-class Network:
-    """Is a network together with what identifies its activations: weights, structure, layer, preprocessing and precision."""
-
-    split: SplitModel
-    preprocessing: Preprocessing
-    precision: Precision
-    weights_sha256: str
-    identity: str
-
-    @staticmethod
-    def of(split: SplitModel, preprocessing: Preprocessing, precision: Precision = "fp32", spec: str = "") -> Network:
-        """Hash a network; the code of a `file.py:function` counts too, since the same weights may compute something else."""
-        weights = fingerprint(split.model)
-        file = Path(spec.rpartition(":")[0])
-        code = sha256(file) if file.suffix == ".py" and file.is_file() else ""
-        settings = json.dumps(preprocessing.to_dict(), sort_keys=True)
-        return Network(
-            split,
-            preprocessing,
-            precision,
-            weights,
-            key_of(weights, repr(split.model), split.layer, code, settings, precision),
-        )
+from idness.networks.opening import Network
 
 
 @dataclass(frozen=True)
@@ -89,7 +60,9 @@ def extract(
     whole = key_of(network.identity, *keys)
     found = [ref for key in keys if (ref := refs[key]) is not None]
     if whole not in store or store.refs(whole) != found:
-        store.finish(whole, found, {"source": images.source, "images": len(images), "precision": network.precision})
+        store.finish(
+            whole, found, {"source": images.source, "images": len(images), "precision": network.precision.used}
+        )
     return Extracted(whole, len(images) - cached, cached)
 
 
@@ -113,31 +86,11 @@ def _run(
         (low, min(low + batch_size, stop)) for _, (start, stop) in missing for low in range(start, stop, batch_size)
     ]
     shard_parts: list[tuple[Batch, Activations | None]] = []
-    for batch, acts in _activations(network, read_batches(images, network.preprocessing, batches, workers=workers)):
-        shard_parts.append((batch, acts))
-        listener.advance(batch.stop - batch.start)
+    for batch, found in run_images(network, images, spans=batches, workers=workers, listener=listener):
+        shard_parts.append((batch, None if found is None else found.acts))
         if batch.stop in ends:
             yield ends[batch.stop], store.put(ends[batch.stop], _joined(network, images, shard_parts))
             shard_parts = []
-
-
-def _activations(network: Network, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Activations | None]]:
-    """Pair each batch with its activations, or with none where no image of it could be read."""
-    waiting: deque[Batch] = deque()
-
-    def readable() -> Iterator[Tensor]:
-        for batch in batches:
-            waiting.append(batch)
-            if len(batch.pixels):
-                images = network.preprocessing.normalize(batch.pixels)
-                yield images.contiguous(memory_format=torch.channels_last)
-
-    for acts in network.split.stream(readable(), precision=network.precision):
-        while not len(waiting[0].pixels):
-            yield waiting.popleft(), None
-        yield waiting.popleft(), acts
-    while waiting:
-        yield waiting.popleft(), None
 
 
 def _joined(network: Network, images: ImageSet, parts: Sequence[tuple[Batch, Activations | None]]) -> Shard:
@@ -150,7 +103,7 @@ def _joined(network: Network, images: ImageSet, parts: Sequence[tuple[Batch, Act
     index = torch.cat([torch.from_numpy(batch.index) for batch, _ in ran])
     digests = torch.cat([torch.from_numpy(batch.digests.copy()) for batch, _ in ran])
     # An image for which the network gives no number is as useless as one that cannot be read; the others are not.
-    finite = torch.isfinite(acts.features).all(dim=1) & torch.isfinite(acts.logits).all(dim=1)
+    finite = acts.finite
     skipped += [(int(place), "the network gives NaN or Inf for it") for place in index[~finite]]
     labels = None if images.labels is None else torch.from_numpy(images.labels)[index[finite]]
     kept = Activations(acts.features[finite], acts.logits[finite], labels)

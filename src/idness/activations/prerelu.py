@@ -8,7 +8,7 @@ ReLU in the way in which the network pools what leaves it, which gives one value
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Rectifier:
-    """Is a network's final ReLU.
+    """Describes a network's final ReLU.
 
     Args:
         kind: `relu`, or `relu6` where outputs are capped.
@@ -74,6 +74,15 @@ class Capture:
     pre: Tensor | None
     last: str = ""
 
+    @staticmethod
+    def concat(parts: Sequence[Capture]) -> Capture:
+        """Join parts row after row; pre-ReLU values are kept when every part has them."""
+        acts = Activations.concat(part.acts for part in parts)
+        pres = [part.pre for part in parts if part.pre is not None]
+        if len(pres) < len(parts):
+            return Capture(acts, None, None, parts[0].last)
+        return Capture(acts, parts[0].rectifier, torch.cat(pres), parts[0].last)
+
 
 def capture(split: SplitModel, batch: Any) -> Capture:
     """Run one batch, in any form that `SplitModel.stream` takes, and capture what enters the final ReLU."""
@@ -86,16 +95,6 @@ def capture(split: SplitModel, batch: Any) -> Capture:
             if _same(pool(before.clamp(0.0, cap)), acts.features):
                 return Capture(acts, Rectifier(kind, pooling, cap), pool(before), watch.last)
     return Capture(acts, None, None, watch.last)
-
-
-def extract(split: SplitModel, loader: Iterable[Any]) -> Capture:
-    """Run a whole loader and collect activations and pre-ReLU values."""
-    parts = [capture(split, batch) for batch in loader]
-    acts = Activations.concat(part.acts for part in parts)
-    pres = [part.pre for part in parts if part.pre is not None]
-    if len(pres) < len(parts):
-        return Capture(acts, None, None, parts[0].last)
-    return Capture(acts, parts[0].rectifier, torch.cat(pres), parts[0].last)
 
 
 def _same(pooled: Tensor, features: Tensor) -> bool:

@@ -51,7 +51,7 @@ def given(name: str, role: str, data: ActivationsSet) -> Stream:
         for acts in data.batches(SHARD):
             index = torch.arange(start, start + len(acts))
             start += len(acts)
-            finite = torch.isfinite(acts.features).all(dim=1) & torch.isfinite(acts.logits).all(dim=1)
+            finite = acts.finite
             skipped = [(int(place), "its activations hold NaN or Inf") for place in index[~finite]]
             yield Shard(acts[finite], index[finite], torch.zeros(int(finite.sum()), 0, dtype=torch.uint8), skipped)
 

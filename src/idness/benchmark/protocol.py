@@ -135,7 +135,7 @@ class Benchmark:
         """Give the folder at which relative paths begin."""
         if data is not None:
             if not Path(data).is_dir():
-                raise DataError(f"--data must be a folder, got {str(data)!r}")
+                raise DataError(f"data= must be a folder, got {str(data)!r}")
             return Path(data)
         if self.base is not None:
             return self.base
@@ -163,7 +163,8 @@ class Benchmark:
             told = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
             count = f"{len(problems)} of {len(opened) + len(problems)} sets"
             raise DataError(
-                f"benchmark {self.name}: {count} cannot be used: {told}; --partial leaves out what is missing"
+                f"benchmark {self.name}: {count} cannot be used: {told};"
+                " data= says where relative paths begin, partial=True leaves out what is missing"
             )
         return opened
 

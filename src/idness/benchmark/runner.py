@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from idness.activations.extract import Network, extract
+from idness.activations.extract import extract
 from idness.activations.source import Stream, given, stored
 from idness.activations.store import FeatureStore
 from idness.benchmark.evaluate import Scorer, SetScores, evaluate, make_sweep, sweep_curves, wrong_images
@@ -23,10 +21,11 @@ from idness.benchmark.protocol import GROUPS, Benchmark, OpenSet
 from idness.benchmark.provenance import duplicates, peak_memory, provenance, thumbnails
 from idness.benchmark.results import BenchmarkInfo, MethodResult, Metrics, Report, SetInfo, Skipped, Trial
 from idness.benchmark.settings import Settings
-from idness.core.errors import DataError, IdnessWarning
-from idness.core.progress import Listener
+from idness.core.errors import DataError
+from idness.core.progress import Listener, heard_warnings
 from idness.core.types import Activations, Head
 from idness.data import ImageSet
+from idness.networks.opening import Network
 from idness.selection.search import Choice, Row, choose, wanted_rows
 
 __all__ = ["Benchmark", "Settings", "run"]
@@ -48,7 +47,7 @@ def run(
     """
     bench = benchmark if isinstance(benchmark, Benchmark) else Benchmark.load(benchmark)
     job = _Job(bench, settings or Settings(), listener or Listener())
-    with _heard_warnings(job.warn):
+    with heard_warnings(job.warn):
         return job.run(model)
 
 
@@ -187,7 +186,7 @@ class _Job:
                 name=self.bench.name, title=self.bench.title, classes=_classes(self.bench, opened), groups=groups
             ),
             model=prepared.info,
-            preprocessing={} if network is None else network.preprocessing.to_dict(),
+            preprocessing={} if network is None or network.how is None else network.how.to_dict(),
             precision={
                 "asked": prepared.precision.asked,
                 "used": prepared.precision.used,
@@ -272,20 +271,3 @@ def _arrays(every: Mapping[str, SetScores]) -> dict[str, NDArray[Any]]:
         if found.labels is not None:
             arrays[f"labels/{name}"] = found.labels
     return {name: np.asarray(array) for name, array in arrays.items()}
-
-
-@contextmanager
-def _heard_warnings(warn: Callable[[str], None]) -> Iterator[None]:
-    """Hand our own warnings to a function as they come, and let others' pass."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", IdnessWarning)
-        show = warnings.showwarning
-
-        def hear(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if issubclass(category, IdnessWarning):
-                warn(str(message))
-            else:
-                show(message, category, *where, **more)
-
-        warnings.showwarning = hear
-        yield

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import warnings
 from typing import Annotated, Any, TextIO
@@ -29,6 +30,9 @@ COMMANDS = {
     "list": "list:list_methods",
 }
 """Each subcommand's name, module and function."""
+
+ARGUMENT = re.compile(r"\b([a-z_]+)=(?:'([^']*)'|True)?(?=[\s,;.)]|$)")
+"""How the library's messages name an argument: `weights=`, `weights='none'`, `partial=True`."""
 
 app = typer.Typer(
     name="idness",
@@ -74,7 +78,7 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         _stop("stopped", 130)
     except IdnessError as error:
-        _stop(str(error), 2)
+        _stop(with_flags(str(error)), 2)
     except BrokenPipeError:
         # The reader (head, less) has gone; what is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -84,6 +88,20 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         _stop(error.format_message(), 2)
+
+
+def with_flags(message: str) -> str:
+    """Name the arguments of which a message of the library speaks as the subcommand at hand takes them."""
+    command: Any = typer.main.get_command(app)
+    named = next((word for word in sys.argv[1:] if word in COMMANDS), None)
+    spoken = {}
+    for parameter in command.commands[named].params if named else ():
+        spoken[parameter.name] = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.name.upper()
+    if "mean" in spoken:
+        spoken["preprocessing"] = "--size, --mean and --std"
+    elif "benchmark" in spoken:
+        spoken["preprocessing"] = "[preprocessing] in the benchmark's file"
+    return ARGUMENT.sub(lambda m: " ".join(filter(None, (spoken.get(m[1]), m[2]))) if m[1] in spoken else m[0], message)
 
 
 def _stop(message: str, code: int) -> None:
@@ -100,6 +118,6 @@ def _show_warning(
     line: str | None = None,
 ) -> Any:
     if issubclass(category, IdnessWarning):
-        print(f"idness: warning: {message}", file=sys.stderr)
+        print(f"idness: warning: {with_flags(str(message))}", file=sys.stderr)
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))

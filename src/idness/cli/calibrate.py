@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from idness.data import Preprocessing
 
 
 def calibrate(
@@ -52,6 +49,7 @@ def calibrate(
     """Make a guard for your network from a folder of your images."""
     import json
 
+    from idness.cli.preprocessing import preprocessing
     from idness.cli.terminal import stderr
     from idness.core.progress import shown
     from idness.data import embedded
@@ -62,7 +60,7 @@ def calibrate(
     with shown(quiet=quiet) as listener:
         made = prepare_guard(
             model, data, weights=weights, method=method, train=train, ood=ood, recall=recall, false_alarm=false_alarm,
-            per_class=per_class, preprocessing=_preprocessing(size, mean, std), layer=layer, gallery=thumbnails, listener=listener,
+            per_class=per_class, preprocessing=preprocessing(size, mean, std), layer=layer, gallery=thumbnails, listener=listener,
         )  # fmt: skip
     trust.remember(model)
     made.guard.save(out, bundle=bundle and not embedded.owns(model))
@@ -82,21 +80,3 @@ def calibrate(
         print(f"threshold  {limits} (ID-ness below it is out-of-distribution)")
         print(f"promise    {made.guard.promise()}")
         print(f"wrote      {out}")
-
-
-def _preprocessing(size: int | None, mean: str | None, std: str | None) -> Preprocessing | None:
-    from idness.core.errors import OptionError
-    from idness.data import Preprocessing
-
-    if size is None and mean is None and std is None:
-        return None
-    if size is None:
-        raise OptionError("calibrate: --mean and --std need --size, the side of the network's input in pixels")
-    values: dict[str, object] = {"resize": (size, size)}
-    for name, text in (("mean", mean), ("std", std)):
-        if text is not None:
-            try:
-                values[name] = tuple(float(part) for part in text.split(","))
-            except ValueError as error:
-                raise OptionError(f"calibrate: --{name} must be three numbers with commas, got {text!r}") from error
-    return Preprocessing.from_dict(values)

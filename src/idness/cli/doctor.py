@@ -16,10 +16,11 @@ def doctor(
         str,
         typer.Option(help="In-distribution images: a folder or other set; without it only the structure is judged."),
     ] = "",
-    ood: Annotated[
-        str, typer.Option(help="Images that should be called foreign; they make the verdict measured.")
-    ] = "",
+    ood: Annotated[str, typer.Option(help="OOD images; they make the verdict measured.")] = "",
     weights: Annotated[str, typer.Option(help="The network's weights, or none for a network as it is built.")] = "",
+    size: Annotated[int | None, typer.Option(help="Side of the square input, where the network does not say.")] = None,
+    mean: Annotated[str | None, typer.Option(help="Mean of each channel in [0, 1], as in 0.49,0.48,0.45.")] = None,
+    std: Annotated[str | None, typer.Option(help="Standard deviation of each channel.")] = None,
     layer: Annotated[str, typer.Option(help="Name of the final linear layer; found by itself if not given.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="The most images used of each set, evenly picked.")] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
@@ -28,6 +29,7 @@ def doctor(
     """Say whether a network suits SCALE, what that rests on, and what to use where it does not."""
     from rich.text import Text
 
+    from idness.cli.preprocessing import preprocessing
     from idness.cli.terminal import stdout
     from idness.core.progress import shown
     from idness.selection.doctor import diagnose
@@ -38,6 +40,7 @@ def doctor(
             data or None,
             ood or None,
             weights=weights or None,
+            preprocessing=preprocessing(size, mean, std),
             layer=layer or None,
             limit=limit,
             listener=listener,

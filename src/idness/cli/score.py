@@ -48,18 +48,12 @@ def score(
 
 def load(folder: Path, model: str | None, weights: str | None) -> Guard:
     """Load a guard, with the network that the user names, if any."""
-    from idness.guard.file import load_guard, read_manifest
-    from idness.guard.guard import Guard
+    from idness.guard.file import load_guard
     from idness.networks import trust
-    from idness.networks.split import load_model, load_weights
 
-    if model is None:
-        return Guard.load(folder)
-    trust.remember(model)
-    bundled = read_manifest(folder).model.file
-    if weights is None and bundled is not None:
-        return load_guard(folder, load_weights(load_model(model, "none"), bundled.below(folder)))
-    return load_guard(folder, load_model(model, weights))
+    if model is not None:
+        trust.remember(model)
+    return load_guard(folder, model, weights)
 
 
 def _listed() -> Iterator[Path]:

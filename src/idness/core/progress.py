@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from idness.core.errors import IdnessWarning
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,3 +85,20 @@ def shown(*, quiet: bool = False, console: Console | None = None) -> Iterator[Li
         yield _Bars(place, progress)
     finally:
         progress.stop()
+
+
+@contextmanager
+def heard_warnings(warn: Callable[[str], None]) -> Iterator[None]:
+    """Hand our own warnings to a function as they come, and let others' pass."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", IdnessWarning)
+        show = warnings.showwarning
+
+        def hear(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, IdnessWarning):
+                warn(str(message))
+            else:
+                show(message, category, *where, **more)
+
+        warnings.showwarning = hear
+        yield

@@ -50,6 +50,16 @@ class Activations:
         labels = None if self.labels is None else self.labels[rows]
         return Activations(self.features[rows], self.logits[rows], labels)
 
+    @property
+    def finite(self) -> Tensor:
+        """Which rows hold no NaN and no Inf, as a mask (N,)."""
+        return torch.isfinite(self.features).all(dim=1) & torch.isfinite(self.logits).all(dim=1)
+
+    def to(self, device: torch.device | str) -> Activations:
+        """Give the same on a device."""
+        labels = None if self.labels is None else self.labels.to(device)
+        return Activations(self.features.to(device), self.logits.to(device), labels)
+
     def batches(self, size: int) -> Iterator[Activations]:
         """Yield consecutive parts of at most `size` rows; they share memory with this one."""
         for start in range(0, len(self), size):
@@ -71,7 +81,7 @@ class Activations:
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Is the final linear layer: weight (C, D) and bias (C,), zero where the layer has none."""
+    """Makes logits of features, as the final linear layer does: weight (C, D), and bias (C,), zero where the layer has none."""
 
     weight: Tensor
     bias: Tensor | None = None

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from idness.core.errors import DataError, ModelError, OptionError
+from idness.core.extras import needed
 from idness.data import embedded
 
 Size = int | tuple[int, int] | None
@@ -113,14 +114,14 @@ class Preprocessing:
     def suspicion(self, sample: NDArray[np.uint8] | Tensor | None = None) -> str | None:
         """Say what looks wrong with the normalisation, by its values and by a sample of images (N, H, W, 3); none if nothing does."""
         if self.mean == (0.0, 0.0, 0.0) and self.std == (1.0, 1.0, 1.0):
-            return "images are not normalised (mean 0, std 1); most networks were trained with a mean and std: give them in [preprocessing]"
+            return "images are not normalised (mean 0, std 1); most networks were trained with a mean and std: give them in preprocessing"
         if max(self.mean) > 1.5 or max(self.std) > 1.5:
             return f"mean and std are of values in [0, 1], got mean {list(self.mean)}, std {list(self.std)}; divide them by 255"
         if sample is not None and len(sample) >= 16:
             values = self.normalize(sample)
             centre, spread = float(values.mean()), float(values.std())
             if abs(centre) > 2.0 or not 0.2 < spread < 4.0:
-                return f"normalised images have mean {centre:.2f} and std {spread:.2f}, not about 0 and 1; check [preprocessing]"
+                return f"normalised images have mean {centre:.2f} and std {spread:.2f}, not about 0 and 1; check preprocessing"
         return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -188,13 +189,8 @@ def preprocessing_for(model: nn.Module, spec: str = "", weights: str | None = No
 
 
 def _of_torchvision(name: str, weights: str | None) -> Preprocessing:
-    try:
-        from torchvision.models import get_model_weights
-    except ImportError as error:
-        raise ModelError(
-            "torchvision is needed for this network's preprocessing; pip install 'idness[models]'"
-        ) from error
-    known = list(get_model_weights(name))
+    models = needed("torchvision.models", f"torchvision:{name}", "models", ModelError)
+    known = list(models.get_model_weights(name))
     file = Path(weights).name if weights else ""
     # The first version is the plain recipe of the papers; a file that is named like another version is that one.
     chosen = next((entry for entry in known if entry.url.rsplit("/", 1)[-1] == file or entry.name == file), known[0])
@@ -209,11 +205,7 @@ def _of_torchvision(name: str, weights: str | None) -> Preprocessing:
 
 
 def _of_timm(model: nn.Module) -> Preprocessing:
-    try:
-        from timm.data import resolve_model_data_config
-    except ImportError as error:
-        raise ModelError("timm is needed for this network's preprocessing; pip install 'idness[models]'") from error
-    config = resolve_model_data_config(model)
+    config = needed("timm.data", type(model).__name__, "models", ModelError).resolve_model_data_config(model)
     height, width = config["input_size"][-2:]
     scaled = tuple(math.floor(side / config["crop_pct"]) for side in (height, width))
     squash = config.get("crop_mode") == "squash" or scaled[0] != scaled[1]

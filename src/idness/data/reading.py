@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from idness.core.errors import DataError
 from idness.data.preprocessing import Preprocessing
-from idness.data.sets import ImageSet
+from idness.data.sets import ImageSet, select
 
 DIGEST = 16
 AHEAD = 2
@@ -62,6 +62,22 @@ def read_batches(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
+def read_sample(
+    images: ImageSet, preprocessing: Preprocessing, count: int, *, workers: int | None = None
+) -> tuple[ImageSet, Batch]:
+    """Read at most so many images from all over a set, or from the beginning of one that is read in order.
+
+    Returns that part of the set, and its images as one batch.
+    """
+    if len(images) == 0:
+        raise DataError(f"{images.source}: must hold at least one image, got none; check the folder or file")
+    part = select(images, {"sample": count} if images.parallel else {"rows": [0, min(count, len(images))]})
+    [batch] = read_batches(part, preprocessing, [(0, len(part))], workers=workers)
+    if not len(batch.pixels):
+        raise DataError(f"{images.source}: none of its images can be read; the first: {batch.skipped[0][1]}")
+    return part, batch
+
+
 def _read(images: ImageSet, preprocessing: Preprocessing, part: range) -> list[Read]:
     found: list[Read] = []
     for index in part:
@@ -83,7 +99,7 @@ def _batch(images: ImageSet, start: int, stop: int, parts: list[Future[list[Read
     if len(shapes) > 1:
         sizes = " and ".join(f"{shape[0]} x {shape[1]}" for shape in sorted(shapes)[:2])
         raise DataError(
-            f"{images.source}: images must have one size after preprocessing, got {sizes}; set resize and crop in [preprocessing]"
+            f"{images.source}: images must have one size after preprocessing, got {sizes}; set resize and crop in preprocessing"
         )
     return Batch(
         start,

@@ -74,7 +74,7 @@ def _located(table: Mapping[str, Any], base: Path) -> tuple[str, str]:
         found = base / Path(place).expanduser()
         if found.exists():
             return table.get("kind") or _kind_of(found), str(found)
-    raise DataError(f"not found: {' or '.join(listed)}; give the folder that holds it with --data")
+    raise DataError(f"not found: {' or '.join(listed)}")
 
 
 def _kind_of(path: Path) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from idness.core.errors import DataError, unknown_name
+from idness.core.extras import needed
 from idness.core.files import sha256_of
 from idness.data.arrays import ArraySet
 from idness.data.sets import FileSet, ImageSet, Picture
@@ -58,16 +59,13 @@ def torchvision_set(name: str, root: Path, table: Mapping[str, Any]) -> ImageSet
     except (RuntimeError, OSError, ValueError, TypeError) as error:
         remedy = "set download = true or " if "download" in takes and not table.get("download") else ""
         raise DataError(
-            f"{source}: cannot be opened ({' '.join(str(error).split())}); {remedy}put it where --data points"
+            f"{source}: cannot be opened ({' '.join(str(error).split())}); {remedy}put it where relative paths begin"
         ) from error
     return _wrapped(dataset, source)
 
 
 def _class_of(name: str) -> Any:
-    try:
-        from torchvision import datasets
-    except ImportError as error:
-        raise DataError("torchvision's data sets need torchvision; pip install 'idness[models]'") from error
+    datasets = needed("torchvision.datasets", f"torchvision:{name}", "models", DataError)
     known = {key.lower(): key for key in datasets.__all__}
     if name.lower() not in known:
         raise unknown_name("torchvision data set", name, known)

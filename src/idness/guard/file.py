@@ -25,7 +25,9 @@ from idness.data import Preprocessing
 from idness.detectors.registry import build
 from idness.guard.conformal import Calibration
 from idness.guard.neighbours import Gallery
-from idness.networks.split import SplitModel, fingerprint, load_model, load_weights
+from idness.networks import trust
+from idness.networks.opening import open_network
+from idness.networks.split import SplitModel, fingerprint
 
 if TYPE_CHECKING:
     from idness.guard.guard import Guard
@@ -116,15 +118,19 @@ def _save(guard: Guard, folder: Path, bundle: bool) -> None:
     _remove_stale(folder, manifest)
 
 
-def load_guard(path: str | os.PathLike[str], model: nn.Module | SplitModel | None = None) -> Guard:
+def load_guard(
+    path: str | os.PathLike[str],
+    model: str | nn.Module | SplitModel | None = None,
+    weights: str | Path | None = None,
+) -> Guard:
     """Read a guard from a folder, and its network by name unless it is given."""
     from idness.guard.guard import Guard
 
     folder = Path(path)
     manifest, tensors = _read_both(folder)
     known = manifest.model
-    if model is None:
-        model = _load_network(folder, known)
+    if model is None or isinstance(model, str):
+        model = _opened(folder, manifest, model, weights)
     split = model if isinstance(model, SplitModel) else _split(model, known, folder)
     if fingerprint(split.model) != known.fingerprint:
         raise ModelError(
@@ -218,16 +224,18 @@ def _read_tensors(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
     return _DOCUMENT.tensors(entry.below(folder), entry.sha256)
 
 
-def _load_network(folder: Path, known: ModelEntry) -> nn.Module:
-    from idness.networks import trust
-
-    if known.spec is None:
-        raise ModelError(f"{folder}: does not name its network ({known.kind}); give it: Guard.load(path, model)")
-    trust.check(known.spec)
-    if known.file is None:
-        return load_model(known.spec)
-    _read_tensors(folder, known.file)  # damage is told as damage, before anything is built from it
-    return load_weights(load_model(known.spec, "none"), known.file.below(folder)).eval()
+def _opened(folder: Path, manifest: Manifest, spec: str | None, weights: str | Path | None) -> SplitModel:
+    """Open the network of this name, or else the one that the guard names, with the guard's copy of the weights if it has one."""
+    known, how = manifest.model, manifest.preprocessing
+    if spec is None and known.spec is None:
+        raise ModelError(f"{folder}: does not name its network ({known.kind}); give model=")
+    if spec is None and known.spec is not None:
+        trust.check(known.spec)
+    if weights is None and known.file is not None:
+        _read_tensors(folder, known.file)  # damage is told as damage, before anything is built from it
+        weights = known.file.below(folder)
+    given = None if how is None else Preprocessing.from_dict(how)
+    return open_network(spec or known.spec or "", weights, layer=known.layer, preprocessing=given).split
 
 
 def _split(model: nn.Module, known: ModelEntry, folder: Path) -> SplitModel:

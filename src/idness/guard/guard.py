@@ -212,7 +212,7 @@ class Guard(nn.Module):
 
     def _score(self, acts: Activations) -> tuple[Tensor, Tensor, Tensor]:
         """Give label, score and whether the row was finite; a row that is not has label -1 and the lowest score."""
-        finite = torch.isfinite(acts.features).all(dim=1) & torch.isfinite(acts.logits).all(dim=1)
+        finite = acts.finite
         if bool(finite.all()):
             return acts.logits.argmax(dim=1), self.detector.score(acts), finite
         label = acts.logits.argmax(dim=1).masked_fill(~finite, -1)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import glob
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from idness.activations.forward import run_images
 from idness.core.errors import DataError
-from idness.data import SUFFIXES
+from idness.data import SUFFIXES, FileSet
 from idness.guard.guard import Guard
+from idness.networks.opening import Network
 
 BATCH = 64
 
@@ -41,28 +38,15 @@ def find_images(arguments: Iterable[str]) -> Iterator[Path]:
 
 def judge_images(guard: Guard, paths: Iterable[Path], *, batch: int = BATCH) -> Iterator[dict[str, Any]]:
     """Judge image files one after another; a file that cannot be read gets its reason and no verdict."""
+    network, device = Network(guard.split, guard.preprocessing), guard.split.linear.weight.device
+    # Without a fixed size each picture is a batch of its own.
+    size = batch if guard.preprocessing is not None and guard.preprocessing.size is not None else 1
     waiting = iter(paths)
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        while chunk := list(islice(waiting, batch)):
-            yield from _judged(guard, list(zip(chunk, pool.map(partial(_prepared, guard), chunk), strict=True)))
-
-
-def _prepared(guard: Guard, path: Path) -> torch.Tensor | str:
-    try:
-        return guard.prepare(path)
-    except DataError as error:
-        return str(error)
-
-
-def _judged(guard: Guard, waiting: Sequence[tuple[Path, torch.Tensor | str]]) -> Iterator[dict[str, Any]]:
-    tensors = [item for _, item in waiting if isinstance(item, torch.Tensor)]
-    if len({tensor.shape for tensor in tensors}) > 1:
-        # Without a fixed size each picture is a batch of its own.
-        records = iter([guard(tensor).records()[0] for tensor in tensors])
-    else:
-        records = iter(guard(torch.stack(tensors)).records() if tensors else [])
-    for path, item in waiting:
-        if isinstance(item, str):
-            yield {"image": str(path), "error": item}
-        else:
-            yield {"image": str(path)} | next(records)
+    while chunk := [str(path) for path in islice(waiting, batch)]:
+        images = FileSet(Path(), chunk, "images")
+        for read, found in run_images(network, images, batch_size=size):
+            records = iter([] if found is None else guard.decide(found.acts.to(device)).records())
+            unread = dict(read.skipped)
+            for index in range(read.start, read.stop):
+                known = {"error": unread[index]} if index in unread else next(records)
+                yield {"image": chunk[index]} | known

@@ -1,4 +1,4 @@
-"""The small network that the embedded benchmark ships, and how `--arch` finds a network."""
+"""The small network that the embedded benchmark ships, and how a network to train is found."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import pickle
 import sys
@@ -17,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from idness.core.errors import ModelError, unknown_name
+from idness.core.extras import needed
 from idness.data import embedded
 
 FORMS = "torchvision:NAME, timm:NAME, path/to/file.py:FUNCTION" + "".join(
@@ -119,7 +119,7 @@ def _fitting(state: dict[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
 
 
 def _torchvision(name: str, pretrained: bool) -> nn.Module:
-    models = _needed("torchvision.models")
+    models = needed("torchvision.models", f"torchvision:{name}", "models", ModelError)
     if name not in models.list_models(module=models):
         raise unknown_name("torchvision model", name, models.list_models(module=models))
     made: nn.Module = _fetched(
@@ -129,7 +129,7 @@ def _torchvision(name: str, pretrained: bool) -> nn.Module:
 
 
 def _timm(name: str, pretrained: bool) -> nn.Module:
-    timm = _needed("timm")
+    timm = needed("timm", f"timm:{name}", "models", ModelError)
     if not timm.is_model(name.partition(".")[0]):
         raise unknown_name("timm model", name, timm.list_models())
     made: nn.Module = _fetched(f"timm:{name}", lambda: timm.create_model(name, pretrained=pretrained))
@@ -166,17 +166,10 @@ def _from_file(path: Path, function: str) -> nn.Module:
     return model
 
 
-def _needed(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ModelError(f"{module.partition('.')[0]} is not installed; run pip install 'idness[models]'") from error
-
-
 def _fetched(what: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except OSError as error:
         raise ModelError(
-            f"{what}: its pretrained weights could not be fetched ({error}); give a file with --weights, or --weights none"
+            f"{what}: its pretrained weights could not be fetched ({error}); give a file as weights=, or weights='none'"
         ) from error

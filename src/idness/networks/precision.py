@@ -28,41 +28,46 @@ with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Is a precision and the reason for it."""
+class ChosenPrecision:
+    """Says which precision was asked for, which one is used, and why."""
 
     asked: str
     used: Precision
     why: str
 
 
+AS_ASKED = ChosenPrecision("fp32", "fp32", "as asked")
+
+
 def choose_precision(
-    asked: str, split: SplitModel, images: Tensor, clock: Callable[[], float] = time.perf_counter
-) -> Choice:
+    asked: str, split: SplitModel, images: Tensor | None, clock: Callable[[], float] = time.perf_counter
+) -> ChosenPrecision:
     """Choose a precision.
 
     Args:
         asked: fp32, bf16 or auto, which takes bf16 where it is clearly faster on these images.
         split: the network.
-        images: one batch to measure on.
+        images: one batch to measure on; none where there is nothing to run.
         clock: tells the time in seconds.
     """
-    if asked == "fp32":
-        return Choice(asked, "fp32", "as asked")
     if asked not in CHOICES:
         raise OptionError(f"precision must be one of {', '.join(CHOICES)}; got {asked!r}")
+    if images is None:
+        return ChosenPrecision("fp32", "fp32", "no images to run")
+    if asked == "fp32":
+        return AS_ASKED
     on_cpu = next(split.model.parameters()).device.type == "cpu"
     problem = bf16_problem() if on_cpu else ""
     if problem:
         if asked == "bf16":
             raise OptionError(f"precision bf16 cannot be used on this machine ({problem}); use fp32")
-        return Choice(asked, "fp32", f"bf16 cannot be used on this machine ({problem})")
+        return ChosenPrecision(asked, "fp32", f"bf16 cannot be used on this machine ({problem})")
     if asked == "bf16":
-        return Choice(asked, "bf16", "as asked")
+        return ChosenPrecision(asked, "bf16", "as asked")
     gain = _seconds(split, images, "fp32", clock) / max(_seconds(split, images, "bf16", clock), 1e-9)
     if gain < GAIN:
-        return Choice(asked, "fp32", f"bf16 is {gain:.1f} times as fast here, not worth its rounding")
-    return Choice(asked, "bf16", f"bf16 is {gain:.1f} times as fast here")
+        return ChosenPrecision(asked, "fp32", f"bf16 is {gain:.1f} times as fast here, not worth its rounding")
+    return ChosenPrecision(asked, "bf16", f"bf16 is {gain:.1f} times as fast here")
 
 
 @cache

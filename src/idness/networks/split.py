@@ -38,6 +38,8 @@ class SplitModel:
             raise ModelError(f"SplitModel: model must be a torch nn.Module, got {type(model).__name__}")
         self.model = unwrap(model)
         self.layer = _named_layer(self.model, layer) if layer is not None else _find_layer(self.model, example)
+        self._layout: torch.memory_format | None = torch.preserve_format
+        self._moves_weights = False
 
     @property
     def linear(self) -> nn.Linear:
@@ -83,6 +85,10 @@ class SplitModel:
         """Run a whole loader through the network and collect the activations."""
         return Activations.concat(self.stream(loader, precision=precision, progress=progress))
 
+    def free_layout(self, *, weights: bool) -> None:
+        """Let the first batch decide how images lie in memory, and the weights too where nobody else has them in use."""
+        self._layout, self._moves_weights = None, weights
+
     @contextmanager
     def headless(self) -> Iterator[nn.Module]:
         """Give the network without its final layer: inside the block it returns the features."""
@@ -97,6 +103,9 @@ class SplitModel:
     def _run(self, images: Tensor, precision: Precision) -> Activations:
         parameter = next(self.model.parameters())
         images = images.to(parameter.device, parameter.dtype if images.is_floating_point() else None)
+        if self._layout is None:
+            self._layout = best_layout(self.model, images[:2], weights=self._moves_weights)
+        images = images.to(memory_format=self._layout)
         seen: list[tuple[Tensor, Tensor]] = []
 
         def remember(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -135,6 +144,26 @@ def unwrap(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def best_layout(model: nn.Module, images: Tensor, *, weights: bool) -> torch.memory_format:
+    """Find how a network's images, and its weights if they may be moved, best lie in memory: channels last where it can.
+
+    That makes convolutions about a third faster on a CPU. A network that flattens with `.view` cannot run so, and gets
+    contiguous memory.
+    """
+    if images.ndim != 4:
+        return torch.preserve_format
+    try:
+        if weights:
+            model.to(memory_format=torch.channels_last)
+        with inference(model):
+            model(images.to(memory_format=torch.channels_last))
+    except RuntimeError:
+        if weights:
+            model.to(memory_format=torch.contiguous_format)
+        return torch.contiguous_format
+    return torch.channels_last
 
 
 def fingerprint(model: nn.Module) -> str:

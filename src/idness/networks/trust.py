@@ -31,7 +31,7 @@ def check(spec: str) -> None:
     if key is not None and key not in _known():
         raise ModelError(
             f"the guard's network is made by {spec}, a Python file that you have not run with idness in its present form;"
-            f" look at it, then name it yourself with --model {spec}"
+            f" look at it, then name it yourself: model={spec!r}"
         )
 
 
@@ -42,7 +42,7 @@ def _key(spec: str) -> str | None:
     file = Path(source).resolve()
     if not file.is_file():
         raise ModelError(
-            f"the guard's network is made by {spec}, but there is no such file; name it with --model path/to/file.py:FUNCTION"
+            f"the guard's network is made by {spec}, but there is no such file; give model='path/to/file.py:FUNCTION'"
         )
     return sha256_of((f"{file}\n", file.read_bytes()))
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from idness.activations.capture import BATCH, Captured, capture_set
+from idness.activations.forward import collect
 from idness.activations.prerelu import capture
-from idness.core.errors import IdnessWarning, ModelError
 from idness.core.progress import Listener
-from idness.core.types import Activations, Head
-from idness.data import Preprocessing, embedded, open_set, preprocessing_for, read_batches
-from idness.data.sets import select
-from idness.networks.split import SplitModel, load_model
+from idness.core.types import Activations
+from idness.data import ImageSet, Preprocessing, embedded, open_set
+from idness.metrics import accuracy
+from idness.networks.opening import Network, open_network
 from idness.selection.pseudo_ood import shuffled_tiles
 from idness.selection.suitability import Diagnosis, Finding, examine
 
@@ -32,6 +31,7 @@ def diagnose(
     ood: str | Path | None = None,
     *,
     weights: str | Path | None = None,
+    preprocessing: Preprocessing | None = None,
     layer: str | None = None,
     limit: int | None = 2000,
     listener: Listener | None = None,
@@ -41,68 +41,47 @@ def diagnose(
     Args:
         model: how to load the network.
         data: ID images; without them only the structure is judged, on noise, or the embedded images of an embedded network.
-        ood: OOD images, on which methods are then compared.
+        ood: OOD images, which make the verdict a measured one.
         weights: the network's weights.
+        preprocessing: how pictures become input, where the network does not say.
         layer: the name of the final linear layer, where it should not be searched.
         limit: the most images used of each set, evenly picked.
         listener: hears of progress.
     """
-    network = load_model(model, weights)
-    how = preprocessing_for(network, model, None if weights is None else str(weights))
+    hear = listener or Listener()
     place = data or (embedded.TEST_SET if embedded.owns(model) else None)
     if place is None or str(weights) == "none":
         # A network without trained weights has nothing to show but its structure.
-        return _structure(SplitModel(network, layer), how)
-    hear = listener or Listener()
-    if how is None:
-        raise ModelError(
-            f"{model}: how a picture becomes its input is not known; set model.preprocessing, a mapping with resize, crop, mean, std"
-        )
-    hear.note(f"preprocessing: {how.describe()}")
-    doubt = how.suspicion()
-    if doubt:
-        warnings.warn(doubt, IdnessWarning, stacklevel=2)
-    split = SplitModel(network, layer, example=None if how.size is None else torch.zeros(2, 3, *how.size))
-    inside = capture_set("ID images", open_set(str(place)), split, how, limit=limit, listener=hear)
-    outside = None
+        return _structure(open_network(model, weights, layer=layer, preprocessing=preprocessing))
+    known = open_set(str(place))
+    images = known if isinstance(known, ImageSet) else None
+    network = open_network(model, weights, layer=layer, preprocessing=preprocessing, images=images)
+    if images is not None:
+        hear.note(f"preprocessing: {network.preprocessing.describe()}")
+    ids = collect(network, known, name="ID images", limit=limit, pre_relu=True, listener=hear)
+    others = shuffled = None
     if ood is not None:
-        outside = capture_set("OOD images", open_set(str(ood)), split, how, limit=limit, listener=hear)
-    return examine(
-        split,
-        _labelled(inside, split.head),
-        None if outside is None else outside.acts,
-        rectifier=inside.rectifier,
-        shuffled=_shuffled(inside, split, how, hear) if outside is None else None,
-    )
+        others = collect(network, open_set(str(ood)), name="OOD images", limit=limit, listener=hear).acts
+    elif ids.images is not None:
+        # The ID images again, with their tiles shuffled, stand in for OOD images.
+        name = "shuffled ID images"
+        shuffled = collect(network, ids.images, name=name, limit=SHUFFLED, edit=_shuffle, listener=hear).acts
+    return examine(network.split, _labelled(ids.acts), others, rectifier=ids.rectifier, shuffled=shuffled)
 
 
-def _shuffled(inside: Captured, split: SplitModel, how: Preprocessing, hear: Listener) -> Activations | None:
-    """Run some of the ID images again with their tiles shuffled."""
-    if inside.images is None:
-        return None
-    images = select(inside.images, {"sample": SHUFFLED})
-    hear.phase("shuffled ID images", len(images))
-    parts = []
-    for batch in read_batches(
-        images, how, [(start, min(start + BATCH, len(images))) for start in range(0, len(images), BATCH)]
-    ):
-        if len(batch.pixels):
-            parts.append(split.split(shuffled_tiles(how.normalize(batch.pixels), seed=batch.start)))
-        hear.advance(batch.stop - batch.start)
-    return Activations.concat(parts) if parts else None
+def _shuffle(images: Tensor, start: int) -> Tensor:
+    return shuffled_tiles(images, seed=start)
 
 
-def _labelled(found: Captured, head: Head) -> Activations:
-    """Drop labels that are not the network's: folders in another order would make it look untrained."""
-    acts = found.acts
-    if acts.labels is None or int(acts.labels.max()) >= head.classes:
-        return Activations(acts.features, acts.logits)
-    right = float((acts.logits.argmax(dim=1) == acts.labels).float().mean())
-    return acts if right > 2 / head.classes else Activations(acts.features, acts.logits)
+def _labelled(acts: Activations) -> Activations:
+    """Drop labels that are hardly ever the network's answer: folders in another order would make it look untrained."""
+    right = acts.labels is not None and accuracy(acts.logits, acts.labels) > 2 / acts.logits.shape[1]
+    return acts if right else Activations(acts.features, acts.logits)
 
 
-def _structure(split: SplitModel, how: Preprocessing | None) -> Diagnosis:
+def _structure(network: Network) -> Diagnosis:
     """Judge a network by what it makes of noise: whether its features are what a ReLU leaves."""
+    split, how = network.split, network.how
     shape = how.size if how is not None and how.size is not None else (SIZE, SIZE)
     found = capture(split, torch.randn(4, 3, *shape, generator=torch.Generator().manual_seed(0)))
     full = examine(split, found.acts, rectifier=found.rectifier)
@@ -114,7 +93,5 @@ def _structure(split: SplitModel, how: Preprocessing | None) -> Diagnosis:
         end = Finding("final layer", f"the last activation function is {found.last or 'unknown'}, no ReLU", False)
         why = "SCALE does not suit this network: nothing keeps its features from being negative. GEN needs only the logits."
         return Diagnosis(False, "gen", why, (*kept, end))
-    why = (
-        "By its structure SCALE suits this network; images of what it knows (--data) would say whether it really does."
-    )
+    why = "By its structure SCALE suits this network; images of what it knows would say whether it really does."
     return Diagnosis(True, "scale", why, kept)

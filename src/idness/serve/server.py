@@ -156,9 +156,7 @@ def _listener(host: str, port: int) -> socket.socket:
         # The same as SO_REUSEADDR and bind, and closes the socket when that fails.
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
-        raise OptionError(
-            f"serve: cannot listen on {host}:{port} ({error}); choose another --host or --port"
-        ) from error
+        raise OptionError(f"serve: cannot listen on {host}:{port} ({error}); choose another host= or port=") from error
     return listener
 
 

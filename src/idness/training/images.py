@@ -111,4 +111,4 @@ def _odd_sizes(arrays: list[NDArray[np.uint8]]) -> list[str]:
     if len(sizes) < 2:
         return []
     listed = ", ".join(f"{w} x {h}" for w, h in sizes[:SHOWN])
-    return [f"images have {len(sizes)} sizes ({listed}); give a size (--size) to bring them to one"]
+    return [f"images have {len(sizes)} sizes ({listed}); give size= to bring them to one"]

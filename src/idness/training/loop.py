@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from idness.core.errors import IdnessError, OptionError, StoreError
+from idness.core.errors import OptionError, StoreError
+from idness.core.extras import needed
 from idness.core.progress import Listener
 from idness.networks.precision import bf16_problem
 from idness.training.augment import crop_flip
@@ -47,20 +48,16 @@ def mix(*numbers: int | str) -> int:
 
 def make_fabric(precision: str) -> Any:
     """Set up Lightning Fabric for this process: alone, or one of those that torchrun started."""
-    try:
-        from lightning_fabric import Fabric
-        from lightning_fabric.strategies import DDPStrategy
-    except ImportError as error:
-        raise IdnessError("training needs lightning-fabric; install it with pip install 'idness[train]'") from error
+    fabric = needed("lightning_fabric", "training", "train")
     problem = bf16_problem() if precision == "bf16-mixed" and not torch.cuda.is_available() else ""
     if problem:
         raise OptionError(f"training: precision bf16-mixed cannot be used on this machine ({problem}); use 32-true")
     world = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if "TORCHELASTIC_RUN_ID" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return Fabric(accelerator="auto", devices=1, precision=precision)
+        return fabric.Fabric(accelerator="auto", devices=1, precision=precision)
     nodes = int(os.environ["WORLD_SIZE"]) // world
-    strategy = DDPStrategy(process_group_backend=None if torch.cuda.is_available() else "gloo")
-    return Fabric(accelerator="auto", devices=world, num_nodes=nodes, strategy=strategy, precision=precision)
+    strategy = fabric.strategies.DDPStrategy(process_group_backend=None if torch.cuda.is_available() else "gloo")
+    return fabric.Fabric(accelerator="auto", devices=world, num_nodes=nodes, strategy=strategy, precision=precision)
 
 
 @dataclass

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from idness.activations.capture import Captured
+from idness.activations.forward import SetActivations
 from idness.core.errors import InputError
 from idness.core.types import Activations
 from idness.detectors.kernels import scale_ratio
@@ -122,7 +122,7 @@ def study(specimen: Specimen) -> Study:
     return Study(name, line, numbers, figures)
 
 
-def _class_names(specimen: Specimen, part: Captured) -> list[str]:
+def _class_names(specimen: Specimen, part: SetActivations) -> list[str]:
     if part.acts.labels is None:
         return []
     known = specimen.classes

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from idness.activations.capture import Captured
+from idness.activations.forward import SetActivations
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, fit_many, score_many
 from idness.detectors.registry import build
@@ -117,6 +117,6 @@ def study(specimen: Specimen) -> Study:
     )
 
 
-def sweep_of(specimen: Specimen, members: Mapping[str, Captured]) -> Sweep:
+def sweep_of(specimen: Specimen, members: Mapping[str, SetActivations]) -> Sweep:
     """Sweep some sets of a specimen."""
     return sweep(specimen.head, specimen.inside.acts, {part: found.acts for part, found in members.items()})

@@ -9,13 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from idness.activations.capture import Captured, capture_set
+from idness.activations.forward import SetActivations, collect
 from idness.benchmark.prepare import prepare
 from idness.benchmark.protocol import GROUPS, Benchmark
 from idness.benchmark.settings import Settings
 from idness.core.progress import Listener
 from idness.core.types import Head
-from idness.data import Preprocessing
 from idness.report import style
 
 COLUMNS = 4
@@ -51,16 +50,16 @@ class Specimen:
 
     title: str
     head: Head
-    inside: Captured
-    near: dict[str, Captured] = field(default_factory=dict)
-    far: dict[str, Captured] = field(default_factory=dict)
-    train: Captured | None = None
-    val: Captured | None = None
-    ood_val: dict[str, Captured] = field(default_factory=dict)
+    inside: SetActivations
+    near: dict[str, SetActivations] = field(default_factory=dict)
+    far: dict[str, SetActivations] = field(default_factory=dict)
+    train: SetActivations | None = None
+    val: SetActivations | None = None
+    ood_val: dict[str, SetActivations] = field(default_factory=dict)
     classes: Sequence[str] = ()
 
     @property
-    def outside(self) -> dict[str, Captured]:
+    def outside(self) -> dict[str, SetActivations]:
         """All OOD test sets, near ones first."""
         return self.near | self.far
 
@@ -70,12 +69,12 @@ class Specimen:
         return float(self.inside.acts.features.min()) < -1e-6 * float(self.inside.acts.features.abs().max())
 
     @property
-    def groups(self) -> dict[str, dict[str, Captured]]:
+    def groups(self) -> dict[str, dict[str, SetActivations]]:
         """The OOD test sets by group; only groups that have any."""
         return {group: getattr(self, group) for group in GROUPS if getattr(self, group)}
 
     @property
-    def before_relu(self) -> list[Captured]:
+    def before_relu(self) -> list[SetActivations]:
         """ID and all OOD sets with their pre-ReLU values; none where the network has no final ReLU."""
         found = [self.inside, *self.outside.values()]
         return found if all(part.pre is not None for part in found) else []
@@ -94,12 +93,10 @@ def take_specimen(
     bench = benchmark if isinstance(benchmark, Benchmark) else Benchmark.load(benchmark)
     sets = bench.open(asked.data, partial=True)
     ready = prepare(bench, sets, model, asked, hear)
-    split = None if ready.network is None else ready.network.split
-    how = Preprocessing() if ready.network is None else ready.network.preprocessing
-    found: dict[str, dict[str, Captured]] = {}
+    found: dict[str, dict[str, SetActivations]] = {}
     for entry in sets:
         shown = "ID" if entry.role == "id_test" else entry.name
-        part = capture_set(shown, entry.data, split, how, limit=limit, listener=hear)
+        part = collect(ready.network, entry.data, name=shown, limit=limit, pre_relu=True, listener=hear)
         found.setdefault(entry.role, {})[entry.name] = part
     one = {role: next(iter(parts.values())) for role, parts in found.items() if role.startswith("id_")}
     names = bench.class_names or (one["id_test"].images.classes if one["id_test"].images is not None else ())

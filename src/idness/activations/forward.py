@@ -1,0 +1,161 @@
+"""Runs a network over a set of images: the one way from pictures to activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from idness.activations.prerelu import Capture, Rectifier, capture
+from idness.core.errors import DataError
+from idness.core.progress import Listener
+from idness.core.types import Activations
+from idness.data import ActivationsSet, Batch, ImageSet, read_batches
+from idness.data.sets import select
+from idness.data.thumbnails import SIDE, thumbnail
+from idness.networks.opening import Network
+
+BATCH = 64
+
+
+@dataclass(frozen=True, eq=False)
+class SetActivations:
+    """Holds what a network made of one set, in memory.
+
+    Args:
+        name: the set.
+        acts: its activations, with labels where they are the network's classes.
+        images: the set itself; none where it is activations.
+        index: the place of each row in it.
+        pre: what enters the final ReLU, pooled; none where it was not asked for, or there is no such ReLU.
+        rectifier: the final ReLU.
+        skipped: the place of each image that cannot be read, and why.
+        repeated: how many images were left out because they are there already.
+    """
+
+    name: str
+    acts: Activations
+    images: ImageSet | None = None
+    index: NDArray[np.int64] | None = None
+    pre: Tensor | None = None
+    rectifier: Rectifier | None = None
+    skipped: Sequence[tuple[int, str]] = field(default_factory=list)
+    repeated: int = 0
+
+    def thumbnails(self, rows: NDArray[np.int64], size: int = SIDE) -> list[NDArray[np.uint8]]:
+        """Read the images of some rows, no larger than `size`."""
+        if self.images is None or self.index is None:
+            raise DataError(f"{self.name}: is activations, so there are no images to show")
+        return [np.asarray(thumbnail(self.images.picture(int(self.index[row])), size)) for row in rows]
+
+
+def run_images(
+    network: Network,
+    images: ImageSet,
+    *,
+    spans: Sequence[tuple[int, int]] | None = None,
+    batch_size: int = BATCH,
+    workers: int | None = None,
+    distinct: bool = False,
+    pre_relu: bool = False,
+    edit: Callable[[Tensor, int], Tensor] | None = None,
+    listener: Listener | None = None,
+) -> Iterator[tuple[Batch, Capture | None]]:
+    """Read images, bring them to what the network expects and run them, a batch at a time, in order.
+
+    Each batch is given with its activations, or with none where no image of it can be read.
+
+    Args:
+        network: what they run through.
+        images: the set.
+        spans: the ranges to run, each one batch; the whole set if not given.
+        batch_size: how many images the network sees at once, where no ranges are given.
+        workers: how many threads decode images.
+        distinct: whether to leave out images that were there before.
+        pre_relu: whether to keep what enters the final ReLU.
+        edit: changes the network's input; it gets a batch and the place of its first image.
+        listener: hears of every image; the phase is the caller's, who may run several sets in one.
+    """
+    hear, seen = listener or Listener(), set[bytes]()
+    for batch in read_batches(images, network.preprocessing, spans or _spans(images, batch_size), workers=workers):
+        kept = _fresh(batch, seen) if distinct else batch
+        found = None
+        if len(kept.pixels):
+            inputs = network.preprocessing.normalize(kept.pixels)
+            inputs = inputs if edit is None else edit(inputs, batch.start)
+            if pre_relu:
+                found = capture(network.split, inputs)
+            else:
+                found = Capture(network.split.split(inputs, precision=network.precision.used).to("cpu"), None, None)
+        hear.advance(batch.stop - batch.start)
+        yield kept, found
+
+
+def collect(
+    network: Network | None,
+    data: ImageSet | ActivationsSet,
+    *,
+    name: str = "",
+    limit: int | None = None,
+    distinct: bool = False,
+    pre_relu: bool = False,
+    edit: Callable[[Tensor, int], Tensor] | None = None,
+    listener: Listener | None = None,
+) -> SetActivations:
+    """Run a set through a network and keep its activations in memory, or read it where it is activations.
+
+    Args:
+        network: what it runs through; none where only activations were given.
+        data: the set.
+        name: what it is called, where not by its source.
+        limit: the most images used, evenly picked.
+        distinct: whether to leave out images that were there before.
+        pre_relu: whether to keep what enters the final ReLU.
+        edit: changes the network's input; it gets a batch and the place of its first image.
+        listener: hears of progress.
+    """
+    name = name or data.source
+    if isinstance(data, ActivationsSet):
+        acts = Activations.concat(data.batches(4096))
+        step = 1 if limit is None else max(1, -(-len(acts) // limit))
+        return SetActivations(name, acts[::step])
+    if network is None:
+        raise DataError(f"{name}: is a set of images, so a network is needed")
+    images = data if limit is None else select(data, {"sample": limit})
+    hear = listener or Listener()
+    hear.phase(name, len(images))
+    parts: list[Capture] = []
+    places, skipped = [], []
+    for batch, found in run_images(network, images, distinct=distinct, pre_relu=pre_relu, edit=edit, listener=hear):
+        skipped += batch.skipped
+        if found is not None:
+            parts.append(found)
+            places.append(batch.index)
+    if not parts:
+        why = skipped[0][1] if skipped else "it is empty"
+        raise DataError(f"{name}: none of its {len(images)} images can be read; the first: {why}")
+    whole, index = Capture.concat(parts), np.concatenate(places)
+    acts = whole.acts
+    labels = network.labels_of(images)
+    if labels is not None:
+        acts = Activations(acts.features, acts.logits, labels[torch.from_numpy(index)])
+    repeated = len(images) - len(index) - len(skipped)
+    return SetActivations(name, acts, images, index, whole.pre, whole.rectifier, skipped, repeated)
+
+
+def _spans(images: ImageSet, size: int) -> list[tuple[int, int]]:
+    return [(start, min(start + size, len(images))) for start in range(0, len(images), size)]
+
+
+def _fresh(batch: Batch, seen: set[bytes]) -> Batch:
+    """Leave out the images of a batch that were seen before, by the hash of their pixels."""
+    rows = []
+    for row, digest in enumerate(batch.digests):
+        if digest.tobytes() not in seen:
+            seen.add(digest.tobytes())
+            rows.append(row)
+    return replace(batch, pixels=batch.pixels[rows], index=batch.index[rows], digests=batch.digests[rows])

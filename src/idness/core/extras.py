@@ -1,0 +1,24 @@
+"""Imports what only some uses of idness need, and says how to install it where it is not there."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from idness.core.errors import IdnessError
+
+
+def needed(module: str, who: str, extra: str, error: type[IdnessError] = IdnessError) -> Any:
+    """Import a module of an optional package.
+
+    Args:
+        module: its dotted name.
+        who: what needs it, for the message.
+        extra: the extra of idness that brings it.
+        error: the kind of error to raise without it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as missing:
+        package = (missing.name or module).partition(".")[0].replace("_", "-")
+        raise error(f"{who}: needs {package}; run pip install 'idness[{extra}]'") from missing

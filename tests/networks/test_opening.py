@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from idness.core.errors import IdnessWarning, ModelError
+from idness.data import ArraySet, Preprocessing
+from idness.networks.opening import Network, open_network
+from idness.networks.split import SplitModel, best_layout
+from tests.pictures import network, pictures
+
+SETTING = Preprocessing(mean=(0.3, 0.3, 0.3), std=(0.2, 0.2, 0.2))
+
+
+def labelled(count: int = 60) -> ArraySet:
+    return ArraySet(*_in_order(count))
+
+
+def _in_order(count: int) -> tuple[np.ndarray, str, np.ndarray]:
+    images, labels = pictures(count, 0)
+    return images, "x", labels
+
+
+class Brightest(nn.Module):
+    """Says which colour is brightest, for values in [0, 1]; blind to values below 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        nn.init.eye_(self.fc.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(images.clamp(0, 1).mean(dim=(2, 3)))
+
+
+class Flattening(nn.Module):
+    """Flattens with `.view`, as many networks of tutorials do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.fc = nn.Linear(4 * 8 * 8, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = torch.relu(self.conv(images))
+        return self.fc(features.view(len(features), -1))
+
+
+def test_given_preprocessing_counts_before_the_networks_own() -> None:
+    model = network()
+    model.preprocessing = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
+    assert open_network(model, images=labelled()).preprocessing.mean == (0.5, 0.5, 0.5)
+    assert open_network(model, images=labelled(), preprocessing=SETTING).preprocessing == SETTING
+
+
+def test_a_guess_that_labelled_images_bear_out_is_taken_and_said() -> None:
+    with pytest.warns(IdnessWarning, match=r"values in \[0, 1\], \d+ of 60 labelled images are classified rightly"):
+        found = open_network(Brightest(), images=labelled())
+    assert found.preprocessing == Preprocessing()
+
+
+def test_a_guess_that_they_do_not_bear_out_is_refused() -> None:
+    images, source, labels = _in_order(60)
+    other = ArraySet(images, source, (labels + 1) % 3)
+    with pytest.raises(
+        ModelError, match=r"of 60 labelled images are classified rightly, no more than by chance; give preprocessing="
+    ):
+        open_network(Brightest(), images=other)
+
+
+def test_where_no_labels_could_tell_nothing_is_guessed() -> None:
+    with pytest.raises(ModelError, match=r"is not known; give preprocessing=, or set model\.preprocessing"):
+        open_network(Brightest(), images=ArraySet(pictures(60, 0)[0], "x"))
+    bare = open_network(Brightest(), layer="fc")  # nothing to run on yet
+    with pytest.raises(ModelError, match="is not known"):
+        _ = bare.preprocessing
+
+
+def test_odd_normalisation_is_said() -> None:
+    with pytest.warns(IdnessWarning, match="divide them by 255"):
+        open_network(network(), images=labelled(), preprocessing=Preprocessing(mean=(120, 120, 120), std=(60, 60, 60)))
+
+
+def test_labels_are_brought_to_the_networks_order() -> None:
+    split = SplitModel(network(), example=torch.zeros(2, 3, 8, 8))
+    images, labels = pictures(6, 0)
+    known = Network(split, SETTING, class_names=("b", "a", "c"))
+    assert known.labels_of(ArraySet(images, "x", labels, ("a", "b", "c"))).tolist() == [1, 0, 2, 1, 0, 2]
+    assert known.labels_of(ArraySet(images, "x", labels, ("a", "c", "d"))).tolist() == labels.tolist()
+    assert known.labels_of(ArraySet(images, "x", labels, ("a", "c", "d", "e"))) is None
+    assert known.labels_of(ArraySet(images, "x", labels + 1)) is None
+    assert known.labels_of(ArraySet(images, "x")) is None
+
+
+def test_networks_that_flatten_with_view_get_contiguous_memory() -> None:
+    model, images = Flattening(), torch.rand(5, 3, 8, 8)
+    expected = model(images)
+    with pytest.raises(RuntimeError, match="view"):
+        model(images.to(memory_format=torch.channels_last))
+    assert best_layout(model, images[:2], weights=True) is torch.contiguous_format
+    assert model.conv.weight.is_contiguous()
+    found = open_network(model, preprocessing=SETTING, images=labelled())
+    assert torch.equal(found.split.split(images.to(memory_format=torch.channels_last)).logits, expected)
+
+
+def test_others_run_channels_last_and_a_given_module_keeps_its_weights(tmp_path: Path) -> None:
+    model = network()
+    open_network(model, preprocessing=SETTING, images=labelled()).split.split(torch.rand(2, 3, 8, 8))
+    assert model[0].weight.is_contiguous()
+    file = tmp_path / "net.py"
+    file.write_text("from tests.pictures import network as make\n")
+    ours = open_network(f"{file}:make", preprocessing=SETTING, images=labelled()).split
+    images = torch.rand(4, 3, 8, 8)
+    assert torch.allclose(ours.split(images).logits, SplitModel(model, "4").split(images).logits, atol=1e-5)
+    assert ours.model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert not ours.model[0].weight.is_contiguous()
+
+
+def test_an_unknown_device_is_told() -> None:
+    with pytest.raises(ModelError, match="device must be auto, cpu, cuda"):
+        open_network(network(), device="toaster")
