@@ -17,7 +17,6 @@ from torch import Tensor
 
 from idness import Activations, Benchmark, SplitModel, build, intervals, load_model, metrics
 from idness.benchmark import Settings, run
-from idness.benchmark.answer import answer
 from idness.core.types import Head
 from idness.data import embedded
 from idness.detectors.detector import Detector
@@ -69,7 +68,7 @@ def main(folder: Path) -> None:
     rows = ("msp", "ebo", "knn", "ash-s", "ash-p", "scale")
     report = run(bench, "cifar6:base", Settings(methods=rows, cache=folder / "cache"))
     report.save(folder)
-    print(answer(report).sentence)
+    print(report.answer.sentence)
 
     # 2. Numbers as a table, scores as arrays, figures as matplotlib axes to restyle.
     frame = report.to_dataframe()
@@ -77,7 +76,7 @@ def main(folder: Path) -> None:
     ax = figures.roc_curves(report, "cat", ["msp", "scale", "knn"])
     ax.set_title("Cats among six other classes")
     style.legend(ax)
-    for path in (*style.save(ax, folder / "roc"), write_html(folder)):
+    for path in (*style.save(ax, folder / "roc"), write_html(folder, report)):
         print("wrote", path.name)
 
     # 3. A new method needs a network's activations, its head, and nothing else.

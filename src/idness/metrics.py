@@ -151,6 +151,13 @@ def count_at_recall(count: int, recall: float) -> int:
     return needed
 
 
+def id_threshold(id_scores: Scores, recall: float = 0.95) -> float:
+    """Give the score above which this share of the ID images lies."""
+    check_fraction("id_threshold", "recall", recall)
+    scores = np.sort(as_scores("ID scores", id_scores))
+    return float(scores[id_rank(len(scores), recall)])
+
+
 def id_rank(count: int, recall: float) -> int:
     """Give the rank from below of the ID score that is the threshold at an ID recall."""
     return min(round((1 - recall) * count), count - 1)

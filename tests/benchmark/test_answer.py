@@ -1,16 +1,25 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
-from idness.benchmark.answer import answer, joint_level, ood_weights, row_ranks
+from idness.benchmark.answer import answer, conclude
+from idness.benchmark.ranking import joint_level, mean_auroc, ood_weights, row_ranks
 from idness.benchmark.results import Report
-from idness.core.errors import InputError
-from idness.intervals import auroc_interval, compare_auroc, mean_auroc_difference, mean_auroc_interval
-from idness.metrics import auroc
+from idness.core.errors import InputError, StoreError
+from idness.intervals import (
+    auroc_interval,
+    compare_auroc,
+    mean_auroc_difference,
+    mean_auroc_interval,
+)
+from idness.metrics import auroc, fpr_at_id_recall, fpr_at_ood_recall
 from tests.report.digits import bench
 
 
@@ -35,6 +44,7 @@ def test_a_clear_winner_is_named_with_its_lead(report: Report) -> None:
     found = answer(report)
     means = {row: np.mean([item.groups[g].auroc for g in ("near", "far")]) for row, item in report.methods.items()}
     assert found.auroc == pytest.approx(means)
+    assert found.auroc == pytest.approx({row: mean_auroc(report, row) for row in report.methods})
     assert found.best == max(means, key=lambda row: means[row])
     assert found.kind == "clear"
     assert found.use == found.best
@@ -97,3 +107,75 @@ def test_no_method_at_all_is_an_error(report: Report) -> None:
     empty.methods = {}
     with pytest.raises(InputError, match="at least one method"):
         answer(empty)
+
+
+def test_a_report_carries_its_answer_and_marks(report: Report) -> None:
+    assert report.answer == answer(report)
+    assert Report.from_json(report.to_json()).answer == report.answer
+    for row, item in report.methods.items():
+        assert report.answer.intervals[row] == mean_auroc_interval(row_ranks(report, row, ood_weights(report)))
+        for found in (*item.sets.values(), *item.groups.values()):
+            assert set(found.marks) <= {"auroc", "fpr_at_id_recall", "fpr_at_ood_recall"}
+
+
+def test_what_version_0_1_wrote_gets_answer_and_marks_from_its_scores(report: Report, tmp_path: Path) -> None:
+    """Its results have neither field."""
+    report.save(tmp_path)
+    raw = json.loads((tmp_path / "results.json").read_text())
+    del raw["answer"]
+    for method in raw["methods"].values():
+        for found in (*method["sets"].values(), *method["groups"].values()):
+            del found["marks"]
+    (tmp_path / "results.json").write_text(json.dumps(raw))
+    old = Report.load(tmp_path)
+    assert old.answer is None
+    assert conclude(old) == report
+    (tmp_path / "scores.safetensors").unlink()
+    with pytest.raises(StoreError, match=r"holds no scores\.safetensors"):
+        conclude(Report.load(tmp_path / "results.json"))
+
+
+def test_each_column_of_aurocs_marks_its_best_and_those_level_with_it(report: Report) -> None:
+    rows, read = list(report.methods), report.scores.of
+    for name in ood_weights(report):
+        marks = {row: report.methods[row].sets[name].marks.get("auroc") for row in rows}
+        best = max(rows, key=lambda row: report.methods[row].sets[name].auroc)
+        for row in rows:
+            scores = [read(each, part) for each in (best, row) for part in ("id_test", name)]
+            level = compare_auroc(*scores, level=joint_level(len(rows))).low <= 0
+            assert marks[row] == ("best" if row == best else "tie" if level else None)
+
+
+@pytest.mark.parametrize("function", [fpr_at_id_recall, fpr_at_ood_recall])
+def test_each_column_of_fprs_marks_its_best_and_those_level_with_it(report: Report, function: Any) -> None:
+    """Against a bootstrap that draws images one by one; near the border the two may differ."""
+    rows, read, rng = list(report.methods), report.scores.of, np.random.default_rng(1)
+    certain = 0
+    for name in ("six", "china"):
+        marks = {row: report.methods[row].sets[name].marks.get(function.__name__) for row in rows}
+        values = {row: function(read(row, "id_test"), read(row, name)) for row in rows}
+        best = min(rows, key=lambda row: values[row])
+        draws: dict[str, list[float]] = {row: [] for row in rows}
+        for _ in range(150):
+            ids, oods = (
+                rng.integers(size, size=size) for size in (len(read(best, part)) for part in ("id_test", name))
+            )
+            for row in rows:
+                draws[row].append(function(read(row, "id_test")[ids], read(row, name)[oods]))
+        assert [row for row in rows if marks[row] == "best"] == [best]
+        for row in set(rows) - {best}:
+            reach = norm.ppf((1 + joint_level(len(rows))) / 2) * np.std(np.subtract(draws[row], draws[best]))
+            gap = values[row] - values[best]
+            if not 0.7 * reach < gap < 1.4 * reach:
+                certain += 1
+                assert marks[row] == ("tie" if gap <= reach else None)
+    assert certain >= 6
+
+
+def test_a_group_is_marked_by_its_mean(report: Report) -> None:
+    for metric, better in (("auroc", max), ("fpr_at_id_recall", min), ("fpr_at_ood_recall", min)):
+        for group in ("near", "far"):
+            found = {row: item.groups[group] for row, item in report.methods.items()}
+            best = better(found, key=lambda row: getattr(found[row], metric))
+            assert found[best].marks[metric] == "best"
+            assert sum(item.marks.get(metric) == "best" for item in found.values()) == 1

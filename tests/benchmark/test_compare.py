@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from idness.benchmark.compare import Comparison, compare, gather
+from idness.benchmark.compare import Comparison, compare, gather, verdict
 from idness.benchmark.results import Report
 from idness.core.errors import InputError, OptionError, StoreError
-from idness.intervals import compare_auroc, compare_fpr_at_id_recall, compare_fpr_at_ood_recall
-from idness.report.comparison import tables, to_html, to_markdown, verdict, write
+from idness.intervals import Difference, compare_auroc, compare_fpr_at_id_recall, compare_fpr_at_ood_recall
+from idness.report.comparison import tables, to_html, to_markdown, write
 from tests.cli.running import idness
 from tests.report.digits import bench
 from tests.report.test_html import outline
@@ -45,7 +45,8 @@ def test_single_results_differ_by_paired_tests_on_the_same_images(pair: Comparis
     old, new = Report.load(runs / "short_seed0"), Report.load(runs / "long-seed0")
     scores = [report.scores.of("ebo", name) for report in (new, old) for name in ("id_test", "six")]
     found = line(pair, "auroc", "six", "ebo")
-    assert found.changes[0] == pytest.approx(compare_auroc(*scores), abs=1e-6)
+    change = found.changes[0]
+    assert (change.value, change.low, change.high, change.p_value) == pytest.approx(compare_auroc(*scores), abs=1e-6)
     assert [value.mean for value in found.values] == [r.methods["ebo"].sets["six"].auroc for r in (old, new)]
     for metric, function in (
         ("fpr_at_id_recall", compare_fpr_at_id_recall), ("fpr_at_ood_recall", compare_fpr_at_ood_recall)
@@ -67,9 +68,9 @@ def test_a_result_does_not_differ_from_itself(runs: Path) -> None:
     found = compare(gather([f"a={runs / 'long-seed0'}", f"b={runs / 'long-seed0'}"]))
     for block in found.blocks:
         for each in block.lines:
-            assert each.changes[0] is not None
-            assert each.changes[0][:3] == (0, 0, 0)
-            assert verdict(block.metric, each.changes[0]) == ""
+            change = each.changes[0]
+            assert change is not None
+            assert (change.value, change.low, change.high, change.verdict) == (0, 0, 0, "")
     assert found.notes == ()
 
 
@@ -86,7 +87,7 @@ def test_seeds_of_one_run_become_mean_and_spread(runs: Path) -> None:
     assert [value.spread for value in got.values] == pytest.approx([np.std(some, ddof=1) for some in series])
     expected = stats.ttest_ind(series[1], series[0], equal_var=False)
     assert got.changes[0].p_value == pytest.approx(expected.pvalue)
-    assert got.changes[0][1:3] == pytest.approx(tuple(expected.confidence_interval()))
+    assert (got.changes[0].low, got.changes[0].high) == pytest.approx(tuple(expected.confidence_interval()))
 
 
 def test_one_run_against_several_has_no_interval(runs: Path) -> None:
@@ -180,12 +181,15 @@ def test_folders_of_one_name_are_told_apart_by_their_parents(runs: Path, tmp_pat
 
 
 def test_up_is_better_for_auroc_and_down_for_fpr(pair: Comparison) -> None:
-    change = line(pair, "auroc", "far", "ebo").changes[0]
-    certain = change._replace(value=0.1, low=0.05, high=0.2)
-    assert verdict("auroc", certain) == "✓"
-    assert verdict("fpr_at_id_recall", certain) == "✗"
+    certain = Difference(0.1, 0.05, 0.2, 0.001)
+    assert verdict("auroc", certain) == "better"
+    assert verdict("fpr_at_id_recall", certain) == verdict("auroc", Difference(-0.1, -0.2, -0.05, 0.001)) == "worse"
     assert verdict("auroc", certain._replace(low=-0.1)) == ""
-    assert verdict("auroc", None) == ""
+    signs = {change.verdict for block in pair.blocks for line in block.lines for change in line.changes if change}
+    assert signs == {"", "better", "worse"}
+    text = to_markdown(pair)
+    assert text.count("✓") - 1 == sum(c.verdict == "better" for b in pair.blocks for x in b.lines for c in x.changes)
+    assert text.count("✗") - 1 == sum(c.verdict == "worse" for b in pair.blocks for x in b.lines for c in x.changes)
 
 
 def test_it_is_written_as_markdown_and_one_page(pair: Comparison, tmp_path: Path) -> None:
@@ -197,7 +201,7 @@ def test_it_is_written_as_markdown_and_one_page(pair: Comparison, tmp_path: Path
     found = outline(page.read_text(encoding="utf-8"))
     assert found.faults == []
     assert sum(tag == "table" for tag, _ in found.tags) == 3 * 6
-    assert len(tables(pair)) == 4
+    assert len(tables(pair, ("auroc", "fpr_at_id_recall"), ("group",))) == 4
 
 
 def test_hostile_entrant_names_stay_text(pair: Comparison) -> None:

@@ -10,20 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from idness.benchmark.results import (
-    SCORES,
-    THUMBS,
+from idness.benchmark.parts import (
     BenchmarkInfo,
     MethodResult,
     Metrics,
     ModelInfo,
-    Report,
     SetInfo,
     Skipped,
     Sweep,
     Trial,
     Wrong,
 )
+from idness.benchmark.results import SCORES, THUMBS, Report
 from idness.core.errors import StoreError
 from idness.metrics import NAMES, auroc
 

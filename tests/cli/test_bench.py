@@ -51,6 +51,8 @@ def test_writes_every_file_prints_tables_and_names_the_files(place: Path) -> Non
     assert all(name in last for name in names)
     assert "preprocessing: normalise by mean" in done.stderr
     report = Report.load(folder)
+    assert report.answer is not None
+    assert " ".join(done.stdout.split()).endswith(report.answer.sentence)
     assert str(place.parent) not in (folder / "results.json").read_text()
     assert report.provenance["command"].startswith("idness bench mine.toml --model net.py:make")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from idness import paper
-from idness.benchmark.results import MethodResult, Metrics
+from idness.benchmark.parts import MethodResult, Metrics
 from idness.paper.comparison import Outcome, compare, markdown, pairs
 from idness.paper.locate import Missing
 

@@ -12,8 +12,10 @@ import torch
 from sklearn.datasets import load_digits, load_sample_images
 from torch import nn
 
+from idness.benchmark.answer import conclude
 from idness.benchmark.evaluate import group_metrics, set_metrics
-from idness.benchmark.results import BenchmarkInfo, MethodResult, ModelInfo, Report, SetInfo, Sweep, Trial, Wrong
+from idness.benchmark.parts import BenchmarkInfo, MethodResult, ModelInfo, SetInfo, Sweep, Trial, Wrong
+from idness.benchmark.results import Report
 from idness.core.types import Activations
 from idness.detectors.detector import Detector, Enhancer
 from idness.detectors.registry import build
@@ -125,6 +127,7 @@ def bench(
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     report.attach(scores, _thumbs(report, sets))
+    conclude(report)
     report.save(folder)
     return Report.load(folder)
 

@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from idness.benchmark.ranking import mean_auroc
 from idness.benchmark.results import Report
-from idness.metrics import auroc
+from idness.metrics import auroc, id_threshold
 from idness.report import figures, style
 from idness.report.layout import lowest_shown
 
@@ -43,12 +44,12 @@ def test_a_roc_curve_has_the_area_of_its_auroc(report: Report) -> None:
 
 def test_the_threshold_keeps_the_recall(report: Report) -> None:
     ids = report.scores.of("knn", "id_test")
-    assert (ids > figures.threshold_of(ids, 0.95)).mean() == pytest.approx(0.95, abs=1.5 / len(ids))
+    assert (ids > id_threshold(ids, 0.95)).mean() == pytest.approx(0.95, abs=1.5 / len(ids))
 
 
 def test_the_best_each_groups_best_and_the_well_known_rows_stand_out(report: Report) -> None:
     chosen = figures.highlights(report)
-    assert chosen[0] == max(report.methods, key=lambda row: figures.mean_auroc(report, row))
+    assert chosen[0] == max(report.methods, key=lambda row: mean_auroc(report, row))
     for group in ("near", "far"):
         assert max(report.methods, key=lambda row: report.methods[row].groups[group].auroc) in chosen
     assert len(chosen) == figures.HIGHLIGHTED

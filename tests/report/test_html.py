@@ -164,6 +164,7 @@ def test_it_does_without_labels_sweep_thumbnails_and_validation(tmp_path: Path) 
 def test_a_single_group_has_a_page_too(report: Report) -> None:
     one = copy.deepcopy(report)
     one.benchmark.groups = {"far": ["china", "flower"]}
+    one.answer = None
     one.__dict__["scores"], one.__dict__["thumbs"] = report.scores, report.thumbs
     assert outline(render(one)).faults == []
 
@@ -187,8 +188,29 @@ def test_compact_paths_draw_the_same() -> None:
     assert compact('<g id="a"><metadata>x\ny</metadata>\n</g>') == "<g></g>"
 
 
-def test_write_html_returns_the_page(folder: Path) -> None:
+def test_a_page_is_made_of_the_report_in_memory_or_of_a_folder(folder: Path, page: str, tmp_path: Path) -> None:
+    report = Report.load(folder)
     assert write_html(folder) == folder / "report.html"
+    assert report.thumbs  # read while the folder is there
+    report.attach(report.scores.arrays, report.thumbs)
+    assert write_html(tmp_path, report) == tmp_path / "report.html"
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == page
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_page_shows_what_is_stored(report: Report) -> None:
+    """A view computes nothing: another sentence or mark in the results is another one on the page."""
+    other = copy.deepcopy(report)
+    other.__dict__["scores"], other.__dict__["thumbs"] = report.scores, report.thumbs
+    assert other.answer is not None
+    other.answer.sentence = "Use the force."
+    for item in other.methods.values():
+        for found in (*item.sets.values(), *item.groups.values()):
+            found.marks = {"auroc": "tie"}
+    text = render(other)
+    assert '<p class="sentence">Use the force.</p>' in text
+    columns = len(report.methods) * (len(report.benchmark.groups) + 4)
+    assert text.count("level with the best</span>") == columns + len(other.answer.ties)
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,8 @@ from rich.console import Console
 from idness.benchmark.results import Report
 from idness.core.errors import OptionError
 from idness.metrics import NAMES
-from idness.report.tables import (
-    by_set,
-    csv_text,
-    latex,
-    markdown,
-    options,
-    rich_table,
-    summary,
-    terminal_tables,
-    write_tables,
-)
+from idness.report.table import Cell, Heading, Table, latex, markdown, rich_table
+from idness.report.tables import by_set, csv_text, options, summary, terminal_tables, write_tables
 from tests.benchmark.test_results import make_report
 
 SETS = ("cat", "frog", "ship", "mnist", "fashion-mnist", "quickdraw", "textures", "traffic-lights")
@@ -49,15 +40,14 @@ def test_terminal_tables_fit_80_columns_and_use_more() -> None:
 
 def test_best_is_marked_and_the_convention_is_in_the_heading() -> None:
     table = summary(full())
-    assert table.headings[:3] == ["method", "near\nAUROC", "near\nFPR at 95 %\nID recall"]
-    best = {
-        heading: [row[0].text for row in table.rows if row[place].best] for place, heading in enumerate(table.headings)
-    }
+    headings = [str(heading) for heading in table.headings]
+    assert headings[:3] == ["method", "near\nAUROC", "near\nFPR at 95 %\nID recall"]
+    best = {heading: [row[0].text for row in table.rows if row[place].mark] for place, heading in enumerate(headings)}
     assert best["near\nAUROC"] == ["scale"]
     assert best["far\nAUROC"] == ["msp"]
     assert best["near\nFPR at 95 %\nID recall"] == ["msp"]  # a low rate is the good one
     assert len(best["ID acc.\nshaped"]) == 5  # all are equal
-    assert "OOD recall" in summary(full(), "ood").headings[2]
+    assert "OOD recall" in str(summary(full(), "ood").headings[2])
     with pytest.raises(OptionError, match="id .* or ood"):
         summary(full(), "95")
 
@@ -67,7 +57,7 @@ def test_values_are_percent_with_their_error() -> None:
     assert by_set(full(), "auroc", ["frog"]).rows[4][1].text == "94.10"
     report = full()
     report.id_accuracy = None
-    assert "ID acc.\nshaped" not in summary(report).headings
+    assert "ID acc.\nshaped" not in map(str, summary(report).headings)
 
 
 def test_options_say_how_they_were_chosen() -> None:
@@ -75,7 +65,7 @@ def test_options_say_how_they_were_chosen() -> None:
     report.failed = {"knn": "no images", "mds": "no images"}
     report.methods["msp"].dropped = ["k=1000: too many"]
     table = options(report)
-    assert [cell.text for cell in table.rows[0]] == ["msp", "percentile=85", "best of 2", "90.00"]
+    assert [cell.text for cell in table.rows[0]] == ["msp", "percentile 85", "best of 2", "90.00"]
     assert table.notes == ["left out: knn, mds (no images)", "msp: setting dropped, k=1000: too many"]
 
 
@@ -104,3 +94,15 @@ def test_files_are_written(tmp_path: Path) -> None:
     written = write_tables(full(), tmp_path)
     assert sorted(path.name for path in written) == ["results.csv", "results.md", "results.tex"]
     assert (tmp_path / "results.md").read_text().count("###") == 4
+
+
+def test_text_forms_carry_intervals_and_signs() -> None:
+    cell = Cell("+1.00", "better", "+0.5 to +1.5", sort="0.01")
+    table = Table("Change", [Heading("method", words=True), Heading("new\nminus old")], [[Cell("ebo"), cell]])
+    assert "| ebo | +1.00 [+0.5 to +1.5] ✓ |" in markdown(table)
+    assert "|---|--:|" in markdown(table)
+    assert r"ebo & +1.00 [+0.5 to +1.5] \checkmark \\" in latex(table)
+    assert r"{lr}" in latex(table)
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+    console.print(rich_table(table))
+    assert "+1.00 [+0.5 to +1.5] ✓" in console.file.getvalue()  # type: ignore[attr-defined]

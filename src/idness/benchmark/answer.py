@@ -2,91 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from idness.benchmark.marks import mark
+from idness.benchmark.parts import Answer, Rival
+from idness.benchmark.ranking import ood_weights, rivals_of_best, row_ranks
 from idness.benchmark.results import Report
 from idness.core.errors import InputError
 from idness.core.wording import listed, percent, points, shown
-from idness.intervals import Difference, Ranks, mean_auroc_difference, ranks
+from idness.intervals import mean_auroc_difference, mean_auroc_interval
 
-LEVEL = 0.95
 USELESS = 0.6
 """A mean AUROC below which no method is worth recommending: a coin has 0.5."""
 
 
-@dataclass(frozen=True)
-class Rival:
-    """Is another row, with the best row's lead over it.
-
-    Args:
-        row: its name.
-        lead: the best row's mean AUROC minus its own; the interval allows for the number of rows compared.
-        tied: whether the interval holds zero, so that the two cannot be told apart.
-    """
-
-    row: str
-    lead: Difference
-    tied: bool
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Is the answer in one sentence, with what it rests on.
-
-    Args:
-        kind: whether one row leads clearly, several cannot be told apart, there is only one, or none is of use.
-        use: the row to use.
-        best: the row with the highest mean AUROC; another than `use` only in a tie.
-        auroc: each row's mean AUROC.
-        rivals: all other rows, the nearest first.
-        sentence: the answer.
-        evidence: further sentences: how sure it is, what speaks against it.
-    """
-
-    kind: Literal["clear", "tie", "only", "useless"]
-    use: str
-    best: str
-    auroc: dict[str, float]
-    rivals: tuple[Rival, ...]
-    sentence: str
-    evidence: tuple[str, ...]
-
-    @property
-    def ties(self) -> tuple[str, ...]:
-        """The rows that cannot be told apart from the best."""
-        return tuple(rival.row for rival in self.rivals if rival.tied)
-
-
-def ood_weights(report: Report) -> dict[str, float]:
-    """Give each OOD test set its weight: the groups count alike, and so do the sets within a group."""
-    groups = {name: sets for name, sets in report.benchmark.groups.items() if sets}
-    weights: dict[str, float] = {}
-    for sets in groups.values():
-        for name in sets:
-            weights[name] = weights.get(name, 0.0) + 1 / (len(groups) * len(sets))
-    return weights
-
-
-def row_ranks(report: Report, row: str, weights: dict[str, float] | None = None) -> Ranks:
-    """Rank one row's images over some OOD sets; over all test sets where none are named."""
-    chosen = ood_weights(report) if weights is None else weights
-    oods = [report.scores.of(row, name) for name in chosen]
-    return ranks(report.scores.of(row, "id_test"), oods, list(chosen.values()))
-
-
-def joint_level(rows: int, level: float = LEVEL) -> float:
-    """Give the level of each comparison with the best so that all of them hold together (Bonferroni)."""
-    return 1 - (1 - level) / max(rows - 1, 1)
-
-
-def rivals_of_best(found: dict[str, Ranks], level: float = LEVEL) -> tuple[str, tuple[Rival, ...]]:
-    """Find the row with the highest mean AUROC, and its lead over each of the others."""
-    best = max(found, key=lambda row: found[row].auroc)
-    each = joint_level(len(found), level)
-    leads = {row: mean_auroc_difference(found[best], found[row], each) for row in found if row != best}
-    listed_rivals = [Rival(row, lead, lead.low <= 0) for row, lead in leads.items()]
-    return best, tuple(sorted(listed_rivals, key=lambda rival: rival.lead.value))
+def conclude(report: Report) -> Report:
+    """Fill in the answer and the marks of a report that has neither yet, from its scores."""
+    if report.answer is None:
+        report.answer = answer(report)
+        mark(report)
+    return report
 
 
 def answer(report: Report) -> Answer:
@@ -96,24 +31,37 @@ def answer(report: Report) -> Answer:
     """
     if not report.methods:
         raise InputError("answer: needs at least one method that ran, got none")
-    found = {row: row_ranks(report, row) for row in report.methods}
+    weights = ood_weights(report)
+    found = {row: row_ranks(report, row, weights) for row in report.methods}
     best, rivals = rivals_of_best(found)
-    auroc = {row: item.auroc for row, item in found.items()}
-    ties = [rival.row for rival in rivals if rival.tied]
-    use = _simplest(report, [best, *ties])
-    kind: Literal["clear", "tie", "only", "useless"]
-    kind = "only" if not rivals else "useless" if auroc[best] < USELESS else "tie" if ties else "clear"
-    sentence = {"only": _only, "useless": _useless, "tie": _tie, "clear": _clear}[kind](
-        report, use, best, auroc, rivals
+    result = Answer(
+        kind="clear",
+        use=best,
+        best=best,
+        auroc={row: item.auroc for row, item in found.items()},
+        intervals={row: mean_auroc_interval(item) for row, item in found.items()},
+        rivals=rivals,
+        sentence="",
+        evidence=[],
     )
-    evidence = (
+    ties = result.ties
+    result.use = _simplest(report, [best, *ties])
+    if not rivals:
+        result.kind, result.sentence = "only", _only(report, result)
+    elif result.auroc[best] < USELESS:
+        result.kind, result.sentence = "useless", _useless(report, result)
+    elif ties:
+        result.kind, result.sentence = "tie", _tie(report, result)
+    else:
+        result.sentence = _clear(report, result)
+    result.evidence = [
         _criterion(report),
         *_set_by_set(report, best, rivals),
         *_by_group(report),
         *_on_validation(report, best),
-        *_gain(auroc, use),
-    )
-    return Answer(kind, use, best, auroc, rivals, sentence, evidence)
+        *_gain(result.auroc, result.use),
+    ]
+    return result
 
 
 def _simplest(report: Report, rows: list[str]) -> str:
@@ -137,36 +85,35 @@ def _named(report: Report, row: str) -> str:
     return f"{shown(row)} ({shown(options, 80)})" if options else shown(row)
 
 
-def _only(report: Report, use: str, best: str, auroc: dict[str, float], rivals: tuple[Rival, ...]) -> str:
+def _only(report: Report, found: Answer) -> str:
     return (
-        f"Only {_named(report, best)} was measured: its mean AUROC is {percent(auroc[best], 1)} %,"
+        f"Only {_named(report, found.best)} was measured: its mean AUROC is {percent(found.auroc[found.best], 1)} %,"
         " and nothing says whether another method would do better."
     )
 
 
-def _useless(report: Report, use: str, best: str, auroc: dict[str, float], rivals: tuple[Rival, ...]) -> str:
+def _useless(report: Report, found: Answer) -> str:
     return (
-        f"No method is of use on this network: the best, {_named(report, best)}, has a mean AUROC of"
-        f" {percent(auroc[best], 1)} %, where a coin has 50 %."
+        f"No method is of use on this network: the best, {_named(report, found.best)}, has a mean AUROC of"
+        f" {percent(found.auroc[found.best], 1)} %, where a coin has 50 %."
     )
 
 
-def _tie(report: Report, use: str, best: str, auroc: dict[str, float], rivals: tuple[Rival, ...]) -> str:
-    names = [best, *(rival.row for rival in rivals if rival.tied)]
-    others = [shown(name) for name in names if name != use]
+def _tie(report: Report, found: Answer) -> str:
+    others = [shown(name) for name in (found.best, *found.ties) if name != found.use]
     some = others if len(others) <= 4 else [*others[:3], f"{len(others) - 3} more"]
-    why = "" if use == best else _simplicity(report, use)
+    why = "" if found.use == found.best else _simplicity(report, found.use)
     return (
-        f"Use {_named(report, use)}, mean AUROC {percent(auroc[use], 1)} %: on this data it cannot be told apart"
-        f" from {listed(some)}{why}."
+        f"Use {_named(report, found.use)}, mean AUROC {percent(found.auroc[found.use], 1)} %: on this data it cannot be"
+        f" told apart from {listed(some)}{why}."
     )
 
 
-def _clear(report: Report, use: str, best: str, auroc: dict[str, float], rivals: tuple[Rival, ...]) -> str:
-    near = rivals[0]
+def _clear(report: Report, found: Answer) -> str:
+    near = found.rivals[0]
     return (
-        f"Use {_named(report, best)}, mean AUROC {percent(auroc[best], 1)} %: it is ahead of every other method, the nearest"
-        f" being {shown(near.row)}, {percent(near.lead.value)} points behind"
+        f"Use {_named(report, found.best)}, mean AUROC {percent(found.auroc[found.best], 1)} %: it is ahead of every other"
+        f" method, the nearest being {shown(near.row)}, {percent(near.lead.value)} points behind"
         f" ({percent(near.lead.low)} to {percent(near.lead.high)} with 95 % confidence)."
     )
 
@@ -181,7 +128,7 @@ def _criterion(report: Report) -> str:
     )
 
 
-def _set_by_set(report: Report, best: str, rivals: tuple[Rival, ...]) -> list[str]:
+def _set_by_set(report: Report, best: str, rivals: list[Rival]) -> list[str]:
     if not rivals:
         return []
     second = rivals[0].row
@@ -210,7 +157,7 @@ def _by_group(report: Report) -> list[str]:
         if sets:
             found = {row: row_ranks(report, row, dict.fromkeys(sets, 1.0)) for row in report.methods}
             best, rivals = rivals_of_best(found)
-            leaders[group] = (best, found[best].auroc, sum(rival.tied for rival in rivals))
+            leaders[group] = (best, found[best].auroc, sum(rival.tie for rival in rivals))
     if len({best for best, _, _ in leaders.values()}) < 2:
         return []
     parts = [

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,7 +31,7 @@ _SEED = re.compile(r"[-_.]?(?:seed|rng)[-_=]?\d+", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Entrant:
-    """Is one side of a comparison: a result, or the results of one run with several seeds."""
+    """Takes one side of a comparison: a result, or the results of one run with several seeds."""
 
     name: str
     reports: tuple[Report, ...]
@@ -39,24 +39,35 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Value:
-    """Is a metric of an entrant: its mean over the runs and, where there are several, their standard deviation."""
+    """Gives a metric of an entrant: its mean over the runs and, where there are several, their standard deviation."""
 
     mean: float
     spread: float | None
 
 
 @dataclass(frozen=True)
+class Change:
+    """Says how far an entrant is from the first one, and whether that is for the better; no word where the interval holds zero."""
+
+    value: float
+    low: float
+    high: float
+    p_value: float
+    verdict: Literal["", "better", "worse"]
+
+
+@dataclass(frozen=True)
 class Line:
-    """Is one row: each entrant's value, and each further entrant's difference from the first where it can be tested."""
+    """Compares the entrants in one row: each one's value, and each further one's change where it can be tested."""
 
     row: str
     values: tuple[Value, ...]
-    changes: tuple[Difference | None, ...]
+    changes: tuple[Change | None, ...]
 
 
 @dataclass(frozen=True)
 class Block:
-    """Holds one metric on one group or set."""
+    """Compares the entrants in one metric on one group or set."""
 
     metric: str
     kind: str
@@ -66,7 +77,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Is what `compare` found."""
+    """Keeps all that sets some results apart, metric by metric and set by set."""
 
     names: tuple[str, ...]
     runs: tuple[int, ...]
@@ -76,10 +87,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Give everything as plain values, for JSON."""
-        blocks = [_plain(block) for block in self.blocks]
-        return {
-            "names": list(self.names), "runs": list(self.runs), "recall": self.recall, "blocks": blocks, "notes": list(self.notes)
-        }  # fmt: skip
+        return asdict(self)
 
 
 def gather(specs: Sequence[str]) -> list[Entrant]:
@@ -142,13 +150,19 @@ def _line(
 ) -> Line:
     numbers = [[_read(report, row, metric, kind, name) for report in entrant.reports] for entrant in entrants]
     values = [Value(float(np.mean(some)), float(np.std(some, ddof=1)) if len(some) > 1 else None) for some in numbers]
-    changes: list[Difference | None] = []
+    changes = []
     for entrant, some in zip(entrants[1:], numbers[1:], strict=True):
-        if len(some) > 1 and len(numbers[0]) > 1:
-            changes.append(compare_runs(some, numbers[0]))
-        else:
-            changes.append(tests[entrant.name](row, metric, name))
+        seeds = len(some) > 1 and len(numbers[0]) > 1
+        found = compare_runs(some, numbers[0]) if seeds else tests[entrant.name](row, metric, name)
+        changes.append(None if found is None else Change(*found, verdict=verdict(metric, found)))
     return Line(row, tuple(values), tuple(changes))
+
+
+def verdict(metric: str, change: Difference) -> Literal["", "better", "worse"]:
+    """Say whether a difference whose interval excludes zero is for the better, whichever way is up."""
+    if change.low <= 0 <= change.high:
+        return ""
+    return "better" if (change.value < 0) == (metric in FPRS) else "worse"
 
 
 def _tester(
@@ -257,15 +271,3 @@ def _name_of(path: Path, taken: dict[str, list[Report]]) -> str:
 
 def _groups(report: Report) -> str:
     return "; ".join(f"{name}: {', '.join(sets)}" for name, sets in report.benchmark.groups.items())
-
-
-def _plain(block: Block) -> dict[str, Any]:
-    lines = [
-        {
-            "row": line.row,
-            "values": [asdict(value) for value in line.values],
-            "changes": [None if change is None else change._asdict() for change in line.changes],
-        }
-        for line in block.lines
-    ]
-    return {"metric": block.metric, "kind": block.kind, "name": block.name, "lines": lines}

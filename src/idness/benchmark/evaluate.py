@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from idness.activations.store import Shard
-from idness.benchmark.results import Metrics, Sweep, Wrong
+from idness.benchmark.parts import Metrics, Sweep, Wrong
 from idness.core.files import sha256_of
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
@@ -173,7 +173,7 @@ def evaluate(
 
 def set_metrics(ids: Array, oods: Array, recall: float = 0.95, seed: int = 0) -> Metrics:
     """Compute the five metrics of one OOD set and the intervals of three of them."""
-    return Metrics(**all_metrics(ids, oods, recall), intervals=_intervals(ids, [oods], recall, seed))
+    return Metrics(**all_metrics(ids, oods, recall), intervals=_intervals(ids, [oods], recall, seed), marks={})
 
 
 def group_metrics(
@@ -181,7 +181,7 @@ def group_metrics(
 ) -> Metrics:
     """Average the metrics of a group's sets, whose scores are given too: the intervals are of the average."""
     means = {name: float(np.mean([getattr(part, name) for part in parts])) for name in NAMES}
-    return Metrics(**means, intervals=_intervals(ids, oods, recall, seed))
+    return Metrics(**means, intervals=_intervals(ids, oods, recall, seed), marks={})
 
 
 def _intervals(ids: Array, oods: Sequence[Array], recall: float, seed: int) -> dict[str, tuple[float, float]]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from torch import nn
 
 from idness.activations.source import read_head
+from idness.benchmark.parts import ModelInfo
 from idness.benchmark.protocol import Benchmark, OpenSet
 from idness.benchmark.provenance import without_folder
-from idness.benchmark.results import ModelInfo
 from idness.benchmark.settings import Settings
 from idness.core.errors import DataError, ModelError
 from idness.core.progress import Listener

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import features
 
-from idness.benchmark.results import Wrong
+from idness.benchmark.parts import Wrong
 from idness.core.errors import DataError
 from idness.data import ActivationsSet, ImageSet
 from idness.data.thumbnails import thumbnail

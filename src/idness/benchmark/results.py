@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from idness.benchmark.parts import Answer, BenchmarkInfo, MethodResult, ModelInfo, SetInfo, Sweep, Wrong
 from idness.core.documents import Document, packed
 from idness.core.errors import StoreError, unknown_name
 from idness.core.files import atomic_path, sha256_of
@@ -31,109 +32,8 @@ RESULTS, SCORES, THUMBS = "results.json", "scores.safetensors", "thumbs.safetens
 
 
 @dataclass(kw_only=True)
-class Metrics:
-    """Holds the five metrics of one set or group, with 95 % intervals (low, high) of those that have one."""
-
-    auroc: float
-    fpr_at_id_recall: float
-    fpr_at_ood_recall: float
-    aupr_in: float
-    aupr_out: float
-    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
-class Trial:
-    """Is one setting that the search tried, with its AUROC on validation data."""
-
-    options: dict[str, Any]
-    auroc: float
-
-
-@dataclass(kw_only=True)
-class MethodResult:
-    """Holds what one row of the comparison reached, and with which options."""
-
-    method: str
-    label: str
-    about: str
-    options: dict[str, Any]
-    chosen_by: str
-    validation_auroc: float | None = None
-    tried: list[Trial] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
-    id_accuracy_shaped: float | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-    sets: dict[str, Metrics] = field(default_factory=dict)
-    groups: dict[str, Metrics] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
-class Skipped:
-    """Is one image that could not be used, and why."""
-
-    item: str
-    reason: str
-
-
-@dataclass(kw_only=True)
-class SetInfo:
-    """Describes one set: its role, its images, and a hash of their contents in order."""
-
-    role: str
-    images: int
-    source: str
-    sha256: str
-    skipped: list[Skipped] = field(default_factory=list)
-
-
-@dataclass(kw_only=True)
-class BenchmarkInfo:
-    """Describes the benchmark: its name, the classes, and which sets each group has."""
-
-    name: str
-    title: str
-    classes: list[str]
-    groups: dict[str, list[str]]
-
-
-@dataclass(kw_only=True)
-class ModelInfo:
-    """Describes the network: how it was named, its weights' hash and its sizes."""
-
-    spec: str
-    weights: str | None
-    weights_sha256: str
-    layer: str
-    features: int
-    classes: int
-    parameters: int
-
-
-@dataclass(kw_only=True)
-class Wrong:
-    """Is an image that a detector gets most wrong."""
-
-    set: str
-    index: int
-    item: str
-    score: float
-    label: int | None
-    predicted: int
-
-
-@dataclass(kw_only=True)
-class Sweep:
-    """Holds the group AUROC at each percentile, by row and group, and that of the plain energy beside it."""
-
-    percentiles: list[float]
-    auroc: dict[str, dict[str, list[float]]]
-    ebo: dict[str, float]
-
-
-@dataclass(kw_only=True)
 class Report:
-    """Is the result of a benchmark.
+    """Keeps all that a benchmark found.
 
     Its attributes are the keys of `results.json`. Scores and thumbnails are read from the folder when they are asked for.
     """
@@ -145,6 +45,8 @@ class Report:
     sets: dict[str, SetInfo]
     id_accuracy: float | None
     methods: dict[str, MethodResult]
+    answer: Answer | None = None
+    """Which row to use; none in what version 0.1 wrote, until `conclude` works it out from the scores."""
     recall: float = 0.95
     failed: dict[str, str] = field(default_factory=dict)
     sweep: Sweep | None = None

@@ -15,11 +15,13 @@ from torch import nn
 from idness.activations.extract import extract
 from idness.activations.source import Stream, given, stored
 from idness.activations.store import FeatureStore
+from idness.benchmark.answer import conclude
 from idness.benchmark.evaluate import Scorer, SetScores, evaluate, make_sweep, sweep_curves, wrong_images
+from idness.benchmark.parts import BenchmarkInfo, MethodResult, Metrics, SetInfo, Skipped, Trial
 from idness.benchmark.prepare import Prepared, prepare
 from idness.benchmark.protocol import GROUPS, Benchmark, OpenSet
 from idness.benchmark.provenance import duplicates, peak_memory, provenance, thumbnails
-from idness.benchmark.results import BenchmarkInfo, MethodResult, Metrics, Report, SetInfo, Skipped, Trial
+from idness.benchmark.results import Report
 from idness.benchmark.settings import Settings
 from idness.core.errors import DataError
 from idness.core.progress import Listener, heard_warnings
@@ -209,6 +211,7 @@ class _Job:
             provenance=provenance(self.settings.command, self.settings.seed),
         )
         report.attach(_arrays(scored.every), thumbnails(wrong, {name: entry.data for name, entry in opened.items()}))
+        conclude(report)
         self._tell(report)
         self.time["score"] += time.perf_counter() - start
         return report

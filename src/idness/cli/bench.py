@@ -78,11 +78,13 @@ def _finish(report: Report, out: Path, fpr: str, *, as_json: bool, quiet: bool) 
     """Write the files, print the tables or JSON, and name what was written."""
     from idness.benchmark.results import RESULTS, SCORES, THUMBS
     from idness.cli.terminal import stderr, stdout
-    from idness.report.tables import rich_table, terminal_tables, write_tables
+    from idness.report import write_html
+    from idness.report.table import rich_table
+    from idness.report.tables import terminal_tables, write_tables
 
     report.save(out)
     files = [path for name in (RESULTS, SCORES, THUMBS) if (path := out / name).exists()]
-    written = [*files, *write_tables(report, out, fpr), *_html(out)]
+    written = [*files, *write_tables(report, out, fpr), write_html(out, report)]
     if as_json:
         sys.stdout.write(report.to_json())
     else:
@@ -91,17 +93,11 @@ def _finish(report: Report, out: Path, fpr: str, *, as_json: bool, quiet: bool) 
             console.print(table.title, style="bold", markup=False)
             console.print(rich_table(table))
             console.print("\n".join([*table.notes, ""]), style="dim", markup=False)
+        if report.answer is not None:
+            console.print(report.answer.sentence, style="bold", markup=False)
     if not quiet:
         names = ", ".join(path.name for path in written)
         stderr().print(f"wrote {names} to {out}", markup=False, soft_wrap=True)
-
-
-def _html(out: Path) -> list[Path]:
-    """Write the page, where the report package offers it."""
-    import idness.report
-
-    write = getattr(idness.report, "write_html", None)
-    return [] if write is None else [write(out)]
 
 
 def _write_template(path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from idness.benchmark.results import MethodResult
+from idness.benchmark.parts import MethodResult
 from idness.paper.locate import Missing
 from idness.paper.tables import Pair, Row, Table
 

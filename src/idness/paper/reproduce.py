@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from idness.benchmark.parts import MethodResult
 from idness.benchmark.protocol import Benchmark
-from idness.benchmark.results import MethodResult, Report
+from idness.benchmark.results import Report
 from idness.benchmark.runner import run
 from idness.benchmark.settings import Settings
 from idness.core.errors import IdnessError, unknown_name
@@ -244,7 +245,7 @@ def _write(report: Report, folder: Path, fpr: str) -> None:
 
     report.save(folder)
     write_tables(report, folder, "id" if fpr == "fpr_at_id_recall" else "ood")
-    write_html(folder)
+    write_html(folder, report)
 
 
 def _deviations(table: Table, where: Located) -> list[str]:

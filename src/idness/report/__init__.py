@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from idness.benchmark.results import Report
 
 __all__ = ["write_html"]
 
 
-def write_html(folder: Path) -> Path:
-    """Write `report.html` into a folder that holds the results of a benchmark, and return its path."""
+def write_html(folder: str | Path, report: Report | None = None) -> Path:
+    """Write `report.html` into a folder: of a report, or of the results that the folder holds; return its path."""
     from idness.report.html import write_html as write
 
-    return write(folder)
+    return write(folder, report)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from idness.benchmark.compare import Block, Comparison, Line, Value
+from idness.benchmark.compare import Block, Change, Comparison, Value
 from idness.core.files import atomic_write
 from idness.core.wording import listed, percent, points, sentence, shown
-from idness.intervals import Difference
 from idness.metrics import FPRS, WITH_INTERVAL, meaning, title
 from idness.report.html import render_page
-from idness.report.tables import Cell, Table, markdown
-
-SHOWN = ("auroc", "fpr_at_id_recall")
-LEVEL = 0.05
+from idness.report.table import Cell, Heading, Table, markdown
 
 
-def tables(comparison: Comparison, metrics: Sequence[str] = SHOWN, kinds: Sequence[str] = ("group",)) -> list[Table]:
+def tables(
+    comparison: Comparison, metrics: Sequence[str] = WITH_INTERVAL, kinds: Sequence[str] = ("group", "set")
+) -> list[Table]:
     """Make one table per metric and group or set: each entrant's value, and the differences from the first."""
     return [_table(comparison, block) for block in comparison.blocks if block.metric in metrics and block.kind in kinds]
 
@@ -45,23 +43,33 @@ def to_markdown(comparison: Comparison) -> str:
     """Write every table as Markdown."""
     heading = f"# {' against '.join(shown(name) for name in comparison.names)}\n"
     notes = "\n".join(f"- {line}" for line in legend(comparison)) + "\n"
-    every = tables(comparison, WITH_INTERVAL, ("group", "set"))
-    return "\n".join([heading, notes, *(markdown(table) for table in every)])
+    return "\n".join([heading, notes, *map(markdown, tables(comparison))])
 
 
 def to_html(comparison: Comparison) -> str:
     """Write every table as one page that needs nothing else."""
-    metrics = list(dict.fromkeys(block.metric for block in comparison.blocks))
-    names = [shown(name) for name in comparison.names]
+    names, recall = " against ".join(shown(name) for name in comparison.names), comparison.recall
+    parts = [
+        {
+            "id": metric,
+            "title": title(metric, recall),
+            "meaning": sentence(meaning(metric, recall)),
+            "blocks": [
+                {"kind": block.kind, "name": _where(block), "table": _table(comparison, block)}
+                for block in comparison.blocks
+                if block.metric == metric
+            ],
+        }
+        for metric in dict.fromkeys(block.metric for block in comparison.blocks)
+    ]
     return render_page(
         "compare.html",
-        title=f"{' against '.join(names)} – idness",
-        nav=[("top", "Comparison"), *((metric, title(metric, comparison.recall)) for metric in metrics)],
+        title=f"{names} – idness",
+        nav=[("top", "Comparison"), *((part["id"], part["title"]) for part in parts)],
         panels=0,
         names=names,
-        runs=comparison.runs,
         legend=legend(comparison),
-        parts=[_part(comparison, metric) for metric in metrics],
+        parts=parts,
     )
 
 
@@ -73,79 +81,32 @@ def write(comparison: Comparison, folder: Path) -> list[Path]:
     ]
 
 
-def verdict(metric: str, change: Difference | None) -> str:
-    """Mark a difference whose interval excludes zero: better or worse, whichever way is up."""
-    if change is None or change.low <= 0 <= change.high:
-        return ""
-    return "✓" if (change.value < 0) == (metric in FPRS) else "✗"
+def _where(block: Block) -> str:
+    return f"{shown(block.name)} OOD" if block.kind == "group" else shown(block.name)
 
 
 def _table(comparison: Comparison, block: Block) -> Table:
-    names = [shown(name, 16) for name in comparison.names]
-    headings = ["method", *names, *(f"{name}\ndifference" for name in names[1:])]
+    lower = block.metric in FPRS
+    first, *others = (shown(name, 16) for name in comparison.names)
+    best: Literal["ascending", "descending"] = "ascending" if lower else "descending"
+    headings = [Heading(name, best=best) for name in (first, *others)]
+    headings += [Heading(f"{name}\nminus {first}", best=best) for name in others]
     rows = []
     for line in block.lines:
-        best = _best(block.metric, line)
-        values = [Cell(_value(value), value.mean == best) for value in line.values]
-        rows.append([Cell(shown(line.row)), *values, *(Cell(_change(block.metric, change)) for change in line.changes)])
-    return Table(_title(comparison, block), headings, rows)
+        top = (min if lower else max)(value.mean for value in line.values)
+        values = [_value(value, value.mean == top) for value in line.values]
+        rows.append([Cell(shown(line.row)), *values, *map(_change, line.changes)])
+    heading = f"{title(block.metric, comparison.recall)}, {_where(block)}"
+    return Table(heading, [Heading("method", best="ascending", words=True), *headings], rows)
 
 
-def _title(comparison: Comparison, block: Block) -> str:
-    where = f"{shown(block.name)} OOD" if block.kind == "group" else shown(block.name)
-    return f"{title(block.metric, comparison.recall)}, {where}"
+def _value(value: Value, best: bool) -> Cell:
+    spread = "" if value.spread is None else f" ± {percent(value.spread)}"
+    return Cell(percent(value.mean) + spread, "best" if best else "", sort=f"{value.mean:.6f}")
 
 
-def _best(metric: str, line: Line) -> float:
-    means = [value.mean for value in line.values]
-    return min(means) if metric in FPRS else max(means)
-
-
-def _value(value: Value) -> str:
-    return percent(value.mean) + ("" if value.spread is None else f" ± {percent(value.spread)}")
-
-
-def _change(metric: str, change: Difference | None) -> str:
+def _change(change: Change | None) -> Cell:
     if change is None:
-        return "–"
-    sign = verdict(metric, change)
-    return f"{points(change.value)} [{points(change.low, 1)}, {points(change.high, 1)}]{' ' + sign if sign else ''}"
-
-
-def _part(comparison: Comparison, metric: str) -> dict[str, Any]:
-    blocks = [block for block in comparison.blocks if block.metric == metric]
-    return {
-        "id": metric,
-        "title": title(metric, comparison.recall),
-        "meaning": sentence(meaning(metric, comparison.recall)),
-        "best": "ascending" if metric in FPRS else "descending",
-        "blocks": [
-            {
-                "title": sentence(f"{shown(block.name)} OOD") if block.kind == "group" else shown(block.name),
-                "kind": block.kind,
-                "lines": [_html_line(metric, line) for line in block.lines],
-            }
-            for block in blocks
-        ],
-    }
-
-
-def _html_line(metric: str, line: Line) -> dict[str, Any]:
-    best = _best(metric, line)
-    return {
-        "row": shown(line.row),
-        "numbers": [
-            {"text": _value(value), "sort": f"{value.mean:.6f}", "mark": "best" if value.mean == best else ""}
-            for value in line.values
-        ],
-        "changes": [
-            {
-                "text": "–" if change is None else points(change.value),
-                "range": "" if change is None else f"{points(change.low)} to {points(change.high)}",
-                "sort": "" if change is None else f"{change.value:.6f}",
-                "sign": verdict(metric, change),
-                "p": "" if change is None else f"p = {change.p_value:.2g}",
-            }
-            for change in line.changes
-        ],
-    }
+        return Cell("–")
+    interval = f"{points(change.low, 1)} to {points(change.high, 1)}"
+    return Cell(points(change.value), change.verdict, interval, f"{change.value:.6f}", hint=f"p = {change.p_value:.2g}")

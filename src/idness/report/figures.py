@@ -10,10 +10,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import StepPatch
 from numpy.typing import NDArray
 
-from idness.benchmark.answer import ood_weights
+from idness.benchmark.ranking import mean_auroc, ood_weights
 from idness.benchmark.results import Report
 from idness.core.wording import drawn, percent
-from idness.metrics import id_rank
+from idness.metrics import id_threshold
 from idness.report import style
 from idness.report.layout import SMALL, labels_beside, lowest_shown, placed, quiet, widen
 
@@ -26,11 +26,6 @@ DEPTH = 15.0
 """Points of AUROC below the best that a sweep shows; curves that fall deeper leave the picture."""
 
 Array = NDArray[Any]
-
-
-def mean_auroc(report: Report, row: str) -> float:
-    """Compute a row's mean AUROC: the mean of its group means."""
-    return float(sum(weight * report.methods[row].sets[name].auroc for name, weight in ood_weights(report).items()))
 
 
 def highlights(report: Report) -> list[str]:
@@ -49,11 +44,6 @@ def look(report: Report, row: str) -> style.Mark | None:
     """Give a row its look, the same in every figure of a report; none for a row that stays in the background."""
     chosen = highlights(report)
     return style.mark(chosen.index(row)) if row in chosen else None
-
-
-def threshold_of(scores: Array, recall: float) -> float:
-    """Give the score above which this share of the ID images lies."""
-    return float(np.sort(scores)[id_rank(len(scores), recall)])
 
 
 def score_histogram(report: Report, row: str, name: str, ax: Any = None) -> Any:
@@ -273,5 +263,5 @@ def _threshold_line(ax: Any, report: Report, ids: Array, label: bool = True) -> 
     words = f"{100 * report.recall:g} % of ID above" if label else None
     with style.house_style():
         ax.axvline(
-            threshold_of(ids, report.recall), color=style.INK, linewidth=1.1, linestyle=style.LINES[1], label=words
+            id_threshold(ids, report.recall), color=style.INK, linewidth=1.1, linestyle=style.LINES[1], label=words
         )

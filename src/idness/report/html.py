@@ -13,8 +13,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from idness.benchmark.answer import answer, ood_weights, setting
-from idness.benchmark.marks import Marks
+from idness.benchmark.answer import conclude, setting
+from idness.benchmark.ranking import ood_weights
 from idness.benchmark.results import Report
 from idness.core.files import atomic_write
 from idness.core.wording import listed, percent, sentence, shown
@@ -43,16 +43,16 @@ NAV = (
 )
 
 
-def write_html(folder: Path) -> Path:
-    """Write `report.html` into a folder that holds the results of a benchmark, and return its path."""
-    return atomic_write(Path(folder) / PAGE, render(Report.load(folder)))
+def write_html(folder: str | Path, report: Report | None = None) -> Path:
+    """Write `report.html` into a folder: of a report, or of the results that the folder holds; return its path."""
+    return atomic_write(Path(folder) / PAGE, render(report or Report.load(folder)))
 
 
 def render(report: Report) -> str:
     """Turn a report into the text of a page."""
-    found = answer(report)
+    found = conclude(report).answer
+    assert found is not None
     order = sorted(report.methods, key=lambda row: -found.auroc[row])
-    marks = Marks(report)
     urls = thumbnails.data_urls(thumbnails.needed(report, order))
     ids = {name: f"t{index}" for index, name in enumerate(urls)}
     groups = list(report.benchmark.groups)
@@ -77,8 +77,8 @@ def render(report: Report) -> str:
         ranking=_figure(figures.ranking(report), "rank", _ranking_alt(report, order)),
         groups_title=sentence(f"{listed([shown(group) for group in groups])} OOD"),
         meanings={name: meaning(name, report.recall) for name in WITH_INTERVAL},
-        group_table=sections.group_table(report, found, order, marks),
-        set_tables=sections.set_tables(report, order, marks),
+        group_table=sections.group_table(report, found, order),
+        set_tables=sections.set_tables(report, order),
         names=[shown(row) for row in order],
         ridges=[
             _figure(figures.score_ridges(report, row), f"ridge{index}", _ridge_alt(report, row))
@@ -90,9 +90,11 @@ def render(report: Report) -> str:
         sweeps=[] if report.sweep is None else list(_per_group(report, "percentile_sweep")),
         thumbs=[(ids[name], Markup(url)) for name, url in urls.items()],
         mistakes=[thumbnails.strips(report, row, ids) for row in order] if report.wrong else [],
-        cost=sections.cost(report, order),
+        cost=sections.cost_sentence(report),
+        cost_table=sections.cost_table(report, order),
         provenance=sections.provenance(report),
-        sets=sections.image_sets(report),
+        set_table=sections.set_table(report),
+        skipped=sections.skipped(report),
         searches=sections.searches(report, order),
     )
 

@@ -1,109 +1,57 @@
-"""What the page's tables say, as plain values for its template."""
+"""What the page shows, as tables and plain values for its template."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 from markupsafe import Markup
 
-from idness.benchmark.answer import Answer, ood_weights, row_ranks, setting
-from idness.benchmark.marks import Marks
-from idness.benchmark.results import Metrics, Report
+from idness.benchmark.answer import setting
+from idness.benchmark.parts import Answer, Metrics
+from idness.benchmark.ranking import ood_weights
+from idness.benchmark.results import Report
 from idness.core.wording import duration, percent, shown, size
-from idness.intervals import mean_auroc_interval
-from idness.metrics import FPRS, WITH_INTERVAL, Convention, meaning, title
+from idness.metrics import FPRS, WITH_INTERVAL, meaning, title
+from idness.report.table import Cell, Column, Heading, Table, of_columns
 
 BADGES = {"clear": "clear lead", "tie": "level with others", "only": "the only one measured", "useless": "at chance"}
+SPENT = ("fit", "search", "score")
 
 
-@dataclass(frozen=True)
-class Cell:
-    """Is one number of a table: as text, to sort by, with its interval and mark."""
-
-    text: str
-    sort: str
-    range: str = ""
-    mark: str = ""
-    whisker: Markup = field(default_factory=Markup)
-
-
-@dataclass(frozen=True)
-class Heading:
-    """Is a column's heading; `best` is the direction that puts the best row on top."""
-
-    title: str
-    note: str
-    best: str
-    sorted: bool = False
-
-
-@dataclass(frozen=True)
-class Line:
-    """Is one row of a table."""
-
-    row: str
-    setting: str
-    about: str
-    cells: list[Cell]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Is a table of all rows."""
-
-    name: str
-    caption: str
-    heads: list[Heading]
-    lines: list[Line]
-
-
-Column = tuple[Heading, dict[str, Cell]]
-
-
-def group_table(report: Report, found: Answer, order: list[str], marks: Marks) -> Table:
+def group_table(report: Report, found: Answer, order: Sequence[str]) -> Table:
     """Make the table of group means, with ID accuracy."""
-    columns: list[Column] = []
-    mean_marks = marks.auroc(ood_weights(report))
-    groups = report.benchmark.groups
+    groups, columns = report.benchmark.groups, []
     if len(groups) > 1:
-        ends = {row: mean_auroc_interval(row_ranks(report, row)) for row in order}
-        scale = _scale(list(ends.values()))
-        cells = {
-            row: _number(value, mean_marks[row], ends[row], _whisker(value, ends[row], scale))
-            for row, value in found.auroc.items()
-        }
-        columns.append((Heading("mean AUROC", " + ".join(map(shown, groups)), "descending", True), cells))
-    for group, names in groups.items():
-        marked = marks.auroc(dict.fromkeys(names, 1.0))
-        columns.append(_metric_column(report, order, f"{shown(group)} AUROC", "auroc", _group(group), marked, True))
-    for group, names in groups.items():
-        marked = marks.fpr("fpr_at_id_recall", names)
-        title = f"{shown(group)} FPR"
-        columns.append(_metric_column(report, order, title, "fpr_at_id_recall", _group(group), marked, False))
+        marks = {**dict.fromkeys(found.ties, "tie"), found.best: "best"}
+        heading = Heading("mean AUROC", " + ".join(map(shown, groups)), sorted=True)
+        columns.append(
+            (heading, _numbers([(found.auroc[r], found.intervals[r], marks.get(r, "")) for r in order], True))
+        )
+    for metric, what in (("auroc", "AUROC"), ("fpr_at_id_recall", "FPR")):
+        for group in groups:
+            means = [report.methods[row].groups[group] for row in order]
+            columns.append(_metric_column(report, f"{shown(group)} {what}", metric, means, metric == "auroc"))
+    words = ""
     if report.id_accuracy is not None:
-        cells = {row: _number(report.methods[row].id_accuracy_shaped) for row in order}
-        columns.append((Heading("ID accuracy", "of the edited network", "descending"), cells))
-    words = (
-        "" if report.id_accuracy is None else f" The plain network's ID accuracy is {percent(report.id_accuracy)} %."
-    )
-    caption = f"Group means over {len(marks.sets)} OOD sets, percent.{words}"
-    return _table(report, order, "Group means", caption, columns)
+        words = f" The plain network's ID accuracy is {percent(report.id_accuracy)} %."
+        shaped = _numbers([(report.methods[row].id_accuracy_shaped, None, "") for row in order])
+        columns.append((Heading("ID accuracy", "of the edited network"), shaped))
+    caption = f"Group means over {len(ood_weights(report))} OOD sets, percent.{words}"
+    return of_columns("Group means", _names(report, order), columns, [caption])
 
 
-def set_tables(report: Report, order: list[str], marks: Marks) -> list[Table]:
+def set_tables(report: Report, order: Sequence[str]) -> list[Table]:
     """Make one table per metric with a column for every OOD set."""
     tables = []
     for metric in WITH_INTERVAL:
         columns = []
         for group, names in report.benchmark.groups.items():
             for name in names:
-                marked = marks.auroc({name: 1.0}) if metric == "auroc" else marks.fpr(cast(Convention, metric), [name])
-                heading, cells = _metric_column(report, order, shown(name), metric, _set(name), marked, False)
-                columns.append((Heading(heading.title, shown(group), heading.best), cells))
+                found = [report.methods[row].sets[name] for row in order]
+                columns.append(_metric_column(report, shown(name), metric, found, note=shown(group)))
         caption = f"Percent: {meaning(metric, report.recall)}."
-        tables.append(_table(report, order, title(metric, report.recall), caption, columns))
+        tables.append(of_columns(title(metric, report.recall), _names(report, order), columns, [caption]))
     return tables
 
 
@@ -116,34 +64,47 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("ID test images", f"{report.sets['id_test'].images:,}" if "id_test" in report.sets else "–"),
         (f"OOD images in {len(oods)} sets", f"{images:,}"),
         ("methods", str(len(report.methods))),
-        ("settings tried", f"{sum(max(len(item.tried), 1) for item in report.methods.values()):,}"),
+        ("settings tried", f"{sum(_tried(report, row) for row in report.methods):,}"),
     ]
     if "total" in report.time:
         found.append(("in all", duration(report.time["total"])))
     return found
 
 
-def cost(report: Report, order: list[str]) -> dict[str, Any]:
+def cost_table(report: Report, order: Sequence[str]) -> Table:
+    """Make the table of the time that each row took."""
+    spent = {row: report.methods[row].seconds for row in order}
+    totals = {row: sum(spent[row].values()) for row in order}
+    most = max([*totals.values(), 1e-9])
+    columns: list[Column] = [(Heading("options tried"), [Cell(str(_tried(report, row))) for row in order])]
+    for what in (*SPENT, "total"):
+        seconds = [totals[row] if what == "total" else spent[row].get(what, 0.0) for row in order]
+        cells = [Cell(duration(value), sort=f"{value:.6f}") for value in seconds]
+        columns.append((Heading(what, best="ascending"), cells))
+    meter = Markup('<span class="meter" style="width:{}rem"></span>')
+    bars = [Cell("", drawing=meter.format(f"{6 * totals[row] / most:.2f}")) for row in order]
+    columns.append((Heading("share", best="", words=True), bars))
+    names = [Cell(shown(row)) for row in order]
+    caption = "Seconds per method, over all images and all options tried."
+    return of_columns("Time spent per method", names, columns, [caption])
+
+
+def cost_sentence(report: Report) -> str:
     """Say what time and memory were spent on."""
     time = report.time
-    totals = {row: sum(report.methods[row].seconds.values()) for row in order}
-    most = max([*totals.values(), 1e-9])
-    lines = [
-        {
-            "row": shown(row),
-            "tried": max(len(report.methods[row].tried), 1),
-            "width": f"{6 * totals[row] / most:.2f}",
-            "cells": [
-                {"text": duration(value), "sort": f"{value:.6f}"}
-                for value in (
-                    *(report.methods[row].seconds.get(key, 0.0) for key in ("fit", "search", "score")),
-                    totals[row],
-                )
-            ],
-        }
-        for row in order
-    ]
-    return {"lines": lines, "sentence": _cost_sentence(report, time, sum(totals.values()))}
+    images, cached, network = int(time.get("images", 0)), int(time.get("cached", 0)), time.get("extract", 0.0)
+    parts = []
+    if images:
+        rate = f", {images / network:,.0f} a second" if network > 0 else ""
+        parts.append(f"The network ran once over {images:,} images in {duration(network)}{rate}.")
+    if cached:
+        parts.append(f"Activations of {cached:,} images were taken from the store.")
+    tried = sum(_tried(report, row) for row in report.methods)
+    spent = sum(sum(item.seconds.values()) for item in report.methods.values())
+    parts.append(f"All {len(report.methods)} methods at {tried} settings then took {duration(spent)}.")
+    if report.peak_memory:
+        parts.append(f"Peak memory was {size(report.peak_memory)}.")
+    return " ".join(parts)
 
 
 def provenance(report: Report) -> list[tuple[str, str]]:
@@ -167,20 +128,37 @@ def provenance(report: Report) -> list[tuple[str, str]]:
     return [(name, shown(value, 400)) for name, value in found]
 
 
-def image_sets(report: Report) -> list[dict[str, Any]]:
-    """Describe every set."""
-    return [
-        {
-            "name": shown(name),
-            "role": shown(item.role.replace("_", " ").replace("id", "ID").replace("ood", "OOD")),
-            "images": item.images,
-            "count": f"{item.images:,}",
-            "source": shown(item.source, 80),
-            "sha256": item.sha256[:16],
-            "skipped": [f"{shown(bad.item, 120)}: {shown(bad.reason, 200)}" for bad in item.skipped[:100]],
-        }
+def set_table(report: Report) -> Table:
+    """Make the table that describes every set."""
+    headings = [
+        Heading("set", best="ascending", words=True),
+        Heading("role", best="ascending", words=True),
+        Heading("images"),
+        Heading("skipped"),
+        Heading("source", best="", words=True),
+        Heading("SHA-256", best="", words=True),
+    ]
+    rows = [
+        [
+            Cell(shown(name)),
+            Cell(shown(item.role.replace("_", " ").replace("id", "ID").replace("ood", "OOD"))),
+            Cell(f"{item.images:,}", sort=str(item.images)),
+            Cell(str(len(item.skipped))),
+            Cell(shown(item.source, 80)),
+            Cell("", drawing=Markup('<code class="hash">{}</code>').format(item.sha256[:16])),
+        ]
         for name, item in report.sets.items()
     ]
+    return Table("Image sets", headings, rows, ["The hash is of all image contents in order."])
+
+
+def skipped(report: Report) -> dict[str, list[str]]:
+    """Say of the sets that lack images which these are and why."""
+    return {
+        shown(name): [f"{shown(bad.item, 120)}: {shown(bad.reason, 200)}" for bad in item.skipped[:100]]
+        for name, item in report.sets.items()
+        if item.skipped
+    }
 
 
 def searches(report: Report, order: list[str]) -> list[dict[str, Any]]:
@@ -210,47 +188,40 @@ def warnings(report: Report) -> list[str]:
     return [shown(line, 300) for line in found]
 
 
-def _group(name: str) -> Callable[[Report, str], Metrics]:
-    return lambda report, row: report.methods[row].groups[name]
+def _tried(report: Report, row: str) -> int:
+    return max(len(report.methods[row].tried), 1)
 
 
-def _set(name: str) -> Callable[[Report, str], Metrics]:
-    return lambda report, row: report.methods[row].sets[name]
+def _names(report: Report, order: Sequence[str]) -> list[Cell]:
+    return [
+        Cell(shown(row), note=shown(setting(report, row), 80), hint=shown(report.methods[row].about, 200))
+        for row in order
+    ]
 
 
 def _metric_column(
-    report: Report,
-    order: list[str],
-    title: str,
-    metric: str,
-    read: Callable[[Report, str], Metrics],
-    marked: dict[str, str],
-    whiskers: bool,
+    report: Report, heading: str, metric: str, found: Sequence[Metrics], drawn: bool = False, note: str = ""
 ) -> Column:
-    found = {row: read(report, row) for row in order}
-    ends = {row: item.intervals.get(metric) for row, item in found.items()}
-    known = [end for end in ends.values() if end]
+    if metric in FPRS and not note:
+        note = f"at {title(metric, report.recall).partition(' at ')[2]}"
+    values = [(getattr(item, metric), item.intervals.get(metric), item.marks.get(metric, "")) for item in found]
+    return Heading(heading, note, "ascending" if metric in FPRS else "descending"), _numbers(values, drawn)
+
+
+def _numbers(values: Sequence[tuple[float | None, tuple[float, float] | None, str]], drawn: bool = False) -> list[Cell]:
+    """Write a column of values, each with its interval and mark; the intervals may be drawn too."""
+    known = [end for _, end, _ in values if end]
     scale = _scale(known) if known else (0.0, 1.0)
-    cells = {}
-    for row, item in found.items():
-        value, end = getattr(item, metric), ends[row]
-        drawn = _whisker(value, end, scale) if whiskers and end else Markup()
-        cells[row] = _number(value, marked[row], end, drawn)
-    best = "ascending" if metric in FPRS else "descending"
-    note = (
-        ""
-        if metric == "auroc"
-        else f"at {100 * report.recall:g} % {'ID' if metric == 'fpr_at_id_recall' else 'OOD'} recall"
-    )
-    return Heading(title, note, best), cells
-
-
-def _number(
-    value: float | None, mark: str = "", end: tuple[float, float] | None = None, whisker: Markup | None = None
-) -> Cell:
-    interval = f"{percent(end[0], 1)} – {percent(end[1], 1)}" if end else ""
-    sort = "" if value is None else f"{value:.6f}"
-    return Cell(percent(value), sort, interval, mark, whisker or Markup())
+    return [
+        Cell(
+            percent(value),
+            mark,
+            note=f"{percent(end[0], 1)} – {percent(end[1], 1)}" if end else "",
+            sort="" if value is None else f"{value:.6f}",
+            drawing=_whisker(value, end, scale) if drawn and end and value is not None else Markup(),
+        )
+        for value, end, mark in values
+    ]
 
 
 def _scale(ends: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -271,34 +242,6 @@ def _whisker(value: float, end: tuple[float, float], scale: tuple[float, float])
         '<svg class="whisker" viewBox="0 0 74 9" aria-hidden="true"><line x1="{}" x2="{}" y1="4.5" y2="4.5"/>'
         '<circle cx="{}" cy="4.5" r="2.8"/></svg>'
     ).format(left, right, middle)
-
-
-def _table(report: Report, order: list[str], name: str, caption: str, columns: list[Column]) -> Table:
-    lines = [
-        Line(
-            shown(row),
-            shown(setting(report, row), 80),
-            shown(report.methods[row].about, 200),
-            [cells[row] for _, cells in columns],
-        )
-        for row in order
-    ]
-    return Table(name, caption, [heading for heading, _ in columns], lines)
-
-
-def _cost_sentence(report: Report, time: dict[str, float], methods: float) -> str:
-    images, cached, network = int(time.get("images", 0)), int(time.get("cached", 0)), time.get("extract", 0.0)
-    parts = []
-    if images:
-        rate = f", {images / network:,.0f} a second" if network > 0 else ""
-        parts.append(f"The network ran once over {images:,} images in {duration(network)}{rate}.")
-    if cached:
-        parts.append(f"Activations of {cached:,} images were taken from the store.")
-    tried = sum(max(len(item.tried), 1) for item in report.methods.values())
-    parts.append(f"All {len(report.methods)} methods at {tried} settings then took {duration(methods)}.")
-    if report.peak_memory:
-        parts.append(f"Peak memory was {size(report.peak_memory)}.")
-    return " ".join(parts)
 
 
 def _pairs(values: dict[str, Any]) -> str:

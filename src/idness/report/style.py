@@ -88,7 +88,7 @@ _DECIMALS = re.compile(r"(\d\.\d\d)\d+")
 
 
 class Mark(NamedTuple):
-    """Is how one series looks: a colour and, for those who do not see it, a line, a marker and a hatch."""
+    """Gives one series its look: a colour and, for those who do not see it, a line, a marker and a hatch."""
 
     colour: str
     line: Any

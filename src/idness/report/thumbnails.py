@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from idness.benchmark.results import Report, Wrong
+from idness.benchmark.parts import Wrong
+from idness.benchmark.results import Report
 from idness.core.wording import sentence, shown
-from idness.report.figures import threshold_of
+from idness.metrics import id_threshold
 
 BUDGET = 900_000
 """Bytes that all thumbnails of a page may take, as text."""
@@ -23,7 +24,7 @@ QUALITIES = (90, 75, 55, 30)
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """Is one image of a strip, with all that is said about it."""
+    """Keeps one image of a strip, with all that is said about it."""
 
     thumb: str | None
     alt: str
@@ -35,7 +36,7 @@ class Thumbnail:
 
 @dataclass(frozen=True)
 class Strip:
-    """Is a row of images under one heading."""
+    """Keeps a row of images under one heading."""
 
     title: str
     entries: list[Thumbnail]
@@ -59,11 +60,11 @@ def data_urls(images: Mapping[str, NDArray[np.uint8]], budget: int = BUDGET) -> 
 
 def strips(report: Report, row: str, ids: Mapping[str, str]) -> list[Strip]:
     """Caption the images that one row gets most wrong; `ids` names the pictures that the page has."""
-    threshold = threshold_of(report.scores.of(row, "id_test"), report.recall)
+    threshold = id_threshold(report.scores.of(row, "id_test"), report.recall)
     found = []
     for group, entries in report.wrong.get(row, {}).items():
         known = group == "id_test"
-        title = "ID images that it finds most foreign" if known else f"{shown(group)} OOD images that it trusts most"
+        title = "ID images that it trusts least" if known else f"{shown(group)} OOD images that it trusts most"
         captioned = [_captioned(report, entry, threshold, known, ids) for entry in entries]
         found.append(Strip(sentence(title), captioned))
     return found
