@@ -34,34 +34,34 @@ def fitted(name: str, world, **options) -> Detector:
 def test_fit_returns_self_and_score_gives_one_finite_number_per_image(name, world):
     detector = build(name)
     assert detector.fit(world.head, world.train, val=world.val) is detector
-    scores = detector.score(world.known)
-    assert scores.shape == (len(world.known),)
+    scores = detector.score(world.test)
+    assert scores.shape == (len(world.test),)
     assert scores.dtype == torch.float32
     assert torch.isfinite(scores).all()
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_known_images_score_above_unknown_ones(name, world):
+def test_id_images_score_above_ood_images(name, world):
     detector = fitted(name, world)
-    assert auroc(detector.score(world.known), detector.score(world.unknown)) > 0.75
+    assert auroc(detector.score(world.test), detector.score(world.ood)) > 0.75
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_score_does_not_depend_on_its_batch(name, world):
     detector = fitted(name, world)
-    whole = detector.score(world.known)
-    single = torch.cat([detector.score(world.known[i : i + 1]) for i in range(20)])
+    whole = detector.score(world.test)
+    single = torch.cat([detector.score(world.test[i : i + 1]) for i in range(20)])
     torch.testing.assert_close(single, whole[:20], rtol=1e-4, atol=1e-4)
-    order = torch.randperm(len(world.known), generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(detector.score(world.known[order]), whole[order], rtol=1e-4, atol=1e-4)
+    order = torch.randperm(len(world.test), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(detector.score(world.test[order]), whole[order], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_arguments_are_left_as_they_were(name, world):
     parts = [world.head.weight, world.head.bias]
-    parts += [t for acts in (world.train, world.val, world.known) for t in (acts.features, acts.logits)]
+    parts += [t for acts in (world.train, world.val, world.test) for t in (acts.features, acts.logits)]
     before = [part.clone() for part in parts]
-    fitted(name, world).score(world.known)
+    fitted(name, world).score(world.test)
     for part, copy in zip(parts, before, strict=True):
         assert torch.equal(part, copy)
 
@@ -86,7 +86,7 @@ def test_odd_features_have_finite_scores(name, kind, world):
 @pytest.mark.parametrize("name", ROWS)
 def test_half_precision_features_are_scored_in_single_precision(name, world):
     detector = fitted(name, world, **({"percentile": 99.0} if "percentile" in build(name).options() else {}))
-    half = Activations(world.known.features.half(), world.head(world.known.features.half().float()).half())
+    half = Activations(world.test.features.half(), world.head(world.test.features.half().float()).half())
     assert half.features.dtype == torch.float32
     scores = detector.score(half)
     assert torch.isfinite(scores).all()
@@ -100,9 +100,7 @@ def test_options_are_the_whole_configuration(name, world):
     detector = fitted(name, world)
     again = build(detector.config()["method"], **detector.config()["options"])
     assert again.options() == detector.options()
-    assert torch.equal(
-        again.fit(world.head, world.train, val=world.val).score(world.known), detector.score(world.known)
-    )
+    assert torch.equal(again.fit(world.head, world.train, val=world.val).score(world.test), detector.score(world.test))
     assert parse(detector.label()).options() == detector.options()
 
 
@@ -123,8 +121,8 @@ def others(method: type[Detector], option: str) -> list[object]:
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
 def test_every_option_changes_the_scores(name, option):
     world = make_world(classes=20)  # where GEN's largest 10 probabilities are not all of them
-    plain = fitted(name, world).score(world.known)
-    changed = (fitted(name, world, **{option: value}).score(world.known) for value in others(available()[name], option))
+    plain = fitted(name, world).score(world.test)
+    changed = (fitted(name, world, **{option: value}).score(world.test) for value in others(available()[name], option))
     assert any(not torch.allclose(plain, scores, rtol=1e-3) for scores in changed)
 
 
@@ -137,7 +135,7 @@ def test_every_value_of_the_search_grid_is_allowed_and_counts(name):
     for option, values in detector.grid.items():
         variants = detector.variants({option: values})
         fit_many(variants, world.head, world.train, val=world.val)
-        distinct = {tuple(scores[:50].tolist()) for scores in score_many(variants, world.known)}
+        distinct = {tuple(scores[:50].tolist()) for scores in score_many(variants, world.test)}
         assert len(distinct) == len(values), option
 
 
@@ -146,10 +144,10 @@ def test_many_at_once_equal_one_by_one(name):
     world = make_world(count=1200)
     variants = build(name).variants()[:8]
     fit_many(variants, world.head, world.train, val=world.val)
-    for variant, score in zip(variants, score_many(variants, world.known), strict=True):
+    for variant, score in zip(variants, score_many(variants, world.test), strict=True):
         alone = dataclasses.replace(variant).fit(world.head, world.train, val=world.val)
-        torch.testing.assert_close(alone.score(world.known), score, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(alone.rate(world.known), score, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(alone.score(world.test), score, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(alone.rate(world.test), score, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -157,20 +155,20 @@ def test_saved_and_loaded_it_scores_the_same(name, world):
     detector = fitted(name, world)
     state = {key: value.contiguous() for key, value in detector.state().items()}
     again = build(name).load_state(world.head, load(save(state)))
-    assert torch.equal(again.score(world.known), detector.score(world.known))
+    assert torch.equal(again.score(world.test), detector.score(world.test))
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_fitting_twice_is_fitting_once(name, world):
     detector = build(name).fit(world.head, world.val, val=world.train)
     detector.fit(world.head, world.train, val=world.val)
-    assert torch.equal(detector.score(world.known), fitted(name, world).score(world.known))
+    assert torch.equal(detector.score(world.test), fitted(name, world).score(world.test))
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_unfitted_says_so(name, world):
     with pytest.raises(NotFittedError, match="is not fitted; call fit"):
-        build(name).score(world.known)
+        build(name).score(world.test)
     with pytest.raises(NotFittedError):
         build(name).state()
 
@@ -179,34 +177,34 @@ def test_unfitted_says_so(name, world):
 def test_wrong_width_says_so(name, world):
     other = make_world(width=32)
     with pytest.raises(InputError, match="64 features per image"):
-        fitted(name, world).score(other.known)
+        fitted(name, world).score(other.test)
     with pytest.raises(InputError, match="64 features per image"):
         build(name).fit(world.head, other.train)
     fewer = make_world(classes=3)
     with pytest.raises(InputError, match="5 logits per image"):
-        fitted(name, world).score(fewer.known)
+        fitted(name, world).score(fewer.test)
 
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_not_finite_features_are_refused_with_their_row(name, bad, world):
-    features = world.known.features.clone()
+    features = world.test.features.clone()
     features[7, 3] = bad
     with pytest.raises(InputError, match="1 of 200 images .first at row 7"):
-        fitted(name, world).score(Activations(features, world.known.logits))
+        fitted(name, world).score(Activations(features, world.test.logits))
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_empty_sets_are_refused(name, world):
     with pytest.raises(InputError, match="at least one image"):
-        fitted(name, world).score(world.known[:0])
+        fitted(name, world).score(world.test[:0])
     with pytest.raises(InputError, match="at least one image"):
         build(name).fit(world.head, world.train[:0])
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_one_image_is_enough_to_score(name, world):
-    assert fitted(name, world).score(world.known[:1]).shape == (1,)
+    assert fitted(name, world).score(world.test[:1]).shape == (1,)
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if build(name).needs_train])
@@ -232,7 +230,7 @@ def test_the_head_of_another_network_is_refused(name, world):
         build(name).fit(other, world.train)
     detector = fitted(name, world)
     with pytest.raises(InputError, match="another network"):
-        detector.score(Activations(world.known.features, other(world.known.features)))
+        detector.score(Activations(world.test.features, other(world.test.features)))
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if build(name).assumes_nonnegative])
@@ -242,15 +240,15 @@ def test_negative_features_are_warned_about(name, world):
         warnings.simplefilter("ignore", IdnessWarning)
         detector = fitted(name, signed)
     with pytest.warns(IdnessWarning, match=r"expects non-negative features.* use gen, rmds, knn"):
-        detector.score(signed.known)
+        detector.score(signed.test)
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if isinstance(build(name), Enhancer)])
 def test_the_head_is_read_when_scoring_not_copied_from_the_features(name, world):
     detector = fitted(name, world)
     assert isinstance(detector, Enhancer)
-    slow = detector.edit(world.head)(detector.shape(world.known.features))
-    torch.testing.assert_close(detector.shaped_logits(world.known), slow, rtol=1e-4, atol=1e-4)
+    slow = detector.edit(world.head)(detector.shape(world.test.features))
+    torch.testing.assert_close(detector.shaped_logits(world.test), slow, rtol=1e-4, atol=1e-4)
 
 
 def test_unknown_names_and_options_are_told():

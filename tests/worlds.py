@@ -1,4 +1,4 @@
-"""Small worlds to test on: activations of a network that knows some classes, and of images it does not know."""
+"""Small worlds to test on: a network's activations on ID images and on OOD images."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class World:
     head: Head
     train: Activations
     val: Activations
-    known: Activations
-    unknown: Activations
+    test: Activations
+    ood: Activations
 
 
 def make_world(
     seed: int = 0, width: int = WIDTH, classes: int = CLASSES, count: int = 200, signed: bool = False
 ) -> World:
-    """Rectified Gaussian features around class patterns; unknown images show these weakly, and one of their own."""
+    """Rectified Gaussian features around class patterns; OOD images show these weakly, and one of their own."""
     rng = torch.Generator().manual_seed(seed)
     patterns = torch.randn(classes, width, generator=rng)
     head = Head(patterns / width**0.5, torch.randn(classes, generator=rng) * 0.1)
 
-    def acts(strength: float, number: int, foreign: Tensor | float = 0.0) -> Activations:
+    def acts(strength: float, number: int, more: Tensor | float = 0.0) -> Activations:
         labels = torch.arange(number) % classes
-        raw = 0.3 + strength * patterns[labels] + foreign + 0.7 * torch.randn(number, width, generator=rng)
+        raw = 0.3 + strength * patterns[labels] + more + 0.7 * torch.randn(number, width, generator=rng)
         features = raw if signed else raw.clamp(min=0)
         return Activations(features, head(features), labels)
 
-    train, val, known = acts(1.0, 3 * count), acts(1.0, count), acts(1.0, count)
-    return World(head, train, val, known, acts(0.2, count, 0.6 * torch.randn(width, generator=rng)))
+    train, val, test = acts(1.0, 3 * count), acts(1.0, count), acts(1.0, count)
+    return World(head, train, val, test, acts(0.2, count, 0.6 * torch.randn(width, generator=rng)))

@@ -40,15 +40,15 @@ def scorer(world: World, **detectors: Detector) -> Scorer:
 def test_the_shaped_accuracy_is_that_of_the_edited_network() -> None:
     world = make_world()
     found = scorer(world, swap=Exchanged(), msp=build("msp"), scale=build("scale")).score(
-        shards(world.known), len(world.known), shaped=True
+        shards(world.test), len(world.test), shaped=True
     )
-    labels = world.known.labels
+    labels = world.test.labels
     assert labels is not None
-    right = world.known.logits.argmax(dim=1) == labels
+    right = world.test.logits.argmax(dim=1) == labels
     assert found.accuracy == pytest.approx(float(right.double().mean()))
     assert found.accuracy > 0.9
     # Right images of the first two classes become wrong, those it took for one another become right.
-    exchanged = torch.tensor([1, 0, 2, 3, 4])[world.known.logits.argmax(dim=1)]
+    exchanged = torch.tensor([1, 0, 2, 3, 4])[world.test.logits.argmax(dim=1)]
     assert found.shaped_accuracy("swap") == pytest.approx(float((exchanged == labels).double().mean()))
     assert found.shaped_accuracy("swap") < 0.65
     assert found.shaped_accuracy("msp") == found.accuracy  # it edits nothing
@@ -57,11 +57,11 @@ def test_the_shaped_accuracy_is_that_of_the_edited_network() -> None:
 
 def test_a_set_scored_in_shards_is_the_set_scored_at_once() -> None:
     world = make_world()
-    found = scorer(world, ebo=build("ebo")).score(shards(world.known, 23), 500)
-    assert np.allclose(found.scores["ebo"], torch.logsumexp(world.known.logits, dim=1).numpy(), atol=1e-5)
-    assert found.index.tolist() == list(range(len(world.known)))
-    assert found.predicted.tolist() == world.known.logits.argmax(dim=1).tolist()
-    assert found.digests[:, 0].tolist() == list(range(len(world.known)))
+    found = scorer(world, ebo=build("ebo")).score(shards(world.test, 23), 500)
+    assert np.allclose(found.scores["ebo"], torch.logsumexp(world.test.logits, dim=1).numpy(), atol=1e-5)
+    assert found.index.tolist() == list(range(len(world.test)))
+    assert found.predicted.tolist() == world.test.logits.argmax(dim=1).tolist()
+    assert found.digests[:, 0].tolist() == list(range(len(world.test)))
 
 
 def draw(

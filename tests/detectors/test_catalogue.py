@@ -102,7 +102,7 @@ def test_a_subclass_is_not_called_as_its_parent(offered: Offer):
 def test_what_a_subclass_of_scale_writes_counts():
     world = make_world()
     once, twice = registry.build("scale").fit(world.head), StrongScale().fit(world.head)
-    assert not torch.allclose(once.score(world.known), twice.score(world.known))
+    assert not torch.allclose(once.score(world.test), twice.score(world.test))
 
 
 def test_a_variants_options_can_be_set_and_what_is_given_wins():

@@ -40,14 +40,14 @@ class Shared(Detector):
 
 
 def slow(world: World, power: float = 1.0) -> Tensor:
-    return -((world.known.features - world.train.features.mean(dim=0)).norm(dim=1) ** power)
+    return -((world.test.features - world.train.features.mean(dim=0)).norm(dim=1) ** power)
 
 
 def test_hooks_for_many_serve_one_as_well():
     detector = Shared(power=2.0)
     detector.learn(WORLD.head, WORLD.train, None)
-    torch.testing.assert_close(detector.rate(WORLD.known), slow(WORLD, 2.0))
-    torch.testing.assert_close(Shared().fit(WORLD.head, WORLD.train).score(WORLD.known), slow(WORLD))
+    torch.testing.assert_close(detector.rate(WORLD.test), slow(WORLD, 2.0))
+    torch.testing.assert_close(Shared().fit(WORLD.head, WORLD.train).score(WORLD.test), slow(WORLD))
 
 
 def test_without_a_way_to_rate_there_is_no_detector():
@@ -70,8 +70,8 @@ def test_a_subclass_is_not_passed_over_by_its_parents_shared_work():
         def rate(self, acts: Activations) -> Tensor:
             return (acts.features - self.mean_).norm(dim=1)
 
-    expected = WORLD.known.features.norm(dim=1)
-    torch.testing.assert_close(Turned().fit(WORLD.head, WORLD.train).score(WORLD.known), expected)
+    expected = WORLD.test.features.norm(dim=1)
+    torch.testing.assert_close(Turned().fit(WORLD.head, WORLD.train).score(WORLD.test), expected)
 
 
 @pytest.mark.parametrize("hook", ["shape", "edit", "shaped_logits"])
@@ -82,13 +82,13 @@ def test_a_subclass_of_scale_that_edits_otherwise_is_heard(hook):
         "shaped_logits": lambda self, acts: acts.logits * 2,
     }
     doubled = dataclass(kw_only=True)(type("Doubled", (Scale,), {hook: edits[hook]}))
-    plain = Scale(percentile=85.0).shape(WORLD.known.features)
+    plain = Scale(percentile=85.0).shape(WORLD.test.features)
     logits = {
-        "shape": WORLD.head(WORLD.known.features * 2),
+        "shape": WORLD.head(WORLD.test.features * 2),
         "edit": Head(WORLD.head.weight * 2, WORLD.head.bias)(plain),
-        "shaped_logits": WORLD.known.logits * 2,
+        "shaped_logits": WORLD.test.logits * 2,
     }[hook]
-    scores = doubled().fit(WORLD.head).score(WORLD.known)
+    scores = doubled().fit(WORLD.head).score(WORLD.test)
     torch.testing.assert_close(scores, logits.logsumexp(dim=1), rtol=1e-4, atol=1e-4)
 
 
@@ -128,7 +128,7 @@ def test_every_class_of_a_family_checks_its_own_options():
 
 def test_what_is_not_learned_yet_is_told():
     with pytest.raises(NotFittedError, match="ReAct: is not fitted; call fit"):
-        ReAct().shape(WORLD.known.features)
+        ReAct().shape(WORLD.test.features)
     assert not hasattr(ReAct(), "clip_")
     assert hasattr(ReAct().fit(WORLD.head, WORLD.train), "clip_")
     with pytest.raises(AttributeError, match="ReAct has no attribute 'clap_'"):
@@ -140,9 +140,9 @@ def test_what_is_not_learned_yet_is_told():
 def test_detectors_that_learned_apart_are_not_scored_as_if_together():
     one, two = KNN(k=1).fit(WORLD.head, WORLD.train), KNN(k=1).fit(WORLD.head, WORLD.val)
     loaded, other = (KNN(k=1).load_state(WORLD.head, learned.state()) for learned in (two, one))
-    scores = score_many([one, two, loaded, other], WORLD.known)
-    assert torch.equal(scores[0], one.score(WORLD.known))
-    assert torch.equal(scores[1], two.score(WORLD.known))
+    scores = score_many([one, two, loaded, other], WORLD.test)
+    assert torch.equal(scores[0], one.score(WORLD.test))
+    assert torch.equal(scores[1], two.score(WORLD.test))
     assert torch.equal(scores[2], scores[1])
     assert torch.equal(scores[3], scores[0])
     assert not torch.equal(scores[0], scores[1])
@@ -151,14 +151,14 @@ def test_detectors_that_learned_apart_are_not_scored_as_if_together():
 def test_detectors_of_several_methods_come_back_in_order():
     detectors = [KNN(k=1), ReAct(), KNN(k=5), Scale(), KNN(k=1)]
     fit_many(detectors, WORLD.head, WORLD.train)
-    for detector, scores in zip(detectors, score_many(detectors, WORLD.known), strict=True):
+    for detector, scores in zip(detectors, score_many(detectors, WORLD.test), strict=True):
         alone = replace(detector).fit(WORLD.head, WORLD.train)
-        torch.testing.assert_close(scores, alone.score(WORLD.known))
+        torch.testing.assert_close(scores, alone.score(WORLD.test))
 
 
 def test_no_detectors_are_no_work():
     fit_many([], WORLD.head, WORLD.train, val=WORLD.val)
-    assert score_many([], WORLD.known) == []
+    assert score_many([], WORLD.test) == []
 
 
 def test_a_fit_that_fails_leaves_nothing_old_behind():
@@ -167,7 +167,7 @@ def test_a_fit_that_fails_leaves_nothing_old_behind():
         detector.fit(WORLD.head, WORLD.train[:10])
     assert not detector.fitted
     with pytest.raises(NotFittedError):
-        detector.score(WORLD.known)
+        detector.score(WORLD.test)
 
 
 @dataclass(kw_only=True)

@@ -110,7 +110,7 @@ def test_what_is_missing_is_said(trained: nn.Module) -> None:
     with pytest.raises(InputError, match="4 classes, got 2"):
         Guard(trained, "msp", class_names=["a", "b"])
     with pytest.raises(InputError, match="no preprocessing"):
-        Guard(trained, "msp").calibrate([known_tensors(40)[0]]).judge(world.known("red", 0))
+        Guard(trained, "msp").calibrate([known_tensors(40)[0]]).judge(world.test("red", 0))
     images[3] = float("nan")
     with pytest.raises(InputError, match="image 3"):
         Guard(trained, "msp").calibrate([images])
@@ -148,7 +148,7 @@ def test_half_precision_networks_keep_float32_scores(guard: Guard) -> None:
 
 
 def test_pictures_are_judged_from_paths_bytes_and_images(guard: Guard, tmp_path) -> None:
-    picture = world.known("blue", 77)
+    picture = world.test("blue", 77)
     path = tmp_path / "blue.png"
     picture.save(path)
     verdict = guard.judge(path, path.read_bytes(), picture)

@@ -68,7 +68,7 @@ def test_what_the_graph_carries_and_the_example_runs_it_without_torch(guard: Gua
     assert facts["recalls"] == [0.95]
     assert facts["preprocessing"]["resize"] == [16, 16]
     pictures = [tmp_path / "red.png", tmp_path / "odd.png"]
-    world.known("red", 5, side=40).save(pictures[0])
+    world.test("red", 5, side=40).save(pictures[0])
     world.foreign(1).save(pictures[1])
     # None in sys.modules makes an import fail: the example must need neither torch nor idness.
     code = "import runpy, sys; sys.modules.update(torch=None, idness=None); del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"

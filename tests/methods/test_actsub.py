@@ -43,8 +43,8 @@ def test_it_scores_as_the_paper_writes(world, percentile, power, k):
     basis = slow_basis(world.head.weight.double().numpy(), bank)
     detector = ActSub(percentile=percentile, power=power, k=k).fit(world.head, world.train)
     assert detector.basis_.shape == (world.head.width, len(basis))
-    known = world.known[:30]
-    for x, score in zip(known.features.double().numpy(), detector.score(known).tolist(), strict=True):
+    test = world.test[:30]
+    for x, score in zip(test.features.double().numpy(), detector.score(test).tolist(), strict=True):
         expected = slow_score(x, world.head, bank, basis, percentile, power, k)
         assert score == pytest.approx(expected, rel=1e-3)
 
@@ -62,17 +62,17 @@ def test_directions_that_the_head_does_not_see_count_only_by_their_neighbours(wo
     detector = ActSub().fit(world.head, world.train)
     _, _, directions = np.linalg.svd(world.head.weight.numpy())
     unseen = torch.from_numpy(directions[-1])
-    moved = world.known.features + 5 * unseen
+    moved = world.test.features + 5 * unseen
     basis = detector.basis_
-    torch.testing.assert_close(moved @ basis @ basis.T, world.known.features @ basis @ basis.T, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(moved @ basis @ basis.T, world.test.features @ basis @ basis.T, rtol=1e-4, atol=1e-4)
     far = Activations(moved, world.head(moved))
-    assert (detector.score(far) < detector.score(world.known)).double().mean() > 0.95
+    assert (detector.score(far) < detector.score(world.test)).double().mean() > 0.95
 
 
 def test_few_training_images_and_narrow_networks(world):
     with pytest.raises(InputError, match=r"k must be at most the number of training images \(4\), got 10"):
         ActSub().fit(world.head, world.train[:4])
-    assert ActSub(k=4).fit(world.head, world.train[:4]).score(world.known).isfinite().all()
+    assert ActSub(k=4).fit(world.head, world.train[:4]).score(world.test).isfinite().all()
     head = Head(torch.tensor([[1.0], [-1.0]]))
     features = torch.rand(20, 1, generator=torch.Generator().manual_seed(0))
     narrow = Activations(features, head(features))

@@ -22,8 +22,8 @@ def test_it_scores_as_the_paper_writes(world, readout):
         rows = [x for x, p in zip(train.features.double(), predicted, strict=True) if p == c]
         means[c] = sum(rows) / len(rows)
     average = sum(READ[readout](z) for z in train.logits.double().tolist()) / len(train)
-    scores = CADRef(readout=readout).fit(world.head, train).score(world.known)
-    for x, logits, score in zip(world.known.features.double(), world.known.logits, scores.tolist(), strict=True):
+    scores = CADRef(readout=readout).fit(world.head, train).score(world.test)
+    for x, logits, score in zip(world.test.features.double(), world.test.logits, scores.tolist(), strict=True):
         c = int(logits.argmax())
         raising = lowering = 0.0
         for value, mean, weight in zip(x.tolist(), means[c].tolist(), world.head.weight[c].tolist(), strict=True):
@@ -48,21 +48,21 @@ def test_the_mean_image_of_a_class_has_no_error(world):
 def test_predictions_count_and_not_labels(world):
     relabelled = Activations(world.train.features, world.train.logits, world.train.labels.roll(1))
     unlabelled = Activations(world.train.features, world.train.logits)
-    plain = CADRef().fit(world.head, world.train).score(world.known)
+    plain = CADRef().fit(world.head, world.train).score(world.test)
     for train in (relabelled, unlabelled):
-        assert torch.equal(CADRef().fit(world.head, train).score(world.known), plain)
+        assert torch.equal(CADRef().fit(world.head, train).score(world.test), plain)
 
 
 def test_a_class_that_was_never_predicted_has_the_mean_of_all(world):
     kept = world.train[world.train.logits.argmax(dim=1) != 2]
     detector = CADRef().fit(world.head, kept)
     torch.testing.assert_close(detector.means_[2], kept.features.mean(dim=0), rtol=1e-4, atol=1e-5)
-    assert detector.score(world.known).isfinite().all()
+    assert detector.score(world.test).isfinite().all()
 
 
 def test_a_negative_energy_is_no_merit(world):
     """Divided by it, an error would raise the score."""
     head = Head(world.head.weight, world.head.bias - 9)
-    train, unknown = (Activations(a.features, head(a.features)) for a in (world.train, world.unknown))
-    assert (unknown.logits.logsumexp(dim=1) < 0).any()
-    assert (CADRef().fit(head, train).score(unknown) < 0).all()
+    train, ood = (Activations(a.features, head(a.features)) for a in (world.train, world.ood))
+    assert (ood.logits.logsumexp(dim=1) < 0).any()
+    assert (CADRef().fit(head, train).score(ood) < 0).all()

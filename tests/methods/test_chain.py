@@ -14,7 +14,7 @@ def test_dice_after_react_learns_from_clipped_features(world):
     seen = world.train.features.numpy().clip(max=clip)
     contribution = seen.mean(axis=0) * world.head.weight.numpy()
     weight = torch.from_numpy(np.where(contribution > np.percentile(contribution, 40), world.head.weight.numpy(), 0))
-    for row, score in zip(world.known.features, detector.score(world.known).tolist(), strict=True):
+    for row, score in zip(world.test.features, detector.score(world.test).tolist(), strict=True):
         logits = (weight @ row.clamp(max=float(clip)) + world.head.bias).tolist()
         assert score == pytest.approx(math.log(sum(math.exp(z) for z in logits)), rel=1e-4)
     alone = DICE(percentile=40).fit(world.head, world.train)
@@ -27,7 +27,7 @@ def test_steps_come_as_text_detectors_or_configurations(world):
         [ReAct(percentile=80), Scale(percentile=65)],
         [ReAct(percentile=80).config(), "scale(percentile=65)"],
     ]
-    scores = [Chain(steps=steps).fit(world.head, world.train).score(world.known) for steps in given]
+    scores = [Chain(steps=steps).fit(world.head, world.train).score(world.test) for steps in given]
     assert torch.equal(scores[0], scores[1])
     assert torch.equal(scores[0], scores[2])
 
@@ -35,12 +35,12 @@ def test_steps_come_as_text_detectors_or_configurations(world):
 def test_order_matters(world):
     first = Chain(steps="react(percentile=50)+ash(percentile=80)").fit(world.head, world.train)
     second = Chain(steps="ash(percentile=80)+react(percentile=50)").fit(world.head, world.train)
-    assert not torch.allclose(first.score(world.known), second.score(world.known))
+    assert not torch.allclose(first.score(world.test), second.score(world.test))
 
 
 def test_one_step_is_the_step(world):
-    chained = Chain(steps=[Ash(percentile=85)]).fit(world.head, world.train).score(world.known)
-    torch.testing.assert_close(chained, Ash(percentile=85).fit(world.head).score(world.known))
+    chained = Chain(steps=[Ash(percentile=85)]).fit(world.head, world.train).score(world.test)
+    torch.testing.assert_close(chained, Ash(percentile=85).fit(world.head).score(world.test))
 
 
 def test_two_chains_do_not_share_their_steps(world):
@@ -48,7 +48,7 @@ def test_two_chains_do_not_share_their_steps(world):
     one, two = Chain(steps=[step]), Chain(steps=[step])
     one.fit(world.head, world.train)
     two.fit(world.head, world.val)
-    assert not torch.equal(one.score(world.known), two.score(world.known))
+    assert not torch.equal(one.score(world.test), two.score(world.test))
 
 
 @pytest.mark.parametrize("steps", ["knn", "react+msp", 5, "chain"])

@@ -22,6 +22,6 @@ def test_it_keeps_the_weights_that_contribute_most(world, percent):
     detector = DICE(percentile=percent).fit(world.head, world.train)
     assert torch.equal(detector.weight_, masked)
     assert float((masked == 0).double().mean()) == pytest.approx(percent / 100, abs=0.01)
-    for x, score in zip(world.known.features, detector.score(world.known).tolist(), strict=True):
+    for x, score in zip(world.test.features, detector.score(world.test).tolist(), strict=True):
         logits = (masked @ x + world.head.bias).tolist()
         assert score == pytest.approx(math.log(sum(math.exp(z) for z in logits)), rel=1e-4)

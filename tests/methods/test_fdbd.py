@@ -10,8 +10,8 @@ from idness.methods import FDBD
 def test_it_is_the_mean_distance_to_the_boundaries_over_that_from_the_mean_image(world):
     mean = world.train.features.double().mean(dim=0)
     weight, bias = world.head.weight.double(), world.head.bias.double()
-    scores = FDBD().fit(world.head, world.train).score(world.known)
-    for x, score in zip(world.known.features.double(), scores.tolist(), strict=True):
+    scores = FDBD().fit(world.head, world.train).score(world.test)
+    for x, score in zip(world.test.features.double(), scores.tolist(), strict=True):
         logits = [float(weight[c] @ x + bias[c]) for c in range(5)]
         best = max(range(5), key=logits.__getitem__)
         distances = []
@@ -46,8 +46,8 @@ def test_a_boundary_is_as_far_as_a_step_to_it():
 
 def test_classes_with_the_same_weights_and_single_classes_have_no_boundary(world):
     def scores(head):
-        train, known = (Activations(a.features, head(a.features)) for a in (world.train, world.known))
-        return FDBD().fit(head, train).score(known)
+        train, test = (Activations(a.features, head(a.features)) for a in (world.train, world.test))
+        return FDBD().fit(head, train).score(test)
 
     weight, bias = world.head.weight, world.head.bias
     assert (scores(Head(weight[:1], bias[:1])) == 0).all()

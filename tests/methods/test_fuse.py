@@ -17,14 +17,14 @@ def test_each_part_counts_in_standard_deviations_of_images_it_did_not_learn_from
         "train": (world.train[::2], world.train[1::2]),
         "val": (world.val[::2], world.val[1::2]),
     }[given]
-    slow = np.zeros(len(world.known))
+    slow = np.zeros(len(world.test))
     for part in (EBO(), KNN(k=7)):
         part.fit(world.head, one, val=other)
         seen = part.score(other).double().numpy()
-        slow += (part.score(world.known).double().numpy() - seen.mean()) / seen.std()
+        slow += (part.score(world.test).double().numpy() - seen.mean()) / seen.std()
     train = world.train if given != "val" else None
     fuse = Fuse(parts="ebo+knn(k=7)").fit(world.head, train, val=world.val if given != "train" else None)
-    np.testing.assert_allclose(fuse.score(world.known).numpy(), slow, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(fuse.score(world.test).numpy(), slow, rtol=1e-3, atol=1e-3)
 
 
 def test_parts_may_be_texts_or_detectors_and_are_copied(world):
@@ -33,7 +33,7 @@ def test_parts_may_be_texts_or_detectors_and_are_copied(world):
     assert not part.fitted
     assert fuse.options() == {"parts": "ebo(temperature=1)+knn(k=7)"}
     same = Fuse(parts=["ebo", "knn(k=7)"]).fit(world.head, world.train, val=world.val)
-    assert torch.equal(fuse.score(world.known), same.score(world.known))
+    assert torch.equal(fuse.score(world.test), same.score(world.test))
 
 
 @pytest.mark.parametrize("bad", ["", "fuse", "ebo+fuse", 3, ("ebo", 3), "nosuch"])
@@ -47,10 +47,10 @@ def test_with_few_images_only_parts_that_need_next_to_none_are_used(world):
     with pytest.warns(IdnessWarning, match="30 ID images to learn from are too few.* for actsub, vim"):
         fuse = Fuse().fit(world.head, few)
     # One part alone orders images as it does by itself.
-    alone = VRA(low=60, high=99).fit(world.head, few[::2], val=few[1::2]).score(world.known)
-    assert torch.equal(fuse.score(world.known).argsort(), alone.argsort())
+    alone = VRA(low=60, high=99).fit(world.head, few[::2], val=few[1::2]).score(world.test)
+    assert torch.equal(fuse.score(world.test).argsort(), alone.argsort())
     again = Fuse().load_state(world.head, fuse.state())
-    assert torch.equal(again.score(world.known), fuse.score(world.known))
+    assert torch.equal(again.score(world.test), fuse.score(world.test))
 
 
 def test_images_of_one_class_are_too_few_classes(world):
@@ -69,7 +69,7 @@ def test_images_of_one_class_are_too_few_classes(world):
 def test_a_part_that_is_constant_has_no_say(world):
     flat = Activations(world.train.features, world.head(world.train.features))
     fuse = Fuse(parts="ebo+ebo(temperature=1)").fit(world.head, flat)
-    assert torch.isfinite(fuse.score(world.known)).all()
+    assert torch.isfinite(fuse.score(world.test)).all()
 
 
 def test_vim_among_the_parts_measures_its_residual_on_images_that_did_not_shape_its_space():

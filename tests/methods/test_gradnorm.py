@@ -7,9 +7,9 @@ from idness.methods import GradNorm
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 4.0])
 def test_it_is_the_size_of_the_gradient_that_a_backward_pass_gives(world, temperature):
-    scores = GradNorm(temperature=temperature).fit(world.head).score(world.known)
+    scores = GradNorm(temperature=temperature).fit(world.head).score(world.test)
     uniform = torch.full((world.head.classes,), 1 / world.head.classes)
-    for features, score in zip(world.known.features[:50], scores.tolist(), strict=False):
+    for features, score in zip(world.test.features[:50], scores.tolist(), strict=False):
         layer = torch.nn.Linear(world.head.width, world.head.classes)
         layer.load_state_dict({"weight": world.head.weight, "bias": world.head.bias})
         logs = torch.log_softmax(layer(features) / temperature, dim=0)
@@ -18,7 +18,7 @@ def test_it_is_the_size_of_the_gradient_that_a_backward_pass_gives(world, temper
 
 
 def test_an_image_without_features_or_without_a_preferred_class_scores_zero(world):
-    features = torch.stack([torch.zeros(world.head.width), world.known.features[0]])
-    logits = torch.stack([world.known.logits[0], torch.full((world.head.classes,), 3.0)])
+    features = torch.stack([torch.zeros(world.head.width), world.test.features[0]])
+    logits = torch.stack([world.test.logits[0], torch.full((world.head.classes,), 3.0)])
     scores = GradNorm().fit(world.head).score(Activations(features, logits))
     torch.testing.assert_close(scores, torch.zeros(2), atol=1e-5, rtol=0)

@@ -28,7 +28,7 @@ def slow_divergence(p, d):
 def test_it_is_the_least_divergence_from_the_usual_probabilities_of_a_class(world, with_val):
     templates = slow_templates(world.val if with_val else world.train)
     detector = KLM().fit(world.head, world.train, val=world.val if with_val else None)
-    for row, score in zip(world.known.logits.double().tolist(), detector.score(world.known).tolist(), strict=True):
+    for row, score in zip(world.test.logits.double().tolist(), detector.score(world.test).tolist(), strict=True):
         expected = -min(slow_divergence(slow_softmax(row), template) for template in templates)
         assert score == pytest.approx(expected, rel=1e-4, abs=1e-7)
 
@@ -38,7 +38,7 @@ def test_labels_are_not_used_and_classes_that_are_never_predicted_have_no_templa
     kept = bare[bare.logits.argmax(dim=1) != 3]
     detector = KLM().fit(world.head, kept)
     assert len(detector.templates_) == world.head.classes - 1
-    assert detector.score(world.known).isfinite().all()
+    assert detector.score(world.test).isfinite().all()
 
 
 def test_probabilities_below_what_floating_point_holds_still_count():

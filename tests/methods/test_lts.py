@@ -13,8 +13,8 @@ from tests.worlds import make_world
 @pytest.mark.parametrize("signed", [False, True])
 def test_it_scores_as_the_paper_writes(percent, signed):
     world = make_world(signed=signed)
-    scores = LTS(percentile=percent).fit(world.head).score(world.known)
-    for row, logits, score in zip(world.known.features.tolist(), world.known.logits, scores.tolist(), strict=True):
+    scores = LTS(percentile=percent).fit(world.head).score(world.test)
+    for row, logits, score in zip(world.test.features.tolist(), world.test.logits, scores.tolist(), strict=True):
         rectified = [max(a, 0.0) for a in row]
         kept = len(row) - round(len(row) * percent / 100)
         factor = (sum(rectified) / sum(sorted(rectified, reverse=True)[:kept])) ** 2
@@ -25,12 +25,12 @@ def test_it_scores_as_the_paper_writes(percent, signed):
 
 
 def test_where_nothing_is_left_out_it_is_the_energy(world):
-    plain = EBO().fit(world.head).score(world.known)
-    torch.testing.assert_close(LTS(percentile=0.0).fit(world.head).score(world.known), plain, rtol=1e-4, atol=1e-4)
+    plain = EBO().fit(world.head).score(world.test)
+    torch.testing.assert_close(LTS(percentile=0.0).fit(world.head).score(world.test), plain, rtol=1e-4, atol=1e-4)
 
 
 def test_features_without_any_positive_value_are_left_unscaled(world):
-    negative = -world.known.features - 1
+    negative = -world.test.features - 1
     acts = Activations(negative, world.head(negative))
     torch.testing.assert_close(
         LTS().fit(world.head).score(acts), EBO().fit(world.head).score(acts), rtol=1e-4, atol=1e-4
@@ -40,5 +40,5 @@ def test_features_without_any_positive_value_are_left_unscaled(world):
 def test_many_percentiles_do_not_change_each_other(world):
     variants = LTS().variants()
     fit_many(variants, world.head)
-    for variant, score in zip(variants, score_many(variants, world.known), strict=True):
-        torch.testing.assert_close(variant.score(world.known), score, rtol=1e-5, atol=1e-5)
+    for variant, score in zip(variants, score_many(variants, world.test), strict=True):
+        torch.testing.assert_close(variant.score(world.test), score, rtol=1e-5, atol=1e-5)

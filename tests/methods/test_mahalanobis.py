@@ -22,8 +22,8 @@ def distance(x, mean, precision):
 
 def test_it_is_the_distance_to_the_nearest_class(world):
     means, precision, _ = slow_parts(world.train)
-    scores = MDS().fit(world.head, world.train).score(world.known)
-    for x, score in zip(world.known.features.double().numpy(), scores.tolist(), strict=True):
+    scores = MDS().fit(world.head, world.train).score(world.test)
+    for x, score in zip(world.test.features.double().numpy(), scores.tolist(), strict=True):
         assert score == pytest.approx(-min(distance(x, mean, precision) for mean in means), rel=1e-4)
 
 
@@ -31,8 +31,8 @@ def test_the_relative_one_takes_off_the_distance_to_all_data(world):
     means, precision, features = slow_parts(world.train)
     middle = features.mean(axis=0)
     background = pinvh((features - middle).T @ (features - middle) / len(features))
-    scores = RMDS().fit(world.head, world.train).score(world.known)
-    for x, score in zip(world.known.features.double().numpy(), scores.tolist(), strict=True):
+    scores = RMDS().fit(world.head, world.train).score(world.test)
+    for x, score in zip(world.test.features.double().numpy(), scores.tolist(), strict=True):
         expected = max(-distance(x, mean, precision) + distance(x, middle, background) for mean in means)
         assert score == pytest.approx(expected, rel=1e-3, abs=1e-2)
 
@@ -44,10 +44,10 @@ def test_dead_features_and_missing_classes_do_no_harm(world, method):
     dead = Activations(features, world.head(features), world.train.labels)
     kept = dead[dead.labels != 2]
     for train in (dead, kept, kept[kept.labels != 1]):
-        assert torch.isfinite(method().fit(world.head, train).score(world.known)).all()
+        assert torch.isfinite(method().fit(world.head, train).score(world.test)).all()
     # A class with one image has no spread of its own; the others' serves it.
     one = torch.cat([(dead.labels != 2).nonzero().flatten(), (dead.labels == 2).nonzero().flatten()[:1]])
-    assert torch.isfinite(method().fit(world.head, dead[one]).score(world.known)).all()
+    assert torch.isfinite(method().fit(world.head, dead[one]).score(world.test)).all()
 
 
 def test_a_class_without_images_is_never_the_nearest(world):

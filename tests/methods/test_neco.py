@@ -18,17 +18,17 @@ def test_it_is_the_share_of_length_in_the_principal_space(world, variance, times
         dim += 1
     detector = NECO(variance=variance, times=times).fit(world.head, world.train)
     assert detector.axes_.shape[1] == dim
-    for place, score in enumerate(detector.score(world.known).tolist()):
-        standard = scaler.transform(world.known.features[place : place + 1].double().numpy())
+    for place, score in enumerate(detector.score(world.test).tolist()):
+        standard = scaler.transform(world.test.features[place : place + 1].double().numpy())
         expected = np.linalg.norm(pca.transform(standard)[0, :dim]) / np.linalg.norm(standard)
         if times == "logit":
-            expected *= max(world.known.logits[place].tolist())
+            expected *= max(world.test.logits[place].tolist())
         assert score == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_share_is_at_most_one(world):
-    scores = NECO().fit(world.head, world.train).score(world.known)
-    assert (scores <= MLS().fit(world.head).score(world.known)).all()
+    scores = NECO().fit(world.head, world.train).score(world.test)
+    assert (scores <= MLS().fit(world.head).score(world.test)).all()
 
 
 def test_features_that_never_change_and_single_images_do_no_harm(world):
@@ -36,7 +36,7 @@ def test_features_that_never_change_and_single_images_do_no_harm(world):
     features[:, :30] = 0.25
     flat = Activations(features, world.head(features))
     for train in (flat, flat[:7], flat[:1]):
-        assert NECO().fit(world.head, train).score(world.known).isfinite().all()
+        assert NECO().fit(world.head, train).score(world.test).isfinite().all()
     # They still count when an image is measured: a change in them lies outside the principal space.
     detector = NECO(times="nothing").fit(world.head, flat)
     moved = features.clone()

@@ -26,8 +26,8 @@ def test_factors_and_scores_are_those_of_the_closed_form(world, bins):
     low, width, factors = slow_factors(world.train, world.head, bins)
     detector = OptFS(bins=bins).fit(world.head, world.train)
     np.testing.assert_allclose(detector.factors_.numpy(), factors, rtol=1e-3, atol=0.5)
-    scores = detector.score(world.known)
-    for row, score in zip(world.known.features.tolist(), scores.tolist(), strict=True):
+    scores = detector.score(world.test)
+    for row, score in zip(world.test.features.tolist(), scores.tolist(), strict=True):
         places = [math.floor((a - low) / width) for a in row]
         shaped = [a * factors[place] if 0 <= place < bins else 0.0 for a, place in zip(row, places, strict=True)]
         logits = world.head.weight.double() @ torch.tensor(shaped, dtype=torch.double) + world.head.bias.double()
@@ -60,4 +60,4 @@ def test_training_features_that_are_all_alike_do_no_harm(world):
     for value in (0.0, 0.5):
         features = torch.full((20, world.head.width), value)
         detector = OptFS().fit(world.head, Activations(features, world.head(features)))
-        assert detector.score(world.known).isfinite().all()
+        assert detector.score(world.test).isfinite().all()

@@ -19,10 +19,8 @@ def test_it_replaces_sorted_features_by_the_mean_sorted_training_features(world)
     rows = [sorted(row) for row in world.train.features.tolist()]
     profile = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
     detector = RAS().fit(world.head, world.train)
-    shaped = detector.shape(world.known.features)
-    for row, ours, score in zip(
-        world.known.features.tolist(), shaped, detector.score(world.known).tolist(), strict=True
-    ):
+    shaped = detector.shape(world.test.features)
+    for row, ours, score in zip(world.test.features.tolist(), shaped, detector.score(world.test).tolist(), strict=True):
         expected = torch.tensor(slow_shape(row, profile))
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
         logits = (world.head.weight @ expected + world.head.bias).tolist()
@@ -31,9 +29,9 @@ def test_it_replaces_sorted_features_by_the_mean_sorted_training_features(world)
 
 def test_only_the_ranks_of_features_count(world):
     detector = RAS().fit(world.head, world.train)
-    stretched = world.known.features**3 * 50
+    stretched = world.test.features**3 * 50
     scores = detector.score(Activations(stretched, world.head(stretched)))
-    torch.testing.assert_close(scores, detector.score(world.known))
+    torch.testing.assert_close(scores, detector.score(world.test))
 
 
 def test_an_average_training_image_stays_as_it_is(world):

@@ -20,8 +20,8 @@ def test_it_clips_at_a_percentile_of_all_validation_activations(world, percent):
     detector = ReAct(percentile=percent).fit(world.head, world.train, val=world.val)
     clip = percentile(world.val.features.flatten().tolist(), percent)
     assert float(detector.clip_) == pytest.approx(clip, rel=1e-5)
-    scores = detector.score(world.known)
-    for row, score in zip(world.known.features.tolist(), scores.tolist(), strict=True):
+    scores = detector.score(world.test)
+    for row, score in zip(world.test.features.tolist(), scores.tolist(), strict=True):
         clipped = torch.tensor([min(a, clip) for a in row])
         logits = (world.head.weight @ clipped + world.head.bias).tolist()
         assert score == pytest.approx(math.log(sum(math.exp(z) for z in logits)), rel=1e-4)

@@ -16,10 +16,10 @@ def slow_relation(x, y, p, q):
 
 @pytest.mark.parametrize("power", [1.0, 2.0, 8.0])
 def test_it_is_the_mean_relation_to_training_images_without_weak_ones(world, power):
-    train, known = world.train[:100], world.known[:30]
-    scores = Relation(power=power).fit(world.head, train).score(known)
+    train, test = world.train[:100], world.test[:30]
+    scores = Relation(power=power).fit(world.head, train).score(test)
     bank = list(zip(train.features.tolist(), map(slow_softmax, train.logits.tolist()), strict=True))
-    for x, z, score in zip(known.features.tolist(), known.logits.tolist(), scores.tolist(), strict=True):
+    for x, z, score in zip(test.features.tolist(), test.logits.tolist(), scores.tolist(), strict=True):
         relations = [slow_relation(x, y, slow_softmax(z), q) for y, q in bank]
         expected = sum(relation**power for relation in relations if relation > 0.03) / len(relations)
         assert score == pytest.approx(expected, rel=1e-4)
@@ -35,8 +35,8 @@ def test_weak_relations_do_not_add_up(width, expected):
 
 def test_detectors_of_different_training_sets_are_not_mixed_up(world):
     first, second = Relation().fit(world.head, world.train[:50]), Relation(power=2.0).fit(world.head, world.val)
-    for detector, scores in zip((first, second), score_many([first, second], world.known), strict=True):
-        assert torch.equal(detector.score(world.known), scores)
+    for detector, scores in zip((first, second), score_many([first, second], world.test), strict=True):
+        assert torch.equal(detector.score(world.test), scores)
 
 
 def test_many_powers_keep_one_copy_of_the_training_images(world):

@@ -20,8 +20,8 @@ def slow_score(row, head, percent):
 
 @pytest.mark.parametrize("percent", [0.0, 65.0, 85.0, 95.0])
 def test_it_scores_as_the_paper_writes(world, percent):
-    scores = Scale(percentile=percent).fit(world.head).score(world.known)
-    for row, score in zip(world.known.features.tolist(), scores.tolist(), strict=True):
+    scores = Scale(percentile=percent).fit(world.head).score(world.test)
+    for row, score in zip(world.test.features.tolist(), scores.tolist(), strict=True):
         assert score == pytest.approx(slow_score(row, world.head, percent), rel=1e-4)
 
 
@@ -42,7 +42,7 @@ def test_factors_that_overflow_half_precision_do_not_here(world):
 
 def test_a_head_without_bias_never_changes_the_class(world):
     head = Head(world.head.weight)
-    acts = Activations(world.known.features, head(world.known.features))
+    acts = Activations(world.test.features, head(world.test.features))
     shaped = Scale().fit(head).shaped_logits(acts)
     assert torch.equal(shaped.argmax(1), acts.logits.argmax(1))
 
@@ -61,10 +61,10 @@ def test_the_papers_network_gives_the_papers_numbers(shared_data):
     from safetensors.torch import load_file
 
     folder = shared_data / "activations"
-    known, unknown = load_file(folder / "cifar10_test.safetensors"), load_file(folder / "isun.safetensors")
+    test, ood = load_file(folder / "cifar10_test.safetensors"), load_file(folder / "isun.safetensors")
     head = Head(**load_file(folder / "head.safetensors"))
-    inside = Activations(known["features"], known["logits"], known["labels"])
-    outside = Activations(unknown["features"], unknown["logits"])
+    inside = Activations(test["features"], test["logits"], test["labels"])
+    outside = Activations(ood["features"], ood["logits"])
     expected = {  # AUROC, FPR at ID recall, FPR at OOD recall, in percent
         ("msp", None): (94.4901, 42.5322, 16.1400),
         ("mls", None): (98.0533, 10.1064, 7.2100),
@@ -75,7 +75,7 @@ def test_the_papers_network_gives_the_papers_numbers(shared_data):
     }
     detectors = [build(name, **({} if p is None else {"percentile": p})).fit(head) for name, p in expected]
     scores = zip(score_many(detectors, inside), score_many(detectors, outside), strict=True)
-    for (known_scores, unknown_scores), numbers in zip(scores, expected.values(), strict=True):
-        ours = [100 * f(known_scores, unknown_scores) for f in (auroc, fpr_at_id_recall, fpr_at_ood_recall)]
+    for (id_scores, ood_scores), numbers in zip(scores, expected.values(), strict=True):
+        ours = [100 * f(id_scores, ood_scores) for f in (auroc, fpr_at_id_recall, fpr_at_ood_recall)]
         assert ours == pytest.approx(numbers, abs=0.02)
     assert float((inside.logits.argmax(1) == inside.labels).double().mean()) == pytest.approx(0.9454, abs=1e-6)

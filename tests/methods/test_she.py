@@ -28,9 +28,9 @@ METRICS = {
 @pytest.mark.parametrize("metric", list(METRICS))
 def test_it_compares_with_the_pattern_of_the_predicted_class(world, metric):
     patterns = [slow_pattern(world.train, label) for label in range(world.head.classes)]
-    scores = SHE(metric=metric).fit(world.head, world.train).score(world.known)
+    scores = SHE(metric=metric).fit(world.head, world.train).score(world.test)
     for row, logits, score in zip(
-        world.known.features.tolist(), world.known.logits.tolist(), scores.tolist(), strict=True
+        world.test.features.tolist(), world.test.logits.tolist(), scores.tolist(), strict=True
     ):
         assert score == pytest.approx(METRICS[metric](row, patterns[logits.index(max(logits))]), rel=1e-4)
 
@@ -54,7 +54,7 @@ def test_a_class_that_was_never_recognised_takes_the_mean_of_all_images(world, a
         labels[world.train.labels == label] = (label + 1) % world.head.classes
     detector = SHE().fit(world.head, Activations(world.train.features, world.train.logits, labels))
     torch.testing.assert_close(detector.patterns_[2], world.train.features.mean(dim=0))
-    assert detector.score(world.known).isfinite().all()
+    assert detector.score(world.test).isfinite().all()
 
 
 def test_an_unknown_metric_is_refused():

@@ -19,31 +19,31 @@ def slow_distance(x, group, covariance):
 
 
 def test_one_cluster_is_the_distance_from_all_training_images(world):
-    train, known = slow_points(world.train.features, world.known.features)
-    scores = SSD().fit(world.head, world.train).score(world.known)
-    for x, score in zip(known, scores.tolist(), strict=True):
+    train, test = slow_points(world.train.features, world.test.features)
+    scores = SSD().fit(world.head, world.train).score(world.test)
+    for x, score in zip(test, scores.tolist(), strict=True):
         assert score == pytest.approx(-slow_distance(x, train, np.cov(train.T, bias=True)), rel=1e-4)
 
 
 def test_several_clusters_have_a_covariance_each_and_the_nearest_counts(world):
-    train, known = slow_points(world.train.features, world.known.features)
+    train, test = slow_points(world.train.features, world.test.features)
     owners = k_means(torch.from_numpy(train), 3).numpy()
     groups = [train[owners == owner] for owner in range(3)]
     assert min(len(group) for group in groups) > world.head.width
-    scores = SSD(clusters=3).fit(world.head, world.train).score(world.known)
-    for x, score in zip(known[:60], scores.tolist(), strict=False):
+    scores = SSD(clusters=3).fit(world.head, world.train).score(world.test)
+    for x, score in zip(test[:60], scores.tolist(), strict=False):
         expected = -min(slow_distance(x, group, np.cov(group.T, bias=True)) for group in groups)
         assert score == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_cluster_with_too_few_images_takes_the_covariance_of_all_clusters(world):
-    train, known = slow_points(world.train.features[:200], world.known.features)
+    train, test = slow_points(world.train.features[:200], world.test.features)
     owners = k_means(torch.from_numpy(train), 8).numpy()
     groups = [train[owners == owner] for owner in sorted(set(owners.tolist()))]
     assert max(len(group) for group in groups) <= world.head.width
     pooled = np.concatenate([group - group.mean(axis=0) for group in groups])
-    scores = SSD(clusters=8).fit(world.head, world.train[:200]).score(world.known)
-    for x, score in zip(known[:60], scores.tolist(), strict=False):
+    scores = SSD(clusters=8).fit(world.head, world.train[:200]).score(world.test)
+    for x, score in zip(test[:60], scores.tolist(), strict=False):
         expected = -min(slow_distance(x, group, pooled.T @ pooled / len(pooled)) for group in groups)
         assert score == pytest.approx(expected, rel=1e-4)
 
@@ -64,7 +64,7 @@ def test_no_labels_are_needed_and_odd_training_sets_do_no_harm(world):
     features[:, :9] = 0.0
     alike = Activations(world.train.features[:1].expand(30, -1), world.train.logits[:1].expand(30, -1))
     for train, clusters in ((bare, 5), (Activations(features, world.head(features)), 2), (bare[:7], 7), (alike, 3)):
-        assert SSD(clusters=clusters).fit(world.head, train).score(world.known).isfinite().all()
+        assert SSD(clusters=clusters).fit(world.head, train).score(world.test).isfinite().all()
 
 
 def test_more_clusters_than_images_are_refused(world):

@@ -42,8 +42,8 @@ def test_its_temperature_minimises_the_likelihood_loss(unsure):
 def test_it_is_msp_at_that_temperature(unsure):
     world, val = unsure
     detector = TempScale().fit(world.head, val=val)
-    expected = torch.softmax(world.known.logits / detector.temperature_, dim=1).max(dim=1).values
-    torch.testing.assert_close(detector.score(world.known), expected)
+    expected = torch.softmax(world.test.logits / detector.temperature_, dim=1).max(dim=1).values
+    torch.testing.assert_close(detector.score(world.test), expected)
     assert float(detector.temperature_) == float(best_temperature(val.logits, val.labels))
 
 

@@ -27,11 +27,11 @@ def test_the_residual_is_a_logit_that_is_as_large_as_the_others(world, share, di
     alpha = world.train.logits.double().amax(dim=1).mean().item() / (sum(residuals) / len(residuals))
     detector = ViM(share=share).fit(world.head, world.train)
     assert detector.alpha_.item() == pytest.approx(alpha, rel=1e-6)
-    residual = Residual(share=share).fit(world.head, world.train).score(world.known).tolist()
-    scores = detector.score(world.known).tolist()
-    for place, x in enumerate(world.known.features.double().numpy()):
+    residual = Residual(share=share).fit(world.head, world.train).score(world.test).tolist()
+    scores = detector.score(world.test).tolist()
+    for place, x in enumerate(world.test.features.double().numpy()):
         outer = length(x, origin, outside)
-        inner = math.log(sum(math.exp(z) for z in world.known.logits[place].tolist()))
+        inner = math.log(sum(math.exp(z) for z in world.test.logits[place].tolist()))
         assert scores[place] == pytest.approx(inner - alpha * outer, rel=1e-4, abs=1e-4)
         assert residual[place] == pytest.approx(-outer, rel=1e-5)
 
@@ -46,7 +46,7 @@ def test_at_the_origin_there_are_no_logits_and_no_residual(world):
 
 def test_logits_that_are_negative_on_average_do_not_reward_residuals(world):
     head = Head(world.head.weight, world.head.bias - 100)
-    shifted = [Activations(acts.features, head(acts.features)) for acts in (world.train, world.unknown)]
+    shifted = [Activations(acts.features, head(acts.features)) for acts in (world.train, world.ood)]
     detector = ViM().fit(head, shifted[0])
     assert detector.alpha_ > 0
     assert (detector.score(shifted[1]) <= EBO().fit(head).score(shifted[1])).all()
@@ -61,7 +61,7 @@ def test_few_images_and_dead_features_leave_a_residual(world, method, count):
     train = Activations(features, world.head(features))
     detector = method().fit(world.head, train)
     assert (Residual().fit(world.head, train).score(train) < -1e-3).double().mean() > 0.9
-    scores = detector.score(world.known)
+    scores = detector.score(world.test)
     assert scores.isfinite().all()
     assert scores.abs().max() < 1e5
 

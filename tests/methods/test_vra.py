@@ -13,7 +13,7 @@ from idness.methods import VRA, ReAct
 def test_low_activations_become_zero_and_high_ones_are_clipped(world, low, high):
     detector = VRA(low=low, high=high).fit(world.head, world.train, val=world.val)
     floor, clip = np.percentile(world.val.features.numpy(), [low, high])
-    for row, score in zip(world.known.features.tolist(), detector.score(world.known).tolist(), strict=True):
+    for row, score in zip(world.test.features.tolist(), detector.score(world.test).tolist(), strict=True):
         shaped = torch.tensor([0.0 if a < floor else min(a, float(clip)) for a in row])
         logits = (world.head.weight @ shaped + world.head.bias).tolist()
         assert score == pytest.approx(math.log(sum(math.exp(z) for z in logits)), rel=1e-4)
@@ -32,7 +32,7 @@ def test_low_activations_are_not_lifted_to_the_threshold(world):
 def test_without_a_low_threshold_it_is_react(world):
     plain = VRA(low=0.0, high=95.0).fit(world.head, world.train, val=world.val)
     react = ReAct(percentile=95.0).fit(world.head, world.train, val=world.val)
-    assert torch.equal(plain.score(world.known), react.score(world.known))
+    assert torch.equal(plain.score(world.test), react.score(world.test))
 
 
 def test_without_validation_images_it_learns_from_training_images(world):

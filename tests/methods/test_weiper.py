@@ -41,8 +41,8 @@ def test_it_compares_two_histograms_and_adds_the_mean_largest_probability(world,
         np.mean([slow_histogram(np.ravel(row), *span) for row in rows], axis=0)
         for rows, span in zip((train, logits), spans, strict=True)
     ]
-    scores = detector.score(world.known[:40])
-    for row, score in zip(world.known.features.double().numpy(), scores.tolist(), strict=False):
+    scores = detector.score(world.test[:40])
+    for row, score in zip(world.test.features.double().numpy(), scores.tolist(), strict=False):
         perturbed = slow_logits(row, detector, world.head)
         powers = np.exp(perturbed - perturbed.max(axis=1, keepdims=True))
         sure = np.mean(powers.max(axis=1) / powers.sum(axis=1))
@@ -78,4 +78,4 @@ def test_an_image_outside_all_bins_is_further_off_than_any_training_image(world)
 def test_training_features_that_are_all_alike_do_no_harm(world):
     features = torch.zeros(20, world.head.width)
     detector = WeiPer(repeats=3).fit(world.head, Activations(features, world.head(features)))
-    assert detector.score(world.known).isfinite().all()
+    assert detector.score(world.test).isfinite().all()

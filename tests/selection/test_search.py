@@ -37,8 +37,8 @@ HEAD = Head(torch.zeros(2, 3))
 
 def test_first_best_wins_and_defaults_come_first() -> None:
     # Of the three settings the second and third are equally good, the first is worse.
-    val, unknown = tiny([[0, 1, 2], [1, 2, 4]]), tiny([[0, 0, 1]])
-    chosen, failed = choose({"flat": Row(Flat())}, HEAD, None, val, {"u": unknown})
+    val, ood = tiny([[0, 1, 2], [1, 2, 4]]), tiny([[0, 0, 1]])
+    chosen, failed = choose({"flat": Row(Flat())}, HEAD, None, val, {"u": ood})
     assert not failed
     choice = chosen["flat"]
     assert choice.detector.options() == {"power": 2}
@@ -50,11 +50,11 @@ def test_first_best_wins_and_defaults_come_first() -> None:
 
 
 def test_settings_with_equal_scores_are_one_trial() -> None:
-    val, unknown = tiny([[1, 1, 2], [2, 2, 4]]), tiny([[0, 0, 1]])
-    choice = choose({"flat": Row(Flat())}, HEAD, None, val, {"u": unknown})[0]["flat"]
+    val, ood = tiny([[1, 1, 2], [2, 2, 4]]), tiny([[0, 0, 1]])
+    choice = choose({"flat": Row(Flat())}, HEAD, None, val, {"u": ood})[0]["flat"]
     assert [options["power"] for options, _ in choice.tried] == [1, 3]
     world = make_world()
-    gen = choose({"gen": Row(build("gen"))}, world.head, world.train, world.val, {"u": world.unknown})[0]["gen"]
+    gen = choose({"gen": Row(build("gen"))}, world.head, world.train, world.val, {"u": world.ood})[0]["gen"]
     assert len(gen.tried) == 7  # seven gammas; with five classes every m is the same
 
 
@@ -78,7 +78,7 @@ def test_without_validation_everything_keeps_its_default() -> None:
 
 def test_settings_that_cannot_be_fitted_are_dropped_with_a_note() -> None:
     world = make_world(count=30)  # 90 training images
-    choice = choose({"knn": Row(build("knn"))}, world.head, world.train, world.val, {"u": world.unknown})[0]["knn"]
+    choice = choose({"knn": Row(build("knn"))}, world.head, world.train, world.val, {"u": world.ood})[0]["knn"]
     assert {options["k"] for options, _ in choice.tried} == {1, 5, 10, 50}
     assert len(choice.dropped) == 4
     assert "knn(k=1000): KNN: k must be at most" in choice.dropped[-1]
@@ -93,10 +93,10 @@ def test_rows_that_cannot_be_fitted_at_all_are_told() -> None:
 
 def test_every_row_is_chosen_by_its_validation_auroc() -> None:
     world = make_world()
-    chosen, failed = choose(wanted_rows(), world.head, world.train, world.val, {"u": world.unknown})
+    chosen, failed = choose(wanted_rows(), world.head, world.train, world.val, {"u": world.ood})
     assert not failed
     for choice in chosen.values():
-        value = auroc(choice.detector.score(world.val), choice.detector.score(world.unknown))
+        value = auroc(choice.detector.score(world.val), choice.detector.score(world.ood))
         assert choice.auroc == pytest.approx(value, abs=1e-12)
         assert choice.auroc == max(value for _, value in choice.tried)
 
@@ -104,7 +104,7 @@ def test_every_row_is_chosen_by_its_validation_auroc() -> None:
 def test_given_options_are_not_searched() -> None:
     world = make_world()
     wanted = wanted_rows(["scale(percentile=65)", "scale"])
-    chosen, _ = choose(wanted, world.head, world.train, world.val, {"u": world.unknown})
+    chosen, _ = choose(wanted, world.head, world.train, world.val, {"u": world.ood})
     assert chosen["scale(percentile=65)"].chosen_by == "given"
     assert chosen["scale(percentile=65)"].detector.options()["percentile"] == 65
     assert chosen["scale"].chosen_by == "validation"

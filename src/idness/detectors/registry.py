@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from idness.core.errors import IdnessError, OptionError, unknown_name
-from idness.core.method_text import read_method
+from idness.core.method_text import read_method, split_methods
 from idness.detectors.detector import Detector
 
 GROUP = "idness.methods"
@@ -45,6 +45,26 @@ def parse(text: str) -> Detector:
     """Make a detector from text such as `scale`, `scale(percentile=95)` or `ash(variant=s, percentile=90)`."""
     name, options = read_method(text)
     return build(name, **options)
+
+
+def detectors_in(owner: Detector, option: str) -> tuple[Detector, ...]:
+    """Make the detectors that an option holds: one text such as `react+dice`, or a list of texts, configurations, detectors.
+
+    They are copies: two detectors with the same parts must not learn into the same ones.
+    """
+    given: Any = getattr(owner, option)
+    listed = split_methods(given, between="+") if isinstance(given, str) else given
+    if not isinstance(listed, Sequence) or not listed:
+        raise OptionError(f"{type(owner).__name__}: {option} must be methods joined by '+', got {given!r}")
+    found: list[Any] = []
+    for item in listed:
+        made = parse(item) if isinstance(item, str) else item
+        found.append(build(made["method"], **made.get("options", {})) if isinstance(made, dict) else made)
+        if not isinstance(found[-1], Detector):
+            raise OptionError(
+                f"{type(owner).__name__}: {option} must be methods joined by '+', got {item!r} among them"
+            )
+    return tuple(dataclasses.replace(detector) for detector in found)
 
 
 def _find(name: str) -> tuple[type[Detector], Mapping[str, Any]]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from idness.core.errors import OptionError
-from idness.core.method_text import split_methods
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, Enhancer
-from idness.detectors.registry import build, parse
+from idness.detectors.registry import detectors_in
 
 
 @dataclass(kw_only=True)
@@ -37,10 +36,10 @@ class Chain(Enhancer):
     steps: Any = "react(percentile=90)+dice(percentile=10)"
 
     def __post_init__(self) -> None:
-        listed = split_methods(self.steps, between="+") if isinstance(self.steps, str) else self.steps
-        if not isinstance(listed, Sequence) or len(listed) == 0:
-            raise OptionError(f"Chain: steps must be methods joined by '+', got {self.steps!r}")
-        self.steps = tuple(_step(step) for step in listed)
+        self.steps = detectors_in(self, "steps")
+        for step in self.steps:
+            if not isinstance(step, Enhancer) or isinstance(step, Chain):
+                raise OptionError(f"Chain: a step must edit features or head (react, dice, ash, scale), got {step!r}")
 
     def options(self) -> dict[str, Any]:
         return {"readout": self.readout, "steps": "+".join(step.label() for step in self.steps)}
@@ -70,13 +69,3 @@ def _seen_after(step: Enhancer, head: Head, acts: Activations | None) -> Activat
         return None
     features = step.shape(acts.features)
     return Activations(features, step.edit(head)(features), acts.labels)
-
-
-def _step(step: object) -> Enhancer:
-    if isinstance(step, str):
-        step = parse(step)
-    elif isinstance(step, dict):
-        step = build(step["method"], **step.get("options", {}))
-    if not isinstance(step, Enhancer) or isinstance(step, Chain):
-        raise OptionError(f"Chain: a step must edit features or head (react, dice, ash, scale), got {step!r}")
-    return replace(step)  # a copy: two chains, or two variants of one, must not learn into the same step

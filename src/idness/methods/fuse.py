@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from idness.core.errors import IdnessWarning, InputError, OptionError
-from idness.core.method_text import split_methods
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.registry import parse
+from idness.detectors.registry import detectors_in
 
 LEAST, CLASSES = 50, 20
 """ID images needed to learn from, and as many to measure on; and of so many classes, or of all, they must show half."""
@@ -40,10 +39,9 @@ class Fuse(Detector):
     parts: Any = "vra(low=60, high=99)+actsub(percentile=85, power=2, k=10)+vim(share=50)"
 
     def __post_init__(self) -> None:
-        listed = split_methods(self.parts, between="+") if isinstance(self.parts, str) else self.parts
-        if not isinstance(listed, Sequence) or len(listed) == 0:
-            raise OptionError(f"Fuse: parts must be methods joined by '+', got {self.parts!r}")
-        self.parts = tuple(_part(part) for part in listed)
+        self.parts = detectors_in(self, "parts")
+        if any(isinstance(part, Fuse) for part in self.parts):
+            raise OptionError(f"Fuse: a part must be a method other than fuse, got {self.parts!r}")
 
     def options(self) -> dict[str, Any]:
         return {"parts": "+".join(part.label() for part in self.parts)}
@@ -92,10 +90,3 @@ def _halves(train: Activations | None, val: Activations | None) -> tuple[Activat
 def _scarce(head: Head, train: Activations, val: Activations) -> bool:
     shown = len(torch.unique(train.logits.argmax(dim=1)))
     return min(len(train), len(val)) < LEAST or shown < min(head.classes, CLASSES) / 2
-
-
-def _part(part: object) -> Detector:
-    made = parse(part) if isinstance(part, str) else part
-    if not isinstance(made, Detector) or isinstance(made, Fuse):
-        raise OptionError(f"Fuse: a part must be a method other than fuse, got {part!r}")
-    return replace(made)  # type: ignore[type-var]  # a copy: two fusions must not learn into the same part

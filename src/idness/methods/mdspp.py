@@ -14,7 +14,7 @@ from idness.methods.mds import MDS
 class MDSPP(MDS):
     """Take minus the squared Mahalanobis distance to the nearest class mean, on features of length 1.
 
-    The lengths of features differ between classes and are small for many unknown images, which fits one Gaussian per
+    The lengths of features differ between classes and are small for many OOD images, which fits one Gaussian per
     class badly; their directions fit it better.
     """
 

@@ -25,7 +25,7 @@ class Relation(Detector):
     The relation of two images is max(0, cosine of their features) times the inner product of their probabilities.
 
     Args:
-        power: exponent of relations before they are added; the paper finds 1 best for unknown images.
+        power: exponent of relations before they are added; the paper finds 1 best for OOD images.
     """
 
     needs_train = True
