@@ -33,7 +33,7 @@ SIZES = {"id_train": 150, "id_val": 24, "id_test": 150, "groceries": 24, "cat": 
 PARTS = {"id_train": "train", "id_val": "val", "id_test": "test"}
 SMALL = 5
 """By what the number of images is divided for the loop over methods and options, which is slow."""
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+MEAN, STD = embedded.normalisation()
 BATCH = 64
 ROUNDS = 4
 

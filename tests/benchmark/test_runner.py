@@ -384,3 +384,15 @@ def test_images_through_the_papers_network(shared_data: Path, tmp_path: Path) ->
     for row, detector in (("ebo", build("ebo")), ("scale(percentile=95)", build("scale", percentile=95))):
         expected = detector.fit(head).score(measured)
         assert torch.allclose(torch.from_numpy(found.scores.of(row, "isun")), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_network_that_flattens_with_view_runs(place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(
+        "from torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4 * 14 * 14, 4)\n\n"
+        "    def forward(self, x):\n        return self.fc(self.conv(x).relu().view(len(x), -1))\n"
+    )
+    for layer in (None, "fc"):
+        settings = Settings(cache=tmp_path / "cache", methods=("msp", "scale"), layer=layer)
+        assert set(run(place, f"{file}:Net", settings).methods) == {"msp", "scale"}

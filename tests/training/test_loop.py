@@ -188,6 +188,11 @@ def test_unknown_method_is_told(world: TrainingSet) -> None:
         finetune(start(), world, "logitnrm")
 
 
+def test_unknown_option_is_told(world: TrainingSet) -> None:
+    with pytest.raises(OptionError, match="ish: unknown option 'percent'; it takes percentile, prune, layer and"):
+        finetune(start(), world, "ish", percent=90)
+
+
 def test_a_failed_run_leaves_the_plain_layer(world: TrainingSet) -> None:
     model = start()
     with pytest.raises(OptionError):
@@ -357,3 +362,26 @@ def test_two_processes_equal_one_of_twice_the_batch(tmp_path: Path, one_thread: 
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=1e-5, msg=name)
     assert (two / "log.csv").read_text().count("\n") == 5
+
+
+class Flattening(nn.Module):
+    """Flattens with `.view`, which takes contiguous memory only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.fc = nn.Linear(4 * 8 * 8, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = torch.relu(self.conv(images))
+        return self.fc(features.view(len(features), -1))
+
+
+@pytest.mark.parametrize(("method", "options"), [("ish", {"layer": "fc"}), ("augmix", {})])
+def test_networks_that_flatten_with_view_are_trained(method: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = Flattening()
+    before = model.conv.weight.detach().clone()
+    done = finetune(model, small_world(24), method, epochs=1, batch_size=8, **options)
+    assert math.isfinite(done.log[-1].loss)
+    assert not torch.equal(model.conv.weight, before)

@@ -18,8 +18,8 @@ from idness.data import ActivationsSet
 
 
 @dataclass(frozen=True)
-class Stream:
-    """Is a set's activations, to be read as often as wanted, one shard in memory at a time."""
+class Source:
+    """Gives a set's activations as often as wanted, one shard in memory at a time."""
 
     name: str
     role: str
@@ -38,13 +38,13 @@ class Stream:
         return Activations.concat(whole)
 
 
-def stored(name: str, role: str, count: int, store: FeatureStore, key: str) -> Stream:
-    """Stream a set of at most so many images from the store."""
-    return Stream(name, role, count, lambda: store.shards(key))
+def stored(name: str, role: str, count: int, store: FeatureStore, key: str) -> Source:
+    """Give a set of at most so many images from the store."""
+    return Source(name, role, count, lambda: store.shards(key))
 
 
-def given(name: str, role: str, data: ActivationsSet) -> Stream:
-    """Stream a set from an activations file."""
+def given(name: str, role: str, data: ActivationsSet) -> Source:
+    """Give a set from an activations file."""
 
     def shards() -> Iterator[Shard]:
         start = 0
@@ -55,7 +55,7 @@ def given(name: str, role: str, data: ActivationsSet) -> Stream:
             skipped = [(int(place), "its activations hold NaN or Inf") for place in index[~finite]]
             yield Shard(acts[finite], index[finite], torch.zeros(int(finite.sum()), 0, dtype=torch.uint8), skipped)
 
-    return Stream(name, role, len(data), shards, data.fingerprint())
+    return Source(name, role, len(data), shards, data.fingerprint())
 
 
 def read_head(path: Path) -> tuple[Head, str]:

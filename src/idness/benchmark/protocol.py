@@ -20,7 +20,7 @@ KEYS = ("name", "title", "classes", "head", "preprocessing", "id", "ood_val", *G
 
 @dataclass(frozen=True)
 class OpenSet:
-    """Is a set that was found and opened, with its name and role."""
+    """Holds a set that was found and opened, with its name and role."""
 
     name: str
     role: str

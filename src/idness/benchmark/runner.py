@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from idness.activations.extract import extract
-from idness.activations.source import Stream, given, stored
+from idness.activations.source import Source, given, stored
 from idness.activations.store import FeatureStore
 from idness.benchmark.answer import conclude
 from idness.benchmark.evaluate import Scorer, SetScores, evaluate, make_sweep, sweep_curves, wrong_images
@@ -66,7 +66,7 @@ class _Scored:
 
 
 class _Job:
-    """Is one run of a benchmark."""
+    """Runs one benchmark once."""
 
     def __init__(self, bench: Benchmark, settings: Settings, listener: Listener) -> None:
         self.bench, self.settings, self.listener = bench, settings, listener
@@ -79,10 +79,10 @@ class _Job:
         wanted = wanted_rows(self.settings.methods)  # a misspelt name is told before anything runs
         sets = self.bench.open(self.settings.data, partial=self.settings.partial)
         prepared = prepare(self.bench, sets, model, self.settings, self.listener)
-        streams = self._streams(sets, prepared.network)
-        held = {stream.name: stream.load() for stream in streams if stream.role in ("id_train", "id_val", "ood_val")}
+        sources = self._sources(sets, prepared.network)
+        held = {source.name: source.load() for source in sources if source.role in ("id_train", "id_val", "ood_val")}
         choices, failed = self._choices(wanted, prepared.head, held)
-        scored = self._scored(choices, prepared.head, streams, held)
+        scored = self._scored(choices, prepared.head, sources, held)
         report = self._report(prepared, sets, choices, failed, scored)
         self.time["total"] = time.perf_counter() - start
         report.time, report.warnings, report.peak_memory = self.time, self.warnings, peak_memory()
@@ -94,7 +94,7 @@ class _Job:
             self.warnings.append(text)
             self.listener.warn(text)
 
-    def _streams(self, sets: Sequence[OpenSet], network: Network | None) -> list[Stream]:
+    def _sources(self, sets: Sequence[OpenSet], network: Network | None) -> list[Source]:
         """Run the network over all that is not in the store yet."""
         start = time.perf_counter()
         total = sum(len(entry.data) for entry in sets if isinstance(entry.data, ImageSet))
@@ -137,29 +137,29 @@ class _Job:
         return choices, failed
 
     def _scored(
-        self, choices: Mapping[str, Choice], head: Head, streams: Sequence[Stream], held: dict[str, Activations]
+        self, choices: Mapping[str, Choice], head: Head, sources: Sequence[Source], held: dict[str, Activations]
     ) -> _Scored:
         """Score every set but the training images; those only have their hashes read."""
         start = time.perf_counter()
         sweep = make_sweep(choices, head, held.get("id_train"), held.get("id_val"))
         held.clear()  # what the methods need of it they have kept
         scorer, reader = Scorer(choices, sweep), Scorer({})
-        self.listener.phase("scores", len(streams))
+        self.listener.phase("scores", len(sources))
         every: dict[str, SetScores] = {}
-        for stream in streams:
-            tested = stream.role in ("id_test", *GROUPS)
-            user = reader if stream.role == "id_train" else scorer
-            found = user.score(stream.shards(), stream.count, shaped=stream.role == "id_test", sweep=tested)
+        for source in sources:
+            tested = source.role in ("id_test", *GROUPS)
+            user = reader if source.role == "id_train" else scorer
+            found = user.score(source.shards(), source.count, shaped=source.role == "id_test", sweep=tested)
             if not len(found.index):
-                raise DataError(f"{stream.name}: none of its images can be used; the first: {found.skipped[0][1]}")
-            found.given_digest = stream.digest
-            every[stream.name] = found
+                raise DataError(f"{source.name}: none of its images can be used; the first: {found.skipped[0][1]}")
+            found.given_digest = source.digest
+            every[source.name] = found
             self.listener.advance(1)
         for row, seconds in scorer.seconds.items():
             choices[row].seconds["score"] = seconds
         self.time["score"] = time.perf_counter() - start
         groups = {
-            role: {stream.name: every[stream.name] for stream in streams if stream.role == role} for role in GROUPS
+            role: {source.name: every[source.name] for source in sources if source.role == role} for role in GROUPS
         }
         return _Scored(every, {role: found for role, found in groups.items() if found})
 

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 class IdnessError(Exception):
-    """Is the root of every error that idness raises on purpose."""
+    """Lets a caller catch every error that idness raises on purpose."""
 
 
 class OptionError(IdnessError, ValueError):
@@ -47,7 +47,7 @@ class ExportError(IdnessError, RuntimeError):
 
 
 class IdnessWarning(UserWarning):
-    """Is the category of every warning of idness."""
+    """Lets a caller filter every warning of idness."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:

@@ -22,7 +22,7 @@ Picture = Image.Image | NDArray[np.uint8]
 
 
 class ImageSet(ABC):
-    """Is a list of images, perhaps with labels, that can be read from any place on.
+    """Lists images, perhaps with labels, that can be read from any place on.
 
     Args:
         source: what it was opened from, without any absolute path.
@@ -89,7 +89,7 @@ class FileSet(ImageSet):
 
 
 class Part(ImageSet):
-    """Is some of the images of another set, such as the first thousand, or one in ten."""
+    """Shows some of the images of another set, such as the first thousand, or one in ten."""
 
     def __init__(self, whole: ImageSet, places: range, note: str) -> None:
         labels = None if whole.labels is None else whole.labels[places.start : places.stop : places.step]

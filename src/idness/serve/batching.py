@@ -27,7 +27,7 @@ ENOUGH = 1.03
 
 @dataclass(frozen=True)
 class Answer:
-    """Is what the worker found for one image: the plain record, and the features for its neighbours."""
+    """Holds what the worker found for one image: the plain record, and the features for its neighbours."""
 
     record: dict[str, Any]
     features: Tensor
@@ -35,7 +35,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Job:
-    """Is one image that waits for its answer."""
+    """Holds an image that waits for its answer."""
 
     image: Tensor
     answer: Future[Answer]
@@ -184,7 +184,7 @@ class Batcher:
 
 
 def _by_shape(jobs: Sequence[Job]) -> list[list[Job]]:
-    groups: dict[torch.Size, list[Job]] = {}
+    by_shape: dict[torch.Size, list[Job]] = {}
     for job in jobs:
-        groups.setdefault(job.image.shape, []).append(job)
-    return list(groups.values())
+        by_shape.setdefault(job.image.shape, []).append(job)
+    return list(by_shape.values())

@@ -25,7 +25,7 @@ PATHS = ("/v1/score", "/v1/guard", "/v1/calibration", "/v1/samples", "/healthz",
 
 @dataclass(frozen=True)
 class Drift:
-    """Is the last comparison: largest gap between distributions, how likely it is by chance, and whether that is alarming."""
+    """Holds the last comparison: largest gap between distributions, how likely it is by chance, and whether that is alarming."""
 
     statistic: float
     p_value: float

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
-    """Is an answer other than 200.
+    """Carries an answer other than 200 to the client.
 
     Args:
         status: the HTTP status.

@@ -13,7 +13,7 @@ from idness.core.errors import StoreError
 
 @dataclass(frozen=True)
 class Sample:
-    """Is one picture, with what it shows and the part that it plays in the embedded benchmark."""
+    """Holds a picture to try, with what it shows and the part that it plays in the embedded benchmark."""
 
     title: str
     role: str

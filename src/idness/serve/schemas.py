@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Neighbour(BaseModel):
-    """Is one of the nearest calibration images."""
+    """Describes one of the nearest calibration images."""
 
     index: int = Field(description="Number of the image, for /v1/calibration/{index}.")
     similarity: float = Field(description="Cosine of the two images' features.")
@@ -19,7 +19,7 @@ class Neighbour(BaseModel):
 
 
 class Result(BaseModel):
-    """Is the verdict on one image."""
+    """Gives the verdict on one image."""
 
     name: str = Field(description="The file name that was sent.")
     label: int = Field(description="The plain network's class; -1 where its output was not finite.")
@@ -34,7 +34,7 @@ class Result(BaseModel):
 
 
 class ScoreAnswer(BaseModel):
-    """Is the answer for all images of a request, in their order."""
+    """Answers for all images of a request, in their order."""
 
     recall: float = Field(description="Share of in-distribution images that the threshold keeps.")
     results: list[Result]
@@ -76,7 +76,7 @@ class SampleInfo(BaseModel):
 
 
 class State(BaseModel):
-    """Is one word."""
+    """Says whether the service lives, or is ready."""
 
     status: str
 

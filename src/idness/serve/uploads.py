@@ -20,7 +20,7 @@ KINDS = "multipart/form-data, application/json or image/*"
 
 @dataclass(frozen=True)
 class Upload:
-    """Is the bytes of one image and the name that its sender gave it; the name is only ever said back."""
+    """Holds the bytes of one image and the name that its sender gave it; the name is only ever said back."""
 
     name: str
     content: bytes

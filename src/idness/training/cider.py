@@ -39,7 +39,7 @@ def compactness_loss(embeddings: Tensor, prototypes: Tensor, labels: Tensor, tem
 
 
 class ProjectedNetwork(nn.Module):
-    """Is a network seen through its projection: features of length 1, and logits by the prototypes.
+    """Shows a network through its projection: features of length 1, and logits by the prototypes.
 
     KNN on its features is CIDER's detector.
     """

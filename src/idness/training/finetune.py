@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,12 @@ def finetune(
     chosen = dict(kind.recipe) | {k: v for k, v in options.items() if k in SETTING_NAMES}
     settings = Settings(**chosen)
     own = {k: v for k, v in options.items() if k not in SETTING_NAMES}
-    try:
-        objective = kind(model, len(data.classes), settings.mean, settings.std, **own)
-    except TypeError as error:
-        raise OptionError(f"{method}: {error}; see `idness train --help` for the options") from error
+    known = [name for name in inspect.signature(kind).parameters if name not in inspect.signature(Objective).parameters]
+    for name in own:
+        if name not in known:
+            takes = f"it takes {', '.join(known)} and" if known else "it takes"
+            raise OptionError(f"{method}: unknown option {name!r}; {takes} what training.Settings does")
+    objective = kind(model, len(data.classes), settings.mean, settings.std, **own)
     facts = {"method": method, "options": own, "classes": list(data.classes)}
     folder = Path(out) if out is not None else None
     with shown(quiet=not progress) as listener:

@@ -42,7 +42,7 @@ def ish_activations(features: Tensor, percentile: float, prune: bool = False) ->
 
 
 class _IshFunction(torch.autograd.Function):
-    """Is a linear layer whose weight learns from the scaled activations."""
+    """Computes what a linear layer does, but lets its weight learn from the scaled activations."""
 
     @staticmethod
     def forward(features: Tensor, weight: Tensor, bias: Tensor | None, percentile: float, prune: bool) -> Tensor:
@@ -203,10 +203,17 @@ class Ish(Objective):
     recipe = {"epochs": 10, "lr": 0.003, "weight_decay": 5e-6}
 
     def __init__(
-        self, model: nn.Module, classes: int, mean: tuple[float, ...], std: tuple[float, ...], **options: Any
+        self,
+        model: nn.Module,
+        classes: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        percentile: float = 85.0,
+        prune: bool = False,
+        layer: str | None = None,
     ) -> None:
         super().__init__(model, classes, mean, std)
-        self._swapped = ish(model, **options)
+        self._swapped = ish(model, percentile, prune=prune, layer=layer)
 
     def finish(self) -> nn.Module:
         """Put the plain layer back."""

@@ -22,6 +22,7 @@ from idness.core.errors import OptionError, StoreError
 from idness.core.extras import needed
 from idness.core.progress import Listener
 from idness.networks.precision import bf16_problem
+from idness.networks.split import best_layout
 from idness.training.augment import crop_flip
 from idness.training.checkpoint import (
     load_checkpoint,
@@ -95,8 +96,7 @@ class Trainer:
                 f"training: {len(self.train)} images are fewer than one batch of {self.per_step}; lower batch_size"
             )
         self.total = s.epochs * self.steps_per_epoch
-        if s.channels_last:
-            self.objective.to(memory_format=torch.channels_last)
+        self.layout = self._lay_out()
         some = torch.randperm(len(self.train), generator=_generator(s.seed, "prepare"))[:PREPARE]
         self.objective.prepare(self.train.images[some].permute(0, 3, 1, 2), self.train.labels[some])
         self.named = {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
@@ -118,6 +118,13 @@ class Trainer:
             while self.step < self.total:
                 self._epoch()
         return self._finish()
+
+    def _lay_out(self) -> torch.memory_format:
+        """Lay the weights out as asked, or as the network can take them."""
+        if not self.settings.channels_last:
+            return torch.contiguous_format
+        images = self.objective.normalise(self.train.images[:2].permute(0, 3, 1, 2))
+        return best_layout(self.objective.model, images, weights=True)
 
     # One epoch, one step
 
@@ -167,8 +174,7 @@ class Trainer:
         for part in range(self.settings.accumulate):
             mine = slice(part * world + rank, None, world * self.settings.accumulate)
             # (N, H, W, 3) seen as (N, 3, H, W) is channels_last as it stands.
-            batch = images[mine].permute(0, 3, 1, 2)
-            batch = batch if self.settings.channels_last else batch.contiguous()
+            batch = images[mine].permute(0, 3, 1, 2).contiguous(memory_format=self.layout)
             yield batch.to(self.fabric.device), labels[mine].to(self.fabric.device)
 
     def _accuracy(self) -> float | None:

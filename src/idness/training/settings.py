@@ -31,7 +31,7 @@ class Settings:
         ema: decay of a running mean of the weights, which then is the result; None keeps the last weights.
         augment: random crops and flips.
         precision: 32-true, bf16-mixed or 16-mixed.
-        channels_last: memory layout of images and kernels; faster on most machines.
+        channels_last: memory layout of images and kernels, where the network can take it; faster on most machines.
         seed: decides the order of the images and whatever else is random.
         checkpoint_every: steps between checkpoints.
         mean: mean of each colour, in [0, 1].
