@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from colour_world import known, write_folder
+from colour_world import known, write_folder, write_foreign
 
 from idness.core.errors import DataError, IdnessError, InputError, ModelError
 from idness.guard import Guard
 from idness.guard.calibrate import prepare_guard
 from idness.guard.judge import find_images, judge_images
-from idness.selection.auto import choose
 from tests.cli.running import idness
 
 
@@ -74,22 +73,22 @@ def test_another_recall_and_thresholds(made: Path, id_folder: Path) -> None:
     assert "needs at least 9999" in done.stderr
 
 
-def test_auto_measures_where_foreign_images_are_given_and_says_why(
-    net_spec: str, weights: Path, id_folder: Path, ood_folder: Path
+def test_auto_measures_where_ood_images_are_given_and_says_why(
+    net_spec: str, weights: Path, id_folder: Path, tmp_path: Path
 ) -> None:
+    ood_folder = write_foreign(tmp_path / "odd", 60)
     made = prepare_guard(net_spec, id_folder, weights=weights, method="auto", ood=ood_folder)
     why = next(note for note in made.notes if note.startswith("auto:"))
-    assert "separates best: AUROC" in why
-    assert made.guard.detector.name in why
-    assert any("120 images chosen at random" in note for note in made.notes)
-    assert len(made.guard.calibration or ()) == 120
+    assert "separates ID from OOD validation images best, AUROC" in why
+    assert why.startswith(f"auto: Use {made.guard.detector.name}")
+    assert len(made.guard.calibration or ()) == (120 if made.guard.detector.needs_train else 240)
     again = prepare_guard(net_spec, id_folder, weights=weights, method="auto", ood=ood_folder)
     assert torch.equal(again.guard.threshold(), made.guard.threshold())
 
 
 def test_auto_asks_the_doctor_where_none_are(net_spec: str, weights: Path, id_folder: Path) -> None:
     made = prepare_guard(net_spec, id_folder, weights=weights, method="auto")
-    assert any("no OOD images were given" in note for note in made.notes)
+    assert any("on stand-ins for OOD images made of" in note for note in made.notes)
     assert made.guard.calibration is not None
 
 
@@ -187,13 +186,3 @@ def test_images_of_many_sizes_without_a_fixed_input(trained: torch.nn.Module, tm
     for side in (16, 24, 40):
         known("red", 1, side=side).save(tmp_path / f"{side}.png")
     assert len(list(judge_images(guard, sorted(tmp_path.glob("*.png"))))) == 3
-
-
-def test_choice_is_unfitted_and_first_best(guard: Guard) -> None:
-    from colour_world import foreign_tensors, known_tensors
-
-    images, labels = known_tensors(120, first=9_000)
-    acts = guard.split.extract([(images, labels)])
-    choice = choose(guard.split, acts, guard.split.split(foreign_tensors(40)))
-    assert not choice.detector.fitted
-    assert "settings were tried" in choice.why

@@ -5,9 +5,9 @@ import torch
 
 from idness.core.errors import InputError
 from idness.core.types import Activations, Head
-from idness.detectors.registry import rows
+from idness.detectors.registry import build, rows, short
 from idness.metrics import auroc
-from idness.selection.auto import compare
+from idness.selection.auto import LEAD, pick, recommend, scale_gains, scale_percentile, stand_in_score
 from tests.worlds import World, make_world
 
 
@@ -26,32 +26,89 @@ def beside_the_head(count: int = 200) -> World:
     return World(head, acts(3 * count, 0.0), acts(count, 0.0), acts(count, 0.0), acts(count, 3.0))
 
 
-def test_the_method_that_separates_best_is_taken() -> None:
+def separation(detector, world: World) -> float:
+    detector.fit(world.head, world.train, val=world.test)
+    return auroc(detector.score(world.test), detector.score(world.ood))
+
+
+def test_with_ood_images_the_method_that_separates_best_is_taken() -> None:
     world = beside_the_head()
-    found = compare(world.head, world.train, world.test, world.ood)
+    found = recommend(world.head, world.train, world.test, ood={"some": world.ood})
+    assert found.measured_on == "ood"
     assert found.detector.needs_train  # logits alone say nothing here
-    found.detector.fit(world.head, world.train)
-    assert auroc(found.detector.score(world.test), found.detector.score(world.ood)) > 0.99
+    assert not found.detector.fitted
+    assert separation(found.detector, world) > 0.99
+    assert list(found.aurocs.values()) == sorted(found.aurocs.values(), reverse=True)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_method_as_it_comes_would_have_been_better(seed: int) -> None:
     world = make_world(seed)
-    found = compare(world.head, world.train, world.test, world.ood)
-    reached = {}
-    for name, detector in {**rows(), "chosen": found.detector}.items():
-        detector.fit(world.head, world.train, val=world.test)
-        reached[name] = auroc(detector.score(world.test), detector.score(world.ood))
+    found = recommend(world.head, world.train, world.test, ood={"some": world.ood})
+    reached = {name: separation(detector, world) for name, detector in {**rows(), "chosen": found.detector}.items()}
     assert reached["chosen"] == max(reached.values())
     assert reached["chosen"] > min(reached.values())
     assert f"AUROC {100 * reached['chosen']:.2f} %" in found.why
+    assert "points behind" in found.risk
 
 
 def test_what_cannot_be_tried_is_said() -> None:
     world = make_world()
     bare = Activations(world.train.features, world.train.logits)
-    found = compare(world.head, bare, world.test, world.ood)
-    unlabelled = {name for name, detector in rows().items() if detector.needs_labels and not detector.needs_val}
-    assert {"mds", "rmds"} <= {text.partition(":")[0] for text in found.left_out} == unlabelled
-    with pytest.raises(InputError, match="at least one image"):
-        compare(world.head, world.train, world.test, world.ood[:0])
+    found = recommend(world.head, bare, world.test, ood={"some": world.ood})
+    assert {"mds", "rmds"} <= {text.partition(":")[0] for text in found.left_out}
+    with pytest.raises(InputError, match="needs ID images to learn from"):
+        recommend(world.head, world.train[:0], world.test)
+
+
+def test_without_anything_to_measure_on_it_is_fuse_and_says_so() -> None:
+    world = make_world()
+    found = recommend(world.head, world.train, world.test)
+    assert found.detector.options() == build("fuse").options()
+    assert "nothing was measured" in found.why
+    assert found.measured_on == ""
+    assert found.risk == ""
+
+
+def test_stand_ins_leave_fuse_unless_another_is_far_ahead() -> None:
+    world = make_world()
+    found = recommend(world.head, world.train, world.test, pseudo={"some": world.ood})
+    assert found.measured_on == "pseudo-ood"
+    assert found.detector.name == "fuse"
+    assert found.aurocs[short(found.detector)] == pytest.approx(separation(build("fuse"), world), abs=2e-3)
+    assert f"{100 * found.aurocs['ebo']:.1f} %" in found.why
+
+
+@pytest.mark.parametrize(
+    ("fused", "singles", "wanted"),
+    [
+        (2.0, {"ebo": 1.0, "vim": 2.9, "knn": 0.0}, "fuse"),  # ahead, but as far as misleading methods were
+        (2.0, {"ebo": 1.0, "vim": 3.1, "knn": 0.0}, "vim"),
+        (2.0, {"ebo": 2.1, "vim": 2.2, "knn": 0.0}, "ebo"),
+        (2.0, {"ebo": 2.0, "vim": 2.2, "knn": 0.0}, "fuse"),
+    ],
+)
+def test_fuse_gives_way_to_a_large_lead_and_to_the_plain_energy(fused, singles, wanted) -> None:
+    assert pick(fused, singles) == wanted
+
+
+def test_the_score_on_stand_ins_is_a_mean_of_logits() -> None:
+    ids = torch.arange(100.0)
+    half, high = ids.clone(), torch.full((10,), -1.0)
+    assert stand_in_score(ids, {"half": half}) == pytest.approx(0.0)
+    # A perfect kind counts as 99.9 %, ln 999.
+    assert stand_in_score(ids, {"half": half, "perfect": high}) == pytest.approx(6.9068 / 2, abs=1e-3)
+    assert LEAD > 0.68  # of a method that was worse on real images
+
+
+def test_scale_is_scaled_where_stand_ins_say_that_it_helps() -> None:
+    assert scale_percentile({65.0: 0.05, 85.0: 0.3, 95.0: 0.2}) == 85.0
+    assert scale_percentile({65.0: 0.05, 85.0: -0.3}) is None
+
+
+def test_the_gain_of_scale_is_over_the_energy_score() -> None:
+    world = make_world()
+    gains = scale_gains(world.head, world.test, {"some": world.ood})
+    ebo, scale = build("ebo"), build("scale", percentile=85)
+    pair = [stand_in_score(d.fit(world.head).score(world.test), {"some": d.score(world.ood)}) for d in (scale, ebo)]
+    assert gains[85.0] == pytest.approx(pair[0] - pair[1])

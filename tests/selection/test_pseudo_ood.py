@@ -1,28 +1,54 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
-from idness.selection.pseudo_ood import shuffled_tiles
+from idness.selection.pseudo_ood import KINDS, edges, inverted, mosaic, pseudo_ood, turned
 
 
-def test_tiles_are_moved_whole_and_none_is_lost() -> None:
-    images = torch.arange(2 * 3 * 32 * 32).reshape(2, 3, 32, 32)
-    mixed = shuffled_tiles(images)
-    assert mixed.shape == images.shape
-    assert not torch.equal(mixed, images)
-    for before, after in zip(images, mixed, strict=True):
-        tiles = {tile_bytes(before, row, column) for row in range(8) for column in range(8)}
-        assert {tile_bytes(after, row, column) for row in range(8) for column in range(8)} == tiles
-    assert not torch.equal(mixed[0] - images[0].min(), mixed[1] - images[1].min())  # each in its own order
+@pytest.mark.parametrize("size", [(32, 32), (28, 28), (32, 20), (224, 224), (5, 3), (1, 1)])
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_every_kind_takes_images_of_any_size(size: tuple[int, int], channels: int) -> None:
+    images = torch.rand(3, channels, *size)
+    before = images.clone()
+    made = pseudo_ood(images)
+    assert set(made) == set(KINDS)
+    for kind in made.values():
+        assert kind.shape == images.shape
+        assert float(kind.min()) >= 0
+        assert float(kind.max()) <= 1
+    assert torch.equal(images, before)
 
 
-def tile_bytes(image: torch.Tensor, row: int, column: int) -> bytes:
-    return image[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4].contiguous().numpy().tobytes()
+def test_they_are_the_same_every_time_and_other_with_another_seed() -> None:
+    images = torch.rand(4, 3, 16, 16)
+    first, again, other = pseudo_ood(images), pseudo_ood(images), pseudo_ood(images, seed=1)
+    for name in KINDS:
+        assert torch.equal(first[name], again[name])
+    assert not torch.equal(first["mosaic"], other["mosaic"])
 
 
-def test_the_order_is_the_same_every_time() -> None:
-    images = torch.randn(3, 3, 30, 37)
-    assert torch.equal(shuffled_tiles(images), shuffled_tiles(images))
-    assert not torch.equal(shuffled_tiles(images), shuffled_tiles(images, seed=1))
-    assert shuffled_tiles(images).shape == (3, 3, 24, 32)
-    assert torch.equal(shuffled_tiles(images[:, :, :5]), images[:, :, :5])
+def test_a_mosaic_repeats_a_piece_of_its_own_image() -> None:
+    images = torch.arange(2 * 64).reshape(2, 1, 8, 8) / 128
+    for image, made in zip(images[:, 0], mosaic(images)[:, 0], strict=True):
+        piece = made[:2, :2]
+        assert all(torch.equal(made[y : y + 2, x : x + 2], piece) for y in range(0, 8, 2) for x in range(0, 8, 2))
+        windows = image.unfold(0, 2, 1).unfold(1, 2, 1).reshape(-1, 2, 2)
+        assert any(torch.equal(piece, window) for window in windows)
+
+
+def test_inverted_and_turned_undo_themselves() -> None:
+    images = torch.rand(2, 3, 6, 4)
+    torch.testing.assert_close(inverted(inverted(images)), images)
+    assert torch.equal(turned(turned(images)), images)
+    assert torch.equal(turned(images)[0, 0, 0, 0], images[0, 0, -1, -1])
+
+
+def test_edges_are_white_where_brightness_changes_and_black_elsewhere() -> None:
+    images = torch.zeros(1, 3, 32, 32)
+    images[:, :, :, 16:] = 1
+    drawn = edges(images)[0, 0]
+    assert float(drawn[:, 15:17].min()) == 1
+    assert float(drawn[:, :14].max()) == 0
+    assert float(drawn[:, 18:].max()) == 0
+    assert float(edges(torch.full((1, 3, 32, 32), 0.5)).max()) == 0

@@ -1,18 +1,17 @@
 from __future__ import annotations
 
+import json
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 
 from idness.activations.prerelu import capture
 from idness.core.errors import InputError
-from idness.core.types import Activations, Head
+from idness.core.types import Activations
 from idness.detectors.registry import parse
 from idness.networks.split import SplitModel
-from idness.selection.contest import Contest
-from idness.selection.suitability import LITTLE, balance, examine
+from idness.selection.suitability import examine, harmed_by_scaling, structure
 from tests.rectified import World, ratio_world
 
 STRUCTURES = {
@@ -32,105 +31,93 @@ def test_the_structure_of_torchvision_networks(name: str) -> None:
     images = torch.randn(3, 3, 224, 224)
     split = SplitModel(getattr(models, name)(weights=None).eval(), example=images[:2])
     found = capture(split, images)
-    diagnosis = examine(split, found.acts, rectifier=found.rectifier)
-    assert diagnosis.suits is STRUCTURES[name]
-    assert (found.rectifier is not None) is STRUCTURES[name]
-    assert parse(diagnosis.method).name == ("scale" if STRUCTURES[name] else "gen")
+    features, *others = structure(split.head, found.acts, found.rectifier)
+    assert features.good is STRUCTURES[name]
+    assert {finding.name: finding.good for finding in others}["final layer"] is STRUCTURES[name]
 
 
-def test_signed_features_never_get_scale_and_never_warn(world: World) -> None:
+def test_signed_features_never_get_a_method_of_sums_and_never_warn(world: World) -> None:
     shifted = Activations(world.inside.features - 1.0, world.head(world.inside.features - 1.0), world.inside.labels)
+    other = world.outside.features - 1.0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         alone = examine(world.head, shifted)
-        other = world.outside.features - 1.0
         measured = examine(world.head, shifted, Activations(other, world.head(other)))
-    assert not alone.suits
-    assert alone.method == "gen"
-    assert "negative" in alone.why
-    assert not measured.suits
-    assert parse(measured.method).name not in ("scale", "ash")
+    assert alone.suits is None
+    assert alone.findings[0].good is False
+    assert parse(alone.method).name == "fuse"
+    assert parse(measured.method).name not in ("scale", "ash", "lts")
 
 
-def test_the_verdict_is_measured_where_ood_images_are_there() -> None:
-    good, bad = ratio_world(peaked=True), ratio_world(peaked=False)
-    verdict = examine(good.head, good.inside, good.outside)
-    assert verdict.suits
-    assert verdict.percentiles is not None
-    verdict = examine(bad.head, bad.inside, bad.outside)
-    assert not verdict.suits, verdict.why
-    assert parse(verdict.method).name != "scale"
-    assert verdict.percentiles is None
-    assert any(finding.name == "measured on your OOD images" for finding in verdict.findings)
+@pytest.mark.parametrize("real", [True, False])
+def test_whether_scaling_helps_is_measured_on_ood_images_or_stand_ins(real: bool) -> None:
+    for peaked in (True, False):
+        world = ratio_world(peaked=peaked)
+        others = {"ood": world.outside} if real else {"pseudo": {"some": world.outside}}
+        found = examine(world.head, world.inside, **others)
+        scaling = next(finding for finding in found.findings if finding.name == "scaling")
+        assert found.suits is peaked
+        assert scaling.good is peaked
+        assert scaling.text.startswith("SCALE helps" if peaked else "SCALE harms")
+        assert ("your OOD images" if real else "stand-ins for OOD images") in scaling.text
+        assert (found.percentiles is not None) is peaked
 
 
-def test_without_ood_images_shuffled_ones_decide() -> None:
-    good, bad = ratio_world(peaked=True), ratio_world(peaked=False)
-    verdict = examine(good.head, good.inside, shuffled=good.outside)
-    assert verdict.suits
-    assert parse(verdict.method).name == "scale"
-    assert "shuffled" in verdict.why
-    verdict = examine(bad.head, bad.inside, shuffled=bad.outside)
-    assert not verdict.suits
-    assert verdict.method == "gen"
+def test_the_first_line_agrees_with_the_figures() -> None:
+    world = ratio_world(peaked=True)
+    found = examine(world.head, world.inside, world.outside)
+    assert found.method == next(iter(found.aurocs))
+    assert found.why.startswith(f"Use {found.method}: ")
+    assert f"{100 * found.aurocs[found.method]:.2f} %" in found.why
+    listed = next(finding.text for finding in found.findings if finding.name == "methods")
+    assert listed.startswith(f"AUROC on your OOD images, best first: {found.method} ")
 
 
-def test_with_neither_scale_is_not_recommended(world: World) -> None:
-    verdict = examine(world.head, world.inside)
-    assert not verdict.suits
-    assert verdict.method == "gen"
-    assert "structure allows it" in verdict.why
+def test_with_neither_nothing_is_claimed(world: World) -> None:
+    found = examine(world.head, world.inside)
+    assert found.method == "fuse"
+    assert "nothing was measured" in found.why
+    assert found.suits is None
+    assert not {"scaling", "methods"} & {finding.name for finding in found.findings}
 
 
-def test_few_images_are_judged_by_structure_alone(world: World) -> None:
-    verdict = examine(world.head, world.inside[:20], world.outside)
-    assert verdict.suits
-    assert verdict.why.startswith("By its structure")
+def test_few_images_and_untrained_networks_are_judged_by_structure_alone(world: World) -> None:
+    few = examine(world.head, world.inside[:20], world.outside)
+    assert "20 images are too few" in few.why
+    flat = Activations(world.inside.features, 1e-3 * world.inside.logits)
+    head = type(world.head)(1e-3 * world.head.weight, 1e-3 * world.head.bias)
+    untrained = examine(head, flat, Activations(world.outside.features, head(world.outside.features)))
+    assert "looks untrained" in untrained.why
+    assert not untrained.aurocs
 
 
-def test_few_ood_images_give_no_measured_verdict(world: World) -> None:
-    verdict = examine(world.head, world.inside, world.outside[:10])
-    assert not any(finding.name.startswith("measured") for finding in verdict.findings)
+def test_few_ood_images_measure_nothing(world: World) -> None:
+    found = examine(world.head, world.inside, world.outside[:10])
+    assert found.suits is None
+    assert not found.aurocs
+    assert "10 are too few" in next(finding.text for finding in found.findings if finding.name == "OOD images")
 
 
-def test_a_tie_with_the_plain_energy_is_no_reason_to_scale() -> None:
-    tied = Contest({"ebo": 0.9, "scale(percentile=85)": 0.9, "msp": 0.8}, {85.0: 0.9}, "scale(percentile=85)", 1.0, 1.0)
-    assert not tied.suits
-    assert tied.useful is None
-    ahead = Contest(
-        {"scale(percentile=85)": 0.91, "ebo": 0.9}, {85.0: 0.91, 95.0: 0.8}, "scale(percentile=85)", 0.2, 0.2
-    )
-    assert ahead.suits
-    assert not ahead.helps
-    assert ahead.useful == (85.0, 85.0)
-
-
-def test_narrow_networks_are_a_risk() -> None:
+def test_narrow_networks_are_pointed_out() -> None:
     small = ratio_world(peaked=True, width=64)
-    verdict = examine(small.head, small.inside, shuffled=small.outside)
-    assert not verdict.suits
-    assert next(finding for finding in verdict.findings if finding.name == "width").good is False
+    found = examine(small.head, small.inside, pseudo={"some": small.outside})
+    assert next(finding for finding in found.findings if finding.name == "width").good is False
 
 
-def test_balance_is_the_quotient_of_spreads(world: World) -> None:
-    from idness.detectors.kernels import scale_ratio
-
-    energies = torch.logsumexp(world.inside.logits.double(), dim=1)
-    assert bool((energies > 0).all())
-    expected = scale_ratio(world.inside.features, 85.0).double().std() / energies.log().std()
-    assert balance(world.inside, [85.0])[85.0] == pytest.approx(float(expected), rel=1e-5)
+def test_methods_learn_from_the_images_given_for_it() -> None:
+    world = ratio_world(peaked=True)
+    own = examine(world.head, world.inside, world.outside)
+    other = examine(world.head, world.inside, world.outside, learn=world.inside[:100])
+    assert own.aurocs != other.aurocs
 
 
-def test_a_ratio_without_spread_is_told() -> None:
-    generator = torch.Generator().manual_seed(0)
-    # The same profile for all, stronger or weaker: r is one number, the energy is not.
-    features = torch.rand(1, 200, generator=generator) * (1 + torch.rand(200, 1, generator=generator))
-    head = Head(torch.randn(5, 200, generator=generator), torch.full((5,), 9.0))
-    found = examine(head, Activations(features, head(features)))
-    spread = next(finding for finding in found.findings if finding.name == "spread of r")
-    assert spread.good is False
-    assert spread.value is not None
-    assert spread.value < LITTLE
+def test_scaling_that_harms_is_warned_about() -> None:
+    gains = {65.0: 0.2, 85.0: -0.3, 95.0: -0.9}
+    assert harmed_by_scaling(gains, 65.0) is None
+    warning = harmed_by_scaling(gains, 80.0)
+    assert warning is not None
+    assert "at percentile 80 it harms this network" in warning
+    assert "-0.30 logits" in warning
 
 
 def test_wrong_input_is_refused(world: World) -> None:
@@ -139,44 +126,14 @@ def test_wrong_input_is_refused(world: World) -> None:
 
 
 def test_diagnosis_shows_itself(world: World) -> None:
-    import json
-
     diagnosis = examine(world.head, world.inside)
     assert json.loads(json.dumps(diagnosis.to_dict()))["method"] == diagnosis.method
-    assert diagnosis.method in diagnosis._repr_html_()
+    assert "<b>Use fuse: " in diagnosis._repr_html_()
 
 
 @pytest.mark.shared
 def test_the_papers_densenet(densenet: World) -> None:
     measured = examine(densenet.head, densenet.inside, densenet.outside)
     assert measured.suits
-    assert measured.method == "scale(percentile=95)"
     assert measured.percentiles is not None
     assert measured.percentiles[1] == 95
-    flips = next(finding for finding in measured.findings if finding.name == "bias flips")
-    assert flips.value is not None
-    assert 0 < flips.value < 0.02
-
-
-@pytest.mark.shared
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_papers_densenet_by_its_own_images_alone(shared_data: Path, tmp_path: Path) -> None:
-    """CIFAR-10 images that ship with the package, and no OOD images: shuffled tiles must give the paper's percentile."""
-    import numpy as np
-
-    from idness.data import embedded
-    from idness.selection.doctor import diagnose
-
-    known = embedded.load("id_test")
-    # The embedded classes among CIFAR-10's ten.
-    labels = np.array([0, 1, 2, 4, 5, 9])[known.labels[::20]]
-    np.savez(tmp_path / "cifar.npz", images=known.images[::20], labels=labels)
-    source = f"{tmp_path / 'net.py'}:make"
-    (tmp_path / "net.py").write_text(
-        "from idness.networks import densenet\n\n\ndef make():\n    net = densenet.cifar10()\n"
-        "    net.preprocessing = {'mean': [0.4914, 0.4822, 0.4465], 'std': [0.2023, 0.1994, 0.2010]}\n    return net\n"
-    )
-    found = diagnose(source, tmp_path / "cifar.npz", weights=shared_data / "densenet101_cifar10.pth.tar")
-    assert found.suits
-    assert found.method == "scale(percentile=95)"

@@ -26,7 +26,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
 ) -> None:
-    """Say whether a network suits SCALE, what that rests on, and what to use where it does not."""
+    """Say what to use on a network, whether SCALE suits it, and what both rest on."""
     from rich.text import Text
 
     from idness.cli.preprocessing import preprocessing
@@ -50,7 +50,9 @@ def doctor(
         return
     console = stdout()
     console.print(found.why, style="bold", markup=False)
-    console.print(f"use: {found.method}\n", markup=False)
+    if found.risk:
+        console.print(found.risk, markup=False)
+    console.print()
     signs = {True: ("+", "green"), False: ("-", "red"), None: ("·", "dim")}
     for finding in found.findings:
         console.print(Text.assemble(signs[finding.good], " ", (finding.name, "bold"), f": {finding.text}"))

@@ -91,8 +91,8 @@ class FileSet(ImageSet):
 class Part(ImageSet):
     """Shows some of the images of another set, such as the first thousand, or one in ten."""
 
-    def __init__(self, whole: ImageSet, places: range, note: str) -> None:
-        labels = None if whole.labels is None else whole.labels[places.start : places.stop : places.step]
+    def __init__(self, whole: ImageSet, places: Sequence[int], note: str) -> None:
+        labels = None if whole.labels is None else whole.labels[np.asarray(places, np.int64)]
         super().__init__(f"{whole.source}[{note}]", labels, whole.classes)
         self.whole, self.places, self.parallel = whole, places, whole.parallel
 
@@ -107,7 +107,7 @@ class Part(ImageSet):
 
     def stamp(self, start: int, stop: int) -> str:
         part = self.places[start:stop]
-        if self.places.step == 1:
+        if isinstance(part, range) and part.step == 1:
             return self.whole.stamp(part.start, part.stop)
         return sha256_of(self.whole.stamp(place, place + 1) for place in part)
 

@@ -67,6 +67,16 @@ def detectors_in(owner: Detector, option: str) -> tuple[Detector, ...]:
     return tuple(dataclasses.replace(detector) for detector in found)
 
 
+def short(detector: Detector) -> str:
+    """Write a detector as shortly as `parse` takes it: options at their defaults are left out."""
+    usual = type(detector)().options()
+    changed = {key: value for key, value in detector.options().items() if value != usual[key]}
+    shown = ", ".join(
+        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in changed.items()
+    )
+    return f"{detector.name}({shown})" if shown else detector.name
+
+
 def _find(name: str) -> tuple[type[Detector], Mapping[str, Any]]:
     """Find a method or one of its variants, whatever the case of the letters."""
     wanted, known = name.lower(), _found()

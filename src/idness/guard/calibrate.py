@@ -12,15 +12,19 @@ from numpy.typing import NDArray
 
 from idness.activations.forward import SetActivations, collect
 from idness.core.errors import DataError, InputError
+from idness.core.method_text import read_method
 from idness.core.progress import Listener, heard_warnings
 from idness.core.types import Activations
 from idness.data import ActivationsSet, ImageSet, Preprocessing, open_set
-from idness.detectors.registry import parse
+from idness.detectors.detector import Detector
+from idness.detectors.registry import build, parse
 from idness.guard.guard import Guard
 from idness.guard.neighbours import Gallery, chosen
 from idness.metrics import accuracy
 from idness.networks.opening import Network, open_network
-from idness.selection.auto import choose
+from idness.selection.auto import scale_percentile
+from idness.selection.doctor import advise, scaling
+from idness.selection.suitability import harmed_by_scaling
 
 SEED = 0
 """The order in which images are divided: random, so that the parts are alike, and the same every time."""
@@ -58,7 +62,7 @@ def prepare_guard(
         spec: the network, as `load_model` takes it.
         data: in-distribution images that the network was not trained on: a folder, or any set that `open_set` takes.
         weights: the network's weights.
-        method: a method such as `scale(percentile=85)`, or `auto`.
+        method: a method such as `scale(percentile=85)`; `auto` follows the doctor's advice, `scale(percentile=auto)` for SCALE alone.
         train: images for detectors that learn, such as the network's training images.
         ood: OOD images, to choose a method by.
         recall: share of in-distribution images to keep; several give several thresholds.
@@ -76,15 +80,10 @@ def prepare_guard(
     split, how = network.split, network.preprocessing
     notes.insert(0, f"network {spec}, final layer {split.layer!r}; pictures: {how.describe()}")
     ids = _read(network, images, notes, hear)
-    learn, calibrate, place = _divide(network, ids, train, method, notes, hear)
+    taught = None if train is None else _read(network, _open(train), notes, hear)
     others = None if ood is None else _read(network, _open(ood), notes, hear, known=False).acts
-    detector = parse(method) if method != "auto" else None
-    if detector is None:
-        assert learn is not None
-        choice = choose(split, learn, others)
-        detector = choice.detector
-        notes.append(f"auto: {choice.why}")
-        notes += [f"not tried: {reason}" for reason in choice.left_out]
+    detector = _detector(method, network, ids, taught, others, notes, hear)
+    learn, calibrate, place = _divide(ids, taught, detector, notes)
     guard = Guard(split, detector, preprocessing=how, class_names=_class_names(network, ids), spec=spec)
     if detector.needs_train:
         assert learn is not None
@@ -134,23 +133,57 @@ def _classified(source: str, acts: Activations) -> list[str]:
     ]
 
 
+def _detector(
+    method: str,
+    network: Network,
+    ids: SetActivations,
+    taught: SetActivations | None,
+    ood: Activations | None,
+    notes: list[str],
+    hear: Listener,
+) -> Detector:
+    """Make the detector that was asked for, or the one that the doctor advises; the images only choose it here."""
+    if method == "auto":
+        found = advise(network, ids, learn=None if taught is None else taught.acts, ood=ood, listener=hear)
+        notes += [f"auto: {found.why} {found.risk}".strip(), *(f"not tried: {reason}" for reason in found.left_out)]
+        return parse(found.method)
+    name, options = read_method(method)
+    if name.lower() != "scale":
+        return parse(method)
+    gains = scaling(network, ids, ood=ood, listener=hear)
+    if options.get("percentile") != "auto":
+        detector = parse(method)
+        warning = harmed_by_scaling(gains, float(detector.options()["percentile"]))
+        notes += [f"caution: {warning}"] if warning else []
+        return detector
+    best = scale_percentile(gains)
+    if best is None:
+        notes.append(
+            "scale(percentile=auto): no percentile helps this network, so it is not scaled: the plain energy score"
+        )
+        return build("ebo")
+    notes.append(
+        f"scale(percentile=auto): {best:g} gains most, {gains[best]:+.2f} logits of AUROC over the energy score"
+    )
+    return build(name, **(options | {"percentile": best}))
+
+
 def _divide(
-    network: Network, ids: SetActivations, train: str | Path | None, method: str, notes: list[str], hear: Listener
+    ids: SetActivations, taught: SetActivations | None, detector: Detector, notes: list[str]
 ) -> tuple[Activations | None, Activations, NDArray[np.int64]]:
     """Say which images the detector learns from, which ones calibrate, and where those are in their set."""
     assert ids.index is not None
     acts = ids.acts
     order = torch.randperm(len(acts), generator=torch.Generator().manual_seed(SEED))
-    if train is not None:
-        taught = _read(network, _open(train), notes, hear)
+    if taught is not None:
         learn = taught.acts
         notes.append(
             f"the detector learns from {len(learn):,} images of {taught.name}; all {len(acts):,} of {ids.name} calibrate"
         )
         shuffled = torch.randperm(len(learn), generator=torch.Generator().manual_seed(SEED))
         return learn[shuffled], acts[order], ids.index[order.numpy()]
-    if method != "auto" and not parse(method).needs_train:
-        notes.append(f"all {len(acts):,} images calibrate; {method} learns nothing from images")
+    if not detector.needs_train:
+        notes.append(f"all {len(acts):,} images calibrate; {detector.name} learns nothing from images")
         return None, acts[order], ids.index[order.numpy()]
     half = len(order) // 2
     if half < 1:
@@ -158,7 +191,7 @@ def _divide(
             f"{ids.name}: needs images to learn from and others to calibrate, got {len(order)}; add images or give train="
         )
     notes.append(
-        f"{half:,} images chosen at random (seed {SEED}) choose and teach the detector, the other {len(order) - half:,} calibrate"
+        f"{half:,} images chosen at random (seed {SEED}) teach the detector, the other {len(order) - half:,} calibrate"
     )
     return acts[order[:half]], acts[order[half:]], ids.index[order[half:].numpy()]
 

@@ -25,7 +25,7 @@ class Fuse(Detector):
 
     Methods fail on different images: where one is blind, another sees. The parts learn from training images and are
     measured on validation images; where only one kind is there, one half of it is for either. With few images, or images
-    of few classes, only parts that need next to none are used.
+    of few classes, only parts that need hardly any are used.
 
     Args:
         parts: detectors, or one text such as `vra+actsub+vim`.

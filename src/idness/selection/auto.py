@@ -1,65 +1,196 @@
-"""Chooses a method for a network: by a measured comparison where OOD images are given, else by what the network is like."""
+"""Recommends a method for a network: one function, and so one answer, for every command that needs one.
+
+With OOD images every method at every option competes on them. Without, the answer is `fuse`, which on every network that was
+tried is above the energy score, unless stand-ins for OOD images, made of the ID images, show something far better; they
+rank methods well, but not well enough to choose by small differences. `results/auto.md` has the measurements.
+"""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from idness.core.errors import IdnessWarning, InputError
+import numpy as np
+from scipy.special import expit, logit
+
+from idness.core.errors import IdnessError, IdnessWarning, InputError
 from idness.core.types import Activations, Head
-from idness.detectors.detector import Detector
-from idness.detectors.registry import parse
-from idness.networks.split import SplitModel
+from idness.detectors.detector import Detector, fit_many, score_many
+from idness.detectors.registry import build, rows, short
+from idness.metrics import Scores, auroc
 from idness.selection import search
+
+LEAD = 1.0
+"""By how much, in logits of the AUROC on stand-ins, a single method must lead before it is preferred to `fuse`. The largest
+lead of a method that was worse on real OOD images was 0.68."""
+HELPS, HARMS = 0.1, -0.05
+"""The gain of SCALE over the energy score on stand-ins, in logits, above which it helps and below which it harms."""
+PERCENTILES = (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)
+CLIP = (0.005, 0.999)
+"""Where AUROCs are held before their logits are averaged: one perfect kind must not outweigh all others."""
+MOST = 5_000
+"""ID images used on either side; more make no recommendation surer."""
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Names the detector to use, not fitted yet, and says why.
+    """Says what to use on a network and why, in the words that every command shows.
 
     Args:
-        detector: the detector with its options.
-        why: the reason, in one or two sentences.
+        detector: the detector with its options, not fitted yet.
+        why: the reason, in one sentence.
+        risk: the runner-up, and what it costs to be wrong, in one sentence; empty where nothing was measured.
+        aurocs: by method as the command line takes it, the AUROC that the recommendation rests on, best first.
+        measured_on: `ood`, `pseudo-ood`, or nothing.
         left_out: methods that could not be tried, each with the reason.
     """
 
     detector: Detector
     why: str
+    risk: str = ""
+    aurocs: Mapping[str, float] = field(default_factory=dict)
+    measured_on: str = ""
     left_out: tuple[str, ...] = ()
 
 
-def choose(split: SplitModel, acts: Activations, ood: Activations | None = None) -> Recommendation:
-    """Choose a method and its options.
+def recommend(
+    head: Head,
+    learn: Activations,
+    ids: Activations,
+    *,
+    ood: Mapping[str, Activations] | None = None,
+    pseudo: Mapping[str, Activations] | None = None,
+) -> Recommendation:
+    """Recommend a method and its options.
 
     Args:
-        split: the network.
-        acts: activations of in-distribution images, in random order; half of them learn, half compare.
-        ood: activations of OOD images that are no test set.
+        head: the network's final layer.
+        learn: activations of ID images that methods learn from, with labels where known.
+        ids: activations of other ID images, to compare on.
+        ood: activations of OOD images by set, which must not be tested on later.
+        pseudo: activations of stand-ins by kind, made of ID images that methods do not learn from.
     """
-    if ood is not None:
-        half = len(acts) // 2
-        return compare(split.head, acts[:half], acts[half:], ood)
-    from idness.selection.suitability import examine
-
-    found = examine(split, acts)
-    return Recommendation(parse(found.method), f"{found.why} (no OOD images were given, so nothing was measured)")
-
-
-def compare(head: Head, learn: Activations, ids: Activations, oods: Activations) -> Recommendation:
-    """Score every method at every option, and take the one that separates best; the first best wins."""
+    if len(learn) < 1 or len(ids) < 1:
+        raise InputError("auto: needs ID images to learn from and others to compare on, got too few; add images")
+    learn, ids = learn[:MOST], ids[:MOST]
     with warnings.catch_warnings():
         # That a method does not suit the features shows in its measured place; no need to say so for each.
         warnings.simplefilter("ignore", IdnessWarning)
-        found, failed = search.choose(search.wanted_rows(), head, learn, ids, {"OOD": oods})
-    ranked = sorted(found.values(), key=lambda item: -(item.auroc or 0.0))
+        if ood:
+            found, failed = search.choose(search.wanted_rows(), head, learn, ids, ood)
+            return by_validation(found, failed)
+        return _by_stand_ins(head, learn, ids, pseudo or {})
+
+
+def by_validation(found: Mapping[str, search.Choice], failed: Mapping[str, str]) -> Recommendation:
+    """Recommend the row that separated best on validation data; the first of equals."""
+    ranked = sorted((item for item in found.values() if item.auroc is not None), key=lambda item: -(item.auroc or 0.0))
     if not ranked:
-        raise InputError(f"auto: no method could be tried; the first reason: {next(iter(failed.values()))}")
+        raise InputError(
+            f"auto: no method could be tried; the first reason: {next(iter(failed.values()), 'none given')}"
+        )
     best = ranked[0]
+    aurocs = {short(item.detector): item.auroc or 0.0 for item in ranked}
     rival = next((item for item in ranked if item.detector.name != best.detector.name), None)
-    against = f", ahead of {rival.detector.label()} with {100 * (rival.auroc or 0):.2f} %" if rival else ""
+    settings = sum(len(item.tried) for item in ranked)
     why = (
-        f"{best.detector.label()} separates best: AUROC {100 * (best.auroc or 0):.2f} % between {len(ids):,} ID"
-        f" and {len(oods):,} OOD images{against}; {sum(len(item.tried) for item in ranked)} settings were tried"
+        f"use {short(best.detector)}: of {settings} settings of {len(ranked)} methods it separates ID from OOD validation"
+        f" images best, AUROC {100 * (best.auroc or 0):.2f} %"
     )
-    left_out = tuple(f"{name}: {reason}" for name, reason in failed.items())
-    return Recommendation(best.detector.variants({})[0], why, left_out)
+    return Recommendation(
+        best.detector.variants({})[0],
+        why,
+        "" if rival is None else _risk(short(rival.detector), (best.auroc or 0) - (rival.auroc or 0), "there"),
+        aurocs,
+        "ood",
+        tuple(f"{name}: {reason}" for name, reason in failed.items()),
+    )
+
+
+def stand_in_score(ids: Scores, pseudo: Mapping[str, Scores]) -> float:
+    """Give the mean logit of the AUROCs of ID images against each kind of stand-in."""
+    return float(np.mean([logit(np.clip(auroc(ids, scores), *CLIP)) for scores in pseudo.values()]))
+
+
+def scale_gains(head: Head, ids: Activations, pseudo: Mapping[str, Activations]) -> dict[float, float]:
+    """Give, for each percentile, how much SCALE gains over the energy score on stand-ins, in logits."""
+    detectors = [build("ebo"), *(build("scale", percentile=p) for p in PERCENTILES)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IdnessWarning)
+        fit_many(detectors, head)
+        values = _stand_in_scores(detectors, ids, pseudo)
+    return {p: value - values[0] for p, value in zip(PERCENTILES, values[1:], strict=True)}
+
+
+def scale_percentile(gains: Mapping[float, float]) -> float | None:
+    """Choose SCALE's percentile by its gains on stand-ins; none where no percentile clearly helps."""
+    best = max(gains, key=lambda p: gains[p])
+    return best if gains[best] > HELPS else None
+
+
+def pick(fused: float, singles: Mapping[str, float]) -> str:
+    """Name the row to use by scores on stand-ins: `fuse`, unless a single one is far above it or the plain energy above it."""
+    best = max(singles, key=lambda name: singles[name])
+    if singles[best] > fused + LEAD:
+        return best
+    return "ebo" if singles["ebo"] > fused else "fuse"
+
+
+def _by_stand_ins(
+    head: Head, learn: Activations, ids: Activations, pseudo: Mapping[str, Activations]
+) -> Recommendation:
+    fused = build("fuse").fit(head, learn, val=ids)
+    if not pseudo:
+        why = f"use {short(fused)}: nothing was measured, as there are neither OOD images nor pictures to make stand-ins of"
+        return Recommendation(fused.variants({})[0], why)
+    tried, failed = _fitted(head, learn, ids)
+    values = dict(zip(tried, _stand_in_scores([fused, *tried.values()], ids, pseudo)[1:], strict=True))
+    ours = _stand_in_scores([fused], ids, pseudo)[0]
+    plain, name = values["ebo"], pick(ours, values)
+    detector = {**tried, "fuse": fused}[name]
+    everything = {short(fused): ours} | {short(tried[row]): value for row, value in values.items()}
+    aurocs = {label: float(expit(value)) for label, value in sorted(everything.items(), key=lambda item: -item[1])}
+    here = f"on stand-ins for OOD images made of {len(ids):,} ID images"
+    why = {
+        "fuse": f"use {short(detector)}: {here} its AUROC is {_percent(ours)} %, that of the energy score {_percent(plain)} %",
+        "ebo": f"use {short(detector)}: {here} its AUROC is {_percent(plain)} %, and combining methods only lowers it",
+    }.get(name, f"use {short(detector)}: {here} its AUROC is far above all else, {_percent(values.get(name, ours))} %")
+    second = max((row for row in values if row != name), key=lambda row: values[row])
+    chosen = ours if name == "fuse" else values[name]
+    risk = _risk(short(tried[second]), float(expit(chosen) - expit(values[second])), "there")
+    left = tuple(f"{row}: {reason}" for row, reason in failed.items())
+    return Recommendation(detector.variants({})[0], why, risk, aurocs, "pseudo-ood", left)
+
+
+def _fitted(head: Head, learn: Activations, ids: Activations) -> tuple[dict[str, Detector], dict[str, str]]:
+    """Fit every row at its defaults; say why where that cannot be."""
+    found: dict[str, Detector] = {}
+    failed: dict[str, str] = {}
+    for name, detector in rows().items():
+        if detector.name != "fuse":
+            try:
+                found[name] = detector.fit(head, learn, val=ids)
+            except IdnessError as error:
+                failed[name] = str(error)
+    return found, failed
+
+
+def _stand_in_scores(detectors: list[Detector], ids: Activations, pseudo: Mapping[str, Activations]) -> list[float]:
+    inside = score_many(detectors, ids)
+    outside = {kind: score_many(detectors, acts) for kind, acts in pseudo.items()}
+    return [
+        stand_in_score(scores, {kind: found[place] for kind, found in outside.items()})
+        for place, scores in enumerate(inside)
+    ]
+
+
+def _risk(rival: str, lead: float, where: str) -> str:
+    """Name the runner-up and what choosing wrongly would cost."""
+    if lead >= 0:
+        return f"the runner-up is {rival}, {100 * lead:.2f} points behind {where}"
+    return f"the best single method is {rival}, {-100 * lead:.2f} points ahead {where}, where single methods are often overrated"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * float(expit(value)):.1f}"

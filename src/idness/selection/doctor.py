@@ -1,26 +1,31 @@
-"""Examines a network on folders of images: `idness doctor`."""
+"""Examines a network on folders of images: `idness doctor`, and the advice that `idness calibrate` follows."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from idness.activations.forward import collect
+from idness.activations.forward import SetActivations, collect
 from idness.activations.prerelu import capture
 from idness.core.progress import Listener
 from idness.core.types import Activations
 from idness.data import ImageSet, Preprocessing, embedded, open_set
+from idness.data.sets import Part
 from idness.metrics import accuracy
 from idness.networks.opening import Network, open_network
-from idness.selection.pseudo_ood import shuffled_tiles
-from idness.selection.suitability import Diagnosis, Finding, examine
+from idness.selection.auto import scale_gains
+from idness.selection.pseudo_ood import KINDS
+from idness.selection.suitability import ENOUGH, SAFE, Diagnosis, Finding, examine, structure
 
 RELUS = ("relu", "relu6", "hardtanh")
-SHUFFLED = 500
-"""ID images that are run again with shuffled tiles, where there are no OOD images."""
+MOST = 2000
+"""ID images that an advice rests on, evenly picked; more change none."""
+STAND_INS = 500
+"""ID images that stand-ins for OOD images are made of."""
 SIZE = 224
 """Side of the noise images that probe a network's structure, where nothing says what it takes."""
 
@@ -33,15 +38,15 @@ def diagnose(
     weights: str | Path | None = None,
     preprocessing: Preprocessing | None = None,
     layer: str | None = None,
-    limit: int | None = 2000,
+    limit: int | None = MOST,
     listener: Listener | None = None,
 ) -> Diagnosis:
-    """Load a network, run ID and OOD images through it, and examine what it makes of them.
+    """Load a network, run ID and OOD images through it, and say what to use on it and why.
 
     Args:
         model: how to load the network.
         data: ID images; without them only the structure is judged, on noise, or the embedded images of an embedded network.
-        ood: OOD images, which make the verdict a measured one.
+        ood: OOD images, which the advice then rests on.
         weights: the network's weights.
         preprocessing: how pictures become input, where the network does not say.
         layer: the name of the final linear layer, where it should not be searched.
@@ -52,25 +57,85 @@ def diagnose(
     place = data or (embedded.TEST_SET if embedded.owns(model) else None)
     if place is None or str(weights) == "none":
         # A network without trained weights has nothing to show but its structure.
-        return _structure(open_network(model, weights, layer=layer, preprocessing=preprocessing))
+        return _by_structure(open_network(model, weights, layer=layer, preprocessing=preprocessing))
     known = open_set(str(place))
     images = known if isinstance(known, ImageSet) else None
     network = open_network(model, weights, layer=layer, preprocessing=preprocessing, images=images)
     if images is not None:
         hear.note(f"preprocessing: {network.preprocessing.describe()}")
     ids = collect(network, known, name="ID images", limit=limit, pre_relu=True, listener=hear)
-    others = shuffled = None
+    others = None
     if ood is not None:
         others = collect(network, open_set(str(ood)), name="OOD images", limit=limit, listener=hear).acts
-    elif ids.images is not None:
-        # The ID images again, with their tiles shuffled, stand in for OOD images.
-        name = "shuffled ID images"
-        shuffled = collect(network, ids.images, name=name, limit=SHUFFLED, edit=_shuffle, listener=hear).acts
-    return examine(network.split, _labelled(ids.acts), others, rectifier=ids.rectifier, shuffled=shuffled)
+    return advise(network, ids, ood=others, listener=hear)
 
 
-def _shuffle(images: Tensor, start: int) -> Tensor:
-    return shuffled_tiles(images, seed=start)
+def advise(
+    network: Network,
+    ids: SetActivations,
+    *,
+    learn: Activations | None = None,
+    ood: Activations | None = None,
+    listener: Listener | None = None,
+) -> Diagnosis:
+    """Say what to use on a network, from its activations on ID images; the same for the same images, whoever asks.
+
+    Without OOD images, or with too few, stand-ins for them are made of the ID images and run through the network.
+
+    Args:
+        network: the network.
+        ids: ID images, with what it made of them.
+        learn: activations of other ID images for methods that learn; without them every other one of `ids`.
+        ood: activations of OOD images.
+        listener: hears of progress.
+    """
+    picked = _picked(ids)
+    enough = ood is not None and len(ood) >= ENOUGH
+    pseudo = {} if enough else stand_ins(network, picked, every=2 if learn is None else 1, listener=listener)
+    return examine(network.split, _labelled(picked.acts), ood, learn=learn, pseudo=pseudo, rectifier=ids.rectifier)
+
+
+def scaling(
+    network: Network, ids: SetActivations, *, ood: Activations | None = None, listener: Listener | None = None
+) -> dict[float, float]:
+    """Give, for each percentile, what SCALE gains on a network over the energy score: on OOD images, or on stand-ins."""
+    picked = _picked(ids)
+    others = stand_ins(network, picked, listener=listener) if ood is None else {"OOD images": ood}
+    return scale_gains(network.split.head, picked.acts, others)
+
+
+def stand_ins(
+    network: Network, ids: SetActivations, *, every: int = 1, listener: Listener | None = None
+) -> dict[str, Activations]:
+    """Make stand-ins for OOD images of every n-th ID image and run them through the network, by kind.
+
+    The last of each n are taken: methods learn from the others. There are none where the set is activations.
+    """
+    if ids.images is None or ids.index is None:
+        return {}
+    images = Part(ids.images, ids.index[every - 1 :: every].tolist(), "for stand-ins")
+    return {
+        kind: collect(
+            network, images, name=f"{kind} ID images", limit=STAND_INS, edit=_edit(network, make), listener=listener
+        ).acts
+        for kind, make in KINDS.items()
+    }
+
+
+def _picked(ids: SetActivations) -> SetActivations:
+    step = max(1, -(-len(ids.acts) // MOST))
+    return replace(ids, acts=ids.acts[::step], index=None if ids.index is None else ids.index[::step])
+
+
+def _edit(network: Network, make: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, int], Tensor]:
+    """Let a kind of stand-in work on pictures in [0, 1], where the network takes normalised ones."""
+    how = network.preprocessing
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (how.mean, how.std))
+
+    def edit(inputs: Tensor, start: int) -> Tensor:
+        return (make((inputs * std + mean).clamp(0, 1), start) - mean) / std
+
+    return edit
 
 
 def _labelled(acts: Activations) -> Activations:
@@ -79,19 +144,19 @@ def _labelled(acts: Activations) -> Activations:
     return acts if right else Activations(acts.features, acts.logits)
 
 
-def _structure(network: Network) -> Diagnosis:
+def _by_structure(network: Network) -> Diagnosis:
     """Judge a network by what it makes of noise: whether its features are what a ReLU leaves."""
     split, how = network.split, network.how
     shape = how.size if how is not None and how.size is not None else (SIZE, SIZE)
     found = capture(split, torch.randn(4, 3, *shape, generator=torch.Generator().manual_seed(0)))
-    full = examine(split, found.acts, rectifier=found.rectifier)
-    kept = tuple(finding for finding in full.findings if finding.name in ("features", "final layer", "width"))
-    if full.findings[0].good is False:
-        return dataclasses.replace(full, findings=kept, percentiles=None)
-    if found.rectifier is None and found.last not in RELUS:
+    findings = structure(split.head, found.acts, found.rectifier)
+    if found.rectifier is None and findings[0].good is not False and found.last not in RELUS:
         # The mean of a smooth activation is positive on noise and negative on images.
-        end = Finding("final layer", f"the last activation function is {found.last or 'unknown'}, no ReLU", False)
-        why = "SCALE does not suit this network: nothing keeps its features from being negative. GEN needs only the logits."
-        return Diagnosis(False, "gen", why, (*kept, end))
-    why = "By its structure SCALE suits this network; images of what it knows would say whether it really does."
-    return Diagnosis(True, "scale", why, kept)
+        last = f"the last activation function is {found.last or 'unknown'}, no ReLU"
+        findings.append(Finding("final layer", last, False))
+    suits = all(finding.good is not False for finding in findings if finding.name != "width")
+    why = (
+        f"Use {SAFE}, which is safe on every network that was tried; by its structure SCALE"
+        f" {'may suit this one too' if suits else 'does not suit this one'}, and ID images would say more."
+    )
+    return Diagnosis(SAFE, why, suits=None if suits else False, findings=tuple(findings))

@@ -2,18 +2,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from idness.benchmark.protocol import Benchmark
-from idness.core.errors import ModelError
 from idness.paper.studies.analyze import STUDIES, analyze
 from idness.report.style import figure_svg
-from idness.selection.doctor import diagnose
 
 BENCH = """
 classes = ["airplane", "automobile", "bird", "deer", "dog", "truck"]
@@ -31,15 +27,6 @@ cat = { path = "embedded:cat", sample = 60 }
 [far]
 mnist = { path = "embedded:mnist", sample = 60 }
 textures = { path = "embedded:textures", sample = 60 }
-"""
-NETWORK = """
-from torch import nn
-
-
-def make():
-    return nn.Sequential(
-        nn.Conv2d(3, 160, 5, stride=4), nn.BatchNorm2d(160), nn.{end}(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(160, 6)
-    )
 """
 
 
@@ -96,43 +83,3 @@ def test_a_network_without_a_final_relu_says_where_analyses_do_not_apply(bench: 
     for name in ("Gaussianity", "Mean and variance", "Percentile", "Scale ratio", "ISH"):
         assert found[name].startswith("does not apply"), name
     assert "leads with AUROC" in found["Trade-off"]
-
-
-def test_the_doctor_looks_at_folders(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(NETWORK.format(end="ReLU").replace("return nn", "net = nn") + PREPROCESSED)
-    save_file(small().state_dict(), tmp_path / "w.safetensors")
-    how: dict[str, Any] = {"weights": tmp_path / "w.safetensors", "limit": 80}
-    measured = diagnose(f"{tmp_path / 'net.py'}:make", "embedded:id_val", "embedded:mnist", **how)
-    names = {finding.name: finding for finding in measured.findings}
-    assert names["final layer"].text == "the features come out of ReLU and average pooling"
-    assert "measured on your OOD images" in names
-    alone = diagnose(f"{tmp_path / 'net.py'}:make", "embedded:id_val", **how)
-    assert "measured on shuffled ID images" in {finding.name for finding in alone.findings}
-
-
-def test_without_weights_or_images_the_doctor_judges_the_structure(tmp_path: Path) -> None:
-    (tmp_path / "bare.py").write_text(NETWORK.format(end="SiLU"))
-    save_file(small().state_dict(), tmp_path / "w.safetensors")
-    with pytest.raises(ModelError, match=r"model\.preprocessing"):
-        diagnose(f"{tmp_path / 'bare.py'}:make", "embedded:id_val", weights=tmp_path / "w.safetensors")
-    structure = diagnose(f"{tmp_path / 'bare.py'}:make", weights="none")
-    assert not structure.suits
-    assert structure.method == "gen"
-    assert "silu, no ReLU" in next(finding.text for finding in structure.findings if finding.name == "final layer")
-    (tmp_path / "good.py").write_text(NETWORK.format(end="ReLU6"))
-    assert diagnose(f"{tmp_path / 'good.py'}:make", "embedded:id_val", weights="none").suits
-
-
-def test_the_embedded_network_is_told_apart() -> None:
-    """SCALE does not help the network that ships with idness; the doctor must say so from ID images alone."""
-    found = diagnose("cifar6:base", limit=300)
-    assert not found.suits
-    assert found.method == "gen"
-    assert "shuffled" in found.why
-    assert {finding.name: finding.good for finding in found.findings}["final layer"] is True
-
-
-PREPROCESSED = """
-    net.preprocessing = {"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2], "resize": [32, 32]}
-    return net
-"""

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from idness.activations.forward import collect
+from idness.core.errors import ModelError
+from idness.data import ArraySet, embedded, open_set
+from idness.guard.calibrate import prepare_guard
+from idness.networks.opening import open_network
+from idness.selection.doctor import advise, diagnose, scaling, stand_ins
+from idness.selection.pseudo_ood import KINDS
+from tests.cli.running import idness
+
+NETWORK = """
+from torch import nn
+
+
+def make():
+    net = nn.Sequential(
+        nn.Conv2d({channels}, 160, 5, stride=4), nn.BatchNorm2d(160), nn.{end}(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(160, 6)
+    )
+    {said}
+    return net
+"""
+SAID = 'net.preprocessing = {"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2], "resize": [32, 32]}'
+
+
+def write(folder: Path, *, end: str = "ReLU", said: str = "") -> str:
+    """Write a network, and random weights for it that are sure of their answers."""
+    (folder / "net.py").write_text(NETWORK.format(channels=3, end=end, said=said))
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 160, 5, stride=4), nn.BatchNorm2d(160), getattr(nn, end)(), nn.AdaptiveAvgPool2d(1))
+    net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(160, 6))
+    net[5].weight.data *= 20
+    save_file(net.state_dict(), folder / "w.safetensors")
+    return f"{folder / 'net.py'}:make"
+
+
+def test_the_doctor_looks_at_folders(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"weights": tmp_path / "w.safetensors", "limit": 120}
+    spec = write(tmp_path, said=SAID)
+    measured = diagnose(spec, "embedded:id_val", "embedded:mnist", **how)
+    names = {finding.name: finding for finding in measured.findings}
+    assert names["final layer"].text == "the features come out of ReLU and average pooling"
+    assert "your OOD images" in names["scaling"].text
+    assert measured.why.startswith(f"Use {measured.method}: ")
+    alone = diagnose(spec, "embedded:id_val", **how)
+    assert "stand-ins for OOD images" in {finding.name: finding for finding in alone.findings}["scaling"].text
+
+
+def test_without_weights_or_images_the_doctor_judges_the_structure(tmp_path: Path) -> None:
+    spec = write(tmp_path, end="SiLU")
+    with pytest.raises(ModelError, match=r"model\.preprocessing"):
+        diagnose(spec, "embedded:id_val", weights=tmp_path / "w.safetensors")
+    structure = diagnose(spec, weights="none")
+    assert structure.suits is False
+    assert structure.method == "fuse"
+    assert "silu, no ReLU" in next(finding.text for finding in structure.findings if finding.name == "final layer")
+    may = diagnose(write(tmp_path, end="ReLU6"), "embedded:id_val", weights="none")
+    assert may.suits is None
+    assert "SCALE may suit this one too" in may.why
+
+
+def test_the_embedded_network_is_told_apart() -> None:
+    """SCALE harms the network that ships with idness; the doctor must say so from ID images alone."""
+    found = diagnose("cifar6:base", limit=300)
+    assert found.suits is False
+    assert found.method == "fuse"
+    by_name = {finding.name: finding for finding in found.findings}
+    assert by_name["scaling"].text.startswith("SCALE harms on stand-ins")
+    assert by_name["final layer"].good is True
+    assert found.aurocs["fuse"] > found.aurocs["ebo"]
+
+
+def test_doctor_and_calibrate_give_one_answer_for_the_same_images() -> None:
+    images = "embedded:id_val"
+    found = diagnose("cifar6:base", images)
+    made = prepare_guard("cifar6:base", images, gallery=False)
+    assert made.guard.detector.name == found.method
+    assert f"auto: {found.why} {found.risk}" in made.notes
+    # Half of the 500 images teach it, the other half calibrates.
+    assert len(made.guard.calibration) == 250
+    said = idness("doctor", "cifar6:base", "--data", images, "-q").stdout
+    assert " ".join(said.split()).startswith(found.why)
+
+
+def test_a_chosen_method_that_learns_nothing_leaves_every_image_to_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    from idness.selection import auto
+
+    monkeypatch.setattr(auto, "LEAD", -100.0)  # whatever is best alone is taken
+    monkeypatch.setattr(auto, "rows", lambda: {"ebo": auto.build("ebo"), "msp": auto.build("msp")})
+    made = prepare_guard("cifar6:base", "embedded:id_val", gallery=False)
+    assert made.guard.detector.name in ("ebo", "msp")
+    assert len(made.guard.calibration) == 500
+
+
+def test_scale_is_warned_about_or_set_by_the_network_itself() -> None:
+    asked = prepare_guard("cifar6:base", "embedded:id_val", method="scale", gallery=False)
+    assert asked.guard.detector.label() == "scale(percentile=85)"
+    assert any("caution: Scale: at percentile 85 it harms this network" in note for note in asked.notes)
+    chosen = prepare_guard("cifar6:base", "embedded:id_val", method="scale(percentile=auto)", gallery=False)
+    assert chosen.guard.detector.name == "ebo"
+    assert any("no percentile helps this network" in note for note in chosen.notes)
+
+
+def test_scale_takes_the_percentile_that_gains_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    from idness.guard import calibrate
+
+    monkeypatch.setattr(calibrate, "scaling", lambda *_, **__: {65.0: 0.2, 90.0: 0.7, 95.0: 0.1})
+    made = prepare_guard("cifar6:base", "embedded:id_val", method="scale(percentile=auto, readout=msp)", gallery=False)
+    assert made.guard.detector.options() == {"readout": "msp", "percentile": 90.0}
+
+
+def test_stand_ins_are_made_of_images_that_methods_do_not_learn_from() -> None:
+    known = embedded.load("id_val")
+    images = ArraySet(known.images[:60], "some", known.labels[:60], known.classes)
+    network = open_network("cifar6:base", images=images)
+    ids = collect(network, images)
+    made = stand_ins(network, ids, every=2)
+    assert set(made) == set(KINDS)
+    assert {len(acts) for acts in made.values()} == {30}
+    odd = collect(network, ArraySet(known.images[1:60:2], "odd"), edit=lambda x, _: x.rot90(2, (2, 3)))
+    torch.testing.assert_close(made["turned"].logits, odd.acts.logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [(28, 28), (32, 20)])
+def test_images_of_any_size_are_examined(tmp_path: Path, size: tuple[int, int]) -> None:
+    said = f'net.preprocessing = {{"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2], "resize": {list(size)}}}'
+    found = diagnose(write(tmp_path, said=said), "embedded:id_val", weights=tmp_path / "w.safetensors", limit=80)
+    assert found.suits is not None
+
+
+def test_activations_alone_get_advice_without_a_measurement(tmp_path: Path) -> None:
+    network = open_network("cifar6:base")
+    acts = collect(network, open_set("embedded:id_val")).acts
+    save_file({"features": acts.features, "logits": acts.logits}, tmp_path / "acts.safetensors")
+    found = advise(network, collect(network, open_set(str(tmp_path / "acts.safetensors"))))
+    assert found.method == "fuse"
+    assert "nothing was measured" in found.why
+    assert scaling(network, collect(network, open_set("embedded:id_val"), limit=100), ood=acts[:50])[85.0] is not None
+
+
+@pytest.mark.shared
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_papers_densenet_by_its_own_images_alone(shared_data: Path, tmp_path: Path) -> None:
+    """CIFAR-10 images that ship with the package, and no OOD images: stand-ins must show that SCALE helps, most at 95."""
+    known = embedded.load("id_test")
+    # The embedded classes among CIFAR-10's ten.
+    labels = np.array([0, 1, 2, 4, 5, 9])[known.labels[::10]]
+    np.savez(tmp_path / "cifar.npz", images=known.images[::10], labels=labels)
+    (tmp_path / "net.py").write_text(
+        "from idness.networks import densenet\n\n\ndef make():\n    net = densenet.cifar10()\n"
+        "    net.preprocessing = {'mean': [0.4914, 0.4822, 0.4465], 'std': [0.2023, 0.1994, 0.2010]}\n    return net\n"
+    )
+    spec, weights = f"{tmp_path / 'net.py'}:make", shared_data / "densenet101_cifar10.pth.tar"
+    found = diagnose(spec, tmp_path / "cifar.npz", weights=weights)
+    assert found.suits
+    assert found.percentiles is not None
+    assert found.percentiles[1] == 95
