@@ -34,7 +34,7 @@ class Heard(Listener):
 
 @pytest.fixture(scope="module")
 def net() -> Network:
-    return Network(SplitModel(network(), example=torch.rand(2, 3, 8, 8)), SETTING)
+    return Network(SplitModel(network(), example=torch.rand(2, 3, 16, 16)), SETTING)
 
 
 @pytest.fixture
@@ -77,7 +77,9 @@ def test_activations_are_those_of_the_normalised_images(net: Network) -> None:
         assert torch.allclose(torch.cat([part.acts.features for part in parts]), expected.features, atol=1e-6)
     found = collect(net, ArraySet(images, "x", labels), pre_relu=True)
     assert torch.equal(found.acts.labels, torch.from_numpy(labels))
-    assert found.rectifier is None  # pooled to 2 x 2, which is no mean over all places
+    assert str(found.rectifier) == "ReLU and average pooling"
+    assert found.pre is not None
+    assert found.pre.shape == found.acts.features.shape
 
 
 def test_input_can_be_edited_by_the_place_of_its_batch(net: Network) -> None:

@@ -58,7 +58,7 @@ def test_every_method_comes_back_the_same(name: str, trained: nn.Module, tmp_pat
 
 
 def test_gallery_comes_back(guard: Guard, tmp_path: Path) -> None:
-    pictures = [world.test("red", seed) for seed in range(6)]
+    pictures = [world.known("red", seed) for seed in range(6)]
     acts = guard.split.split(torch.stack([HOW(picture) for picture in pictures]))
     verdict = guard.decide(acts)
     guard.gallery = Gallery.of(pictures, acts.features, verdict.label, verdict.score)
@@ -203,7 +203,7 @@ def test_files_of_format_1_keep_loading() -> None:
     model = load_weights(tiny_net.make(), next(V1.glob("weights-*.safetensors")))
     guard = Guard.load(V1, model)
     expected = json.loads((V1 / "expected.json").read_text())
-    pictures = [world.test(name, 321) for name in world.COLOURS] + [world.foreign(seed) for seed in range(4)]
+    pictures = [world.known(name, 321) for name in world.COLOURS] + [world.foreign(seed) for seed in range(4)]
     verdict = guard.judge(*pictures)
     torch.testing.assert_close(verdict.score, torch.tensor(expected["score"]), rtol=1e-4, atol=1e-4)
     assert verdict.label.tolist() == expected["label"]

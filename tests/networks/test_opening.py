@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,18 +12,39 @@ from idness.core.errors import IdnessWarning, ModelError
 from idness.data import ArraySet, Preprocessing
 from idness.networks.opening import Network, open_network
 from idness.networks.split import SplitModel, best_layout
-from tests.pictures import network, pictures
 
 SETTING = Preprocessing(mean=(0.3, 0.3, 0.3), std=(0.2, 0.2, 0.2))
 
 
-def labelled(count: int = 60) -> ArraySet:
-    return ArraySet(*_in_order(count))
+SMALL = """
+import torch
+from torch import nn
 
 
-def _in_order(count: int) -> tuple[np.ndarray, str, np.ndarray]:
-    images, labels = pictures(count, 0)
-    return images, "x", labels
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 12, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 3))
+"""
+
+
+def network() -> nn.Module:
+    names: dict[str, Any] = {}
+    exec(SMALL, names)
+    made: nn.Module = names["make"]()
+    return made
+
+
+def pictures(count: int = 60) -> tuple[np.ndarray, np.ndarray]:
+    """Draw noise in which the colour of the label is brighter than the others."""
+    labels = np.arange(count) % 3
+    images = np.random.default_rng(0).integers(0, 90, (count, 8, 8, 3))
+    images[np.arange(count), :, :, labels] += 60
+    return images.astype(np.uint8), labels
+
+
+def labelled() -> ArraySet:
+    images, labels = pictures()
+    return ArraySet(images, "x", labels)
 
 
 class Brightest(nn.Module):
@@ -30,7 +52,7 @@ class Brightest(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fc = nn.Linear(3, 3)
+        self.fc = nn.Linear(3, 3, bias=False)
         nn.init.eye_(self.fc.weight)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -64,8 +86,8 @@ def test_a_guess_that_labelled_images_bear_out_is_taken_and_said() -> None:
 
 
 def test_a_guess_that_they_do_not_bear_out_is_refused() -> None:
-    images, source, labels = _in_order(60)
-    other = ArraySet(images, source, (labels + 1) % 3)
+    images, labels = pictures()
+    other = ArraySet(images, "x", (labels + 1) % 3)
     with pytest.raises(
         ModelError, match=r"of 60 labelled images are classified rightly, no more than by chance; give preprocessing="
     ):
@@ -74,7 +96,7 @@ def test_a_guess_that_they_do_not_bear_out_is_refused() -> None:
 
 def test_where_no_labels_could_tell_nothing_is_guessed() -> None:
     with pytest.raises(ModelError, match=r"is not known; give preprocessing=, or set model\.preprocessing"):
-        open_network(Brightest(), images=ArraySet(pictures(60, 0)[0], "x"))
+        open_network(Brightest(), images=ArraySet(pictures()[0], "x"))
     bare = open_network(Brightest(), layer="fc")  # nothing to run on yet
     with pytest.raises(ModelError, match="is not known"):
         _ = bare.preprocessing
@@ -87,7 +109,7 @@ def test_odd_normalisation_is_said() -> None:
 
 def test_labels_are_brought_to_the_networks_order() -> None:
     split = SplitModel(network(), example=torch.zeros(2, 3, 8, 8))
-    images, labels = pictures(6, 0)
+    images, labels = pictures(6)
     known = Network(split, SETTING, class_names=("b", "a", "c"))
     assert known.labels_of(ArraySet(images, "x", labels, ("a", "b", "c"))).tolist() == [1, 0, 2, 1, 0, 2]
     assert known.labels_of(ArraySet(images, "x", labels, ("a", "c", "d"))).tolist() == labels.tolist()
@@ -112,7 +134,7 @@ def test_others_run_channels_last_and_a_given_module_keeps_its_weights(tmp_path:
     open_network(model, preprocessing=SETTING, images=labelled()).split.split(torch.rand(2, 3, 8, 8))
     assert model[0].weight.is_contiguous()
     file = tmp_path / "net.py"
-    file.write_text("from tests.pictures import network as make\n")
+    file.write_text(SMALL)
     ours = open_network(f"{file}:make", preprocessing=SETTING, images=labelled()).split
     images = torch.rand(4, 3, 8, 8)
     assert torch.allclose(ours.split(images).logits, SplitModel(model, "4").split(images).logits, atol=1e-5)

@@ -126,7 +126,7 @@ class _Job:
         self.listener.phase("methods", len(wanted))
         ood_val = {name: held[name] for name in self.bench.ood_val if name in held}
         choices, failed = choose(
-            wanted, head, held.get("id_train"), held.get("id_val"), ood_val, told=lambda _: self.listener.advance(1)
+            wanted, head, held.get("id_train"), held.get("id_val"), ood_val, listener=self.listener
         )
         if not choices:
             raise DataError(

@@ -39,7 +39,7 @@ class DataError(IdnessError, ValueError):
 
 
 class StoreError(IdnessError, RuntimeError):
-    """Says that files on disk are missing, damaged, foreign or cannot be written."""
+    """Says that files on disk are missing, damaged, of another program or cannot be written."""
 
 
 class ExportError(IdnessError, RuntimeError):

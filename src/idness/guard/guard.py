@@ -90,7 +90,7 @@ class Guard(nn.Module):
         false_alarm: float | Sequence[float] | None = None,
         per_class: bool = False,
     ) -> Self:
-        """Set the threshold so that at most 1 - recall of in-distribution images are called foreign.
+        """Set the threshold so that at most 1 - recall of in-distribution images are called OOD.
 
         Args:
             data: in-distribution images that neither network nor detector learned from: a loader, or activations.
@@ -158,7 +158,7 @@ class Guard(nn.Module):
         return self.preprocessing(picture)
 
     def threshold(self, recall: float | None = None) -> Tensor:
-        """Give the score below which an image is foreign, one per class or a single one."""
+        """Give the score below which an image is called OOD, one per class or a single one."""
         self._ready()
         return self._thresholds[self.recalls[0] if recall is None else recall]
 

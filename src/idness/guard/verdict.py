@@ -20,7 +20,7 @@ class Verdict:
     Args:
         label: the plain network's class, -1 where its output was not finite.
         score: ID-ness; higher is more in-distribution.
-        p_value: share of in-distribution images that look at least as foreign; small means foreign.
+        p_value: share of in-distribution images that score no higher; small means OOD.
         is_ood: whether the image is called out-of-distribution.
         levels: the decisions for each recall that the guard was calibrated for; `is_ood` is the first of them.
         reasons: why an image was rejected without a score, by row.

@@ -80,8 +80,8 @@ class Network:
         labels = torch.from_numpy(images.labels)
         if self.class_names is not None and names and set(names) <= set(self.class_names):
             return torch.tensor([self.class_names.index(name) for name in names])[labels]
-        foreign = (names and len(names) != classes) or (len(labels) and int(labels.max()) >= classes)
-        return None if foreign else labels
+        other = (names and len(names) != classes) or (len(labels) and int(labels.max()) >= classes)
+        return None if other else labels
 
 
 def open_network(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from idness.core.errors import IdnessError, InputError, unknown_name
+from idness.core.progress import Listener
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, fit_many, score_many
 from idness.detectors.registry import parse, rows
@@ -72,7 +73,7 @@ def choose(
     val: Activations | None = None,
     ood_val: Mapping[str, Activations] | None = None,
     *,
-    told: Callable[[str], None] = lambda _: None,
+    listener: Listener | None = None,
 ) -> tuple[dict[str, Choice], dict[str, str]]:
     """Fit every row at every setting of its grid and keep the first best.
 
@@ -85,15 +86,16 @@ def choose(
         train: activations of ID training images.
         val: activations of ID validation images.
         ood_val: activations of OOD validation images by set.
-        told: is called with the name of each row before it starts.
+        listener: hears of each row; the phase is the caller's.
 
     Returns:
         The choice of every row that could be fitted, and the reason for each that could not.
     """
+    hear = listener or Listener()
     chosen: dict[str, Choice] = {}
     failed: dict[str, str] = {}
     for name, row in wanted.items():
-        told(name)
+        hear.advance(1)
         try:
             chosen[name] = _choose_row(row, head, train, val, ood_val or {})
         except IdnessError as error:

@@ -218,7 +218,7 @@ def _add_looking(app: FastAPI, service: Service) -> None:
     async def list_samples() -> list[dict[str, Any]]:
         """List embedded pictures to try."""
         listed = await asyncio.to_thread(samples)  # reads files the first time
-        # What is known and what is foreign is known only for networks of the embedded classes.
+        # What is ID and what is OOD is known only for networks of the embedded classes.
         own = {sample.title for sample in listed if sample.role == "known"} == set(guard.class_names or ())
         return [
             {"index": index, "title": sample.title, "role": sample.role if own else "picture"}

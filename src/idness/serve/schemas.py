@@ -25,7 +25,7 @@ class Result(BaseModel):
     label: int = Field(description="The plain network's class; -1 where its output was not finite.")
     class_: str = Field(alias="class")
     score: float | None = Field(description="ID-ness; higher is more in-distribution.")
-    p_value: float = Field(description="Share of in-distribution images that look at least as foreign.")
+    p_value: float = Field(description="Share of in-distribution images that score no higher.")
     is_ood: bool = Field(description="Whether the image is called out-of-distribution.")
     reason: str | None = Field(None, description="Why the image was rejected without a score.")
     neighbours: list[Neighbour] = []
