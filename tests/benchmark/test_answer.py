@@ -41,7 +41,7 @@ def test_one_set_gives_delongs_interval_and_test(report: Report) -> None:
 
 
 def test_a_clear_winner_is_named_with_its_lead(report: Report) -> None:
-    found = answer(report)
+    found = answer(without_validation(report))
     means = {row: np.mean([item.groups[g].auroc for g in ("near", "far")]) for row, item in report.methods.items()}
     assert found.auroc == pytest.approx(means)
     assert found.auroc == pytest.approx({row: mean_auroc(report, row) for row in report.methods})
@@ -72,15 +72,45 @@ def test_rows_that_cannot_be_told_apart_are_said_to_be_so(report: Report) -> Non
 
 
 def test_in_a_tie_a_method_without_training_images_and_options_is_preferred(report: Report) -> None:
-    some = copy.deepcopy(report)
+    some = without_validation(report)
     some.benchmark.groups = {"near": ["six"]}
     some.methods = {row: some.methods[row] for row in ("react", "knn", "ebo")}
-    some.__dict__["scores"] = report.scores
     found = answer(some)
     assert found.kind == "tie"
     assert found.use == "ebo"
     assert found.best in ("react", "ebo")
     assert ("needs neither training images nor options" in found.sentence) == (found.best != "ebo")
+
+
+def test_the_row_is_chosen_on_validation_data_whatever_the_test_sets_say(report: Report) -> None:
+    other = copy.deepcopy(report)
+    other.__dict__["scores"] = report.scores
+    worst = min(report.answer.auroc, key=lambda row: report.answer.auroc[row])
+    other.methods[worst].validation_auroc = 1.0
+    found = answer(other)
+    assert found.use == worst
+    assert found.best == report.answer.best
+    assert found.kind == "behind"
+    lead = next(rival.lead for rival in found.rivals if rival.row == worst)
+    assert f"in hindsight {found.best} is {100 * lead.value:.2f} points ahead" in found.sentence
+
+
+def test_without_validation_data_the_advice_on_the_network_is_followed(report: Report) -> None:
+    other = without_validation(report)
+    other.advised, other.advised_why = "msp", "Use msp: for a reason."
+    found = answer(other)
+    assert found.use == "msp"
+    assert any(line.endswith("on ID images: Use msp: for a reason.") for line in found.evidence)
+    other.advised = "nosuch"
+    assert answer(other).use == report.answer.best
+
+
+def without_validation(report: Report) -> Report:
+    other = copy.deepcopy(report)
+    other.__dict__["scores"] = report.scores
+    for method in other.methods.values():
+        method.validation_auroc = None
+    return other
 
 
 def test_more_comparisons_ask_for_more_confidence() -> None:

@@ -11,6 +11,7 @@ from idness.benchmark.results import Report
 from idness.core.errors import InputError
 from idness.core.wording import listed, percent, points, shown
 from idness.intervals import mean_auroc_difference, mean_auroc_interval
+from idness.selection.auto import first_best
 
 USELESS = 0.6
 """A mean AUROC below which no method is worth recommending: a coin has 0.5."""
@@ -25,9 +26,9 @@ def conclude(report: Report) -> Report:
 
 
 def answer(report: Report) -> Answer:
-    """Say which method to use, and how sure that is, from the test results of the rows.
+    """Say which method to use, and what the test sets say of that choice.
 
-    Options were chosen on validation data before; nothing is chosen here but the row to name.
+    The row is chosen without them: by validation data, else by what the network shows on ID images (`Report.advised`).
     """
     if not report.methods:
         raise InputError("answer: needs at least one method that ran, got none")
@@ -45,11 +46,13 @@ def answer(report: Report) -> Answer:
         evidence=[],
     )
     ties = result.ties
-    result.use = _simplest(report, [best, *ties])
+    result.use = _chosen(report) or _simplest(report, [best, *ties])
     if not rivals:
         result.kind, result.sentence = "only", _only(report, result)
     elif result.auroc[best] < USELESS:
         result.kind, result.sentence = "useless", _useless(report, result)
+    elif result.use not in (best, *ties):
+        result.kind, result.sentence = "behind", _behind(report, result)
     elif ties:
         result.kind, result.sentence = "tie", _tie(report, result)
     else:
@@ -58,10 +61,16 @@ def answer(report: Report) -> Answer:
         _criterion(report),
         *_set_by_set(report, best, rivals),
         *_by_group(report),
-        *_on_validation(report, best),
+        *_on_validation(report),
         *_gain(result.auroc, result.use),
     ]
     return result
+
+
+def _chosen(report: Report) -> str | None:
+    """Name the row that is recommended without a look at the test sets, as every command does."""
+    measured = first_best({row: found.validation_auroc for row, found in report.methods.items()})
+    return measured or (report.advised if report.advised in report.methods else None)
 
 
 def _simplest(report: Report, rows: list[str]) -> str:
@@ -72,6 +81,15 @@ def _simplest(report: Report, rows: list[str]) -> str:
     plain = [row for row in rows if not getattr(known.get(report.methods[row].method), "needs_train", True)]
     fixed = [row for row in plain if len(report.methods[row].tried) < 2]
     return [*fixed, *plain, *rows][0]
+
+
+def _behind(report: Report, found: Answer) -> str:
+    ahead = next(rival.lead for rival in found.rivals if rival.row == found.use)
+    return (
+        f"Use {_named(report, found.use)}, mean AUROC {percent(found.auroc[found.use], 1)} %: it was chosen without a look at"
+        f" these test images; in hindsight {shown(found.best)} is {percent(ahead.value)} points ahead"
+        f" ({percent(ahead.low)} to {percent(ahead.high)} with 95 % confidence)."
+    )
 
 
 def _simplicity(report: Report, use: str) -> str:
@@ -102,7 +120,7 @@ def _useless(report: Report, found: Answer) -> str:
 def _tie(report: Report, found: Answer) -> str:
     others = [shown(name) for name in (found.best, *found.ties) if name != found.use]
     some = others if len(others) <= 4 else [*others[:3], f"{len(others) - 3} more"]
-    why = "" if found.use == found.best else _simplicity(report, found.use)
+    why = "" if found.use == found.best or _chosen(report) else _simplicity(report, found.use)
     return (
         f"Use {_named(report, found.use)}, mean AUROC {percent(found.auroc[found.use], 1)} %: on this data it cannot be"
         f" told apart from {listed(some)}{why}."
@@ -168,22 +186,15 @@ def _by_group(report: Report) -> list[str]:
     return [f"{'; '.join(parts)}: if one kind matters more to you, choose by it."]
 
 
-def _on_validation(report: Report, best: str) -> list[str]:
-    known = {row: found.validation_auroc for row, found in report.methods.items() if found.validation_auroc is not None}
-    if not known:
-        return [
-            "There was no OOD validation set, so every method ran with its default options;"
-            " a search on validation data may change the order."
-        ]
-    first = max(known, key=lambda row: known[row])
-    same = (
-        f"Validation data alone would have picked {shown(first)} as well"
-        if first == best
-        else (f"Validation data alone would have picked {shown(first)}")
-    )
+def _on_validation(report: Report) -> list[str]:
+    """Say what the choice of the row and of its options rests on."""
+    if any(found.validation_auroc is not None for found in report.methods.values()):
+        return ["The method and its options were chosen on validation data only; test results had no say."]
+    said = "There was no OOD validation set, so every method ran with its default options"
+    if report.advised in report.methods:
+        return [f"{said}, and the method was chosen by what the network shows on ID images: {report.advised_why}"]
     return [
-        f"Options were chosen on validation data only. {same} ({percent(known[first], 1)} % there);"
-        " naming a winner by test results flatters it a little."
+        f"{said}; a search on validation data may change the order, and naming a winner by test results flatters it."
     ]
 
 

@@ -136,9 +136,10 @@ class Answer:
     """Says which row to use, in one sentence, and what that rests on.
 
     Args:
-        kind: whether one row leads clearly, several cannot be told apart, there is only one, or none is of use.
+        kind: whether the row to use leads clearly, cannot be told apart from others, is behind another in hindsight, is the only
+            one, or none is of use.
         use: the row to use.
-        best: the row with the highest mean AUROC; another than `use` only in a tie.
+        best: the row with the highest mean AUROC on the test sets, in hindsight.
         auroc: each row's mean AUROC.
         intervals: the 95 % interval of each.
         rivals: all other rows, the nearest first.
@@ -146,7 +147,7 @@ class Answer:
         evidence: further sentences: how sure it is, what speaks against it.
     """
 
-    kind: Literal["clear", "tie", "only", "useless"]
+    kind: Literal["clear", "tie", "behind", "only", "useless"]
     use: str
     best: str
     auroc: dict[str, float]

@@ -49,6 +49,8 @@ class Report:
     """Which row to use; none in what version 0.1 wrote, until `conclude` works it out from the scores."""
     recall: float = 0.95
     failed: dict[str, str] = field(default_factory=dict)
+    advised: str = ""
+    advised_why: str = ""
     sweep: Sweep | None = None
     wrong: dict[str, dict[str, list[Wrong]]] = field(default_factory=dict)
     duplicates: list[dict[str, Any]] = field(default_factory=list)

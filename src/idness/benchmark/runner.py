@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from idness.activations.extract import extract
+from idness.activations.forward import collect
 from idness.activations.source import Source, given, stored
 from idness.activations.store import FeatureStore
 from idness.benchmark.answer import conclude
@@ -27,7 +28,9 @@ from idness.core.errors import DataError
 from idness.core.progress import Listener, heard_warnings
 from idness.core.types import Activations, Head
 from idness.data import ImageSet
+from idness.detectors.registry import parse
 from idness.networks.opening import Network
+from idness.selection.doctor import MOST, advise
 from idness.selection.search import Choice, Row, choose, wanted_rows
 
 __all__ = ["Benchmark", "Settings", "run"]
@@ -82,8 +85,9 @@ class _Job:
         sources = self._sources(sets, prepared.network)
         held = {source.name: source.load() for source in sources if source.role in ("id_train", "id_val", "ood_val")}
         choices, failed = self._choices(wanted, prepared.head, held)
+        advice = self._advice(prepared, sets, choices, held)
         scored = self._scored(choices, prepared.head, sources, held)
-        report = self._report(prepared, sets, choices, failed, scored)
+        report = self._report(prepared, sets, choices, failed, scored, advice)
         self.time["total"] = time.perf_counter() - start
         report.time, report.warnings, report.peak_memory = self.time, self.warnings, peak_memory()
         return report
@@ -136,6 +140,22 @@ class _Job:
             self.time[step] = sum(choice.seconds[step] for choice in choices.values())
         return choices, failed
 
+    def _advice(
+        self,
+        prepared: Prepared,
+        sets: Sequence[OpenSet],
+        choices: Mapping[str, Choice],
+        held: Mapping[str, Activations],
+    ) -> tuple[str, str]:
+        """Ask the doctor which row to use, and why, where there is no OOD validation set to tell."""
+        ids = next((entry for role in ("id_val", "id_test") for entry in sets if entry.role == role), None)
+        network = prepared.network
+        if network is None or ids is None or any(choice.auroc is not None for choice in choices.values()):
+            return "", ""
+        seen = collect(network, ids.data, name="ID images", limit=MOST, listener=self.listener)
+        found = advise(network, seen, learn=held.get("id_train"), listener=self.listener)
+        return parse(found.method).name, found.why
+
     def _scored(
         self, choices: Mapping[str, Choice], head: Head, sources: Sequence[Source], held: dict[str, Activations]
     ) -> _Scored:
@@ -170,6 +190,7 @@ class _Job:
         choices: Mapping[str, Choice],
         failed: dict[str, str],
         scored: _Scored,
+        advice: tuple[str, str],
     ) -> Report:
         start = time.perf_counter()
         opened = {entry.name: entry for entry in sets}
@@ -199,6 +220,8 @@ class _Job:
             methods=methods,
             recall=self.settings.recall,
             failed=failed,
+            advised=advice[0],
+            advised_why=advice[1],
             sweep=sweep_curves(scored.known, scored.groups, methods["ebo"].groups if "ebo" in methods else None),
             wrong=wrong,
             duplicates=duplicates(

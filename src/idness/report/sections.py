@@ -15,7 +15,13 @@ from idness.core.wording import duration, percent, shown, size
 from idness.metrics import FPRS, WITH_INTERVAL, meaning, title
 from idness.report.table import Cell, Column, Heading, Table, of_columns
 
-BADGES = {"clear": "clear lead", "tie": "level with others", "only": "the only one measured", "useless": "at chance"}
+BADGES = {
+    "clear": "clear lead",
+    "tie": "level with others",
+    "behind": "not the best in hindsight",
+    "only": "the only one measured",
+    "useless": "at chance",
+}
 SPENT = ("fit", "search", "score")
 
 

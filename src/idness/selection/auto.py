@@ -85,12 +85,13 @@ def recommend(
 
 def by_validation(found: Mapping[str, search.Choice], failed: Mapping[str, str]) -> Recommendation:
     """Recommend the row that separated best on validation data; the first of equals."""
-    ranked = sorted((item for item in found.values() if item.auroc is not None), key=lambda item: -(item.auroc or 0.0))
-    if not ranked:
+    row = first_best({name: item.auroc for name, item in found.items()})
+    if row is None:
         raise InputError(
             f"auto: no method could be tried; the first reason: {next(iter(failed.values()), 'none given')}"
         )
-    best = ranked[0]
+    best = found[row]
+    ranked = sorted((item for item in found.values() if item.auroc is not None), key=lambda item: -(item.auroc or 0.0))
     aurocs = {short(item.detector): item.auroc or 0.0 for item in ranked}
     rival = next((item for item in ranked if item.detector.name != best.detector.name), None)
     settings = sum(len(item.tried) for item in ranked)
@@ -106,6 +107,12 @@ def by_validation(found: Mapping[str, search.Choice], failed: Mapping[str, str])
         "ood",
         tuple(f"{name}: {reason}" for name, reason in failed.items()),
     )
+
+
+def first_best(aurocs: Mapping[str, float | None]) -> str | None:
+    """Name the row of the highest AUROC on validation data, the first of equals; none where nothing was measured."""
+    known = {row: value for row, value in aurocs.items() if value is not None}
+    return max(known, key=lambda row: known[row], default=None)
 
 
 def stand_in_score(ids: Scores, pseudo: Mapping[str, Scores]) -> float:
