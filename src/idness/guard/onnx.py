@@ -53,7 +53,7 @@ class GuardGraph(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         features = logits_of(self.model(images)).float()
         logits = linear(features, self.weight, self.bias)
-        # A sum is finite when every value is, and cheaper than looking at each; overflow of finite features is foreign enough.
+        # A sum is finite when every value is, and cheaper than looking at each; features whose sum overflows are no ID image's.
         finite = (features * 0).sum(dim=1) + (logits * 0).sum(dim=1) == 0
         features, logits = (torch.where(finite.unsqueeze(1), value, 0.0) for value in (features, logits))
         score = self._rate(features, logits).float()

@@ -29,7 +29,7 @@ function domain(info, score) {
   const span = info.high - info.low;
   let [low, high] = [info.low, info.high];
   if (score !== null) {
-    // A very foreign image would squeeze the histogram: it is shown at the edge, with an arrow.
+    // A very low score would squeeze the histogram: it is shown at the edge, with an arrow.
     low = Math.max(Math.min(low, score - 0.04 * span), low - 0.7 * span);
     high = Math.min(Math.max(high, score + 0.04 * span), high + 0.4 * span);
   }

@@ -54,7 +54,7 @@ function sentence(result, out) {
   if (result.reason) return `Rejected: ${result.reason}.`;
   const share = percent(result.p_value);
   const floor = result.p_value <= 1.01 / (state.guard.calibration_images + 1);
-  const rarity = floor && !state.guard.per_class ? "It looks more foreign than every calibration image" : `${share} of known images look at least as foreign`;
+  const rarity = floor && !state.guard.per_class ? "It scores below every calibration image" : `${share} of ID images score as low or lower`;
   return out ? `${rarity}. The network says “${result.class}”; better not to trust it.` : `${rarity}. The network says “${result.class}”.`;
 }
 
@@ -72,7 +72,7 @@ async function refresh() {
   }
   one("count").textContent = calibration.images.toLocaleString("en");
   one("kept").textContent = percent(state.recall);
-  one("alarms").textContent = `At most ${percent(1 - state.recall)} false alarms. Further right flags fewer images, known and foreign.`;
+  one("alarms").textContent = `At most ${percent(1 - state.recall)} false alarms. Further right flags fewer images, ID and OOD alike.`;
   draw(one("chart"), calibration, state.recall, result);
   for (const item of one("recent").querySelectorAll(".tile")) badge(item, item.entry);
 }
