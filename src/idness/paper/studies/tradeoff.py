@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from idness.core.errors import InputError
+from idness.core.progress import heard_warnings
 from idness.core.types import Activations
 from idness.detectors.detector import Detector, Enhancer, score_many
 from idness.metrics import accuracy, auroc
@@ -19,6 +20,8 @@ from idness.selection.search import choose, wanted_rows
 
 REACH = 0.25
 """Methods further below the best than this are named, not drawn: they would squeeze all others together."""
+NAMED = 12
+"""How many of the best have their names beside them; the others are small grey points."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +75,17 @@ def plot_tradeoff(
     with style.house_style():
         if plain is not None:
             ax.axvline(100 * plain, color=style.MUTED, linestyle="--", linewidth=1)
-        for index, point in enumerate(shown):
+        for point in shown[NAMED:]:
+            ax.plot(100 * point.accuracy, 100 * point.auroc, "o", color=style.MUTED, markersize=3.5, alpha=0.6)
+        for index, point in enumerate(shown[:NAMED]):
             look = style.mark(index)
             spot = 100 * point.accuracy, 100 * point.auroc
             ax.plot(*spot, look.marker, color=look.colour, markersize=7, markeredgecolor=style.PAPER)
         ax.margins(x=0.12, y=0.08)
         left, right = ax.get_xlim()
         ax.set_xlim(left, right + 0.2 * (right - left))
-        _label(ax, shown)
+        _label(ax, shown[:NAMED])
+        ax.set_ylim(top=min(ax.get_ylim()[1], 101))
         if len(shown) < len(order):
             lost = ", ".join(f"{point.name} {100 * point.auroc:.0f}" for point in order[len(shown) :])
             ax.text(0.01, 0.02, f"far below: {lost}", transform=ax.transAxes, fontsize=7, color=style.MUTED)
@@ -139,7 +145,8 @@ def study(specimen: Specimen) -> Study:
     wanted = wanted_rows()
     if specimen.signed:
         wanted = {name: row for name, row in wanted.items() if not row.detector.assumes_nonnegative}
-    choices, failed = choose(wanted, specimen.head, train, val, ood_val)
+    with heard_warnings(lambda _: None):  # what does not suit the features or has few images shows in its place
+        choices, failed = choose(wanted, specimen.head, train, val, ood_val)
     groups = specimen.groups
     figure, axes = style.new_figure(1, len(groups), size=(6.4 * len(groups), 4.6), squeeze=False)
     numbers: dict[str, Any] = {"left_out": failed}
