@@ -4,7 +4,7 @@ import pytest
 
 from idness import paper
 from idness.benchmark.parts import MethodResult, Metrics
-from idness.paper.comparison import Outcome, compare, markdown, pairs
+from idness.paper.comparison import Outcome, compare, markdown, tables
 from idness.paper.locate import Missing
 
 
@@ -80,7 +80,12 @@ def test_outcomes_say_how_far_they_go() -> None:
     assert "average (1 of 6 sets)" in text
     assert "isun 8,925 of 8,925" in text
     assert "`get it`" in text
-    assert [(row, column) for row, column, _, _ in pairs(some)] == [("SCALE", "iSUN"), ("SCALE", "average")]
+    numbers, accuracies = tables(some)
+    assert [[cell.text for cell in row[:2]] for row in numbers.rows] == [
+        ["SCALE", "iSUN"],
+        ["SCALE", "average (1 of 6 sets)"],
+    ]
+    assert [[cell.text for cell in row] for row in accuracies.rows] == [["SCALE", "94.54", "94.53", "+0.01"]]
     full = {row.name: result(**{c.lower(): (1.0, 99.0) for c in row.cells}) for row in table.rows}
     assert Outcome(table, compare(table, full)).status == "whole"
     assert Outcome(table, compare(table, full), images={"isun": (10, 8925)}).status == "in part"

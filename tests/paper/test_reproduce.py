@@ -110,7 +110,7 @@ def test_all_tables_answer_without_any_data(tmp_path: Path) -> None:
     for outcome in done.outcomes:
         assert outcome.status == "not reproduced"
         assert outcome.missing
-        assert outcome.cells
+        assert outcome.entries
     tables = json.loads((tmp_path / "out" / "reproduce.json").read_text())["tables"]
     assert len(tables) == len(paper.names())
     assert "idness train" in tables["training"]["missing"][-1]["command"]
@@ -121,7 +121,7 @@ def test_the_table_of_averages_follows_from_the_two_it_averages(corner: Path, tm
     done = reproduce(["cifar", "cifar10"], [corner], out=tmp_path / "out", settings=settings)
     averages, single = done.outcomes
     for cell in averages.measured:
-        same = next(c for c in single.cells if (c.row, c.column, c.metric) == (cell.row, "average", cell.metric))
+        same = next(c for c in single.entries if (c.row, c.column, c.metric) == (cell.row, "average", cell.metric))
         assert (cell.column, cell.ours, cell.theirs, cell.parts) == ("CIFAR-10", same.ours, same.theirs, same.parts)
     assert averages.measured
 
@@ -171,8 +171,8 @@ def test_each_training_row_has_the_network_of_its_own(imagenet: Path, tmp_path: 
     wanted = ["training", "imagenet-sets", "chi_square"]
     done = reproduce(wanted, [imagenet], out=tmp_path / "out", settings=settings)
     training, sets, chi_square = done.outcomes
-    ours = {(cell.row, cell.column, cell.metric): cell.ours for cell in training.cells}
-    plain = {(cell.row, cell.column, cell.metric): cell.ours for cell in sets.cells}
+    ours = {(cell.row, cell.column, cell.metric): cell.ours for cell in training.entries}
+    plain = {(cell.row, cell.column, cell.metric): cell.ours for cell in sets.entries}
     assert ours["TorchVision Model", "near", "auroc"] == plain["SCALE", "near", "auroc"] is not None
     assert ours["ISH", "near", "auroc"] is not None
     assert (tmp_path / "out" / "imagenet-ish" / "results.json").is_file()

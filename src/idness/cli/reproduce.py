@@ -56,40 +56,13 @@ def reproduce(
 
 
 def _show(console: Any, outcome: Outcome) -> None:
-    from rich.table import Table
-
-    from idness.paper.comparison import mark_of, numbers, pairs
+    from idness.paper.comparison import remarks, tables
+    from idness.report.table import rich_table
 
     table = outcome.table
     console.print(f"{table.name}: {table.title} ({table.where}) · {outcome.status}", style="bold", markup=False)
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("method", "set"):
-        shown.add_column(name)
-    kind = "ID positive" if table.fpr == "fpr_at_id_recall" else "OOD positive"
-    for name in (f"FPR ({kind})\nours", "\ntheirs", "\ndiff", "AUROC\nours", "\ntheirs", "\ndiff"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    last = ""
-    for row, column, fpr, auroc in pairs(outcome):
-        shown.add_row(row if row != last else "", column + mark_of(fpr or auroc), *numbers(fpr), *numbers(auroc))
-        last = row
-    if shown.row_count:
-        console.print(shown)
-    _show_rest(console, outcome)
-
-
-def _show_rest(console: Any, outcome: Outcome) -> None:
-    from idness.paper.comparison import numbers
-
-    for metric, title in (("id_accuracy", "ID accuracy"), ("mean_p", "mean p-value")):
-        for cell in (cell for cell in outcome.measured if cell.metric == metric):
-            ours, theirs, difference = numbers(cell)
-            name = cell.row if metric == "id_accuracy" else cell.column
-            console.print(f"{title}, {name}: ours {ours}, theirs {theirs}, diff {difference}", markup=False)
-    if outcome.images:
-        counts = ", ".join(f"{name} {here:,} of {there:,}" for name, (here, there) in outcome.images.items())
-        console.print(f"images: {counts}", style="dim", markup=False)
-    for note in outcome.notes:
-        console.print(note, style="dim", markup=False)
-    for gap in outcome.missing:
-        console.print(f"missing: {gap}", style="dim", markup=False, soft_wrap=True)
+    for made in tables(outcome):
+        console.print(rich_table(made))
+    for line in (*remarks(outcome), *(f"missing: {gap}" for gap in outcome.missing)):
+        console.print(line, style="dim", markup=False, soft_wrap=True)
     console.print()

@@ -1,5 +1,5 @@
 """The paper's tables as data, each with its protocol, and what contradicts itself in them."""
 
-from idness.paper.tables import Row, Slip, Table, find_slips, listed_slips, load, names
+from idness.paper.tables import PaperRow, PaperTable, Slip, find_slips, listed_slips, load, names
 
-__all__ = ["Row", "Slip", "Table", "find_slips", "listed_slips", "load", "names"]
+__all__ = ["PaperRow", "PaperTable", "Slip", "find_slips", "listed_slips", "load", "names"]

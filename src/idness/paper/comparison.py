@@ -1,19 +1,20 @@
-"""Puts our numbers beside the paper's, cell by cell."""
+"""Puts our numbers beside the paper's, number by number."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from idness.benchmark.parts import MethodResult
 from idness.paper.locate import Missing
-from idness.paper.tables import Pair, Row, Table
+from idness.paper.tables import PRINTED, Pair, PaperRow, PaperTable
+from idness.report.table import Cell, Heading, Table, markdown_lines
 
 
 @dataclass(frozen=True)
-class Cell:
-    """Is one number of the paper and ours.
+class Entry:
+    """Puts one printed number of the paper beside ours.
 
     Args:
         row: the method, as printed.
@@ -44,48 +45,54 @@ class Cell:
 
 @dataclass
 class Outcome:
-    """Is one table, reproduced as far as the data goes.
+    """Tells how far one table was reproduced, with what data.
 
     Args:
         table: the paper's.
-        cells: ours beside theirs.
+        entries: ours beside theirs.
         images: how many images of each set were there, and how many the protocol has.
         missing: what was not there.
         folder: where the benchmark's own report was written.
         notes: what else must be known to read it.
     """
 
-    table: Table
-    cells: list[Cell] = field(default_factory=list)
+    table: PaperTable
+    entries: list[Entry] = field(default_factory=list)
     images: dict[str, tuple[int, int]] = field(default_factory=dict)
     missing: list[Missing] = field(default_factory=list)
     folder: str | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
-    def measured(self) -> list[Cell]:
-        """The cells that we have a number for."""
-        return [cell for cell in self.cells if cell.ours is not None]
+    def measured(self) -> list[Entry]:
+        """The entries that we have a number for."""
+        return [entry for entry in self.entries if entry.ours is not None]
 
     @property
     def status(self) -> str:
         """Whether the table is whole, in part or not reproduced."""
         if not self.measured:
             return "not reproduced"
-        whole = len(self.measured) == len(self.cells) and not any(cell.partial for cell in self.cells)
+        whole = len(self.measured) == len(self.entries) and not any(entry.partial for entry in self.entries)
         return "whole" if whole and all(here >= there for here, there in self.images.values()) else "in part"
 
     @property
     def largest(self) -> float | None:
-        """The largest difference of any cell."""
-        return max((abs(cell.difference) for cell in self.cells if cell.difference is not None), default=None)
+        """The largest difference of any entry."""
+        return max((abs(entry.difference) for entry in self.entries if entry.difference is not None), default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Give the whole as plain values."""
         cells = [
-            {"row": cell.row, "column": cell.column, "metric": cell.metric, "theirs": cell.theirs, "ours": cell.ours}
-            | ({"sets": list(cell.parts)} if cell.parts else {})
-            for cell in self.cells
+            {
+                "row": entry.row,
+                "column": entry.column,
+                "metric": entry.metric,
+                "theirs": entry.theirs,
+                "ours": entry.ours,
+            }
+            | ({"sets": list(entry.parts)} if entry.parts else {})
+            for entry in self.entries
         ]
         return {
             "title": self.table.title,
@@ -99,7 +106,7 @@ class Outcome:
         }
 
 
-def compare(table: Table, results: Mapping[str, MethodResult], printed: Table | None = None) -> list[Cell]:
+def compare(table: PaperTable, results: Mapping[str, MethodResult], printed: PaperTable | None = None) -> list[Entry]:
     """Compare every cell of a table with what a benchmark found.
 
     Args:
@@ -107,99 +114,111 @@ def compare(table: Table, results: Mapping[str, MethodResult], printed: Table | 
         results: by the row's printed name.
         printed: the table that has the single sets of this one.
     """
-    cells: list[Cell] = []
+    entries: list[Entry] = []
     for row in table.rows:
         found = results.get(row.name)
         details = _details(row, printed)
         for column in table.columns:
-            for place, metric in enumerate(("fpr", "auroc")):
-                cells.append(_cell(table, row, column, metric, place, found, details))
+            for place, metric in enumerate(PRINTED):
+                entries.append(_entry(table, row, column, metric, place, found, details))
         if row.id_accuracy is not None:
             shaped = None if found is None else found.id_accuracy_shaped
-            cells.append(Cell(row.name, "ID", "id_accuracy", row.id_accuracy, _percent(shaped)))
-    return cells
+            entries.append(Entry(row.name, "ID", "id_accuracy", row.id_accuracy, _percent(shaped)))
+    return entries
 
 
-def _details(row: Row, printed: Table | None) -> dict[str, Pair]:
+def _details(row: PaperRow, printed: PaperTable | None) -> dict[str, Pair]:
     if row.cells or printed is None:
         return row.cells
     return next((other.cells for other in printed.rows if other.method == row.method), {})
 
 
-def _cell(
-    table: Table, row: Row, column: str, metric: str, place: int, found: MethodResult | None, details: dict[str, Pair]
-) -> Cell:
+def _entry(
+    table: PaperTable,
+    row: PaperRow,
+    column: str,
+    metric: str,
+    place: int,
+    found: MethodResult | None,
+    details: dict[str, Pair],
+) -> Entry:
     name = (table.fpr or "") if metric == "fpr" else "auroc"
     if column in row.cells:
         value = None if found is None or column.lower() not in found.sets else getattr(found.sets[column.lower()], name)
-        return Cell(row.name, column, metric, row.cells[column][place], _percent(value))
+        return Entry(row.name, column, metric, row.cells[column][place], _percent(value))
     members = table.groups.get(column, ())
     here = [part for part in members if found is not None and part.lower() in found.sets]
     parts = (len(here), len(members))
     if found is None or not here:
-        return Cell(row.name, column, metric, row.means[column][place], None, parts)
+        return Entry(row.name, column, metric, row.means[column][place], None, parts)
     ours = sum(getattr(found.sets[part.lower()], name) for part in here) / len(here)
     theirs = row.means[column][place]
     if len(here) < len(members):
         if not all(part in details for part in here):
-            return Cell(row.name, column, metric, theirs, None, parts)
+            return Entry(row.name, column, metric, theirs, None, parts)
         # A mean over some sets can only be compared with the paper's over the same ones.
         theirs = round(sum(details[part][place] for part in here) / len(here), 2)
-    return Cell(row.name, column, metric, theirs, _percent(ours), parts)
+    return Entry(row.name, column, metric, theirs, _percent(ours), parts)
 
 
 def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def pairs(outcome: Outcome) -> Iterator[tuple[str, str, Cell | None, Cell | None]]:
-    """Yield row, column, FPR and AUROC cells of what was measured, in the table's order."""
-    seen: dict[tuple[str, str], dict[str, Cell]] = {}
-    for cell in outcome.measured:
-        seen.setdefault((cell.row, cell.column), {})[cell.metric] = cell
-    for (row, column), metrics in seen.items():
-        if "fpr" in metrics or "auroc" in metrics:
-            yield row, column, metrics.get("fpr"), metrics.get("auroc")
+def tables(outcome: Outcome) -> list[Table]:
+    """Make tables of what was measured: FPR and AUROC by method and set, then ID accuracies and p-values."""
+    seen: dict[tuple[str, str], dict[str, Entry]] = {}
+    for entry in outcome.measured:
+        seen.setdefault((entry.row, entry.column), {})[entry.metric] = entry
+    rows = [
+        [Cell(row), Cell(column + _sets(found)), *_numbers(found.get("fpr")), *_numbers(found.get("auroc"))]
+        for (row, column), found in seen.items()
+        if "fpr" in found or "auroc" in found
+    ]
+    kind = "ID positive" if outcome.table.fpr == "fpr_at_id_recall" else "OOD positive"
+    words = [Heading("method", words=True), Heading("set", words=True)]
+    made = [Table("FPR and AUROC", [*words, *_headings(f"FPR ({kind})"), *_headings("AUROC")], rows)] if rows else []
+    for metric, what in (("id_accuracy", "ID accuracy"), ("mean_p", "mean p-value")):
+        others = [entry for entry in outcome.measured if entry.metric == metric]
+        rows = [[Cell(e.row if metric == "id_accuracy" else e.column), *_numbers(e)] for e in others]
+        made += [Table(what, [Heading("", words=True), *_headings(what)], rows)] if rows else []
+    return made
+
+
+def remarks(outcome: Outcome) -> list[str]:
+    """Say what must be known to read the tables, and how many images there were."""
+    counts = ", ".join(f"{name} {here:,} of {there:,}" for name, (here, there) in outcome.images.items())
+    return [*outcome.notes, *([f"images: {counts}"] if counts else [])]
 
 
 def markdown(outcome: Outcome) -> str:
     """Write an outcome as Markdown."""
     table = outcome.table
     lines = [f"## {table.name}: {table.title}", "", f"{table.where} of the paper; {outcome.status}. {table.note}", ""]
-    listed = list(pairs(outcome))
-    if listed:
-        kind = "ID positive" if table.fpr == "fpr_at_id_recall" else "OOD positive"
-        heading = ["method", "set", f"FPR ({kind}) ours", "theirs", "diff", "AUROC ours", "theirs", "diff"]
-        lines += [_line(heading), "|---|---|" + "--:|" * 6]
-        for row, column, fpr, auroc in listed:
-            lines.append(_line([row, column + mark_of(fpr or auroc), *numbers(fpr), *numbers(auroc)]))
-    for metric, title in (("id_accuracy", "ID accuracy"), ("mean_p", "mean p-value")):
-        others = [cell for cell in outcome.measured if cell.metric == metric]
-        if others:
-            lines += ["", _line(["", f"{title} ours", "theirs", "diff"]), "|---|--:|--:|--:|"]
-            lines += [_line([cell.row if metric == "id_accuracy" else cell.column, *numbers(cell)]) for cell in others]
-    lines += ["", *(f"- {note}" for note in outcome.notes)]
-    if outcome.images:
-        counts = ", ".join(f"{name} {here:,} of {there:,}" for name, (here, there) in outcome.images.items())
-        lines.append(f"- images: {counts}")
+    for made in tables(outcome):
+        lines += [*markdown_lines(made), ""]
+    lines += [f"- {line}" for line in remarks(outcome)]
     lines += [f"- missing: {gap.name} ({gap.size}): `{gap.command}`" for gap in outcome.missing]
     return "\n".join(lines) + "\n"
 
 
-def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def _headings(what: str) -> list[Heading]:
+    return [Heading(f"{what}\nours"), Heading("theirs"), Heading("diff")]
 
 
-def mark_of(cell: Cell | None) -> str:
+def _sets(found: Mapping[str, Entry]) -> str:
     """Mark a mean over some of its sets."""
-    if cell is None or cell.parts is None or not cell.partial:
-        return ""
-    return f" ({cell.parts[0]} of {cell.parts[1]} sets)"
+    parts = next(iter(found.values())).parts
+    return "" if parts is None or parts[0] == parts[1] else f" ({parts[0]} of {parts[1]} sets)"
 
 
-def numbers(cell: Cell | None) -> list[str]:
+def _numbers(entry: Entry | None) -> list[Cell]:
     """Write ours, theirs and the difference."""
-    if cell is None or cell.ours is None or cell.difference is None:
-        return ["", "", ""]
-    digits = 3 if cell.metric == "mean_p" else 2
-    return [f"{cell.ours:.{digits}f}", f"{cell.theirs:.{digits}f}", f"{cell.difference:+.{digits}f}"]
+    if entry is None or entry.ours is None or entry.difference is None:
+        return [Cell("")] * 3
+    digits = 3 if entry.metric == "mean_p" else 2
+    return [
+        Cell(f"{entry.ours:.{digits}f}"),
+        Cell(f"{entry.theirs:.{digits}f}"),
+        Cell(f"{entry.difference:+.{digits}f}"),
+    ]

@@ -22,7 +22,7 @@ BORROWED = {"cifar100": "cifar10"}
 
 @dataclass(frozen=True)
 class Missing:
-    """Is something that a table needs and that is not on disk.
+    """Names something that a table needs and that is not on disk.
 
     Args:
         name: the set, or `weights`.

@@ -17,9 +17,9 @@ from idness.core.files import atomic_write, key_of, sha256
 from idness.core.progress import Listener
 from idness.networks import densenet
 from idness.paper import load, names
-from idness.paper.comparison import Cell, Outcome, compare, markdown
+from idness.paper.comparison import Entry, Outcome, compare, markdown
 from idness.paper.locate import Located, Missing, locate
-from idness.paper.tables import Row, Table
+from idness.paper.tables import PRINTED, PaperRow, PaperTable
 
 MODELS = {
     "cifar10": f"{densenet.__file__}:cifar10",
@@ -33,12 +33,12 @@ SUMMARY, PAGE, KEY = "reproduce.json", "reproduce.md", "reproduced.key"
 
 @dataclass
 class Reproduction:
-    """Is the outcome of all tables that were asked for."""
+    """Collects the outcomes of all tables that were asked for."""
 
     outcomes: list[Outcome]
 
     def to_json(self) -> str:
-        """Write all cells as JSON."""
+        """Write all numbers as JSON."""
         values = {outcome.table.name: outcome.to_dict() for outcome in self.outcomes}
         return json.dumps({"tables": values}, indent=1, allow_nan=False) + "\n"
 
@@ -62,7 +62,7 @@ def reproduce(
     settings: Settings | None = None,
     listener: Listener | None = None,
 ) -> Reproduction:
-    """Run every table for which the data is on disk, and compare it with the paper cell by cell.
+    """Run every table for which the data is on disk, and compare it with the paper number by number.
 
     Args:
         tables: names of tables; all if empty.
@@ -80,21 +80,21 @@ def reproduce(
     return done
 
 
-def _known(name: str) -> Table:
+def _known(name: str) -> PaperTable:
     if name not in names():
         raise unknown_name("table", name, names())
     return load(name)
 
 
 class _Lab:
-    """Holds what the tables share: each benchmark is located and run once."""
+    """Reproduces tables; each benchmark that they share is located and run once."""
 
     def __init__(self, roots: list[Path], out: Path, settings: Settings, listener: Listener) -> None:
         self.roots, self.out, self.settings, self.listener = roots, out, settings, listener
         self.located: dict[str, Located] = {}
         self.results: dict[str, dict[str, MethodResult]] = {}
 
-    def outcome(self, table: Table) -> Outcome:
+    def outcome(self, table: PaperTable) -> Outcome:
         """Reproduce one table as far as the data goes."""
         if table.name == "cifar":
             return self._averages(table)
@@ -102,13 +102,13 @@ class _Lab:
         result = Outcome(table, images=where.images, missing=list(where.missing), notes=_deviations(table, where))
         try:
             if table.kind == "p-values":
-                result.cells = self._p_values(table, where)
+                result.entries = self._p_values(table, where)
             else:
                 found = self._trained(table, where) if table.name == "training" else self._rows(table, where)
-                result.cells = compare(table, found, load("imagenet-sets") if table.benchmark == "imagenet" else None)
+                result.entries = compare(table, found, load("imagenet-sets") if table.benchmark == "imagenet" else None)
                 result.folder = table.benchmark if found else None
         except IdnessError as error:
-            result.cells = compare(table, {})
+            result.entries = compare(table, {})
             result.notes.append(f"could not be run: {error}")
         if table.name == "training":
             lacking = [row for row in table.rows if not row.weights and self._fine_tuned(row) is None]
@@ -121,7 +121,7 @@ class _Lab:
             self.located[name] = locate(name, self.roots, weights)
         return self.located[name]
 
-    def _rows(self, table: Table, where: Located) -> dict[str, MethodResult]:
+    def _rows(self, table: PaperTable, where: Located) -> dict[str, MethodResult]:
         """Give the results by row; a benchmark runs once for all tables that need it."""
         if where.benchmark is None or where.weights is None:
             return {}
@@ -130,7 +130,7 @@ class _Lab:
             self.results[name] = self._run(name, where.benchmark, where, where.weights, _methods(name))
         return _by_row(table.rows, self.results[name])
 
-    def _trained(self, table: Table, where: Located) -> dict[str, MethodResult]:
+    def _trained(self, table: PaperTable, where: Located) -> dict[str, MethodResult]:
         """Give the results of networks that were trained differently, each with its own weights."""
         found = self._rows(replace(table, rows=tuple(row for row in table.rows if row.weights)), where)
         for row in table.rows:
@@ -140,7 +140,7 @@ class _Lab:
                 found |= _by_row([row], self._run(folder, where.benchmark, where, weights, [row.method]))
         return found
 
-    def _fine_tuned(self, row: Row) -> Path | None:
+    def _fine_tuned(self, row: PaperRow) -> Path | None:
         """Find the weights that `idness train` left in a folder named after the training method."""
         places = [root / (row.training or "") / "weights.safetensors" for root in self.roots]
         return next((place for place in places if not row.weights and place.is_file()), None)
@@ -160,22 +160,22 @@ class _Lab:
             atomic_write(place / KEY, key + "\n")
         return report.methods
 
-    def _averages(self, table: Table) -> Outcome:
+    def _averages(self, table: PaperTable) -> Outcome:
         """Fill the table of averages from the two tables that it averages."""
         result = Outcome(table)
         for column, name in (("CIFAR-10", "cifar10"), ("CIFAR-100", "cifar100")):
             part = self.outcome(load(name))
             result.images |= {f"{column} {shown}": pair for shown, pair in part.images.items()}
             result.missing += [replace(gap, name=f"{column} {gap.name}") for gap in part.missing]
-            means = {(cell.row, cell.metric): cell for cell in part.cells if cell.column == "average"}
+            means = {(entry.row, entry.metric): entry for entry in part.entries if entry.column == "average"}
             for row in table.rows:
-                for place, metric in enumerate(("fpr", "auroc")):
-                    cell = replace(means[row.name, metric], column=column)
-                    whole = cell.ours is None or not cell.partial
-                    result.cells.append(replace(cell, theirs=row.means[column][place]) if whole else cell)
+                for place, metric in enumerate(PRINTED):
+                    entry = replace(means[row.name, metric], column=column)
+                    whole = entry.ours is None or not entry.partial
+                    result.entries.append(replace(entry, theirs=row.means[column][place]) if whole else entry)
         return result
 
-    def _p_values(self, table: Table, where: Located) -> list[Cell]:
+    def _p_values(self, table: PaperTable, where: Located) -> list[Entry]:
         measured: dict[str, float] = {}
         if where.benchmark is not None and where.weights is not None:
             key = key_of(sha256(where.weights), json.dumps(where.identity, sort_keys=True), str(P_VALUE_IMAGES))
@@ -183,10 +183,10 @@ class _Lab:
             measured = _kept(place, key) or self._measured(table, where.benchmark, where)
             atomic_write(place, json.dumps({"key": key, "mean_p": measured}, indent=1) + "\n")
         return [
-            Cell("chi-square", shown, "mean_p", value, measured.get(shown)) for shown, value in table.values.items()
+            Entry("chi-square", shown, "mean_p", value, measured.get(shown)) for shown, value in table.values.items()
         ]
 
-    def _measured(self, table: Table, benchmark: Benchmark, where: Located) -> dict[str, float]:
+    def _measured(self, table: PaperTable, benchmark: Benchmark, where: Located) -> dict[str, float]:
         """Compute the mean p-value of each set that the table has, by its printed name."""
         from idness.paper.studies.gaussianity import gaussianity
         from idness.paper.studies.specimen import take_specimen
@@ -204,7 +204,7 @@ class _Lab:
         return found
 
 
-def _by_row(rows: Sequence[Row], results: Mapping[str, MethodResult]) -> dict[str, MethodResult]:
+def _by_row(rows: Sequence[PaperRow], results: Mapping[str, MethodResult]) -> dict[str, MethodResult]:
     """Give results by the row's name; the benchmark names methods without spaces."""
     return {row.name: results[key] for row in rows if row.method and (key := row.method.replace(" ", "")) in results}
 
@@ -248,14 +248,14 @@ def _write(report: Report, folder: Path, fpr: str) -> None:
     write_html(folder, report)
 
 
-def _deviations(table: Table, where: Located) -> list[str]:
+def _deviations(table: PaperTable, where: Located) -> list[str]:
     learners = [row.name for row in table.rows if row.method and row.method.startswith(("dice", "chain"))]
     if learners and "id_train" in where.images:
         return [f"{', '.join(learners)}: means over {where.images['id_train'][0]:,} training images"]
     return []
 
 
-def _untrained(row: Row, root: Path) -> Missing:
+def _untrained(row: PaperRow, root: Path) -> Missing:
     where = f"--data {root}/imagenet/train --out {root}/{row.training}"
     command = f"idness train {where} --arch torchvision:resnet50 --init pretrained --method {row.training}"
     return Missing(f"weights of {row.name}", "98 MB once trained", command)

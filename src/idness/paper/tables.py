@@ -12,15 +12,15 @@ from idness.core.errors import unknown_name
 
 Pair = tuple[float, float]
 """FPR at 95 % recall, in the table's convention, and AUROC; both in percent, as printed."""
-METRICS = ("fpr", "auroc")
+PRINTED = ("fpr", "auroc")
 OTHER_FILES = ("slips.toml", "sources.toml")
 ROUNDING = 0.0101
 """How far a printed average may be from the mean of its printed parts: half a unit for each, and rounding in between."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """Is one row: a method, and perhaps the training of its network.
+class PaperRow:
+    """Keeps one printed row: a method, and perhaps the training of its network.
 
     Args:
         name: as printed.
@@ -46,8 +46,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Is one table of the paper with its protocol.
+class PaperTable:
+    """Keeps one table of the paper with its protocol.
 
     Args:
         name: by which it is asked for.
@@ -71,7 +71,7 @@ class Table:
     model: str
     benchmark: str
     kind: str
-    rows: tuple[Row, ...] = ()
+    rows: tuple[PaperRow, ...] = ()
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     fpr: str | None = None
     values: dict[str, float] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Table:
     detail: str | None = None
     id: str | None = None
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> PaperRow:
         """Find a row by its printed name."""
         for row in self.rows:
             if row.name == name:
@@ -101,7 +101,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Slip:
-    """Is a place where the paper contradicts itself.
+    """Names a place where the paper contradicts itself.
 
     Args:
         kind: `average` (not the mean of its parts), `disagreement` (two tables differ) or `text`.
@@ -130,14 +130,14 @@ def names() -> list[str]:
     )
 
 
-def load(name: str) -> Table:
+def load(name: str) -> PaperTable:
     """Read one table by name."""
     if name not in names():
         raise unknown_name("table", name, names())
     raw = _read(name)
     rows = tuple(_row(entry) for entry in raw.pop("rows", []))
     groups = {group: tuple(members) for group, members in raw.pop("groups", {}).items()}
-    return Table(name=name, rows=rows, groups=groups, **raw)
+    return PaperTable(name=name, rows=rows, groups=groups, **raw)
 
 
 def listed_slips() -> list[Slip]:
@@ -157,35 +157,35 @@ def find_slips() -> list[Slip]:
     return found
 
 
-def _wrong_averages(table: Table) -> Iterator[Slip]:
+def _wrong_averages(table: PaperTable) -> Iterator[Slip]:
     for row in table.rows:
         for group, members in table.groups.items():
             if group not in row.means or not all(name in row.cells for name in members):
                 continue
-            for place, metric in enumerate(METRICS):
+            for place, metric in enumerate(PRINTED):
                 mean = sum(row.cells[name][place] for name in members) / len(members)
                 printed = row.means[group][place]
                 if abs(mean - printed) > ROUNDING:
                     yield Slip("average", table.name, row.name, group, metric, printed, round(mean, 2))
 
 
-def _disagreements(table: Table, other: Table, renamed: dict[str, str]) -> Iterator[Slip]:
+def _disagreements(table: PaperTable, other: PaperTable, renamed: dict[str, str]) -> Iterator[Slip]:
     theirs = {row.name: row for row in other.rows}
     for row in table.rows:
         for column, pair in row.means.items():
             if renamed and column not in renamed:
                 continue
-            for place, metric in enumerate(METRICS):
+            for place, metric in enumerate(PRINTED):
                 there = theirs[row.name].means[renamed.get(column, column)][place]
                 if pair[place] != there:
                     found = Slip("disagreement", table.name, row.name, column, metric, pair[place])
                     yield replace(found, other=other.name, there=there)
 
 
-def _row(entry: dict[str, Any]) -> Row:
+def _row(entry: dict[str, Any]) -> PaperRow:
     for key in ("cells", "means", "spread"):
         entry[key] = {name: _pair(value) for name, value in entry.get(key, {}).items()}
-    return Row(**entry)
+    return PaperRow(**entry)
 
 
 def _pair(value: list[float]) -> Pair:
