@@ -1,4 +1,4 @@
-"""Makes the folder that the documents speak of: a network of one's own, images known and unknown, and results of them."""
+"""Makes the folder that the documents speak of: a network of one's own, ID and OOD images, and results of them."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ classes = ["first", "second", "third"]
 mean = [0.485, 0.456, 0.406]
 std = [0.229, 0.224, 0.225]
 [id]
-train = "known/train"
-val = "known/val"
-test = "known/test"
+train = "id/train"
+val = "id/val"
+test = "id/test"
 [ood_val]
-some = "unknown/validation"
+some = "ood/validation"
 [near]
-similar = "unknown/similar"
+similar = "ood/similar"
 [far]
-other = "unknown/other"
+other = "ood/other"
 """
 SERVE = """
 import shlex, signal, subprocess, sys, time
@@ -89,12 +89,12 @@ def _images(root: Path) -> None:
     for split in ("train", "val", "test"):
         for name, label in CLASSES.items():
             pixels = known.images[known.labels == label][start : start + 24]
-            _save(root / "known" / split / name, pixels)
+            _save(root / "id" / split / name, pixels)
             if split == "val":
                 _save(root / "my_images" / name, pixels)
         start += 24
     for folder, name in (("validation", "groceries"), ("similar", "cat"), ("other", "mnist")):
-        _save(root / "unknown" / folder, load(name).images[:40])
+        _save(root / "ood" / folder, load(name).images[:40])
     _save(root / "new_images", load("textures").images[:3], "unknown")
     _save(root / "new_images", known.images[known.labels == 0][100:103], "known")
 

@@ -77,8 +77,8 @@ def _simplest(report: Report, rows: list[str]) -> str:
     """Choose among rows that cannot be told apart: one without training images, if possible also without options to choose."""
     from idness.detectors.registry import available
 
-    known = available()
-    plain = [row for row in rows if not getattr(known.get(report.methods[row].method), "needs_train", True)]
+    every = available()
+    plain = [row for row in rows if not getattr(every.get(report.methods[row].method), "needs_train", True)]
     fixed = [row for row in plain if len(report.methods[row].tried) < 2]
     return [*fixed, *plain, *rows][0]
 

@@ -27,7 +27,7 @@ WORST = 8
 
 @dataclass
 class SetScores:
-    """Holds what is kept of a set after its activations have passed by: a few numbers per image."""
+    """Keeps of a set what is needed after its activations have passed by: a few numbers per image."""
 
     scores: dict[str, Array] = field(default_factory=dict)
     swept: dict[tuple[str, float], Array] = field(default_factory=dict)
@@ -152,11 +152,11 @@ def make_sweep(
 
 
 def evaluate(
-    known: SetScores, groups: Mapping[str, Mapping[str, SetScores]], recall: float, seed: int
+    id_test: SetScores, groups: Mapping[str, Mapping[str, SetScores]], recall: float, seed: int
 ) -> dict[str, tuple[dict[str, Metrics], dict[str, Metrics]]]:
     """Compute for every row the metrics of each set and the means of each group."""
     results = {}
-    for row, ids in known.scores.items():
+    for row, ids in id_test.scores.items():
         oods = {group: [found.scores[row] for found in sets.values()] for group, sets in groups.items()}
         by_set = {
             name: set_metrics(ids, scores, recall, seed)
@@ -192,13 +192,13 @@ def _intervals(ids: Array, oods: Sequence[Array], recall: float, seed: int) -> d
 
 
 def sweep_curves(
-    known: SetScores, groups: Mapping[str, Mapping[str, SetScores]], ebo: Mapping[str, Metrics] | None
+    id_test: SetScores, groups: Mapping[str, Mapping[str, SetScores]], ebo: Mapping[str, Metrics] | None
 ) -> Sweep | None:
     """Compute the group AUROC at each percentile."""
-    if not known.swept:
+    if not id_test.swept:
         return None
     curves: dict[str, dict[str, list[float]]] = {}
-    for (row, percentile), ids in known.swept.items():
+    for (row, percentile), ids in id_test.swept.items():
         for group, sets in groups.items():
             value = float(np.mean([auroc(ids, found.swept[row, percentile]) for found in sets.values()]))
             curves.setdefault(row, {}).setdefault(group, []).append(value)
@@ -223,11 +223,13 @@ def most_wrong(row: str, name: str, found: SetScores, *, highest: bool, count: i
     ]
 
 
-def wrong_images(known: SetScores, groups: Mapping[str, Mapping[str, SetScores]]) -> dict[str, dict[str, list[Wrong]]]:
+def wrong_images(
+    id_test: SetScores, groups: Mapping[str, Mapping[str, SetScores]]
+) -> dict[str, dict[str, list[Wrong]]]:
     """List for every row the ID images of lowest score and, by group, the OOD images of highest score."""
     found: dict[str, dict[str, list[Wrong]]] = {}
-    for row in known.scores:
-        found[row] = {"id_test": most_wrong(row, "id_test", known, highest=False)}
+    for row in id_test.scores:
+        found[row] = {"id_test": most_wrong(row, "id_test", id_test, highest=False)}
         for group, sets in groups.items():
             listed = [entry for name, scores in sets.items() for entry in most_wrong(row, name, scores, highest=True)]
             found[row][group] = sorted(listed, key=lambda entry: -entry.score)[:WORST]

@@ -23,7 +23,7 @@ from idness.networks.precision import ChosenPrecision
 
 @dataclass(frozen=True)
 class Prepared:
-    """Holds what is known of the network; there is none where activations were given."""
+    """Keeps a network that is ready to run, and what is known of it; there is none where activations were given."""
 
     head: Head
     network: Network | None
@@ -85,7 +85,7 @@ def check_classes(bench: Benchmark, sets: Sequence[OpenSet], head: Head) -> None
                 raise DataError(
                     f"{entry.name}: has {got} per image, the head {head.width} and {head.classes}; is it of another network?"
                 )
-        elif entry.known and entry.data.labels is not None:
+        elif entry.is_id and entry.data.labels is not None:
             named, highest = len(entry.data.classes), int(entry.data.labels.max())
             if (named and named != head.classes) or highest >= head.classes:
                 raise DataError(

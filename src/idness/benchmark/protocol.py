@@ -20,14 +20,14 @@ KEYS = ("name", "title", "classes", "head", "preprocessing", "id", "ood_val", *G
 
 @dataclass(frozen=True)
 class OpenSet:
-    """Holds a set that was found and opened, with its name and role."""
+    """Gives access to a set that was found, under its name and in its role."""
 
     name: str
     role: str
     data: ImageSet | ActivationsSet
 
     @property
-    def known(self) -> bool:
+    def is_id(self) -> bool:
         """Whether its images are in-distribution."""
         return self.role.startswith("id_")
 
@@ -41,7 +41,7 @@ class Benchmark:
         title: one line for people.
         id: sets by part: `test` is needed; `train` and `val` serve methods that learn and the choice of options.
         ood_val: sets by name on which options are chosen; none of them may be tested on.
-        near: out-of-distribution test sets close to the known classes.
+        near: out-of-distribution test sets close to the ID classes.
         far: out-of-distribution test sets of another kind.
         classes: names of the classes, or their number.
         preprocessing: resize, crop, mean, std, interpolation; without it the network's own.
@@ -65,7 +65,7 @@ class Benchmark:
             if part not in ("train", "val", "test"):
                 raise DataError(f"benchmark {self.name}: [id] takes train, val and test; got {part!r}")
         if "test" not in self.id:
-            raise DataError(f"benchmark {self.name}: needs [id] test, the known images to tell the others from")
+            raise DataError(f"benchmark {self.name}: needs [id] test, the ID images to tell the OOD images from")
         if not self.near and not self.far:
             raise DataError(f"benchmark {self.name}: needs at least one set in [near] or [far]")
         names = [*(f"id_{part}" for part in self.id), *self.ood_val, *self.near, *self.far]
@@ -169,9 +169,9 @@ class Benchmark:
         return opened
 
     def _listed(self) -> list[tuple[str, str, Any]]:
-        known = [(f"id_{part}", f"id_{part}", self.id[part]) for part in ("train", "val", "test") if part in self.id]
+        inner = [(f"id_{part}", f"id_{part}", self.id[part]) for part in ("train", "val", "test") if part in self.id]
         others = [(role, name, spec) for role in ("ood_val", *GROUPS) for name, spec in getattr(self, role).items()]
-        return known + others
+        return inner + others
 
 
 def _definitions() -> dict[str, Path]:

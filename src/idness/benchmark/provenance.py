@@ -56,7 +56,7 @@ def without_folder(text: str) -> str:
 
 
 def duplicates(sets: Mapping[str, tuple[str, Array]]) -> list[dict[str, Any]]:
-    """Find images, by the hash of their pixels, that are both known and unknown, or both chosen on and tested on.
+    """Find images, by the hash of their pixels, that are in an ID and an OOD set, or both chosen on and tested on.
 
     Args:
         sets: role and hashes (N, 16) of every set by name.
@@ -92,9 +92,8 @@ def thumbnails(
 
 
 def _must_differ(first: str, second: str) -> bool:
-    known = first.startswith("id_"), second.startswith("id_")
     tested = {"id_test", "near", "far"}
-    return known[0] != known[1] or ((first in tested) != (second in tested))
+    return first.startswith("id_") != second.startswith("id_") or (first in tested) != (second in tested)
 
 
 def _version(name: str) -> str:

@@ -58,13 +58,13 @@ def run(
 
 @dataclass
 class _Scored:
-    """Holds the scores of every set, and which of them belong to which group."""
+    """Keeps the scores of every set, and which of them belong to which group."""
 
     every: dict[str, SetScores]
     groups: dict[str, dict[str, SetScores]]
 
     @property
-    def known(self) -> SetScores:
+    def id_test(self) -> SetScores:
         return self.every["id_test"]
 
 
@@ -194,12 +194,12 @@ class _Job:
     ) -> Report:
         start = time.perf_counter()
         opened = {entry.name: entry for entry in sets}
-        metrics = evaluate(scored.known, scored.groups, self.settings.recall, self.settings.seed)
+        metrics = evaluate(scored.id_test, scored.groups, self.settings.recall, self.settings.seed)
         methods = {
-            row: _method_result(choice, scored.known.shaped_accuracy(row), *metrics[row])
+            row: _method_result(choice, scored.id_test.shaped_accuracy(row), *metrics[row])
             for row, choice in choices.items()
         }
-        wrong = wrong_images(scored.known, scored.groups)
+        wrong = wrong_images(scored.id_test, scored.groups)
         for entry in (entry for parts in wrong.values() for listed in parts.values() for entry in listed):
             entry.item = _item(opened[entry.set], entry.index)
         groups = {role: list(found) for role, found in scored.groups.items()}
@@ -216,13 +216,13 @@ class _Job:
                 "why": prepared.precision.why,
             },
             sets={name: _set_info(opened[name], found) for name, found in scored.every.items()},
-            id_accuracy=scored.known.accuracy,
+            id_accuracy=scored.id_test.accuracy,
             methods=methods,
             recall=self.settings.recall,
             failed=failed,
             advised=advice[0],
             advised_why=advice[1],
-            sweep=sweep_curves(scored.known, scored.groups, methods["ebo"].groups if "ebo" in methods else None),
+            sweep=sweep_curves(scored.id_test, scored.groups, methods["ebo"].groups if "ebo" in methods else None),
             wrong=wrong,
             duplicates=duplicates(
                 {

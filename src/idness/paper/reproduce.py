@@ -198,7 +198,7 @@ class _Lab:
         )
         found = {}
         for part in specimen.before_relu:
-            name = table.id if part is specimen.inside else printed.get(part.name)
+            name = table.id if part is specimen.ids else printed.get(part.name)
             if name is not None and part.pre is not None:
                 found[name] = gaussianity(part.name, part.pre).mean_p
         return found

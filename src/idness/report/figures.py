@@ -36,8 +36,8 @@ def highlights(report: Report) -> list[str]:
         for group in report.benchmark.groups
         if all(group in item.groups for item in report.methods.values())
     ]
-    known = [row for row in BASELINES if row in report.methods]
-    return list(dict.fromkeys([*ranked[:1], *leaders, *known, *ranked[1:]]))[:HIGHLIGHTED]
+    familiar = [row for row in BASELINES if row in report.methods]
+    return list(dict.fromkeys([*ranked[:1], *leaders, *familiar, *ranked[1:]]))[:HIGHLIGHTED]
 
 
 def look(report: Report, row: str) -> style.Mark | None:

@@ -63,9 +63,9 @@ def strips(report: Report, row: str, ids: Mapping[str, str]) -> list[Strip]:
     threshold = id_threshold(report.scores.of(row, "id_test"), report.recall)
     found = []
     for group, entries in report.wrong.get(row, {}).items():
-        known = group == "id_test"
-        title = "ID images that it trusts least" if known else f"{shown(group)} OOD images that it trusts most"
-        captioned = [_captioned(report, entry, threshold, known, ids) for entry in entries]
+        is_id = group == "id_test"
+        title = "ID images that it trusts least" if is_id else f"{shown(group)} OOD images that it trusts most"
+        captioned = [_captioned(report, entry, threshold, is_id, ids) for entry in entries]
         found.append(Strip(sentence(title), captioned))
     return found
 
@@ -84,12 +84,12 @@ def class_name(report: Report, label: int | None) -> str:
     return shown(names[label], 24) if 0 <= label < len(names) else f"class {label}"
 
 
-def _captioned(report: Report, entry: Wrong, threshold: float, known: bool, ids: Mapping[str, str]) -> Thumbnail:
+def _captioned(report: Report, entry: Wrong, threshold: float, is_id: bool, ids: Mapping[str, str]) -> Thumbnail:
     accepted = entry.score > threshold
-    fooled = accepted != known
-    verdict = ("kept" if accepted else "rejected") if known else ("passes" if accepted else "caught")
+    fooled = accepted != is_id
+    verdict = ("kept" if accepted else "rejected") if is_id else ("passes" if accepted else "caught")
     predicted = class_name(report, entry.predicted)
-    if known:
+    if is_id:
         truth = class_name(report, entry.label)
         words = f"{truth}, seen as {predicted}" if entry.label not in (None, entry.predicted) else predicted
     else:

@@ -33,7 +33,7 @@ STUDIES: dict[str, Callable[[Specimen], Study]] = {
 
 @dataclass
 class Analysis:
-    """Is the outcome of all analyses; `save` writes figures, numbers and a page of Markdown."""
+    """Collects what all analyses found; `save` writes figures, numbers and a page of Markdown."""
 
     title: str
     about: dict[str, Any]
@@ -84,9 +84,9 @@ def analyze(
         listener: hears of progress.
     """
     specimen = take_specimen(model, benchmark, settings=settings, limit=limit, listener=listener)
-    sizes = {name: len(found.acts) for name, found in {"id": specimen.inside, **specimen.outside}.items()}
+    sizes = {name: len(found.acts) for name, found in {"id": specimen.ids, **specimen.oods}.items()}
     about = {"images": sizes, "features": specimen.head.width, "classes": specimen.head.classes}
-    about["final_relu"] = None if specimen.inside.rectifier is None else str(specimen.inside.rectifier)
+    about["final_relu"] = None if specimen.ids.rectifier is None else str(specimen.ids.rectifier)
     return Analysis(specimen.title, about, [_guarded(name, step, specimen) for name, step in STUDIES.items()])
 
 

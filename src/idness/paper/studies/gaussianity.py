@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Gaussianity:
-    """Is the outcome for one set of images.
+    """Says how Gaussian the features of one set of images are.
 
     Args:
         name: the set.

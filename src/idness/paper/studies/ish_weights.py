@@ -24,7 +24,7 @@ Reader = Callable[[NDArray[np.int64]], Sequence[NDArray[np.uint8]]]
 
 @dataclass(frozen=True)
 class Weights:
-    """Holds each image's weight in the gradient of the final layer: exp(r), relative to the mean over the images."""
+    """Keeps each image's weight in the gradient of the final layer: exp(r), relative to the mean over the images."""
 
     values: NDArray[np.float64]
     percentile: float
@@ -93,7 +93,7 @@ def study(specimen: Specimen) -> Study:
     name = "ISH"
     if specimen.signed:
         return Study(name, SIGNED)
-    part = specimen.train or specimen.inside
+    part = specimen.train or specimen.ids
     weights = ish_weights(part.acts, PERCENTILE)
     kind = "training" if specimen.train else "test"
     line = (

@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Moments:
-    """Holds the moments of one set of images, one value per image.
+    """Keeps the moments of one set of images, one value per image.
 
     Args:
         name: the set.
@@ -52,23 +52,23 @@ def moments(name: str, values: Tensor) -> Moments:
     return Moments(name, array.mean(axis=1), array.var(axis=1))
 
 
-def gap(inside: Moments, outside: Moments) -> float:
+def gap(ids: Moments, oods: Moments) -> float:
     """Compute the chance that an ID image has a higher mu/sigma than an OOD image; the paper assumes more than one half."""
-    return auroc(inside.gamma, outside.gamma)
+    return auroc(ids.gamma, oods.gamma)
 
 
-def plot_moments(inside: Moments, outside: Sequence[Moments], ax: Any = None, *, most: int = 150) -> Any:
+def plot_moments(ids: Moments, oods: Sequence[Moments], ax: Any = None, *, most: int = 150) -> Any:
     """Draw variance against mean, one point per image, and each set's centre.
 
     Args:
-        inside: ID.
-        outside: OOD sets.
+        ids: ID.
+        oods: OOD sets.
         ax: axes to draw on.
         most: points drawn per set, evenly picked.
     """
     ax = style.axes_or_new(ax, size=(5.6, 3.6))
     with style.house_style():
-        for index, part in enumerate([inside, *outside]):
+        for index, part in enumerate([ids, *oods]):
             look = _look(index)
             picked = np.linspace(0, len(part.mean) - 1, min(most, len(part.mean))).astype(int)
             ax.scatter(
@@ -80,7 +80,7 @@ def plot_moments(inside: Moments, outside: Sequence[Moments], ax: Any = None, *,
                 alpha=0.28,
                 linewidths=0,
             )
-        for index, part in enumerate([inside, *outside]):
+        for index, part in enumerate([ids, *oods]):
             look = _look(index)
             centre = np.median(part.mean), np.median(part.variance)
             ax.plot(
@@ -92,7 +92,7 @@ def plot_moments(inside: Moments, outside: Sequence[Moments], ax: Any = None, *,
                 label=part.name,
                 zorder=5,
             )
-        everything = np.concatenate([part.variance for part in [inside, *outside]])
+        everything = np.concatenate([part.variance for part in [ids, *oods]])
         ax.set_ylim(0, float(np.percentile(everything, 99.5)) * 1.05)
     style.legend(ax, outside=True)
     return style.headline(ax, "Mean and variance before the ReLU", x="mean of an image's activations", y="variance")
@@ -108,13 +108,13 @@ def _look(index: int) -> style.Mark:
     return style.mark(index)._replace(colour=style.PALETTE[1 + place], marker=marker)
 
 
-def plot_gamma(inside: Moments, outside: Moments, ax: Any = None, *, legend: bool = True) -> Any:
+def plot_gamma(ids: Moments, oods: Moments, ax: Any = None, *, legend: bool = True) -> Any:
     """Draw histograms of mu/sigma, ID against one OOD set."""
     ax = style.axes_or_new(ax)
-    style.two_histograms(ax, inside.gamma, outside.gamma, (inside.name, "OOD"))
+    style.two_histograms(ax, ids.gamma, oods.gamma, (ids.name, "OOD"))
     if legend:
         style.legend(ax, fontsize=7)
-    title = f"{outside.name}: ID higher {100 * gap(inside, outside):.0f} %"
+    title = f"{oods.name}: ID higher {100 * gap(ids, oods):.0f} %"
     return style.headline(ax, title, x="μ/σ before the ReLU")
 
 
@@ -124,16 +124,16 @@ def study(specimen: Specimen) -> Study:
     found = specimen.before_relu
     if not found:
         return Study(name, NO_RELU)
-    inside, *outside = [moments(part.name, part.pre) for part in found if part.pre is not None]
-    gaps = {part.name: gap(inside, part) for part in outside}
+    ids, *oods = [moments(part.name, part.pre) for part in found if part.pre is not None]
+    gaps = {part.name: gap(ids, part) for part in oods}
     higher = [part for part, value in gaps.items() if value > 0.5]
     line = (
-        f"mu/sigma before the ReLU is {inside.typical:.2f} on ID; the paper's assumption that it is higher than on OOD holds for"
+        f"mu/sigma before the ReLU is {ids.typical:.2f} on ID; the paper's assumption that it is higher than on OOD holds for"
         f" {len(higher)} of {len(gaps)} sets ({', '.join(f'{part} {100 * value:.0f} %' for part, value in gaps.items())} of pairs)"
     )
-    grid, axes = small_axes(len(outside))
-    for part, ax in zip(outside, axes, strict=True):
-        plot_gamma(inside, part, ax, legend=part is outside[0])
+    grid, axes = small_axes(len(oods))
+    for part, ax in zip(oods, axes, strict=True):
+        plot_gamma(ids, part, ax, legend=part is oods[0])
     numbers = {
         part.name: {
             "mean": float(part.mean.mean()),
@@ -141,9 +141,9 @@ def study(specimen: Specimen) -> Study:
             "mu_sigma": part.typical,
             "id_higher": gaps.get(part.name),
         }
-        for part in (inside, *outside)
+        for part in (ids, *oods)
     }
-    scatter = style.figure_of(plot_moments(inside, outside))
+    scatter = style.figure_of(plot_moments(ids, oods))
     figures = {
         "moments": (scatter, f"Mean and variance of pre-ReLU activations. {line}"),
         "mu-sigma": (grid, f"Histograms of mu/sigma. {line}"),

@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sweep:
-    """Holds AUROC by percentile, averaged over OOD sets.
+    """Keeps AUROC by percentile, averaged over OOD sets.
 
     Args:
         percentiles: the values of p, in percent.
@@ -44,18 +44,18 @@ class Sweep:
 
 
 def sweep(
-    head: Head, inside: Activations, outside: Mapping[str, Activations], percentiles: Sequence[float] = PERCENTILES
+    head: Head, ids: Activations, oods: Mapping[str, Activations], percentiles: Sequence[float] = PERCENTILES
 ) -> Sweep:
     """Compute AUROC for every percentile and kind, as the mean over the OOD sets."""
     detectors: list[Detector] = [build("ebo")]
     for name, fixed in KINDS.values():
         detectors += [build(name, percentile=float(p), **fixed) for p in percentiles]
     fit_many(detectors, head)
-    good = score_many(detectors, inside)
+    good = score_many(detectors, ids)
     totals = np.zeros(len(detectors))
-    for acts in outside.values():
+    for acts in oods.values():
         totals += [auroc(a, b) for a, b in zip(good, score_many(detectors, acts), strict=True)]
-    means = totals / len(outside)
+    means = totals / len(oods)
     curves = dict(zip(KINDS, means[1:].reshape(len(KINDS), -1), strict=True))
     return Sweep(tuple(float(p) for p in percentiles), curves, float(means[0]))
 
@@ -119,4 +119,4 @@ def study(specimen: Specimen) -> Study:
 
 def sweep_of(specimen: Specimen, members: Mapping[str, SetActivations]) -> Sweep:
     """Sweep some sets of a specimen."""
-    return sweep(specimen.head, specimen.inside.acts, {part: found.acts for part, found in members.items()})
+    return sweep(specimen.head, specimen.ids.acts, {part: found.acts for part, found in members.items()})

@@ -39,7 +39,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Range:
-    """Is an interval of fractions p for which Q_p/Q is smaller for ID than for OOD; `low` >= `high` means none."""
+    """Bounds the fractions p for which Q_p/Q is smaller for ID than for OOD; `low` >= `high` means none."""
 
     low: float
     high: float
@@ -177,7 +177,7 @@ def study(specimen: Specimen) -> Study:
     found = specimen.before_relu
     if found:
         gammas = {part.name: moments(part.name, part.pre).typical for part in found if part.pre is not None}
-        own = gammas.pop(specimen.inside.name)
+        own = gammas.pop(specimen.ids.name)
         reach = {part: exact_range(own, gamma) for part, gamma in gammas.items()}
         holds = [part for part, value in reach.items() if not value.empty]
         start = 100 * exact_range(own, -1e9).low

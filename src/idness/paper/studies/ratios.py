@@ -20,7 +20,7 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Ratios:
-    """Holds the ratio of each image of a set at one percentile."""
+    """Keeps the ratio of each image of a set at one percentile."""
 
     name: str
     values: Array
@@ -32,19 +32,19 @@ def ratios(name: str, acts: Activations, percentile: float = 85.0) -> Ratios:
     return Ratios(name, scale_ratio(acts.features, percentile).numpy(), percentile)
 
 
-def separation(inside: Ratios, outside: Ratios) -> float:
+def separation(ids: Ratios, oods: Ratios) -> float:
     """Compute the chance that an ID image has the larger ratio; the paper's argument wants it well above one half."""
-    return auroc(inside.values, outside.values)
+    return auroc(ids.values, oods.values)
 
 
-def plot_ratios(inside: Ratios, outside: Ratios, ax: Any = None, *, legend: bool = True) -> Any:
+def plot_ratios(ids: Ratios, oods: Ratios, ax: Any = None, *, legend: bool = True) -> Any:
     """Draw histograms of the ratio, ID against one OOD set, and how well it separates them alone."""
     ax = style.axes_or_new(ax)
-    style.two_histograms(ax, inside.values, outside.values, (inside.name, "OOD"))
+    style.two_histograms(ax, ids.values, oods.values, (ids.name, "OOD"))
     if legend:
         style.legend(ax, fontsize=7)
-    title = f"{outside.name}: ID larger {100 * separation(inside, outside):.0f} %"
-    return style.headline(ax, title, x=f"$Q/Q_p$ at p = {inside.percentile:g}")
+    title = f"{oods.name}: ID larger {100 * separation(ids, oods):.0f} %"
+    return style.headline(ax, title, x=f"$Q/Q_p$ at p = {ids.percentile:g}")
 
 
 def study(specimen: Specimen) -> Study:
@@ -53,13 +53,13 @@ def study(specimen: Specimen) -> Study:
     if specimen.signed:
         return Study(name, SIGNED)
     # Lower percentiles leave out zeros only, and every ratio is near 1.
-    best = sweep_of(specimen, specimen.outside).best(lowest=65)
-    inside = ratios("ID", specimen.inside.acts, best)
-    outside = [ratios(part, found.acts, best) for part, found in specimen.outside.items()]
-    chances = {part.name: separation(inside, part) for part in outside}
-    figure, axes = small_axes(len(outside))
-    for part, ax in zip(outside, axes, strict=True):
-        plot_ratios(inside, part, ax, legend=part is outside[0])
+    best = sweep_of(specimen, specimen.oods).best(lowest=65)
+    ids = ratios("ID", specimen.ids.acts, best)
+    oods = [ratios(part, found.acts, best) for part, found in specimen.oods.items()]
+    chances = {part.name: separation(ids, part) for part in oods}
+    figure, axes = small_axes(len(oods))
+    for part, ax in zip(oods, axes, strict=True):
+        plot_ratios(ids, part, ax, legend=part is oods[0])
     larger = [part for part, value in chances.items() if value > 0.5]
     line = (
         f"at p = {best:g}, r = Q/Q_p alone is larger on ID than on {len(larger)} of {len(chances)} sets"

@@ -24,7 +24,7 @@ NO_RELU = "does not apply: the features do not come out of a single ReLU"
 
 @dataclass
 class Study:
-    """Is what one analysis found: a line of words, numbers, and figures by file name with what they show."""
+    """Reports what one analysis found: a line of words, numbers, and figures by file name with what they show."""
 
     name: str
     line: str
@@ -34,12 +34,12 @@ class Study:
 
 @dataclass
 class Specimen:
-    """Holds all that the analyses look at.
+    """Keeps all that the analyses look at: a network's head, and activations of ID and OOD sets.
 
     Args:
         title: network and benchmark, for headings.
         head: the final layer.
-        inside: the ID test set.
+        ids: the ID test set.
         near: near OOD sets by name.
         far: far OOD sets by name.
         train: ID training images.
@@ -50,7 +50,7 @@ class Specimen:
 
     title: str
     head: Head
-    inside: SetActivations
+    ids: SetActivations
     near: dict[str, SetActivations] = field(default_factory=dict)
     far: dict[str, SetActivations] = field(default_factory=dict)
     train: SetActivations | None = None
@@ -59,14 +59,14 @@ class Specimen:
     classes: Sequence[str] = ()
 
     @property
-    def outside(self) -> dict[str, SetActivations]:
+    def oods(self) -> dict[str, SetActivations]:
         """All OOD test sets, near ones first."""
         return self.near | self.far
 
     @property
     def signed(self) -> bool:
         """Whether features are below zero, so that sums of them mean nothing."""
-        return float(self.inside.acts.features.min()) < -1e-6 * float(self.inside.acts.features.abs().max())
+        return float(self.ids.acts.features.min()) < -1e-6 * float(self.ids.acts.features.abs().max())
 
     @property
     def groups(self) -> dict[str, dict[str, SetActivations]]:
@@ -76,7 +76,7 @@ class Specimen:
     @property
     def before_relu(self) -> list[SetActivations]:
         """ID and all OOD sets with their pre-ReLU values; none where the network has no final ReLU."""
-        found = [self.inside, *self.outside.values()]
+        found = [self.ids, *self.oods.values()]
         return found if all(part.pre is not None for part in found) else []
 
 

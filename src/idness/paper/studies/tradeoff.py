@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,23 +27,23 @@ NAMED = 12
 
 @dataclass(frozen=True)
 class Point:
-    """Is one method: its mean AUROC over OOD sets, and the ID accuracy of the network as the method shapes it."""
+    """Places one method in the picture: its mean AUROC over OOD sets, and the ID accuracy of the network as the method shapes it."""
 
     name: str
     accuracy: float
     auroc: float
 
 
-def tradeoff(detectors: Mapping[str, Detector], inside: Activations, outside: Mapping[str, Activations]) -> list[Point]:
+def tradeoff(detectors: Mapping[str, Detector], ids: Activations, oods: Mapping[str, Activations]) -> list[Point]:
     """Measure every fitted detector on labelled ID images and OOD sets."""
-    labels = _labels(inside)
+    labels = _labels(ids)
     listed = list(detectors.values())
-    good = score_many(listed, inside)
-    bad = [score_many(listed, acts) for acts in outside.values()]
+    good = score_many(listed, ids)
+    bad = [score_many(listed, acts) for acts in oods.values()]
     points = []
     for index, (name, detector) in enumerate(detectors.items()):
         # Only methods that edit the network have logits of their own.
-        logits = detector.shaped_logits(inside) if isinstance(detector, Enhancer) else inside.logits
+        logits = detector.shaped_logits(ids) if isinstance(detector, Enhancer) else ids.logits
         mean = float(np.mean([auroc(good[index], scores[index]) for scores in bad]))
         points.append(Point(name, accuracy(logits, labels), mean))
     return points
@@ -88,7 +89,9 @@ def plot_tradeoff(
         ax.set_ylim(top=min(ax.get_ylim()[1], 101))
         if len(shown) < len(order):
             lost = ", ".join(f"{point.name} {100 * point.auroc:.0f}" for point in order[len(shown) :])
-            ax.text(0.01, 0.02, f"far below: {lost}", transform=ax.transAxes, fontsize=7, color=style.MUTED)
+            words = textwrap.fill(f"far below: {lost}", 95)
+            below = {"xytext": (0, -36), "textcoords": "offset points", "va": "top"}
+            ax.annotate(words, (0, 0), xycoords="axes fraction", fontsize=7, color=style.MUTED, **below)
     return style.headline(ax, title, x="ID accuracy as shaped, %", y="mean AUROC, %")
 
 
@@ -154,10 +157,10 @@ def study(specimen: Specimen) -> Study:
     for ax, (group, members) in zip(axes[0], groups.items(), strict=True):
         points = tradeoff(
             {row: choice.detector for row, choice in choices.items()},
-            specimen.inside.acts,
+            specimen.ids.acts,
             {part: found.acts for part, found in members.items()},
         )
-        plain = accuracy(specimen.inside.acts.logits, _labels(specimen.inside.acts))
+        plain = accuracy(specimen.ids.acts.logits, _labels(specimen.ids.acts))
         plot_tradeoff(points, ax, plain=plain, title=f"{group.capitalize()} OOD")
         best = max(points, key=lambda point: point.auroc)
         words.append(
