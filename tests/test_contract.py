@@ -13,12 +13,13 @@ from safetensors.torch import load, save
 from idness.core.errors import IdnessWarning, InputError, NotFittedError, OptionError
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
+from idness.detectors.input_edit import InputEdit
 from idness.detectors.readouts import READOUTS
 from idness.detectors.registry import available, build, parse, rows
 from idness.metrics import auroc
-from tests.worlds import make_world
+from tests.worlds import make_world, seen_by
 
-ROWS = sorted(rows())
+ROWS = sorted(rows(costly=True))
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +28,23 @@ def world():
 
 
 def fitted(name: str, world, **options) -> Detector:
-    return build(name, **options).fit(world.head, world.train, val=world.val)
+    return fit(build(name, **options), world)
+
+
+def fit(detector: Detector, world) -> Detector:
+    seen = world.seen_by(detector)
+    return detector.fit(seen.head, seen.train, val=seen.val)
+
+
+def score(detector: Detector, acts: Activations) -> torch.Tensor:
+    return detector.score(seen_by(detector, acts, detector.head_))
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_fit_returns_self_and_score_gives_one_finite_number_per_image(name, world):
     detector = build(name)
-    assert detector.fit(world.head, world.train, val=world.val) is detector
-    scores = detector.score(world.test)
+    assert fit(detector, world) is detector
+    scores = score(detector, world.test)
     assert scores.shape == (len(world.test),)
     assert scores.dtype == torch.float32
     assert torch.isfinite(scores).all()
@@ -43,17 +53,17 @@ def test_fit_returns_self_and_score_gives_one_finite_number_per_image(name, worl
 @pytest.mark.parametrize("name", ROWS)
 def test_id_images_score_above_ood_images(name, world):
     detector = fitted(name, world)
-    assert auroc(detector.score(world.test), detector.score(world.ood)) > 0.75
+    assert auroc(score(detector, world.test), score(detector, world.ood)) > 0.75
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_score_does_not_depend_on_its_batch(name, world):
     detector = fitted(name, world)
-    whole = detector.score(world.test)
-    single = torch.cat([detector.score(world.test[i : i + 1]) for i in range(20)])
+    whole = score(detector, world.test)
+    single = torch.cat([score(detector, world.test[i : i + 1]) for i in range(20)])
     torch.testing.assert_close(single, whole[:20], rtol=1e-4, atol=1e-4)
     order = torch.randperm(len(world.test), generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(detector.score(world.test[order]), whole[order], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(score(detector, world.test[order]), whole[order], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -61,7 +71,7 @@ def test_arguments_are_left_as_they_were(name, world):
     parts = [world.head.weight, world.head.bias]
     parts += [t for acts in (world.train, world.val, world.test) for t in (acts.features, acts.logits)]
     before = [part.clone() for part in parts]
-    fitted(name, world).score(world.test)
+    score(fitted(name, world), world.test)
     for part, copy in zip(parts, before, strict=True):
         assert torch.equal(part, copy)
 
@@ -79,7 +89,7 @@ def test_odd_features_have_finite_scores(name, kind, world):
     detector = fitted(name, world)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", IdnessWarning)
-        scores = detector.score(Activations(features, world.head(features)))
+        scores = score(detector, Activations(features, world.head(features)))
     assert torch.isfinite(scores).all()
 
 
@@ -88,9 +98,9 @@ def test_half_precision_features_are_scored_in_single_precision(name, world):
     detector = fitted(name, world, **({"percentile": 99.0} if "percentile" in build(name).options() else {}))
     half = Activations(world.test.features.half(), world.head(world.test.features.half().float()).half())
     assert half.features.dtype == torch.float32
-    scores = detector.score(half)
+    scores = score(detector, half)
     assert torch.isfinite(scores).all()
-    exact = detector.score(Activations(half.features, world.head(half.features)))
+    exact = score(detector, Activations(half.features, world.head(half.features)))
     # The logits were rounded to half precision, the scale factor must not have been.
     assert auroc(scores, exact) == pytest.approx(0.5, abs=0.02)
 
@@ -100,7 +110,7 @@ def test_options_are_the_whole_configuration(name, world):
     detector = fitted(name, world)
     again = build(detector.config()["method"], **detector.config()["options"])
     assert again.options() == detector.options()
-    assert torch.equal(again.fit(world.head, world.train, val=world.val).score(world.test), detector.score(world.test))
+    assert torch.equal(score(fit(again, world), world.test), score(detector, world.test))
     assert parse(detector.label()).options() == detector.options()
 
 
@@ -121,8 +131,8 @@ def others(method: type[Detector], option: str) -> list[object]:
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
 def test_every_option_changes_the_scores(name, option):
     world = make_world(classes=20)  # where GEN's largest 10 probabilities are not all of them
-    plain = fitted(name, world).score(world.test)
-    changed = (fitted(name, world, **{option: value}).score(world.test) for value in others(available()[name], option))
+    plain = score(fitted(name, world), world.test)
+    changed = (score(fitted(name, world, **{option: value}), world.test) for value in others(available()[name], option))
     assert any(not torch.allclose(plain, scores, rtol=1e-3) for scores in changed)
 
 
@@ -134,14 +144,15 @@ def test_every_value_of_the_search_grid_is_allowed_and_counts(name):
     world = make_world(count=1200, classes=20 if detector.needs_train else 1100)
     for option, values in detector.grid.items():
         variants = detector.variants({option: values})
-        fit_many(variants, world.head, world.train, val=world.val)
-        distinct = {tuple(scores[:50].tolist()) for scores in score_many(variants, world.test)}
+        seen = world.seen_by(detector)
+        fit_many(variants, seen.head, seen.train, val=seen.val)
+        distinct = {tuple(scores[:50].tolist()) for scores in score_many(variants, seen.test)}
         assert len(distinct) == len(values), option
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_many_at_once_equal_one_by_one(name):
-    world = make_world(count=1200)
+    world = make_world(count=1200).seen_by(build(name))
     variants = build(name).variants()[:8]
     fit_many(variants, world.head, world.train, val=world.val)
     for variant, score in zip(variants, score_many(variants, world.test), strict=True):
@@ -155,20 +166,20 @@ def test_saved_and_loaded_it_scores_the_same(name, world):
     detector = fitted(name, world)
     state = {key: value.contiguous() for key, value in detector.state().items()}
     again = build(name).load_state(world.head, load(save(state)))
-    assert torch.equal(again.score(world.test), detector.score(world.test))
+    assert torch.equal(score(again, world.test), score(detector, world.test))
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_fitting_twice_is_fitting_once(name, world):
-    detector = build(name).fit(world.head, world.val, val=world.train)
-    detector.fit(world.head, world.train, val=world.val)
-    assert torch.equal(detector.score(world.test), fitted(name, world).score(world.test))
+    detector = fit(build(name), dataclasses.replace(world, train=world.val, val=world.train))
+    fit(detector, world)
+    assert torch.equal(score(detector, world.test), score(fitted(name, world), world.test))
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_unfitted_says_so(name, world):
     with pytest.raises(NotFittedError, match="is not fitted; call fit"):
-        build(name).score(world.test)
+        build(name).score(world.seen_by(build(name)).test)
     with pytest.raises(NotFittedError):
         build(name).state()
 
@@ -177,12 +188,12 @@ def test_unfitted_says_so(name, world):
 def test_wrong_width_says_so(name, world):
     other = make_world(width=32)
     with pytest.raises(InputError, match="64 features per image"):
-        fitted(name, world).score(other.test)
+        fitted(name, world).score(other.seen_by(build(name)).test)
     with pytest.raises(InputError, match="64 features per image"):
         build(name).fit(world.head, other.train)
     fewer = make_world(classes=3)
     with pytest.raises(InputError, match="5 logits per image"):
-        fitted(name, world).score(fewer.test)
+        fitted(name, world).score(fewer.seen_by(build(name)).test)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -191,26 +202,59 @@ def test_not_finite_features_are_refused_with_their_row(name, bad, world):
     features = world.test.features.clone()
     features[7, 3] = bad
     with pytest.raises(InputError, match="1 of 200 images .first at row 7"):
-        fitted(name, world).score(Activations(features, world.test.logits))
+        score(fitted(name, world), Activations(features, world.test.logits))
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_empty_sets_are_refused(name, world):
     with pytest.raises(InputError, match="at least one image"):
-        fitted(name, world).score(world.test[:0])
+        score(fitted(name, world), world.test[:0])
     with pytest.raises(InputError, match="at least one image"):
         build(name).fit(world.head, world.train[:0])
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_one_image_is_enough_to_score(name, world):
-    assert fitted(name, world).score(world.test[:1]).shape == (1,)
+    assert score(fitted(name, world), world.test[:1]).shape == (1,)
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if build(name).needs_train])
 def test_missing_training_images_are_told(name, world):
     with pytest.raises(InputError, match="needs training activations"):
         build(name).fit(world.head)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if build(name).input_edit is not None])
+def test_methods_that_look_twice_say_so_and_what_is_missing(name, world):
+    detector = fitted(name, world)
+    assert isinstance(detector, InputEdit)
+    assert (detector.forward_passes, detector.backward_passes) == (2, 1)
+    assert name not in rows()  # a comparison runs them only where they are named
+    assert not set(detector.grid) & set(detector.changed_by)  # each such value would cost another pass
+    message = r"activations must carry those of the changed images, got none; score images with a Guard"
+    with pytest.raises(InputError, match=f"{type(detector).__name__}: {message}"):
+        detector.score(world.test)
+    if detector.needs_train:
+        with pytest.raises(InputError, match="train must carry those of the changed images"):
+            build(name).fit(world.head, world.train)
+    for option in ("fuse", "chain"):
+        with pytest.raises(OptionError, match="a part must need one pass|a step must edit features or head"):
+            build(option, **{"fuse": {"parts": f"ebo+{name}"}, "chain": {"steps": name}}[option])
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if build(name).input_edit is not None])
+def test_only_the_options_named_change_the_images(name, world):
+    detector = build(name)
+    assert isinstance(detector, InputEdit)
+
+    def changed(editor):
+        return editor.perturb(lambda images: (images, world.head(images)), world.test.features)
+
+    for option in detector.options():
+        other = build(name, **{option: others(type(detector), option)[0]})
+        same = torch.equal(changed(other), changed(detector))
+        assert same == (option not in detector.changed_by), option
+        assert (other.edit_key() == detector.edit_key()) == same
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if build(name).needs_labels])
@@ -230,7 +274,7 @@ def test_the_head_of_another_network_is_refused(name, world):
         build(name).fit(other, world.train)
     detector = fitted(name, world)
     with pytest.raises(InputError, match="another network"):
-        detector.score(Activations(world.test.features, other(world.test.features)))
+        score(detector, Activations(world.test.features, other(world.test.features)))
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if build(name).assumes_nonnegative])
@@ -240,7 +284,7 @@ def test_negative_features_are_warned_about(name, world):
         warnings.simplefilter("ignore", IdnessWarning)
         detector = fitted(name, signed)
     with pytest.warns(IdnessWarning, match=r"expects non-negative features.* use gen, rmds, knn"):
-        detector.score(signed.test)
+        score(detector, signed.test)
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if isinstance(build(name), Enhancer)])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector
 
 WIDTH, CLASSES = 64, 5
 
@@ -19,6 +20,19 @@ class World:
     val: Activations
     test: Activations
     ood: Activations
+
+    def seen_by(self, detector: Detector) -> World:
+        """Give the same world as a detector sees it: a second time where it looks twice."""
+        parts = {name: seen_by(detector, getattr(self, name), self.head) for name in ("train", "val", "test", "ood")}
+        return replace(self, **parts)
+
+
+def seen_by(detector: Detector, acts: Activations, head: Head) -> Activations:
+    """Let a detector that changes images change these, whose pixels are their features: the network is the head alone."""
+    if detector.input_edit is None:
+        return acts
+    changed = detector.input_edit.perturb(lambda images: (images, head(images)), acts.features)
+    return replace(acts, edited=Activations(changed, head(changed)))
 
 
 def make_world(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from idness.activations import extract as extraction
 from idness.activations.extract import extract
+from idness.activations.source import beside, stored
 from idness.activations.store import FeatureStore
 from idness.core.errors import DataError, IdnessWarning
 from idness.core.progress import Listener
@@ -76,6 +77,43 @@ def test_gives_what_the_network_gives_and_runs_once(tmp_path: Path) -> None:
     counting.seen = 0
     again = extract(net, data, store, batch_size=8)
     assert (again.key, again.ran, again.cached, counting.seen) == (done.key, 0, 50, 0)
+
+
+class Lighter:
+    """Changes images along no gradient at all, which is allowed too."""
+
+    def __init__(self, step: float) -> None:
+        self.step = step
+
+    def perturb(self, _: object, images: Tensor) -> Tensor:
+        return images + self.step
+
+    def edit_key(self) -> str:
+        return f"lighter {self.step}"
+
+
+def test_changed_images_have_a_place_of_their_own(tmp_path: Path) -> None:
+    net, _ = made()
+    store, data = FeatureStore(tmp_path), known()
+    plain = extract(net, data, store)
+    found = {step: extract(net, data, store, edit_with=Lighter(step)) for step in (0.1, 0.2)}
+    assert len({plain.key, *(done.key for done in found.values())}) == 3
+    assert [extract(net, data, store, edit_with=Lighter(step)).ran for step in (0.1, 0.2)] == [0, 0]
+    for step, done in found.items():
+        acts = store.load(done.key)
+        expected = net.split.split(SETTING.normalize(data.images) + step)
+        assert torch.allclose(acts.logits, expected.logits, atol=1e-5)
+        assert acts.labels is not None
+        assert acts.labels.tolist() == data.labels.tolist()  # type: ignore[union-attr]
+
+
+def test_images_that_the_change_spoils_are_told(tmp_path: Path) -> None:
+    net, _ = made()
+    store, data = FeatureStore(tmp_path), known()
+    ways = (None, Lighter(float("nan")))
+    plain, broken = (stored("x", "far", 50, store, extract(net, data, store, edit_with=way).key) for way in ways)
+    with pytest.raises(DataError, match="x: the network gives NaN or Inf for some of its images once changed"):
+        beside(plain, broken).load()
 
 
 def test_a_changed_image_costs_its_own_shard(tmp_path: Path) -> None:

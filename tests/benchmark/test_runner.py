@@ -227,7 +227,7 @@ def test_a_set_without_any_good_image_stops(place: Path, tmp_path: Path) -> None
 def test_mistakes_are_told_before_anything_runs(
     place: Path, old: str, new: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("idness.benchmark.runner.extract", lambda *_, **__: pytest.fail("it ran"))
+    monkeypatch.setattr("idness.benchmark.looks.extract", lambda *_, **__: pytest.fail("it ran"))
     path = place.parent / "wrong.toml"
     path.write_text(place.read_text().replace(old, new))
     with pytest.raises(IdnessError, match=message) as caught:

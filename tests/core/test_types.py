@@ -64,3 +64,20 @@ def test_a_head_is_the_linear_layer():
         Head(linear.weight, torch.zeros(3))
     with pytest.raises(InputError, match="weight must be finite"):
         Head(torch.full((2, 3), float("nan")))
+
+
+def test_activations_of_changed_images_go_along():
+    plain, changed = torch.rand(6, 4), torch.rand(6, 4)
+    acts = Activations(plain, plain[:, :2], torch.arange(6), Activations(changed, changed[:, :2]))
+    parts = list(acts.batches(4))
+    again = Activations.concat(parts)
+    assert again.edited is not None
+    assert torch.equal(again.edited.features, changed)
+    picked = acts[torch.tensor([3, 1])].to("cpu")
+    assert picked.edited is not None
+    assert torch.equal(picked.edited.features, changed[[3, 1]])
+    assert Activations.concat([*parts, Activations(plain, plain[:, :2])]).edited is None
+    changed[4, 0] = float("nan")
+    assert acts.finite.tolist() == [True, True, True, True, False, True]
+    with pytest.raises(InputError, match=r"edited must have one row per image \(6\), got 5"):
+        Activations(plain, plain[:, :2], edited=Activations(changed[:5], changed[:5, :2]))

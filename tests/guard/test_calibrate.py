@@ -11,6 +11,7 @@ import torch
 from colour_world import known, write_folder, write_foreign
 
 from idness.core.errors import DataError, IdnessError, InputError, ModelError
+from idness.detectors.registry import rows
 from idness.guard import Guard
 from idness.guard.calibrate import prepare_guard
 from idness.guard.judge import find_images, judge_images
@@ -104,6 +105,25 @@ def test_detectors_never_learn_from_what_calibrates(
     apart = prepare_guard(net_spec, id_folder, weights=weights, method="knn(k=1)", train=taught).guard
     assert len(apart.calibration or ()) == 240
     assert len(apart.detector.state()["bank_"]) == 80
+
+
+@pytest.mark.parametrize("method", sorted(set(rows(costly=True)) - set(rows())))
+def test_methods_that_look_twice_are_calibrated_scored_and_served(
+    method: str, net_spec: str, weights: Path, id_folder: Path, ood_folder: Path, tmp_path: Path
+) -> None:
+    found = prepare_guard(net_spec, id_folder, weights=weights, method=method).guard
+    assert found.gallery is not None
+    guard = Guard.load(found.save(tmp_path / "guard"), found.model)
+    paths = [*find_images([str(id_folder / "red")])][:4] + [*find_images([str(ood_folder)])][:4]
+    told = [record["score"] for record in judge_images(guard, paths)]
+    wanted = found.judge(*paths).score.tolist()
+    assert told == pytest.approx(wanted, rel=1e-4)
+    batcher = pytest.importorskip("idness.serve.batching").Batcher(guard, size=4)
+    waiting = [batcher.submit(guard.prepare(path)) for path in paths]
+    batcher.start()
+    batcher.stop()  # once all is answered
+    answers = [answer.result(timeout=60) for answer in waiting]
+    assert [answer.record["score"] for answer in answers] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_copies_and_broken_files_are_left_out_and_told(

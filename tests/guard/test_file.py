@@ -41,7 +41,7 @@ def mixed() -> torch.Tensor:
     return torch.cat([known_tensors(12, first=4_000)[0], foreign_tensors(12)])
 
 
-@pytest.mark.parametrize("name", list(rows()))
+@pytest.mark.parametrize("name", list(rows(costly=True)))
 def test_every_method_comes_back_the_same(name: str, trained: nn.Module, tmp_path: Path) -> None:
     guard = Guard(trained, name, preprocessing=HOW, class_names=tiny_net.Tiny.class_names)
     guard.fit([known_tensors(120, first=3_000)]).calibrate(

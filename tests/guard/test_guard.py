@@ -27,7 +27,7 @@ def test_class_is_the_plain_networks(guard: Guard, trained: nn.Module) -> None:
         assert torch.equal(guard(images).label, trained(images).argmax(dim=1))
 
 
-@pytest.mark.parametrize("name", list(rows()))
+@pytest.mark.parametrize("name", list(rows(costly=True)))
 def test_one_image_and_a_batch_give_the_same_scores(name: str, trained: nn.Module) -> None:
     train, labels = known_tensors(120, first=3_000)
     guard = Guard(trained, name).fit([(train, labels)]).calibrate([known_tensors(100)[0]])
@@ -110,7 +110,7 @@ def test_what_is_missing_is_said(trained: nn.Module) -> None:
     with pytest.raises(InputError, match="4 classes, got 2"):
         Guard(trained, "msp", class_names=["a", "b"])
     with pytest.raises(InputError, match="no preprocessing"):
-        Guard(trained, "msp").calibrate([known_tensors(40)[0]]).judge(world.test("red", 0))
+        Guard(trained, "msp").calibrate([known_tensors(40)[0]]).judge(world.known("red", 0))
     images[3] = float("nan")
     with pytest.raises(InputError, match="image 3"):
         Guard(trained, "msp").calibrate([images])
@@ -148,7 +148,7 @@ def test_half_precision_networks_keep_float32_scores(guard: Guard) -> None:
 
 
 def test_pictures_are_judged_from_paths_bytes_and_images(guard: Guard, tmp_path) -> None:
-    picture = world.test("blue", 77)
+    picture = world.known("blue", 77)
     path = tmp_path / "blue.png"
     picture.save(path)
     verdict = guard.judge(path, path.read_bytes(), picture)

@@ -68,7 +68,7 @@ def test_what_the_graph_carries_and_the_example_runs_it_without_torch(guard: Gua
     assert facts["recalls"] == [0.95]
     assert facts["preprocessing"]["resize"] == [16, 16]
     pictures = [tmp_path / "red.png", tmp_path / "odd.png"]
-    world.test("red", 5, side=40).save(pictures[0])
+    world.known("red", 5, side=40).save(pictures[0])
     world.foreign(1).save(pictures[1])
     # None in sys.modules makes an import fail: the example must need neither torch nor idness.
     code = "import runpy, sys; sys.modules.update(torch=None, idness=None); del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
@@ -101,6 +101,17 @@ def test_what_cannot_be_exported_is_said_and_nothing_is_written(trained: nn.Modu
         guard.to_onnx(tmp_path / "guard.onnx")
     assert not list(tmp_path.iterdir())
     assert isinstance(guard.split.linear, nn.Linear)
+
+
+@pytest.mark.parametrize("name", sorted(set(rows(costly=True)) - set(rows())))
+def test_methods_of_two_passes_are_refused(name: str, trained: nn.Module, tmp_path: Path) -> None:
+    guard = Guard(trained, name, preprocessing=HOW).fit([known_tensors(40)]).calibrate([known_tensors(40)[0]])
+    method = guard.detector.name
+    with pytest.raises(
+        ExportError, match=f"{method} cannot be written as ONNX .* serve such a guard with idness serve"
+    ):
+        guard.to_onnx(tmp_path / "guard.onnx")
+    assert not list(tmp_path.iterdir())
 
 
 def test_unknown_image_size_is_asked_for(trained: nn.Module, tmp_path: Path) -> None:

@@ -255,3 +255,88 @@ def test_what_is_no_network_is_refused():
     with pytest.raises(InputError, match="precision must be fp32 or bf16, got 'fp8'"):
         SplitModel(small()).split(torch.rand(1, 3, 8, 8), precision="fp8")  # type: ignore[arg-type]
     assert unwrap(small()).__class__ is nn.Sequential
+
+
+class Brighter:
+    """Changes images so that their first class gains, by a fixed step."""
+
+    def __init__(self, step: float = 0.1) -> None:
+        self.step = step
+        self.calls = 0
+
+    def perturb(self, network, images):
+        self.calls += 1
+        inputs = images.detach().clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(network(inputs)[1][:, 0].sum(), inputs)
+        return images + self.step * gradient.sign()
+
+    def edit_key(self) -> str:
+        return f"brighter {self.step}"
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize("grads", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_second_pass_sees_the_changed_images_and_leaves_the_network_as_it_was(mode, grads):
+    model = small().train(mode)
+    model[0].weight.requires_grad_(False)
+    split, images = SplitModel(model), torch.rand(5, 3, 8, 8)
+    before, state = images.clone(), fingerprint(model)
+    with grads():
+        acts = split.split(images, edit_with=Brighter())
+    assert acts.edited is not None
+    plain = split.split(images)
+    torch.testing.assert_close(acts.features, plain.features)
+    torch.testing.assert_close(acts.logits, plain.logits)
+    # The same by hand, in a copy of the network that may be spoilt.
+    twin = small().eval()
+    inputs = images.clone().requires_grad_()
+    twin(inputs)[:, 0].sum().backward()
+    assert inputs.grad is not None
+    torch.testing.assert_close(acts.edited.logits, twin(images + 0.1 * inputs.grad.sign()).detach())
+    assert (acts.edited.logits[:, 0] > acts.logits[:, 0]).all()
+    assert torch.equal(images, before)
+    assert fingerprint(model) == state
+    assert model.training is mode
+    assert [parameter.requires_grad for parameter in model.parameters()] == [False] + [True] * 7
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert hooks_of(model) == 0
+
+
+def test_two_looks_cost_two_forward_passes():
+    model, calls = small(), []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    split = SplitModel(model, "7")
+    loaded = [(torch.rand(4, 3, 8, 8), torch.arange(4)), (torch.rand(2, 3, 8, 8), torch.arange(2))]
+    editor = Brighter()
+    acts = split.extract(loaded, edit_with=editor)
+    assert (len(calls), editor.calls) == (4, 2)
+    assert acts.edited is not None
+    assert (len(acts), len(acts.edited), acts.labels.tolist()) == (6, 6, [0, 1, 2, 3, 0, 1])
+
+
+def test_networks_that_work_in_place_or_give_no_gradient():
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = small()
+
+        def forward(self, images):
+            return self.inner(images.sub_(0.5))
+
+    class Closed(InPlace):
+        def forward(self, images):
+            with torch.no_grad():
+                return self.inner(images)
+
+    images = torch.rand(2, 3, 8, 8)
+    before = images.clone()
+    found = SplitModel(InPlace()).split(images, edit_with=Brighter())
+    torch.testing.assert_close(found.logits, SplitModel(small()).split(before - 0.5).logits)
+    assert torch.equal(images, before)
+    closed = Closed().train()
+    with pytest.raises(ModelError, match="Brighter: the network gives no gradient for its images; use a method of one"):
+        SplitModel(closed).split(images, edit_with=Brighter())
+    assert closed.training
+    assert all(parameter.requires_grad for parameter in closed.parameters())
+    with pytest.raises(InputError, match="images must be floating point to be changed, got uint8"):
+        SplitModel(small()).split((images * 255).byte(), edit_with=Brighter())

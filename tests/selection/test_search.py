@@ -113,6 +113,8 @@ def test_given_options_are_not_searched() -> None:
 def test_names_of_methods() -> None:
     assert list(wanted_rows(["Ash"])) == ["ash-s", "ash-p", "ash-b"]
     assert set(wanted_rows()) == set(rows())
+    assert "odin" not in wanted_rows()  # two passes of the network are run only where asked for
+    assert list(wanted_rows(["odin", "ebo", "odin(eps=0.1)"])) == ["odin", "ebo", "odin(eps=0.1)"]
     with pytest.raises(UnknownNameError, match="did you mean 'scale'"):
         wanted_rows(["scal"])
     with pytest.raises(OptionError, match="a method is written as"):

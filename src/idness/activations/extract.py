@@ -12,7 +12,7 @@ from idness.activations.store import SHARD, FeatureStore, Shard, ShardRef, empty
 from idness.core.errors import DataError
 from idness.core.files import key_of, sha256_of
 from idness.core.progress import Listener
-from idness.core.types import Activations
+from idness.core.types import Activations, InputEditor
 from idness.data import Batch, ImageSet
 from idness.data.reading import DIGEST
 from idness.networks.opening import Network
@@ -34,9 +34,10 @@ def extract(
     *,
     batch_size: int = 128,
     workers: int | None = None,
+    edit_with: InputEditor | None = None,
     listener: Listener | None = None,
 ) -> Extracted:
-    """Make sure that the store holds the activations of a set.
+    """Make sure that the store holds the activations of a set, or those of its images as an editor changes them.
 
     Args:
         network: runs over what is missing.
@@ -44,19 +45,20 @@ def extract(
         store: keeps the activations.
         batch_size: how many images the network sees at once.
         workers: how many threads decode images.
+        edit_with: changes the images; the store then holds what the network makes of the changed ones.
         listener: hears of every image; the phase is the caller's, who may run several sets in one.
     """
     if len(images) == 0:
         raise DataError(f"{images.source}: must hold at least one image, got none; check the folder or file")
     spans = [(start, min(start + SHARD, len(images))) for start in range(0, len(images), SHARD)]
-    keys = [_shard_key(network, images, *span) for span in spans]
+    keys = [_shard_key(network, images, *span, edit_with) for span in spans]
     refs = {key: store.find(key) for key in keys}
     missing = [(key, span) for key, span in zip(keys, spans, strict=True) if refs[key] is None]
     cached = len(images) - sum(stop - start for _, (start, stop) in missing)
     hear = listener or Listener()
     hear.advance(cached)
     if missing:
-        refs |= dict(_run(network, images, store, missing, batch_size, workers, hear))
+        refs |= dict(_run(network, images, store, missing, batch_size, workers, edit_with, hear))
     whole = key_of(network.identity, *keys)
     found = [ref for key in keys if (ref := refs[key]) is not None]
     if whole not in store or store.refs(whole) != found:
@@ -66,9 +68,10 @@ def extract(
     return Extracted(whole, len(images) - cached, cached)
 
 
-def _shard_key(network: Network, images: ImageSet, start: int, stop: int) -> str:
+def _shard_key(network: Network, images: ImageSet, start: int, stop: int, editor: InputEditor | None) -> str:
     labels = "" if images.labels is None else sha256_of(images.labels[start:stop].tobytes())
-    return key_of(network.identity, str(start), images.stamp(start, stop), labels)
+    change = [] if editor is None else [editor.edit_key()]
+    return key_of(network.identity, str(start), images.stamp(start, stop), labels, *change)
 
 
 def _run(
@@ -78,6 +81,7 @@ def _run(
     missing: Sequence[tuple[str, tuple[int, int]]],
     batch_size: int,
     workers: int | None,
+    editor: InputEditor | None,
     listener: Listener,
 ) -> Iterator[tuple[str, ShardRef]]:
     """Run the network over the missing shards and write each as soon as it is whole."""
@@ -86,8 +90,11 @@ def _run(
         (low, min(low + batch_size, stop)) for _, (start, stop) in missing for low in range(start, stop, batch_size)
     ]
     shard_parts: list[tuple[Batch, Activations | None]] = []
-    for batch, found in run_images(network, images, spans=batches, workers=workers, listener=listener):
-        shard_parts.append((batch, None if found is None else found.acts))
+    for batch, found in run_images(
+        network, images, spans=batches, workers=workers, edit_with=editor, listener=listener
+    ):
+        acts = None if found is None else found.acts
+        shard_parts.append((batch, acts if acts is None or editor is None else acts.edited))
         if batch.stop in ends:
             yield ends[batch.stop], store.put(ends[batch.stop], _joined(network, images, shard_parts))
             shard_parts = []

@@ -13,7 +13,7 @@ from torch import Tensor
 from idness.activations.prerelu import Capture, Rectifier, capture
 from idness.core.errors import DataError
 from idness.core.progress import Listener
-from idness.core.types import Activations
+from idness.core.types import Activations, InputEditor
 from idness.data import ActivationsSet, Batch, ImageSet, read_batches
 from idness.data.sets import select
 from idness.data.thumbnails import SIDE, thumbnail
@@ -63,6 +63,7 @@ def run_images(
     distinct: bool = False,
     pre_relu: bool = False,
     edit: Callable[[Tensor, int], Tensor] | None = None,
+    edit_with: InputEditor | None = None,
     listener: Listener | None = None,
 ) -> Iterator[tuple[Batch, Capture | None]]:
     """Read images, bring them to what the network expects and run them, a batch at a time, in order.
@@ -78,6 +79,7 @@ def run_images(
         distinct: whether to leave out images that were there before.
         pre_relu: whether to keep what enters the final ReLU.
         edit: changes the network's input; it gets a batch and the place of its first image.
+        edit_with: changes the input for a second look, as `Detector.input_edit` does; not with `pre_relu`.
         listener: hears of every image; the phase is the caller's, who may run several sets in one.
     """
     hear, seen = listener or Listener(), set[bytes]()
@@ -90,7 +92,8 @@ def run_images(
             if pre_relu:
                 found = capture(network.split, inputs)
             else:
-                found = Capture(network.split.split(inputs, precision=network.precision.used).to("cpu"), None, None)
+                acts = network.split.split(inputs, precision=network.precision.used, edit_with=edit_with)
+                found = Capture(acts.to("cpu"), None, None)
         hear.advance(batch.stop - batch.start)
         yield kept, found
 
@@ -104,6 +107,7 @@ def collect(
     distinct: bool = False,
     pre_relu: bool = False,
     edit: Callable[[Tensor, int], Tensor] | None = None,
+    edit_with: InputEditor | None = None,
     listener: Listener | None = None,
 ) -> SetActivations:
     """Run a set through a network and keep its activations in memory, or read it where it is activations.
@@ -116,6 +120,7 @@ def collect(
         distinct: whether to leave out images that were there before.
         pre_relu: whether to keep what enters the final ReLU.
         edit: changes the network's input; it gets a batch and the place of its first image.
+        edit_with: changes the input for a second look, as detectors that extend `InputEdit` do; not with `pre_relu`.
         listener: hears of progress.
     """
     name = name or data.source
@@ -130,7 +135,10 @@ def collect(
     hear.phase(name, len(images))
     parts: list[Capture] = []
     places, skipped = [], []
-    for batch, found in run_images(network, images, distinct=distinct, pre_relu=pre_relu, edit=edit, listener=hear):
+    run = run_images(
+        network, images, distinct=distinct, pre_relu=pre_relu, edit=edit, edit_with=edit_with, listener=hear
+    )
+    for batch, found in run:
         skipped += batch.skipped
         if found is not None:
             parts.append(found)
@@ -142,7 +150,7 @@ def collect(
     acts = whole.acts
     labels = network.labels_of(images)
     if labels is not None:
-        acts = Activations(acts.features, acts.logits, labels[torch.from_numpy(index)])
+        acts = replace(acts, labels=labels[torch.from_numpy(index)])
     repeated = len(images) - len(index) - len(skipped)
     return SetActivations(name, acts, images, index, whole.pre, whole.rectifier, skipped, repeated)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -41,6 +41,20 @@ class Source:
 def stored(name: str, role: str, count: int, store: FeatureStore, key: str) -> Source:
     """Give a set of at most so many images from the store."""
     return Source(name, role, count, lambda: store.shards(key))
+
+
+def beside(plain: Source, edited: Source) -> Source:
+    """Give a set's activations together with those of its changed images."""
+
+    def shards() -> Iterator[Shard]:
+        for shard, other in zip(plain.shards(), edited.shards(), strict=True):
+            if not torch.equal(shard.index, other.index):
+                raise DataError(
+                    f"{plain.name}: the network gives NaN or Inf for some of its images once changed; leave out methods of two passes"
+                )
+            yield replace(shard, acts=replace(shard.acts, edited=other.acts))
+
+    return replace(plain, shards=shards)
 
 
 def given(name: str, role: str, data: ActivationsSet) -> Source:

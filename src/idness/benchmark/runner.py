@@ -1,4 +1,7 @@
-"""Runs a benchmark: one pass of the network over every image, then every method at every option from what is kept."""
+"""Runs a benchmark: one pass of the network over every image, then every method at every option from what is kept.
+
+Methods that look at an image twice take passes of their own, and run only where they are named.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from idness.activations.extract import extract
 from idness.activations.forward import collect
-from idness.activations.source import Source, given, stored
-from idness.activations.store import FeatureStore
 from idness.benchmark.answer import conclude
 from idness.benchmark.evaluate import Scorer, SetScores, evaluate, make_sweep, sweep_curves, wrong_images
+from idness.benchmark.looks import Look, Looker
 from idness.benchmark.parts import BenchmarkInfo, MethodResult, Metrics, SetInfo, Skipped, Trial
 from idness.benchmark.prepare import Prepared, prepare
 from idness.benchmark.protocol import GROUPS, Benchmark, OpenSet
@@ -29,11 +30,11 @@ from idness.core.progress import Listener, heard_warnings
 from idness.core.types import Activations, Head
 from idness.data import ImageSet
 from idness.detectors.registry import parse
-from idness.networks.opening import Network
 from idness.selection.doctor import MOST, advise
 from idness.selection.search import Choice, Row, choose, wanted_rows
 
 __all__ = ["Benchmark", "Settings", "run"]
+NO_IMAGES = "these change the images and look again, and the benchmark has activations in place of images"
 
 
 def run(
@@ -74,7 +75,6 @@ class _Job:
     def __init__(self, bench: Benchmark, settings: Settings, listener: Listener) -> None:
         self.bench, self.settings, self.listener = bench, settings, listener
         self.warnings: list[str] = []
-        self.store = FeatureStore(settings.cache)
         self.time = dict.fromkeys(("extract", "fit", "search", "score", "total", "images", "cached"), 0.0)
 
     def run(self, model: str | nn.Module | None) -> Report:
@@ -82,11 +82,12 @@ class _Job:
         wanted = wanted_rows(self.settings.methods)  # a misspelt name is told before anything runs
         sets = self.bench.open(self.settings.data, partial=self.settings.partial)
         prepared = prepare(self.bench, sets, model, self.settings, self.listener)
-        sources = self._sources(sets, prepared.network)
-        held = {source.name: source.load() for source in sources if source.role in ("id_train", "id_val", "ood_val")}
-        choices, failed = self._choices(wanted, prepared.head, held)
-        advice = self._advice(prepared, sets, choices, held)
-        scored = self._scored(choices, prepared.head, sources, held)
+        looker = Looker(prepared.network, sets, self.settings, self.listener)
+        looks = looker.looks(wanted)
+        self.time |= {"extract": looker.seconds, "images": looker.ran, "cached": looker.cached}
+        choices, failed = self._choices(wanted, prepared.head, looks)
+        advice = self._advice(prepared, sets, choices, looks[0].held)
+        scored = self._scored(choices, prepared.head, looks)
         report = self._report(prepared, sets, choices, failed, scored, advice)
         self.time["total"] = time.perf_counter() - start
         report.time, report.warnings, report.peak_memory = self.time, self.warnings, peak_memory()
@@ -98,40 +99,18 @@ class _Job:
             self.warnings.append(text)
             self.listener.warn(text)
 
-    def _sources(self, sets: Sequence[OpenSet], network: Network | None) -> list[Source]:
-        """Run the network over all that is not in the store yet."""
-        start = time.perf_counter()
-        total = sum(len(entry.data) for entry in sets if isinstance(entry.data, ImageSet))
-        if total:
-            self.listener.phase("network", total)
-        found = []
-        for entry in sets:
-            if not isinstance(entry.data, ImageSet):
-                found.append(given(entry.name, entry.role, entry.data))
-                continue
-            assert network is not None
-            done = extract(
-                network,
-                entry.data,
-                self.store,
-                batch_size=self.settings.batch_size,
-                workers=self.settings.workers,
-                listener=self.listener,
-            )
-            self.time["images"] += done.ran
-            self.time["cached"] += done.cached
-            found.append(stored(entry.name, entry.role, len(entry.data), self.store, done.key))
-        self.time["extract"] = time.perf_counter() - start
-        return found
-
     def _choices(
-        self, wanted: Mapping[str, Row], head: Head, held: Mapping[str, Activations]
+        self, wanted: Mapping[str, Row], head: Head, looks: Sequence[Look]
     ) -> tuple[dict[str, Choice], dict[str, str]]:
         self.listener.phase("methods", len(wanted))
-        ood_val = {name: held[name] for name in self.bench.ood_val if name in held}
-        choices, failed = choose(
-            wanted, head, held.get("id_train"), held.get("id_val"), ood_val, listener=self.listener
-        )
+        choices: dict[str, Choice] = {}
+        failed = {row: NO_IMAGES for row in wanted if not any(row in look.wanted for look in looks)}
+        for look in looks:
+            train, val = look.held.get("id_train"), look.held.get("id_val")
+            ood_val = {name: look.held[name] for name in self.bench.ood_val if name in look.held}
+            found, reasons = choose(look.wanted, head, train, val, ood_val, listener=self.listener)
+            choices |= found
+            failed |= reasons
         if not choices:
             raise DataError(
                 f"benchmark {self.bench.name}: no method could be used; the first: {next(iter(failed.values()))}"
@@ -156,28 +135,31 @@ class _Job:
         found = advise(network, seen, learn=held.get("id_train"), listener=self.listener)
         return parse(found.method).name, found.why
 
-    def _scored(
-        self, choices: Mapping[str, Choice], head: Head, sources: Sequence[Source], held: dict[str, Activations]
-    ) -> _Scored:
+    def _scored(self, choices: Mapping[str, Choice], head: Head, looks: Sequence[Look]) -> _Scored:
         """Score every set but the training images; those only have their hashes read."""
-        start = time.perf_counter()
-        sweep = make_sweep(choices, head, held.get("id_train"), held.get("id_val"))
-        held.clear()  # what the methods need of it they have kept
-        scorer, reader = Scorer(choices, sweep), Scorer({})
-        self.listener.phase("scores", len(sources))
+        start, first = time.perf_counter(), looks[0]
+        sweep = make_sweep(choices, head, first.held.get("id_train"), first.held.get("id_val"))
+        for look in looks:
+            look.held.clear()  # what the methods need of it they have kept
+        self.listener.phase("scores", sum(len(look.sources) for look in looks))
         every: dict[str, SetScores] = {}
-        for source in sources:
-            tested = source.role in ("id_test", *GROUPS)
-            user = reader if source.role == "id_train" else scorer
-            found = user.score(source.shards(), source.count, shaped=source.role == "id_test", sweep=tested)
-            if not len(found.index):
-                raise DataError(f"{source.name}: none of its images can be used; the first: {found.skipped[0][1]}")
-            found.given_digest = source.digest
-            every[source.name] = found
-            self.listener.advance(1)
-        for row, seconds in scorer.seconds.items():
-            choices[row].seconds["score"] = seconds
+        for look in looks:
+            rows = {row: choice for row, choice in choices.items() if row in look.wanted}
+            scorer, reader = Scorer(rows, sweep if look is first else None), Scorer({})
+            for source in look.sources:
+                tested = source.role in ("id_test", *GROUPS)
+                user = reader if source.role == "id_train" else scorer
+                found = user.score(source.shards(), source.count, shaped=source.role == "id_test", sweep=tested)
+                if not len(found.index):
+                    raise DataError(f"{source.name}: none of its images can be used; the first: {found.skipped[0][1]}")
+                found.given_digest = source.digest
+                # Later looks are at the same images: they add their scores, and else the same.
+                every.setdefault(source.name, found).scores |= found.scores
+                self.listener.advance(1)
+            for row, seconds in scorer.seconds.items():
+                choices[row].seconds["score"] = seconds
         self.time["score"] = time.perf_counter() - start
+        sources = first.sources
         groups = {
             role: {source.name: every[source.name] for source in sources if source.role == role} for role in GROUPS
         }

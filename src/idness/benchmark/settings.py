@@ -17,7 +17,7 @@ class Settings:
         data: the folder at which relative paths begin.
         weights: a file with the network's weights.
         layer: the name of the final linear layer, where it should not be searched.
-        methods: the rows to compare, as in `scale` or `scale(percentile=95)`; all if empty.
+        methods: the rows to compare, as in `scale` or `scale(percentile=95)`; all that need one pass of the network if empty.
         precision: fp32, bf16 or auto.
         batch_size: how many images the network sees at once.
         workers: how many threads decode images; as many as cores if not given.

@@ -37,5 +37,6 @@ def list_methods(
     console.print(table)
     console.print(
         "\n[dim]Set options as in[/dim] scale(percentile=95)[dim]; a search tries them on validation data. Passes: how often an"
-        " image goes forward + backward through the network; one forward pass serves all that need no more.[/dim]"
+        " image goes forward + backward through the network; one forward pass serves all that need no more, and a comparison runs"
+        " the others only where they are named.[/dim]"
     )

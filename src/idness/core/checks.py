@@ -83,6 +83,16 @@ def check_acts(owner: object, what: str, acts: Activations, head: Head) -> None:
                 )
 
 
+def check_edited(owner: object, what: str, acts: Activations, head: Head) -> None:
+    """Check that the activations of the changed images are there, finite and as wide as the head."""
+    if acts.edited is None:
+        raise InputError(
+            f"{_who(owner)}: {what} must carry those of the changed images, got none; score images with a Guard or the benchmark,"
+            " or take collect(network, images, edit_with=detector).acts"
+        )
+    check_acts(owner, f"{what} of the changed images", acts.edited, head)
+
+
 def check_labels(owner: object, what: str, acts: Activations, classes: int) -> None:
     """Check that labels are there and within the head's classes."""
     if acts.labels is None:

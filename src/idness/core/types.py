@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class Activations:
     """Holds what a network made of N images: features (N, D), logits (N, C) and, where known, labels (N,).
 
+    For a method that changes the images and looks again, `edited` holds what the network made of the changed ones.
+
     Tensors and NumPy arrays are taken; features and logits become float32, whatever the network's precision,
     since scale factors overflow float16.
     """
@@ -30,6 +32,7 @@ class Activations:
     features: Tensor
     logits: Tensor
     labels: Tensor | None = None
+    edited: Activations | None = None
 
     def __post_init__(self) -> None:
         features, logits = _matrix("features", self.features), _matrix("logits", self.logits)
@@ -41,6 +44,10 @@ class Activations:
         object.__setattr__(self, "logits", logits)
         if self.labels is not None:
             object.__setattr__(self, "labels", _labels(self.labels, len(features)))
+        if self.edited is not None and len(self.edited) != len(features):
+            raise InputError(
+                f"Activations: edited must have one row per image ({len(features)}), got {len(self.edited)}; are they of the same images?"
+            )
 
     def __len__(self) -> int:
         return len(self.features)
@@ -48,17 +55,20 @@ class Activations:
     def __getitem__(self, rows: slice | Tensor) -> Activations:
         """Select rows by slice, index tensor or mask."""
         labels = None if self.labels is None else self.labels[rows]
-        return Activations(self.features[rows], self.logits[rows], labels)
+        edited = None if self.edited is None else self.edited[rows]
+        return Activations(self.features[rows], self.logits[rows], labels, edited)
 
     @property
     def finite(self) -> Tensor:
         """Which rows hold no NaN and no Inf, as a mask (N,)."""
-        return torch.isfinite(self.features).all(dim=1) & torch.isfinite(self.logits).all(dim=1)
+        own = torch.isfinite(self.features).all(dim=1) & torch.isfinite(self.logits).all(dim=1)
+        return own if self.edited is None else own & self.edited.finite
 
     def to(self, device: torch.device | str) -> Activations:
         """Give the same on a device."""
         labels = None if self.labels is None else self.labels.to(device)
-        return Activations(self.features.to(device), self.logits.to(device), labels)
+        edited = None if self.edited is None else self.edited.to(device)
+        return Activations(self.features.to(device), self.logits.to(device), labels, edited)
 
     def batches(self, size: int) -> Iterator[Activations]:
         """Yield consecutive parts of at most `size` rows; they share memory with this one."""
@@ -67,16 +77,30 @@ class Activations:
 
     @staticmethod
     def concat(parts: Iterable[Activations]) -> Activations:
-        """Join parts row after row; labels are kept when every part has them."""
+        """Join parts row after row; labels and edited activations are kept when every part has them."""
         listed = list(parts)
         if not listed:
             raise InputError("Activations.concat: needs at least one part, got none; is the data set empty?")
         labels = [part.labels for part in listed if part.labels is not None]
+        edited = [part.edited for part in listed if part.edited is not None]
         return Activations(
             torch.cat([part.features for part in listed]),
             torch.cat([part.logits for part in listed]),
             torch.cat(labels) if len(labels) == len(listed) else None,
+            Activations.concat(edited) if len(edited) == len(listed) else None,
         )
+
+
+class InputEditor(Protocol):
+    """Changes images along a gradient of the network: the detectors that look at an image twice do."""
+
+    def perturb(self, network: Callable[[Tensor], tuple[Tensor, Tensor]], images: Tensor) -> Tensor:
+        """Give the changed images; the network gives features and logits through which gradients flow."""
+        ...
+
+    def edit_key(self) -> str:
+        """Identify the change: the same for editors that change images alike."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 import torch
 from torch import Tensor
 
-from idness.core.checks import check_acts, check_choice, check_labels, check_match, warn_signed
+from idness.core.checks import check_acts, check_choice, check_edited, check_labels, check_match, warn_signed
 from idness.core.errors import InputError, NotFittedError, StoreError
-from idness.core.types import Activations, Head
+from idness.core.types import Activations, Head, InputEditor
 from idness.detectors.hooks import complete
 from idness.detectors.readouts import READOUTS
 
@@ -40,7 +40,7 @@ class Detector(ABC):
     assumes_nonnegative: ClassVar[bool] = False
     """Whether features below zero make the scores meaningless."""
     forward_passes: ClassVar[int] = 1
-    """How often the network runs on an image; once for all methods that need no more than its activations."""
+    """How often the network runs on an image: once, or more for methods that extend `InputEdit`."""
     backward_passes: ClassVar[int] = 0
     """How often gradients are taken back through the network to the image."""
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
@@ -98,6 +98,11 @@ class Detector(ABC):
     def fitted(self) -> bool:
         """Whether `fit` has run."""
         return "head_" in self.__dict__
+
+    @property
+    def input_edit(self) -> InputEditor | None:
+        """What changes the images that this looks at twice; none where one look is enough."""
+        return None
 
     def options(self) -> dict[str, Any]:
         """Give the whole configuration as plain values."""
@@ -279,6 +284,8 @@ def score_many(detectors: Sequence[Detector], acts: Activations) -> list[Tensor]
             check_match(group[0], "activations", moved, head)
         if method.assumes_nonnegative:
             warn_signed(group[0], moved)
+        if group[0].input_edit is not None:
+            check_edited(group[0], "activations", moved, head)
         for detector, raw in zip(group, method.rate_many(group, moved), strict=True):
             # An image so odd that its score overflows is the least in-distribution: the lowest score, and never NaN.
             scores[id(detector)] = raw.float().nan_to_num(nan=-LARGEST, posinf=LARGEST, neginf=-LARGEST)
@@ -294,6 +301,8 @@ def _learned_from(
         raise InputError(f"{type(detector).__name__}: fit needs training activations, got none; call fit(head, train)")
     if acts is not None and detector.needs_labels:
         check_labels(detector, what, acts, head.classes)
+    if acts is not None and detector.needs_train and detector.input_edit is not None:
+        check_edited(detector, what, acts, head)
     return acts
 
 
@@ -305,9 +314,7 @@ def _grouped(detectors: Sequence[Detector], key: Callable[[Detector], Hashable])
 
 
 def _on(device: torch.device, acts: Activations) -> Activations:
-    if acts.features.device == device:
-        return acts
-    return Activations(acts.features.to(device), acts.logits.to(device), acts.labels)
+    return acts if acts.features.device == device else acts.to(device)
 
 
 def _not_fitted(detector: Detector) -> NotFittedError:

@@ -25,9 +25,13 @@ def look_again() -> None:
     _found.cache_clear()
 
 
-def rows() -> dict[str, Detector]:
-    """Give every row of a comparison by name: a method at its defaults, or each of its variants (`ash-s`, `ash-p`, `ash-b`)."""
-    return {row: cls(**fixed) for name, cls in _found().items() for row, fixed in (cls.rows or {name: {}}).items()}
+def rows(*, costly: bool = False) -> dict[str, Detector]:
+    """Give every row of a comparison by name: a method at its defaults, or each of its variants (`ash-s`, `ash-p`, `ash-b`).
+
+    Methods that need more than one pass of the network are there only if `costly` ones are asked for.
+    """
+    listed = {row: cls(**fixed) for name, cls in _found().items() for row, fixed in (cls.rows or {name: {}}).items()}
+    return {row: made for row, made in listed.items() if costly or made.input_edit is None}
 
 
 def build(name: str, /, **options: Any) -> Detector:
@@ -86,7 +90,7 @@ def _find(name: str) -> tuple[type[Detector], Mapping[str, Any]]:
     names |= {key.lower(): (cls, {}) for key, cls in known.items()}
     names |= {row.lower(): (cls, fixed) for cls in known.values() for row, fixed in cls.rows.items()}
     if wanted not in names:
-        raise unknown_name("method", name, {*known, *rows()})
+        raise unknown_name("method", name, {*known, *rows(costly=True)})
     return names[wanted]
 
 

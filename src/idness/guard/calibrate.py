@@ -14,7 +14,7 @@ from idness.activations.forward import SetActivations, collect
 from idness.core.errors import DataError, InputError
 from idness.core.method_text import read_method
 from idness.core.progress import Listener, heard_warnings
-from idness.core.types import Activations
+from idness.core.types import Activations, InputEditor
 from idness.data import ActivationsSet, ImageSet, Preprocessing, open_set
 from idness.detectors.detector import Detector
 from idness.detectors.registry import build, parse
@@ -79,8 +79,9 @@ def prepare_guard(
         network = open_network(spec, weights, layer=layer, preprocessing=preprocessing, images=images)
     split, how = network.split, network.preprocessing
     notes.insert(0, f"network {spec}, final layer {split.layer!r}; pictures: {how.describe()}")
-    ids = _read(network, images, notes, hear)
-    taught = None if train is None else _read(network, _open(train), notes, hear)
+    twice = _looks_twice(method)
+    ids = _read(network, images, notes, hear, edit_with=twice)
+    taught = None if train is None else _read(network, _open(train), notes, hear, edit_with=twice)
     others = None if ood is None else _read(network, _open(ood), notes, hear, known=False).acts
     detector = _detector(method, network, ids, taught, others, notes, hear)
     learn, calibrate, place = _divide(ids, taught, detector, notes)
@@ -104,10 +105,16 @@ def _open(data: str | Path) -> ImageSet:
 
 
 def _read(
-    network: Network, images: ImageSet, notes: list[str], hear: Listener, *, known: bool = True
+    network: Network,
+    images: ImageSet,
+    notes: list[str],
+    hear: Listener,
+    *,
+    known: bool = True,
+    edit_with: InputEditor | None = None,
 ) -> SetActivations:
     """Run a set through the network; what cannot be read and what is there twice is left out and noted."""
-    found = collect(network, images, distinct=True, listener=hear)
+    found = collect(network, images, distinct=True, edit_with=edit_with, listener=hear)
     notes += [f"skipped {images.item(index)}: {reason}" for index, reason in found.skipped]
     if found.repeated:
         notes.append(
@@ -116,6 +123,12 @@ def _read(
     if known and images.labels is not None:
         notes += _classified(images.source, found.acts)
     return found
+
+
+def _looks_twice(method: str) -> InputEditor | None:
+    """Give the detector that was asked for if it changes the images; whatever is chosen by measuring never does."""
+    measured = method == "auto" or read_method(method)[0].lower() == "scale"
+    return None if measured else parse(method).input_edit
 
 
 def _classified(source: str, acts: Activations) -> list[str]:

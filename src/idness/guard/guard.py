@@ -106,7 +106,7 @@ class Guard(nn.Module):
                     f"Guard: {self.detector.name} learns from training images; call fit(train) before calibrate"
                 )
             self.detector.fit(self.split.head)
-        parts = [data] if isinstance(data, Activations) else self.split.stream(data)
+        parts = [data] if isinstance(data, Activations) else self.split.stream(data, edit_with=self.detector.input_edit)
         labels, scores = self._collect(parts)
         classes = self.split.linear.out_features
         fresh = Calibration.by_class(scores, labels, classes) if per_class else Calibration.pooled(scores)
@@ -125,7 +125,11 @@ class Guard(nn.Module):
     def forward(self, images: Tensor) -> Verdict:
         """Decide for a batch of images as the network takes them, or for one."""
         self._ready()
-        return self.decide(self.split.split(images.unsqueeze(0) if images.ndim == 3 else images))
+        return self.decide(self.look(images.unsqueeze(0) if images.ndim == 3 else images))
+
+    def look(self, images: Tensor) -> Activations:
+        """Run a batch through the network, as often as the detector needs."""
+        return self.split.split(images, edit_with=self.detector.input_edit)
 
     def decide(self, acts: Activations) -> Verdict:
         """Decide from activations."""
@@ -236,7 +240,9 @@ class Guard(nn.Module):
         return torch.cat(labels), torch.cat(scores)
 
     def _acts(self, data: Iterable[Any] | Activations) -> Activations:
-        return data if isinstance(data, Activations) else self.split.extract(data)
+        if isinstance(data, Activations):
+            return data
+        return self.split.extract(data, edit_with=self.detector.input_edit)
 
     def _ready(self) -> Calibration:
         if self.calibration is None:

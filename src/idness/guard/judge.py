@@ -44,7 +44,7 @@ def judge_images(guard: Guard, paths: Iterable[Path], *, batch: int = BATCH) -> 
     waiting = iter(paths)
     while chunk := [str(path) for path in islice(waiting, batch)]:
         images = FileSet(Path(), chunk, "images")
-        for read, found in run_images(network, images, batch_size=size):
+        for read, found in run_images(network, images, batch_size=size, edit_with=guard.detector.input_edit):
             records = iter([] if found is None else guard.decide(found.acts.to(device)).records())
             unread = dict(read.skipped)
             for index in range(read.start, read.stop):

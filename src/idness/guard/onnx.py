@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 OPSET = 20
 TOLERANCE = 1e-4
 OUTPUTS = ("label", "score", "p_value", "is_ood")
+REFUSED = (
+    "the network with {name} cannot be written as ONNX ({reason}); methods that run the network again or use data-dependent"
+    " control flow cannot be exported: serve such a guard with idness serve"
+)
 NEEDED = "needs onnx, onnxscript and onnxruntime; run pip install 'idness[onnx]'"
 
 
@@ -73,9 +77,11 @@ class GuardGraph(nn.Module):
 def to_onnx(guard: Guard, path: str | os.PathLike[str], *, example: Tensor | None = None) -> Path:
     """Export a guard and check the file against torch; refuses rather than writing a graph that decides otherwise.
 
-    Every method of idness can be expressed. A third party's cannot where its `rate` branches on values, runs the network
-    again or leaves torch; that is said, and nothing is written.
+    Every method of idness that takes one pass of the network can be expressed. A third party's cannot where its `rate`
+    branches on values or leaves torch; that is said, and nothing is written.
     """
+    if guard.detector.input_edit is not None:
+        raise ExportError(REFUSED.format(name=guard.detector.name, reason="it needs gradients"))
     onnx = _onnx()
     images = _example(guard, example)
     graph = GuardGraph(guard)
@@ -111,10 +117,7 @@ def _export(graph: nn.Module, images: Tensor, name: str) -> Any:
         Exception
     ) as error:  # the exporter raises whatever the network or a third party's method made it stumble over
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ExportError(
-            f"the network with {name} cannot be written as ONNX ({reason[:200]}); methods that run the network again or use data-dependent"
-            " control flow cannot be exported: serve such a guard with idness serve"
-        ) from error
+        raise ExportError(REFUSED.format(name=name, reason=reason[:200])) from error
     assert program is not None
     return program.model_proto
 
@@ -171,7 +174,7 @@ def _example(guard: Guard, example: Tensor | None) -> Tensor:
 def _traced(features: Tensor, logits: Tensor) -> Activations:
     """Join tensors without the checks of `Activations`, whose len() would fix the batch size of the graph."""
     acts = object.__new__(Activations)
-    for name, value in (("features", features), ("logits", logits), ("labels", None)):
+    for name, value in (("features", features), ("logits", logits), ("labels", None), ("edited", None)):
         object.__setattr__(acts, name, value)
     return acts
 

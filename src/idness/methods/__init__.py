@@ -20,6 +20,7 @@ from idness.methods.msp import MSP
 from idness.methods.nci import NCI
 from idness.methods.neco import NECO
 from idness.methods.nnguide import NNGuide
+from idness.methods.odin import ODIN
 from idness.methods.optfs import OptFS
 from idness.methods.ras import RAS
 from idness.methods.react import ReAct
@@ -49,6 +50,7 @@ __all__ = [
     "MSP",
     "NCI",
     "NECO",
+    "ODIN",
     "RAS",
     "RMDS",
     "RMDSPP",

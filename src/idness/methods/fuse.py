@@ -42,6 +42,9 @@ class Fuse(Detector):
         self.parts = detectors_in(self, "parts")
         if any(isinstance(part, Fuse) for part in self.parts):
             raise OptionError(f"Fuse: a part must be a method other than fuse, got {self.parts!r}")
+        for part in self.parts:
+            if part.input_edit is not None:
+                raise OptionError(f"Fuse: a part must need one pass of the network, got {part.name}, which takes two")
 
     def options(self) -> dict[str, Any]:
         return {"parts": "+".join(part.label() for part in self.parts)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 
 from idness.core.errors import DataError, InputError, ModelError
 from idness.core.progress import shown
-from idness.core.types import Activations, Head
+from idness.core.types import Activations, Head, InputEditor
 from idness.networks.loading import load_model as load_model
 from idness.networks.loading import load_weights as load_weights
+from idness.networks.modes import differentiable
+from idness.networks.modes import inference as inference
 
 Precision = Literal["fp32", "bf16"]
 SIZES = (32, 224, 64, 96, 128, 256, 299, 384, 28)
@@ -57,13 +60,22 @@ class SplitModel:
             None if linear.bias is None else linear.bias.detach().float().clone(),
         )
 
-    def split(self, images: Tensor, *, precision: Precision = "fp32") -> Activations:
-        """Run one batch through the network."""
+    def split(
+        self, images: Tensor, *, precision: Precision = "fp32", edit_with: InputEditor | None = None
+    ) -> Activations:
+        """Run one batch through the network, and a second time as an editor changes it, if one is given."""
+        if edit_with is not None:
+            return self._split_twice(images, precision, edit_with)
         with inference(self.model):
-            return self._run(images, precision)
+            return Activations(*self._run(images, precision))
 
     def stream(
-        self, loader: Iterable[Any], *, precision: Precision = "fp32", progress: bool = False
+        self,
+        loader: Iterable[Any],
+        *,
+        precision: Precision = "fp32",
+        progress: bool = False,
+        edit_with: InputEditor | None = None,
     ) -> Iterator[Activations]:
         """Run a loader's batches through the network, one at a time, and yield their activations on the CPU.
 
@@ -71,19 +83,27 @@ class SplitModel:
             loader: yields batches of images, pairs of images and labels, or mappings with `image(s)` and `label(s)`.
             precision: `bf16` runs the body in bfloat16 and the head in float32.
             progress: whether to show a progress bar on standard error.
+            edit_with: changes the images for a second look, as `Detector.input_edit` does.
         """
         with shown(quiet=not progress) as listener:
             listener.phase("network", len(loader) if isinstance(loader, Sized) else None)
             for batch in loader:
                 images, labels = _unpack(batch)
                 # Entered per batch: a generator that is abandoned half-way must not leave the network in another mode.
-                acts = self.split(images, precision=precision)
+                acts = self.split(images, precision=precision, edit_with=edit_with)
                 listener.advance(1)
-                yield Activations(acts.features.cpu(), acts.logits.cpu(), labels)
+                yield replace(acts.to("cpu"), labels=labels)
 
-    def extract(self, loader: Iterable[Any], *, precision: Precision = "fp32", progress: bool = False) -> Activations:
-        """Run a whole loader through the network and collect the activations."""
-        return Activations.concat(self.stream(loader, precision=precision, progress=progress))
+    def extract(
+        self,
+        loader: Iterable[Any],
+        *,
+        precision: Precision = "fp32",
+        progress: bool = False,
+        edit_with: InputEditor | None = None,
+    ) -> Activations:
+        """Run a whole loader through the network and collect the activations; the arguments are those of `stream`."""
+        return Activations.concat(self.stream(loader, precision=precision, progress=progress, edit_with=edit_with))
 
     def free_layout(self, *, weights: bool) -> None:
         """Let the first batch decide how images lie in memory, and the weights too where nobody else has them in use."""
@@ -100,7 +120,33 @@ class SplitModel:
         finally:
             setattr(parent, name, linear)
 
-    def _run(self, images: Tensor, precision: Precision) -> Activations:
+    def _split_twice(self, images: Tensor, precision: Precision, editor: InputEditor) -> Activations:
+        seen: list[Activations] = []
+        if not images.is_floating_point():
+            dtype = str(images.dtype).removeprefix("torch.")
+            raise InputError(f"{type(editor).__name__}: images must be floating point to be changed, got {dtype}")
+
+        def network(batch: Tensor) -> tuple[Tensor, Tensor]:
+            # A copy, as some networks normalise their input in place.
+            features, logits = self._run(batch.clone(), precision)
+            if batch.requires_grad and not logits.requires_grad:
+                raise ModelError(
+                    f"{type(editor).__name__}: the network gives no gradient for its images; use a method of one forward pass"
+                )
+            seen.append(Activations(features, logits))
+            return features, logits
+
+        with differentiable(self.model):
+            changed = editor.perturb(network, images.detach().clone()).detach()
+        if changed.shape != images.shape:
+            raise InputError(
+                f"{type(editor).__name__}: perturb must keep the images' shape {tuple(images.shape)}, got {tuple(changed.shape)}"
+            )
+        # The editor's look at the images as they are is the first pass: there is no need for another.
+        plain = seen[0] if seen else self.split(images, precision=precision)
+        return replace(plain, edited=self.split(changed, precision=precision))
+
+    def _run(self, images: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
         parameter = next(self.model.parameters())
         images = images.to(parameter.device, parameter.dtype if images.is_floating_point() else None)
         if self._layout is None:
@@ -132,7 +178,7 @@ class SplitModel:
             logits = nn.functional.linear(
                 features.float(), linear.weight.float(), None if linear.bias is None else linear.bias.float()
             )
-        return Activations(features, logits)
+        return features, logits
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -256,19 +302,6 @@ def logits_of(output: Any) -> Tensor:
     raise ModelError(
         f"SplitModel: the model must return logits as a tensor, got {type(output).__name__}; wrap it so that it does"
     )
-
-
-@contextmanager
-def inference(model: nn.Module) -> Iterator[None]:
-    """Switch to evaluation without gradients, and put every module's mode back afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.inference_mode(False), torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:

@@ -49,10 +49,10 @@ class Row:
 
 
 def wanted_rows(methods: Sequence[str] | None = None) -> dict[str, Row]:
-    """Give the rows of a comparison: every method, or those named, as in `scale` or `scale(percentile=95)`."""
-    known = rows()
+    """Give the rows of a comparison: every method of one pass, or those named, as in `scale` or `scale(percentile=95)`."""
     if not methods:
-        return {name: Row(detector) for name, detector in known.items()}
+        return {name: Row(detector) for name, detector in rows().items()}
+    known = rows(costly=True)
     found: dict[str, Row] = {}
     for text in methods:
         if "(" in text:

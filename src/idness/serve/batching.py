@@ -143,7 +143,7 @@ class Batcher:
         if not live:
             return
         try:
-            acts = self.guard.split.split(torch.stack([job.image for job in live]))
+            acts = self.guard.look(torch.stack([job.image for job in live]))
             records = self.guard.decide(acts).records()
         except Exception as error:  # the worker must outlive whatever one batch does
             for job in live:
@@ -179,7 +179,7 @@ class Batcher:
         batch = image.expand(size, *image.shape).to(device).contiguous()
         clock = time.process_time if device.type == "cpu" else time.perf_counter
         started = clock()
-        self.guard.split.split(batch).logits.cpu()  # waits for the device
+        self.guard.look(batch).logits.cpu()  # waits for the device
         return clock() - started
 
 
