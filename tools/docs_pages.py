@@ -164,7 +164,8 @@ def results_page() -> str:
 def bench_section(path: Path) -> list[str]:
     """Show one benchmark: its main table, made from its results."""
     from idness.benchmark.results import Report
-    from idness.report.tables import markdown, summary
+    from idness.report.table import markdown
+    from idness.report.tables import summary
 
     report = Report.from_json(path.read_text(encoding="utf-8"))
     where = path.parent.relative_to(ROOT).as_posix()

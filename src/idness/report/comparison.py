@@ -55,7 +55,11 @@ def to_html(comparison: Comparison) -> str:
             "title": title(metric, recall),
             "meaning": sentence(meaning(metric, recall)),
             "blocks": [
-                {"kind": block.kind, "name": _where(block), "table": _table(comparison, block)}
+                {
+                    "kind": block.kind,
+                    "name": sentence(_where(block)) if block.kind == "group" else _where(block),
+                    "table": _table(comparison, block),
+                }
                 for block in comparison.blocks
                 if block.metric == metric
             ],
@@ -108,5 +112,5 @@ def _value(value: Value, best: bool) -> Cell:
 def _change(change: Change | None) -> Cell:
     if change is None:
         return Cell("–")
-    interval = f"{points(change.low, 1)} to {points(change.high, 1)}"
+    interval = f"{points(change.low)} to {points(change.high)}"
     return Cell(points(change.value), change.verdict, interval, f"{change.value:.6f}", hint=f"p = {change.p_value:.2g}")
