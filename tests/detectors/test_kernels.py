@@ -110,3 +110,13 @@ def test_the_blocked_neighbour_search_is_the_plain_one(size):
 def test_strided_features_are_taken_too():
     features = torch.rand(64, 100, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(kernels.scale_ratio(features[:, ::2], 80.0), kernels.ratio_plain(features[:, ::2], 10))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_percentile_for_each_row_gives_what_it_gives_for_all(kind):
+    features = KINDS[kind](torch.Generator().manual_seed(0))
+    percents = torch.tensor([0.0, 15.0, 65.0, 85.0, 99.9])
+    expected = torch.stack(kernels.scale_ratios(features, percents.tolist()), dim=1)
+    own = torch.arange(len(features)) % len(percents)
+    found = kernels.ratio_each(features, percents[own])
+    torch.testing.assert_close(found, expected[torch.arange(len(features)), own], rtol=1e-5, atol=1e-5)

@@ -60,6 +60,14 @@ def ratio_plain(features: Tensor, kept: int) -> Tensor:
     return safe_ratio(features.sum(dim=1), top, features.shape[1] / kept)
 
 
+def ratio_each(features: Tensor, percents: Tensor) -> Tensor:
+    """Compute the ratio of non-negative rows that have a percentile each."""
+    width = features.shape[1]
+    kept = (width - (width * percents / 100).round().long()).clamp(min=1)
+    sums = features.sort(dim=1, descending=True).values.cumsum(dim=1)
+    return safe_ratio(sums[:, -1], sums.gather(1, kept.unsqueeze(1) - 1).squeeze(1), float(width))
+
+
 def percentiles(values: Tensor, percents: Sequence[float]) -> list[Tensor]:
     """Find percentiles of all values, whatever their shape; one selection serves them all."""
     found = np.percentile(values.cpu().numpy().ravel(), percents)

@@ -1,6 +1,7 @@
 """The methods, one file each; adding one is its file, a line here and its test."""
 
 from idness.methods.actsub import ActSub
+from idness.methods.adascale import AdaScale
 from idness.methods.ash import Ash
 from idness.methods.cadref import CADRef
 from idness.methods.chain import Chain
@@ -58,6 +59,7 @@ __all__ = [
     "SSD",
     "VRA",
     "ActSub",
+    "AdaScale",
     "Ash",
     "CADRef",
     "Chain",

@@ -1,0 +1,93 @@
+"""AdaSCALE -- Regmi, "AdaSCALE: Adaptive Scaling for OOD Detection", 2025."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from idness.core.checks import check_choice, check_percent, check_positive
+from idness.core.errors import OptionError
+from idness.core.types import Activations, Head
+from idness.detectors.input_edit import InputEdit, Pass, input_gradient
+from idness.detectors.kernels import ratio_each
+from idness.detectors.readouts import energy
+
+
+@dataclass(kw_only=True)
+class AdaScale(InputEdit):
+    """Scale as SCALE (a) or LTS (l) does, less for images whose largest features shift more once the image is changed.
+
+    Negative features count as zero, except in what is scaled. Paper and code give the shares the names k1 and k2, not always
+    in the same order; here they are named after what they do.
+
+    Args:
+        variant: a scales the features by exp(r), l the logits by r squared.
+        low: SCALE's percentile for the image whose features shift most.
+        high: that for the image whose features shift least. 80 and 85 are the author's for a ResNet-50.
+        k_shift: share of features, in percent, the largest, whose shifts are summed.
+        k_level: share of features, in percent, the largest, whose values after the change are summed.
+        weight: of the former sum against the latter.
+        pixels: share of the image's values, in percent, those of least influence on the predicted logit, that are changed.
+        eps: how far they move in the network's input, normalised as it is, in favour of that logit.
+    """
+
+    needs_train = True
+    needs_val = True
+    uses_head = True
+    grid = {"low": (60.0, 65.0, 70.0, 75.0, 80.0), "high": (85.0, 90.0, 95.0, 99.0)}
+    other = {"k_shift": 20.0, "k_level": 50.0, "weight": 0.1, "pixels": 50.0, "eps": 3.0}
+    rows = {"adascale-a": {"variant": "a"}, "adascale-l": {"variant": "l"}}
+    changed_by = ("pixels", "eps")
+
+    variant: str = "a"
+    low: float = 80.0
+    high: float = 85.0
+    k_shift: float = 1.0
+    k_level: float = 5.0
+    weight: float = 10.0
+    pixels: float = 5.0
+    eps: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_choice(self, "variant", ("a", "l"))
+        for name in ("low", "high", "k_shift", "k_level", "pixels"):
+            check_percent(self, name)
+        for name in ("weight", "eps"):
+            check_positive(self, name)
+        if self.low > self.high:
+            raise OptionError(f"AdaScale: low must be at most high ({self.high:g}), got {self.low:g}")
+
+    def perturb(self, network: Pass, images: Tensor) -> Tensor:
+        gradient = input_gradient(lambda inputs: network(inputs)[1].amax(dim=1), images).flatten(1)
+        least = gradient.abs().topk(_count(gradient, self.pixels), dim=1, largest=False).indices
+        chosen = torch.zeros_like(gradient).scatter(1, least, 1.0)
+        return images + self.eps * (gradient.sign() * chosen).reshape(images.shape)
+
+    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
+        acts = val if val is not None else train
+        assert acts is not None
+        self.oddness_ = self._oddness(acts).sort().values
+
+    def rate(self, acts: Activations) -> Tensor:
+        # The share of ID images that are odder, from 1 for the most ordinary image to 0 for the oddest.
+        rank = torch.searchsorted(self.oddness_, self._oddness(acts), right=True)
+        share = 1 - rank / len(self.oddness_)
+        ratio = ratio_each(acts.features.clamp(min=0), self.low + share * (self.high - self.low)).unsqueeze(1)
+        if self.variant == "l":
+            return energy(acts.logits * ratio.square())
+        bias = self.head_.offset
+        return energy(bias + (acts.logits - bias) * ratio.exp())
+
+    def _oddness(self, acts: Activations) -> Tensor:
+        assert acts.edited is not None
+        plain, changed = acts.features, acts.edited.features
+        level = changed.clamp(min=0).gather(1, plain.topk(_count(plain, self.k_level), dim=1).indices)
+        shift = (plain - changed).abs().gather(1, plain.topk(_count(plain, self.k_shift), dim=1).indices)
+        return level.sum(dim=1) + self.weight * shift.sum(dim=1)
+
+
+def _count(rows: Tensor, share: float) -> int:
+    """Count a share of the columns, rounded down as in the author's code, but one at least, for narrow networks."""
+    return max(1, int(rows.shape[1] * share / 100))
