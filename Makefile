@@ -1,21 +1,26 @@
-# Two commands: `make bench` runs the embedded benchmark, `make test` runs lint, types and tests.
-# Each sets up everything it needs in .venv by itself.
+# `make help` says what each command does; each sets up everything it needs in .venv by itself.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: bench test lint speed clean test-browser docs auto
+.PHONY: help bench test lint mutants test-browser docs speed auto clean
 
-bench: $(VENV)/ready
+help: ## print these lines
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+bench: $(VENV)/ready ## run the embedded benchmark
 	$(BIN)/idness bench
 
-test: lint
+test: lint ## run lint, types and all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-lint: $(VENV)/ready
+lint: $(VENV)/ready ## run ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+mutants: $(VENV)/ready ## break one line at a time, and see that the tests notice; about half an hour
+	$(BIN)/python tools/mutants.py --jobs 2
 
 # Set up once, and again whenever what it is made of changes.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -23,27 +28,26 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# The pages in a real browser. `make test` runs these tests too where Chromium is installed.
-test-browser: $(VENV)/ready
+# `make test` runs these tests too where Chromium is installed.
+test-browser: $(VENV)/ready ## test the pages in a real browser
 	command -v chromium || (apt-get update && apt-get install --yes chromium)
 	$(BIN)/python -m pytest -m browser
 
-docs: $(VENV)/ready
+docs: $(VENV)/ready ## build the documentation
 	$(BIN)/mkdocs build --strict
 
-# Ratios within one run, written to results/speed; takes some minutes.
-speed: $(VENV)/ready
+speed: $(VENV)/ready ## measure ratios within one run into results/speed; some minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	for file in kernels rows_cost peer ish_cost bench_cost memory serving; do $(BIN)/python benchmarks/$$file.py; done
 
 # `fuse`, `auto` and every method on every network at hand: results/auto.md and results/methods.md. Fetches pictures and ImageNet
 # networks, trains four small networks (an hour of one core; a stopped run goes on) and runs all of them over their pictures
 # once; DenseNet-101 and ImageNet photographs are taken from ../shared/data. What is missing is passed over.
-auto: $(VENV)/ready
+auto: $(VENV)/ready ## measure fuse, auto and every method on every network at hand; an hour and more
 	$(BIN)/python tools/fetch.py all networks
 	$(BIN)/python tools/auto_networks.py
 	$(BIN)/python tools/auto_study.py
 	$(BIN)/python tools/methods_table.py
 
-clean:
+clean: ## remove what the other commands have made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache
