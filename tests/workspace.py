@@ -4,30 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
+import colour_world
+import tiny_net
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from torch import nn
 
 from idness.benchmark import Settings, run
-from idness.embedded import load
-from idness.networks.split import load_model
 
-NETWORK = '''
-from torch import nn
-
-
-def make():
-    """A small network for images of any size, of three classes."""
-    net = nn.Sequential(
-        nn.Conv2d(3, 24, 5, stride=2), nn.BatchNorm2d(24), nn.ReLU(),
-        nn.Conv2d(24, 48, 3, stride=2), nn.BatchNorm2d(48), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 3),
-    )
-    net.preprocessing = {"resize": 32, "crop": 32, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-    return net
-'''
+NETWORK = (
+    Path(tiny_net.__file__)
+    .read_text(encoding="utf-8")
+    .replace("nn.Linear(32, 4)", "nn.Linear(32, 3)")
+    .replace(str(tiny_net.Tiny.class_names).replace("'", '"'), '("first", "second", "third")')
+)
 BENCHMARK = """
 title = "Small"
 classes = ["first", "second", "third"]
@@ -58,7 +48,7 @@ import sys, tomllib
 known = tomllib.load(open(sys.argv[1], "rb"))["project"]["optional-dependencies"]
 assert set(sys.argv[2].strip("[]").split(",")) <= {*known, ""}
 """
-CLASSES = {"first": 0, "second": 1, "third": 2}
+CLASSES = {"first": "red", "second": "green", "third": "blue"}
 ROWS = ("msp", "ebo", "knn", "ash-s", "ash-p", "scale")
 
 
@@ -69,8 +59,8 @@ def make_workspace(root: Path) -> Path:
     (root / "serve_briefly.py").write_text(SERVE)
     (root / "extras_exist.py").write_text(EXTRAS)
     _images(root)
-    for seed, name in ((0, "my_net"), (1, "other_net")):
-        save_file(_trained(root, seed), root / f"{name}.safetensors")
+    for name, disturbed in (("my_net", 0.0), ("other_net", 0.05)):
+        save_file(_weights(disturbed), root / f"{name}.safetensors")
     settings = {"methods": ROWS, "cache": root / ".cache", "batch_size": 64}
     for name, weights in (("before", "my_net"), ("after", "other_net")):
         chosen = Settings(weights=root / f"{weights}.safetensors", data=root, **settings)
@@ -84,38 +74,35 @@ def make_workspace(root: Path) -> Path:
 
 
 def _images(root: Path) -> None:
-    start = 0
-    known = load("id_train")
-    for split in ("train", "val", "test"):
-        for name, label in CLASSES.items():
-            pixels = known.images[known.labels == label][start : start + 24]
-            _save(root / "id" / split / name, pixels)
-            if split == "val":
-                _save(root / "my_images" / name, pixels)
-        start += 24
-    for folder, name in (("validation", "groceries"), ("similar", "cat"), ("other", "mnist")):
-        _save(root / "ood" / folder, load(name).images[:40])
-    _save(root / "new_images", load("textures").images[:3], "unknown")
-    _save(root / "new_images", known.images[known.labels == 0][100:103], "known")
+    """Draw three of the small world's colours as ID images; its fourth, noise and stripes as OOD images."""
+    for first, split in ((0, "train"), (100, "val"), (200, "test")):
+        for name, colour in CLASSES.items():
+            folders = [root / "id" / split / name, *([root / "my_images" / name] if split == "val" else [])]
+            _save([colour_world.known(colour, first + seed) for seed in range(24)], *folders)
+    _save([colour_world.foreign(2 * seed) for seed in range(40)], root / "ood" / "validation")
+    _save([colour_world.known("yellow", seed) for seed in range(40)], root / "ood" / "similar")
+    _save([colour_world.foreign(2 * seed + 1) for seed in range(40)], root / "ood" / "other")
+    _save([colour_world.foreign(101 + 2 * seed) for seed in range(3)], root / "new_images", prefix="unknown")
+    _save([colour_world.known("red", 300 + seed) for seed in range(3)], root / "new_images", prefix="known")
 
 
-def _save(folder: Path, images: np.ndarray, prefix: str = "image") -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for index, pixels in enumerate(images):
-        Image.fromarray(pixels).save(folder / f"{prefix}_{index}.png")
+def _save(images: list[Image.Image], *folders: Path, prefix: str = "image") -> None:
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        for index, image in enumerate(images):
+            image.save(folder / f"{prefix}_{index}.png")
 
 
-def _trained(root: Path, seed: int) -> dict[str, torch.Tensor]:
-    torch.manual_seed(seed)
-    model = load_model(f"{root / 'my_net.py'}:make", "none").train()
-    known = load("id_train")
-    keep = np.isin(known.labels, list(CLASSES.values()))
-    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    images = ((torch.from_numpy(known.images[keep]) / 255 - mean) / std).permute(0, 3, 1, 2)
-    labels = torch.from_numpy(known.labels[keep])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    for part in torch.randint(len(images), (40, 128)):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images[part]), labels[part]).backward()
-        optimizer.step()
-    return {name: value.contiguous() for name, value in model.eval().state_dict().items()}
+def _weights(disturbed: float) -> dict[str, torch.Tensor]:
+    """Give the trained network's weights without its fourth class, a little disturbed for another network."""
+    rng = torch.Generator().manual_seed(0)
+    kept = {
+        name: value[:3] if name.startswith("fc.") else value
+        for name, value in colour_world.trained().state_dict().items()
+    }
+    return {
+        name: (
+            value + disturbed * torch.randn(value.shape, generator=rng) if value.is_floating_point() else value
+        ).contiguous()
+        for name, value in kept.items()
+    }
