@@ -110,9 +110,9 @@ def example(name: str, cls: Any) -> str:
 from idness import Activations, Head, build
 
 # Stand-ins for what SplitModel(network).head and .extract(loader) give.
-head = Head(torch.randn(10, 64), torch.zeros(10))
-features = torch.rand(300, 64)
-train = Activations(features, head(features), torch.arange(300) % 10)
+head, labels = Head(torch.randn(10, 64), torch.zeros(10)), torch.arange(300) % 10
+features = (torch.randn(300, 64) + head.weight[labels]).relu()
+train = Activations(features, head(features), labels)
 
 detector = {call}
 detector.fit(head, train)

@@ -165,7 +165,7 @@ def run_tests(copy: Path, tests: Sequence[str]) -> str:
         return f"no end within {SECONDS} s"
     if done.returncode == 0:
         return ""
-    named = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    named = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
     if named is None or done.returncode not in (1, 2):
         raise ListError(f"pytest {' '.join(tests)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr}")
     return named[1]

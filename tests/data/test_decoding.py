@@ -130,6 +130,19 @@ def test_damaged_bytes_never_raise_anything_else() -> None:
                 assert decode(bytes(hurt), max_pixels=10_000).mode == "RGB"
 
 
+@pytest.mark.parametrize("kind", ["TGA", "PCX", "ICO", "SGI"])
+def test_formats_that_are_not_listed_are_refused_unread(kind: str) -> None:
+    with pytest.raises(DataError, match="must be one of JPEG"):
+        decode(encoded(gradient(), kind))
+
+
+def test_an_image_of_too_many_pixels_is_told_with_its_size() -> None:
+    data = encoded(Image.new("RGB", (100, 60)), "PNG")
+    assert decode(data, max_pixels=6000).size == (100, 60)
+    with pytest.raises(DataError, match="at most 5,999 pixels, got 100 x 60; make it smaller"):
+        decode(data, max_pixels=5999)
+
+
 def test_bomb_is_refused_at_once() -> None:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

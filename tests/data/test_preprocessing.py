@@ -36,14 +36,24 @@ def test_equals_torchvision_to_the_bit(size: tuple[int, int], interpolation: str
     assert ours.size == (224, 224)
 
 
-def test_crop_larger_than_the_image_pads_as_torchvision_does() -> None:
+@pytest.mark.parametrize("size", [(20, 40), (40, 20), (20, 21)])
+def test_crop_larger_than_the_image_pads_as_torchvision_does(size: tuple[int, int]) -> None:
     theirs = transforms.Compose([transforms.CenterCrop(33), transforms.ToTensor()])
-    assert torch.equal(Preprocessing(crop=33)(picture(20, 40)), theirs(picture(20, 40)))
+    assert torch.equal(Preprocessing(crop=33)(picture(*size)), theirs(picture(*size)))
 
 
 @pytest.mark.parametrize("size", [(5000, 1), (1, 5000), (1, 1)])
-def test_strips_stay_small(size: tuple[int, int]) -> None:
+def test_strips_stay_small(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, int]] = []
+    resize = Image.Image.resize
+
+    def watched(image: Image.Image, target: tuple[int, int], *more: object) -> Image.Image:
+        made.append(target)
+        return resize(image, target, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Image.Image, "resize", watched)
     assert Preprocessing(resize=256, crop=224)(picture(*size)).shape == (3, 224, 224)
+    assert max(max(target) for target in made) <= 32 * 256
 
 
 def test_an_array_of_the_right_size_is_left_alone() -> None:

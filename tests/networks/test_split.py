@@ -199,6 +199,24 @@ def test_networks_that_return_more_than_logits_are_taken():
     assert SplitModel(Rich()).layer == "net.7"
 
 
+def test_a_layer_that_is_used_twice_counts_as_it_was_used_last() -> None:
+    class Twice(nn.Module):
+        """Looks at each image twice, and answers by the second look."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(12, 4)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            self.fc(images.flatten(1) * 0.5)
+            return self.fc(images.flatten(1))
+
+    model, images = Twice(), torch.rand(3, 3, 2, 2)
+    found = SplitModel(model, example=images).split(images)
+    assert torch.equal(found.features, images.flatten(1))
+    assert torch.equal(found.logits, model(images).detach())
+
+
 def test_unusual_input_needs_an_example():
     class Odd(nn.Module):
         def __init__(self) -> None:
