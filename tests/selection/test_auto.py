@@ -7,7 +7,7 @@ from idness.core.errors import InputError
 from idness.core.types import Activations, Head
 from idness.detectors.registry import build, rows, short
 from idness.metrics import auroc
-from idness.selection.auto import LEAD, pick, recommend, scale_gains, scale_percentile, stand_in_score
+from idness.selection.auto import LEAD, chosen_row, pick, recommend, scale_gains, scale_percentile, stand_in_score
 from tests.worlds import World, make_world
 
 
@@ -46,10 +46,11 @@ def test_no_method_as_it_comes_would_have_been_better(seed: int) -> None:
     world = make_world(seed)
     found = recommend(world.head, world.train, world.test, ood={"some": world.ood})
     reached = {name: separation(detector, world) for name, detector in {**rows(), "chosen": found.detector}.items()}
-    assert reached["chosen"] == max(reached.values())
+    best = max(reached.values())
+    assert reached["chosen"] == best or (found.detector.name == "fuse" and reached["chosen"] > best - 0.05)
     assert reached["chosen"] > min(reached.values())
-    assert f"AUROC {100 * reached['chosen']:.2f} %" in found.why
-    assert "points behind" in found.risk
+    assert f"AUROC is {100 * reached['chosen']:.2f} %" in found.why
+    assert found.risk
 
 
 def test_what_cannot_be_tried_is_said() -> None:
@@ -77,6 +78,21 @@ def test_stand_ins_leave_fuse_unless_another_is_far_ahead() -> None:
     assert found.detector.name == "fuse"
     assert found.aurocs[short(found.detector)] == pytest.approx(separation(build("fuse"), world), abs=2e-3)
     assert f"{100 * found.aurocs['ebo']:.1f} %" in found.why
+
+
+@pytest.mark.parametrize(
+    ("aurocs", "wanted"),
+    [
+        ({"ebo": 0.85, "fuse": 0.89, "vim": 0.895}, "fuse"),  # ahead by luck
+        ({"ebo": 0.85, "fuse": 0.89, "vim": 0.93}, "vim"),
+        ({"ebo": 0.85, "fuse": None, "vim": 0.86, "knn": 0.86}, "vim"),
+        ({"ebo": 1.0, "fuse": 1.0}, "fuse"),
+        ({"ebo": None}, None),
+        ({}, None),
+    ],
+)
+def test_on_validation_data_fuse_gives_way_to_what_is_clearly_above_it(aurocs, wanted) -> None:
+    assert chosen_row(aurocs) == wanted
 
 
 @pytest.mark.parametrize(

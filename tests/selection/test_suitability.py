@@ -66,11 +66,11 @@ def test_whether_scaling_helps_is_measured_on_ood_images_or_stand_ins(real: bool
 def test_the_first_line_agrees_with_the_figures() -> None:
     world = ratio_world(peaked=True)
     found = examine(world.head, world.inside, world.outside)
-    assert found.method == next(iter(found.aurocs))
+    assert found.aurocs[found.method] >= max(found.aurocs.values()) - 0.05
     assert found.why.startswith(f"Use {found.method}: ")
     assert f"{100 * found.aurocs[found.method]:.2f} %" in found.why
     listed = next(finding.text for finding in found.findings if finding.name == "methods")
-    assert listed.startswith(f"AUROC on your OOD images, best first: {found.method} ")
+    assert listed.startswith(f"AUROC on your OOD images, best first: {next(iter(found.aurocs))} ")
 
 
 def test_with_neither_nothing_is_claimed(world: World) -> None:

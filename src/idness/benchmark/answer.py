@@ -11,7 +11,7 @@ from idness.benchmark.results import Report
 from idness.core.errors import InputError
 from idness.core.wording import listed, percent, points, shown
 from idness.intervals import mean_auroc_difference, mean_auroc_interval
-from idness.selection.auto import first_best
+from idness.selection.auto import chosen_row
 
 USELESS = 0.6
 """A mean AUROC below which no method is worth recommending: a coin has 0.5."""
@@ -69,7 +69,7 @@ def answer(report: Report) -> Answer:
 
 def _chosen(report: Report) -> str | None:
     """Name the row that is recommended without a look at the test sets, as every command does."""
-    measured = first_best({row: found.validation_auroc for row, found in report.methods.items()})
+    measured = chosen_row({row: found.validation_auroc for row, found in report.methods.items()})
     return measured or (report.advised if report.advised in report.methods else None)
 
 
