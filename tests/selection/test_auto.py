@@ -53,6 +53,15 @@ def test_no_method_as_it_comes_would_have_been_better(seed: int) -> None:
     assert found.risk
 
 
+@pytest.mark.parametrize("kind", ["ood", "pseudo"])
+def test_no_method_is_compared_on_images_that_it_knows_by_heart(kind: str) -> None:
+    world = make_world(classes=60, count=60)
+    # More ID images in place of OOD images: whoever tells them apart has learned the others.
+    found = recommend(world.head, world.train, world.val, **{kind: {"more of the same": world.test}})
+    assert "klm" in found.aurocs
+    assert max(found.aurocs.values()) < 0.7
+
+
 def test_what_cannot_be_tried_is_said() -> None:
     world = make_world()
     bare = Activations(world.train.features, world.train.logits)

@@ -81,7 +81,7 @@ def recommend(
         # That a method does not suit the features shows in its measured place; no need to say so for each.
         warnings.simplefilter("ignore", IdnessWarning)
         if ood:
-            found, failed = search.choose(search.wanted_rows(), head, learn, ids, ood)
+            found, failed = search.choose(search.wanted_rows(), head, learn, ids, ood, apart=True)
             return by_validation(found, failed)
         return _by_stand_ins(head, learn, ids, pseudo or {})
 
@@ -185,7 +185,7 @@ def _fitted(head: Head, learn: Activations, ids: Activations) -> tuple[dict[str,
     for name, detector in rows().items():
         if detector.name != "fuse":
             try:
-                found[name] = detector.fit(head, learn, val=ids)
+                found[name] = detector.fit(head, learn, val=search.to_learn_from(detector, ids))
             except IdnessError as error:
                 failed[name] = str(error)
     return found, failed

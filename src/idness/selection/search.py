@@ -73,6 +73,7 @@ def choose(
     val: Activations | None = None,
     ood_val: Mapping[str, Activations] | None = None,
     *,
+    apart: bool = False,
     listener: Listener | None = None,
 ) -> tuple[dict[str, Choice], dict[str, str]]:
     """Fit every row at every setting of its grid and keep the first best.
@@ -86,6 +87,7 @@ def choose(
         train: activations of ID training images.
         val: activations of ID validation images.
         ood_val: activations of OOD validation images by set.
+        apart: whether no method may learn from the validation images, so that methods can be compared with one another.
         listener: hears of each row; the phase is the caller's.
 
     Returns:
@@ -97,21 +99,35 @@ def choose(
     for name, row in wanted.items():
         hear.advance(1)
         try:
-            chosen[name] = _choose_row(row, head, train, val, ood_val or {})
+            chosen[name] = _choose_row(row, head, train, val, ood_val or {}, apart)
         except IdnessError as error:
             failed[name] = str(error)
     return chosen, failed
 
 
+def to_learn_from(detector: Detector, val: Activations | None) -> Activations | None:
+    """Give validation images to a method that will be compared on them, unless it would know them by heart.
+
+    KLM keeps what the network made of each class in them: with one image a class, these images themselves. `fuse` takes
+    no more than a mean and a spread of each part.
+    """
+    return None if detector.needs_val and detector.name != "fuse" else val
+
+
 def _choose_row(
-    row: Row, head: Head, train: Activations | None, val: Activations | None, ood_val: Mapping[str, Activations]
+    row: Row,
+    head: Head,
+    train: Activations | None,
+    val: Activations | None,
+    ood_val: Mapping[str, Activations],
+    apart: bool,
 ) -> Choice:
     start = time.perf_counter()
     if row.detector.needs_train and train is None and not (row.detector.needs_val and val is not None):
         raise InputError("these learn from training images, and the benchmark has none")
     searchable = val is not None and bool(ood_val)
     settings = [row.detector] if row.given or not searchable else _settings(row.detector)
-    fitted, dropped = _fit(settings, head, train, val)
+    fitted, dropped = _fit(settings, head, train, to_learn_from(row.detector, val) if apart else val)
     between = time.perf_counter()
     choice = Choice(fitted[0], "given" if row.given else "default", dropped=dropped)
     if searchable:
