@@ -26,8 +26,8 @@ from idness.benchmark.results import Report  # noqa: E402
 from idness.core.types import Activations, Head  # noqa: E402
 from idness.guard import Guard  # noqa: E402
 from idness.report import write_html  # noqa: E402
+from tests.measured import bench  # noqa: E402
 from tests.rectified import World, rectified_world  # noqa: E402
-from tests.report.digits import bench  # noqa: E402
 
 # A busy machine is no failure; and where nobody can look at a failure again, the same examples are tried each time.
 settings.register_profile("idness", deadline=None, derandomize="CI" in os.environ)
@@ -90,8 +90,8 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the benchmark writes it, of a small network on handwritten digits."""
-    place = tmp_path_factory.mktemp("digits")
+    """A folder as the benchmark writes it, of the small network on its colours."""
+    place = tmp_path_factory.mktemp("colours")
     bench(place)
     return place
 

@@ -182,14 +182,16 @@ def test_images_without_a_number_are_left_out(tmp_path: Path) -> None:
         def forward(self, images: Tensor) -> Tensor:
             return self.model(images / (images.amax(dim=(1, 2, 3), keepdim=True) > -1.4))
 
-    images, _ = pictures(10, 0)
+    images, labels = pictures(10, 0)
     images[4] = 0
     split = SplitModel(Hurt(), layer="model.fc")
     store = FeatureStore(tmp_path)
-    done = extract(Network(split, SETTING), ArraySet(images, "x"), store)
+    done = extract(Network(split, SETTING), ArraySet(images, "x", labels), store)
     [part] = store.shards(done.key)
     assert part.skipped == [(4, "the network gives NaN or Inf for it")]
     assert len(part.acts) == 9
+    assert part.acts.labels is not None
+    assert part.acts.labels.tolist() == np.delete(labels, 4).tolist()
 
 
 def test_an_empty_set_is_told(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from idness.core.errors import IdnessWarning, InputError, NotFittedError, Option
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
 from idness.detectors.registry import build
-from idness.methods import KNN, ReAct, Scale
+from idness.methods import KNN, MDS, ReAct, Scale, TempScale
 from tests.worlds import World, make_world
 
 WORLD = make_world()
@@ -184,6 +184,16 @@ def test_labels_are_needed_only_where_there_are_images():
     assert Choosy().fit(WORLD.head).fitted
     with pytest.raises(InputError, match="train must have labels"):
         Choosy().fit(WORLD.head, Activations(WORLD.train.features, WORLD.train.logits))
+
+
+def test_labels_are_asked_of_the_images_that_are_learned_from():
+    bare = [Activations(acts.features, acts.logits) for acts in (WORLD.train, WORLD.val)]
+    assert MDS().fit(WORLD.head, WORLD.train, val=bare[1]).fitted
+    with pytest.raises(InputError, match="MDS: train must have labels"):
+        MDS().fit(WORLD.head, bare[0], val=WORLD.val)
+    assert TempScale().fit(WORLD.head, bare[0], val=WORLD.val).fitted
+    with pytest.raises(InputError, match="TempScale: val must have labels"):
+        TempScale().fit(WORLD.head, WORLD.train, val=bare[1])
 
 
 def test_the_head_of_another_network_is_refused_at_fit_by_all():

@@ -50,6 +50,17 @@ def test_dead_features_and_missing_classes_do_no_harm(world, method):
     assert torch.isfinite(method().fit(world.head, dead[one]).score(world.test)).all()
 
 
+def test_dead_features_count_nothing(world):
+    """As in a pseudo-inverse: what never varied says nothing, whatever an image has there."""
+    features = world.train.features.clone()
+    features[:, :10] = 0.0
+    dead = Activations(features, world.head(features), world.train.labels)
+    means, precision, _ = slow_parts(dead)
+    scores = MDS().fit(world.head, dead).score(world.test)
+    for x, score in zip(world.test.features.double().numpy(), scores.tolist(), strict=True):
+        assert score == pytest.approx(-min(distance(x, mean, precision) for mean in means), rel=1e-4)
+
+
 def test_a_class_without_images_is_never_the_nearest(world):
     """Its mean would be the origin: an all-zero image must not be close to it."""
     kept = world.train[world.train.labels != 2]

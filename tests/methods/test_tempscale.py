@@ -54,6 +54,9 @@ def test_validation_images_are_preferred_to_training_images(unsure):
     assert both.temperature_ != TempScale().fit(world.head, world.train).temperature_
 
 
-def test_a_network_without_error_keeps_a_finite_temperature():
-    logits = torch.eye(4) * 50
-    assert float(best_temperature(logits, torch.arange(4))) >= 0.05
+def test_the_temperature_is_held_where_it_would_be_nothing_or_boundless():
+    """Without an error the best is 0, at chance it is infinite."""
+    logits = torch.eye(4)
+    assert float(best_temperature(logits, torch.arange(4))) == pytest.approx(0.05)
+    assert float(best_temperature(50 * logits.repeat(25, 1), torch.arange(100) // 25)) == pytest.approx(20)
+    assert 0.05 <= float(best_temperature(50 * logits, torch.arange(4))) <= 20
