@@ -103,6 +103,18 @@ def test_pairing_is_sharper_than_not_pairing():
     assert paired.high - paired.low < (alone.high - alone.low) / 3
 
 
+def test_the_p_value_is_where_the_interval_reaches_zero():
+    """Of two sides: an interval of level 1 - p ends at zero."""
+    rng = np.random.default_rng(10)
+    ids, oods = draw(rng, 400)
+    noisy = ids + rng.normal(0, 0.4, len(ids)), oods + rng.normal(0, 0.4, len(oods))
+    for pair in ((ids, oods, *noisy), (*noisy, ids, oods)):
+        found = intervals.compare_auroc(*pair)
+        assert 1e-6 < found.p_value < 0.5
+        at = intervals.compare_auroc(*pair, level=1 - found.p_value)
+        assert min(abs(at.low), abs(at.high)) == pytest.approx(0, abs=1e-9)
+
+
 def test_a_method_does_not_differ_from_itself():
     rng = np.random.default_rng(8)
     ids, oods = draw(rng)
