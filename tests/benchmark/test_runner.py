@@ -14,10 +14,13 @@ from idness.core.errors import DataError, IdnessError, ModelError
 from idness.core.progress import Listener
 from idness.core.types import Activations
 from idness.detectors.detector import Enhancer
-from idness.detectors.registry import build, rows
+from idness.detectors.registry import build, parse, rows
 from idness.metrics import NAMES, all_metrics
 from idness.networks.split import SplitModel
 from tests.benchmark.test_results import valid
+from tests.measured import bench
+from tests.measured import network as disturbed
+from tests.measured import place as drawn
 from tests.pictures import network, pictures, world
 
 
@@ -52,8 +55,12 @@ def report(place: Path) -> Report:
     return go(place, command="idness bench")
 
 
+def normalized(images: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(images).movedim(-1, 1).float().div(255).sub(0.5).div(0.25)
+
+
 def acts(images: np.ndarray, labels: np.ndarray | None = None) -> Activations:
-    batch = torch.from_numpy(images).movedim(-1, 1).float().div(255).sub(0.5).div(0.25)
+    batch = normalized(images)
     found = SplitModel(network(), example=batch[:2]).split(batch)
     return Activations(found.features, found.logits, None if labels is None else torch.from_numpy(labels))
 
@@ -93,6 +100,20 @@ def test_numbers_are_those_of_a_slow_rederivation(report: Report, place: Path) -
             assert method.id_accuracy_shaped == pytest.approx(right)
         else:
             assert method.id_accuracy_shaped == report.id_accuracy
+
+
+def test_the_accuracy_of_an_edited_network_is_its_own(tmp_path: Path) -> None:
+    rows_ = ("msp", "ash(variant=p,percentile=95)", "dice(percentile=95)")
+    found = bench(tmp_path, disturbed=1.0, rows=rows_)
+    split = SplitModel(disturbed(0, 1.0), example=torch.rand(2, 3, 16, 16))
+    known, labels = (np.load(Path(drawn().name) / "test.npz")[name] for name in ("images", "labels"))
+    train = np.load(Path(drawn().name) / "train.npz")["images"]
+    for row in rows_[1:]:
+        detector = parse(row).fit(split.head, split.split(normalized(train)))
+        right = (detector.shaped_logits(split.split(normalized(known))).argmax(dim=1).numpy() == labels).mean()  # type: ignore[attr-defined]
+        assert found.methods[row].id_accuracy_shaped == pytest.approx(right)
+        assert found.methods[row].id_accuracy_shaped != found.id_accuracy
+    assert found.methods["msp"].id_accuracy_shaped == found.id_accuracy
 
 
 def test_options_are_chosen_on_validation_data_only(report: Report, tmp_path: Path) -> None:

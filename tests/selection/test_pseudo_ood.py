@@ -40,6 +40,7 @@ def test_a_mosaic_repeats_a_piece_of_its_own_image() -> None:
 def test_inverted_and_turned_undo_themselves() -> None:
     images = torch.rand(2, 3, 6, 4)
     torch.testing.assert_close(inverted(inverted(images)), images)
+    assert inverted(torch.tensor([0.0, 0.25, 1.0])).tolist() == [1.0, 0.75, 0.0]
     assert torch.equal(turned(turned(images)), images)
     assert torch.equal(turned(images)[0, 0, 0, 0], images[0, 0, -1, -1])
 
@@ -52,3 +53,9 @@ def test_edges_are_white_where_brightness_changes_and_black_elsewhere() -> None:
     assert float(drawn[:, :14].max()) == 0
     assert float(drawn[:, 18:].max()) == 0
     assert float(edges(torch.full((1, 3, 32, 32), 0.5)).max()) == 0
+
+
+def test_faint_edges_are_left_out() -> None:
+    """Of noise, which is edges all over, the strongest fifth is drawn."""
+    drawn = edges(torch.rand(4, 3, 40, 40, generator=torch.Generator().manual_seed(0)))
+    assert float((drawn > 0).float().mean()) == pytest.approx(0.2, abs=0.01)

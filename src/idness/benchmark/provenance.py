@@ -49,9 +49,6 @@ def peak_memory() -> int:
 
 def without_folder(text: str) -> str:
     """Take the folders off an absolute path, so that a report says nothing of its writer's machine."""
-    head, colon, tail = text.rpartition(":")
-    if colon and Path(head).is_absolute():
-        return f"{Path(head).name}:{tail}"
     return Path(text).name if Path(text).is_absolute() else text
 
 
