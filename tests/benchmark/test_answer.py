@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import escape
 from scipy.stats import norm
 
 from idness.benchmark.answer import answer, conclude
@@ -20,7 +21,10 @@ from idness.intervals import (
     mean_auroc_interval,
 )
 from idness.metrics import auroc, fpr_at_id_recall, fpr_at_ood_recall
+from idness.report import write_html
 from tests.measured import bench
+
+SAMPLES = Path(__file__).parents[1] / "samples"
 
 
 def test_groups_count_alike_and_so_do_the_sets_within_one(report: Report) -> None:
@@ -169,7 +173,7 @@ def test_a_report_carries_its_answer_and_marks(report: Report) -> None:
 
 def test_what_version_0_1_wrote_gets_answer_and_marks_from_its_scores(report: Report, tmp_path: Path) -> None:
     """Its results have neither field."""
-    report.save(tmp_path)
+    copy.deepcopy(report).save(tmp_path)
     raw = json.loads((tmp_path / "results.json").read_text())
     del raw["answer"]
     for method in raw["methods"].values():
@@ -182,6 +186,14 @@ def test_what_version_0_1_wrote_gets_answer_and_marks_from_its_scores(report: Re
     (tmp_path / "scores.safetensors").unlink()
     with pytest.raises(StoreError, match=r"holds no scores\.safetensors"):
         conclude(Report.load(tmp_path / "results.json"))
+
+
+def test_a_folder_of_version_0_1_has_a_page_with_its_answer(tmp_path: Path) -> None:
+    old = Report.load(SAMPLES / "results-v1")
+    assert old.answer is None
+    path = write_html(tmp_path, old)
+    assert old.answer is not None
+    assert escape(old.answer.sentence) in path.read_text(encoding="utf-8")
 
 
 def test_each_column_of_aurocs_marks_its_best_and_those_level_with_it(report: Report) -> None:
