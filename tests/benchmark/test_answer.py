@@ -11,6 +11,8 @@ from markupsafe import escape
 from scipy.stats import norm
 
 from idness.benchmark.answer import answer, conclude
+from idness.benchmark.evaluate import set_metrics
+from idness.benchmark.marks import mark
 from idness.benchmark.ranking import joint_level, mean_auroc, ood_weights, row_ranks
 from idness.benchmark.results import Report
 from idness.core.errors import InputError, StoreError
@@ -231,6 +233,24 @@ def test_each_column_of_fprs_marks_its_best_and_those_level_with_it(report: Repo
                 certain += 1
                 assert marks[row] == ("tie" if gap <= reach else None)
     assert certain >= 6
+
+
+def test_marks_of_fprs_compare_on_the_same_images(report: Report) -> None:
+    """One row is always a little worse on the same images: apart the two look level, paired they do not."""
+    few = copy.deepcopy(report)
+    few.benchmark.groups = {"near": ["six"]}
+    few.methods = {row: few.methods[row] for row in ("msp", "ebo")}
+    ids, oods = np.linspace(0, 1, 200), np.linspace(-0.5, 0.6, 120)
+    worse = np.where((oods < 0.04) & (oods > -0.04), 0.5, oods)
+    arrays = {f"scores/{row}/id_test": ids for row in few.methods}
+    few.attach(arrays | {"scores/msp/six": worse, "scores/ebo/six": oods}, {})
+    for row in few.methods:
+        few.methods[row].sets["six"] = few.methods[row].groups["near"] = set_metrics(ids, few.scores.of(row, "six"))
+    mark(few)
+    one, other = (few.methods[row].sets["six"] for row in ("ebo", "msp"))
+    assert one.intervals["fpr_at_id_recall"][1] > other.intervals["fpr_at_id_recall"][0]
+    assert one.marks["fpr_at_id_recall"] == "best"
+    assert "fpr_at_id_recall" not in other.marks
 
 
 def test_a_group_is_marked_by_its_mean(report: Report) -> None:

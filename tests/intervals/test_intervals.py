@@ -65,6 +65,9 @@ def test_perfect_order_has_an_honest_lower_end():
     assert 0.8 < low < 0.9
     assert intervals.auroc_interval([1.0] * 20, [2.0] * 50) == pytest.approx((0.0, 1 - low))
     assert intervals.fpr_at_id_recall_interval([2.0] * 20, [1.0] * 50).high == pytest.approx(1 - 0.025 ** (1 / 50))
+    # The wrong way round, every OOD image passes and every ID image is lost.
+    assert intervals.fpr_at_id_recall_interval([1.0] * 20, [2.0] * 50) == pytest.approx((0.025 ** (1 / 50), 1.0))
+    assert intervals.fpr_at_ood_recall_interval([1.0] * 20, [2.0] * 50) == pytest.approx((0.025 ** (1 / 20), 1.0))
 
 
 def test_more_images_make_shorter_intervals():
@@ -92,6 +95,22 @@ def test_a_better_method_is_found(name):
     assert found.p_value < 0.01
     assert found.low <= found.value <= found.high
     assert (found.low > 0) if name == "compare_auroc" else (found.high < 0)
+
+
+@pytest.mark.parametrize("name", ["fpr_at_id_recall", "fpr_at_ood_recall"])
+def test_the_paired_bootstrap_is_two_sided_and_draws_the_same_images_for_both(name):
+    """Against a bootstrap that draws one sample after another."""
+    rng, metric = np.random.default_rng(12), getattr(metrics, name)
+    ids, oods = rng.normal(1.5, 1, 200), rng.normal(0, 1, 150)
+    other_ids, other_oods = ids + rng.normal(0, 0.7, 200), oods + rng.normal(0, 0.7, 150)
+    gaps = []
+    for _ in range(1000):
+        i, o = rng.integers(200, size=200), rng.integers(150, size=150)
+        gaps.append(metric(ids[i], oods[o], 0.9) - metric(other_ids[i], other_oods[o], 0.9))
+    found = getattr(intervals, f"compare_{name}")(ids, oods, other_ids, other_oods, recall=0.9)
+    share = min(np.mean(np.array(gaps) <= 0), np.mean(np.array(gaps) >= 0))
+    assert found.p_value == pytest.approx(2 * share, abs=0.03)
+    assert (found.low, found.high) == pytest.approx(np.quantile(gaps, [0.025, 0.975]), abs=0.02)
 
 
 def test_pairing_is_sharper_than_not_pairing():
