@@ -46,7 +46,7 @@ speed: $(VENV)/ready ## measure ratios within one run into results/speed; some m
 auto: $(VENV)/ready ## measure fuse, auto and every method on every network at hand; an hour and more
 	$(BIN)/python tools/fetch.py all networks
 	$(BIN)/python tools/auto_networks.py
-	$(BIN)/python tools/auto_study.py
+	$(BIN)/python tools/auto_study.py --settings
 	$(BIN)/python tools/methods_table.py
 
 clean: ## remove what the other commands have made

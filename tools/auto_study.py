@@ -157,13 +157,13 @@ def measure(scores: Mapping[str, Tensor], world: World, plain: Ranks) -> dict[st
     return found
 
 
-def study(world: World) -> tuple[dict[str, Any], Scored]:
-    """Measure everything on one network."""
+def study(world: World, *, settings: bool = True) -> tuple[dict[str, Any], Scored]:
+    """Measure everything on one network; the best of all settings in hindsight only if wanted, as that takes longest."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", IdnessWarning)  # that a method does not suit shows in its figures
         scored, advised = score_all(world)
         plain = ranks_of(scored.scores["ebo"], world)
-        tuned = best_setting(world, plain)
+        tuned = best_setting(world, plain) if settings else None
     methods = {row: {"label": scored.labels[row]} | measure(s, world, plain) for row, s in scored.scores.items()}
     singles = {row: item["mean"]["auroc"][0] for row, item in methods.items() if row not in FUSED}
     best = max(singles, key=lambda row: singles[row])
@@ -205,26 +205,30 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=REPOSITORY / ".data", help="folder of tools/fetch.py")
     parser.add_argument("--shared", type=Path, default=SHARED, help="folder of real data beside the repository")
     parser.add_argument("--nets", type=Path, default=NETS, help="folder of tools/auto_networks.py")
+    parser.add_argument(
+        "--settings", action="store_true", help="look for the best setting of any method in hindsight too"
+    )
     parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the results")
     given = parser.parse_args()
     torch.set_num_threads(1)
     places = Places(given.data, given.shared, given.nets)
-    networks, scored, missing = {}, {}, {}
+    networks, scored = {}, {}
     for name in given.names or PLANS:
         try:
             world = open_world(name, places)
         except TURNED_BACK as error:
-            missing[name] = PLANS[name].about
             print(f"{name}: passed over: {error}", flush=True)
             continue
-        networks[name], found = study(world)
+        networks[name], found = study(world, settings=given.settings)
         scored[name] = (found.scores, tuple(world.near), tuple(world.far), world.plan.family or name)
         item = networks[name]
         print(
             f"{name}: auto {item['methods']['auto']['mean']['auroc'][0]:.4f}, regret {item['regret'][0]:+.4f}",
             flush=True,
         )
-    results = {"command": "python tools/auto_study.py", "networks": networks, "passed over": missing}
+    missing = {name: plan.about for name, plan in PLANS.items() if name not in networks}
+    asked = " ".join(["python tools/auto_study.py", *given.names, *(["--settings"] if given.settings else [])])
+    results = {"command": asked, "networks": networks, "passed over": missing}
     results["left out"] = left_out(scored) if len(networks) > 2 else {}
     atomic_write(given.to / "auto.json", json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     atomic_write(given.to / "auto.md", auto_tables.page(results))

@@ -87,12 +87,12 @@ def test_page_tells_what_was_looked_at_and_what_was_missed(tools: SimpleNamespac
     page = tools.tables.page(results)
     (line,) = [line for line in page.splitlines() if line.startswith("- new:")]
     best = results["networks"]["new"]["best single"]
-    assert f"`auto` is only +0.4 above EBO; `auto` is 3.1 below {best}; `fuse` is 0.2 below EBO" in line
-    assert "`auto` is 1.6 below SCALE" in line
+    assert f"`auto` is only +0.40 above EBO; `auto` is 3.10 below {best}; `fuse` is 0.20 below EBO" in line
+    assert "`auto` is 1.60 below SCALE" in line
     assert "**made up (`new`)**" in page
     assert "| made up (`old`) |" in page
     assert "**Not looked at for any choice**: new." in page
-    assert "Not at hand when this was made: a transformer (`vit`)." in page
+    assert "not asked for: a transformer (`vit`)." in page
     assert page.count("<details") == page.count("</details>") == 2
 
 
