@@ -106,9 +106,9 @@ def page(folder: Path) -> str:
     return write_html(folder).read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A headless browser; tests that use it carry the mark `browser`."""
+    """A headless browser; tests that use it carry the mark `browser`. Only one can be open in a process at a time."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("no Chromium; make test-browser installs it")

@@ -106,6 +106,8 @@ def example(name: str, cls: Any) -> str:
     """Write a piece of code that runs as it stands."""
     shown = ", ".join(f"{key}={value!r}" for key, value in cls().options().items() if key != "readout")
     call = f'build("{name}"{", " + shown if shown else ""})'
+    if cls.forward_passes > 1:
+        return twice(call)
     return f"""import torch
 from idness import Activations, Head, build
 
@@ -118,6 +120,22 @@ detector = {call}
 detector.fit(head, train)
 scores = detector.score(train)  # one number per image; higher is more in-distribution
 assert scores.shape == (300,)"""
+
+
+def twice(call: str) -> str:
+    """Write the same for a method that needs the network itself, which a guard has."""
+    return f"""import torch
+from torch import nn
+from idness import Guard, build
+
+# Any torch classifier, and batches of its images as a loader gives them.
+network = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+train, known = torch.rand(200, 3, 16, 16), torch.rand(100, 3, 16, 16)
+
+guard = Guard(network, {call})
+guard.fit([train]).calibrate([known])
+verdict = guard(known[:5])  # the network runs again on each image, slightly changed
+assert verdict.score.shape == (5,)"""
 
 
 def summary(cls: Any) -> str:

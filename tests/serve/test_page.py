@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,39 +17,14 @@ from idness.guard import Guard
 from idness.guard.neighbours import Gallery
 
 pytest.importorskip("fastapi")
-playwright = pytest.importorskip("playwright.sync_api")
-from tests.serve.serving import Served, running  # noqa: E402
+from tests.serve.serving import Served, running
 
-CHROMIUM = (
-    os.environ.get("CHROMIUM")
-    or shutil.which("chromium")
-    or shutil.which("chromium-browser")
-    or shutil.which("google-chrome")
-)
-FLAGS = [
-    f"--{flag}"
-    for flag in (
-        "no-sandbox",
-        "disable-gpu",
-        "disable-quic",
-        "no-first-run",
-        "disable-background-networking",
-        "disable-component-update",
-        "disable-sync",
-    )
-]
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; make test-browser installs it"),
-]
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield found
-        found.close()
+def browser(chromium: Any) -> Any:
+    return chromium
 
 
 @pytest.fixture(scope="module")
