@@ -240,6 +240,18 @@ def test_swap_in_and_out() -> None:
     networks.build("tiny_resnet", 3).load_state_dict(model.state_dict())
 
 
+def test_parameters_that_were_replaced_inside_are_kept() -> None:
+    model = networks.build("tiny_resnet", 3).train()
+    with ish(model):
+        model.fc.weight = nn.Parameter(torch.ones_like(model.fc.weight))
+        model.fc.bias = nn.Parameter(torch.full_like(model.fc.bias, 2.0))
+        model.eval()
+    assert type(model.fc) is nn.Linear
+    assert model.fc.weight.unique().tolist() == [1.0]
+    assert model.fc.bias.unique().tolist() == [2.0]
+    assert not model.fc.training
+
+
 def test_swap_is_undone_after_an_error() -> None:
     model = networks.build("tiny_resnet", 3)
     with pytest.raises(ZeroDivisionError), ish(model):
