@@ -16,6 +16,7 @@ from colour_world import COLOURS, foreign, known
 from PIL import Image
 
 from idness.core.errors import InputError, OptionError
+from idness.data import Preprocessing
 from idness.guard import Guard
 from idness.guard.neighbours import Gallery
 
@@ -167,6 +168,14 @@ def test_bodies_that_cannot_be_used_are_told_apart(served: Served, body: bytes, 
     assert answer.status_code == status
     assert error_of(answer)
     assert served.client.get("/healthz").status_code == 200
+
+
+def test_text_that_is_not_base64_is_not_taken_for_an_image(served: Served) -> None:
+    """A lax reader would skip the marks and find a whole image."""
+    text = base64.b64encode(RED).decode()
+    answer = served.client.post("/v1/score", json={"images": [text, text[:8] + "!?" + text[8:]]})
+    assert answer.status_code == 422
+    assert error_of(answer) == "image 2 is not base64"
 
 
 def test_too_many_images_in_a_form(served: Served) -> None:
@@ -323,6 +332,30 @@ def test_overload_is_turned_away_and_what_was_accepted_is_answered(shown: Guard)
         assert accepted.result() == 200
         assert also.result() == 200
         assert post(served) == 200
+
+
+def test_more_requests_than_allowed_are_turned_away(shown: Guard) -> None:
+    with running(shown, Limits(requests=1), batch=1) as served, ThreadPoolExecutor(1) as pool:
+        with Blocked(shown) as blocked:
+            accepted = pool.submit(post, served)
+            until(blocked.inside.is_set)
+            refused = served.client.post("/v1/score", files=[("images", RED)])
+            assert refused.status_code == 503
+            assert "1 requests are under way" in error_of(refused)
+        assert accepted.result() == 200
+        assert post(served) == 200
+
+
+def test_images_of_several_sizes_are_judged_in_one_request(trained: torch.nn.Module) -> None:
+    how = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+    guard = Guard(trained, "msp", preprocessing=how)
+    guard.calibrate([torch.stack([how(known("red", seed)) for seed in range(30)])])
+    images = [png(known("red", seed, side=side)) for seed, side in enumerate((16, 24, 16, 40))]
+    with running(guard, batch=4) as served:
+        answer = served.client.post("/v1/score", files=[("images", image) for image in images])
+    assert answer.status_code == 200
+    scores = [float(guard.judge(image).score) for image in images]
+    assert [record["score"] for record in answer.json()["results"]] == pytest.approx(scores, rel=1e-4)
 
 
 def test_an_answer_that_takes_too_long_is_given_up_and_its_place_freed(shown: Guard) -> None:

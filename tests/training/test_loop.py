@@ -314,7 +314,9 @@ def test_stopped_at_any_step_and_resumed_gives_the_same_bits(
 
 def environment() -> dict[str, str]:
     root = Path(__file__).resolve().parents[2]
-    path = os.pathsep.join([str(root), str(root / "src")])  # the code beside these tests, and no other that is installed
+    path = os.pathsep.join(
+        [str(root), str(root / "src")]
+    )  # the code beside these tests, and no other that is installed
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PYTHONWARNINGS": "default"}
 
 
