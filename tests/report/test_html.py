@@ -7,6 +7,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from idness.benchmark.answer import setting
@@ -95,6 +96,14 @@ def test_the_numbers_are_those_of_the_results(report: Report, page: str) -> None
             assert percent(metrics.fpr_at_id_recall) in page
         for metrics in item.sets.values():
             assert percent(metrics.fpr_at_ood_recall) in page
+
+
+def test_the_best_row_comes_first(report: Report, page: str) -> None:
+    found = re.search(r"best mean first: ([^\"<]+)", page)
+    assert found is not None
+    listed = [part.split()[0] for part in found[1].split("; ")]
+    means = {row: np.mean([group.auroc for group in item.groups.values()]) for row, item in report.methods.items()}
+    assert listed == sorted(means, key=lambda row: -means[row])
 
 
 def test_pages_are_byte_identical_from_run_to_run(folder: Path, page: str) -> None:
