@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from idness.core.documents import Document, packed
 from idness.core.errors import StoreError
@@ -119,6 +120,16 @@ def test_tensors_come_back_with_their_texts(tmp_path: Path) -> None:
     (tmp_path / "t.safetensors").write_bytes(content[:-1])
     with pytest.raises(StoreError, match="is damaged"):
         PLAIN.tensors(tmp_path / "t.safetensors")
+
+
+def test_equal_content_is_equal_bytes_whatever_the_order_of_its_texts(tmp_path: Path) -> None:
+    texts = {f"text {number}": "ä" * number for number in range(9)}
+    written = [packed({"a": torch.arange(3.0)}, dict(order)) for order in (texts.items(), reversed(texts.items()))]
+    assert written[0] == written[1]
+    (tmp_path / "t.safetensors").write_bytes(written[0])
+    with safe_open(tmp_path / "t.safetensors", "pt") as file:  # as other programs read it
+        assert file.metadata() == texts
+        assert file.get_tensor("a").tolist() == [0, 1, 2]
 
 
 @given(st.lists(st.binary()))

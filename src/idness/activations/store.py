@@ -107,7 +107,6 @@ class FeatureStore:
         }
         if shard.acts.labels is not None:
             tensors["labels"] = shard.acts.labels
-        # One entry only: safetensors writes several in random order, and the same shard must have the same bytes.
         about = {"about": json.dumps({"format": FORMAT, "skipped": shard.skipped})}
         content = packed(tensors, about)
         ref = ShardRef(key, sha256_of(content))

@@ -133,7 +133,7 @@ def packed(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 
     Args:
         tensors: the tensors by name.
-        metadata: texts for the file's header; with more than one their order is random, and so are the bytes.
+        metadata: texts for the file's header, where they stand in the order of their names.
     """
     import torch
     from safetensors.torch import save
@@ -141,7 +141,17 @@ def packed(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
     # Each is copied: safetensors refuses memory that tied weights share, and channels_last is not contiguous.
     plain = {name: torch.as_tensor(value).detach().cpu().contiguous().clone() for name, value in tensors.items()}
     content: bytes = save(plain, None if metadata is None else dict(metadata))
-    return content
+    return content if metadata is None else _in_order(content)
+
+
+def _in_order(content: bytes) -> bytes:
+    """Sort the texts in a safetensors file's header, which come in a random order: equal content is equal bytes."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
+    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 def checksum(values: Mapping[str, Any]) -> str:
