@@ -3,7 +3,8 @@
 `tools/mutants.toml` lists the lines, what each becomes and the tests that should notice. Each mutation is made in a copy
 of the tree; a run of the whole list writes `results/mutants.md`. It fails where a mutation survives that is not marked
 equivalent with its reason, where one that is marked is noticed after all, and where the list does not fit the code.
-An interrupted run goes on where it was, as long as no file has changed.
+An interrupted run goes on where it was, as long as no file has changed. The test that noticed a mutation in the last whole
+run is asked first.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from queue import SimpleQueue
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path("src/idness")
 COPIED = ("src", "tests", "tools", "docs", "examples", "results", "pyproject.toml", "Makefile", "README.md")
+PAGE = Path("results/mutants.md")
 SECONDS = 900
 """A mutation may well make a loop endless; its tests take a small part of this."""
 
@@ -64,6 +66,11 @@ class Mutant:
                 f"{self}: must be on one line, once in the file, got {text.count(self.find)} times: {self.find}"
             )
         return text.replace(self.find, self.put)
+
+    def cells(self) -> str:
+        """Write the cells that tell it from all others in the page of results."""
+        change = f"`{_cell(self.find)}` → `{_cell(self.put)}`" if self.put else f"without `{_cell(self.find)}`"
+        return f"| {self.room} | {self.file} | {change} | {_cell(self.breaks)} |"
 
     def __str__(self) -> str:
         return f"{self.number} {self.file} ({self.breaks})"
@@ -171,9 +178,21 @@ def run_tests(copy: Path, tests: Sequence[str]) -> str:
     return named[1]
 
 
+def ask(copy: Path, mutant: Mutant, last: str) -> str:
+    """Run the test that noticed a mutant last time, then, where it does not any more or is gone, all of its tests."""
+    if last:
+        try:
+            if noticed := run_tests(copy, [last]):
+                return noticed
+        except ListError:
+            pass  # the test has another name now
+    return run_tests(copy, mutant.tests)
+
+
 def try_all(mutants: Sequence[Mutant], root: Path, jobs: int, kept: Path | None) -> list[Outcome]:
     """Try every mutant; what is in the file of a former run on the same tree is taken from there."""
     known = _known(kept) if kept else {}
+    last = _last(root / PAGE)
     found = [Outcome(mutant, known[_key(mutant)]) for mutant in mutants if _key(mutant) in known]
     left = [mutant for mutant in mutants if _key(mutant) not in known]
     with tempfile.TemporaryDirectory(prefix="mutants-") as place, ThreadPoolExecutor(jobs) as pool:
@@ -181,7 +200,7 @@ def try_all(mutants: Sequence[Mutant], root: Path, jobs: int, kept: Path | None)
 
         def outcome(mutant: Mutant) -> Outcome:
             with copies.broken(mutant) as copy:
-                return Outcome(mutant, run_tests(copy, mutant.tests))
+                return Outcome(mutant, ask(copy, mutant, last.get(mutant.cells(), "")))
 
         if left and not known:
             _check_unbroken(copies, left)
@@ -226,13 +245,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
         "|--:|---|---|---|---|---|",
     ]
     for one in outcomes:
-        mutant = one.mutant
         told = f"`{_cell(one.noticed)}`" if one.noticed else f"**{one.wrong}**" if one.wrong else ""
-        told = told or f"equivalent: {_cell(mutant.equivalent)}"
-        change = f"`{_cell(mutant.find)}` → `{_cell(mutant.put)}`" if mutant.put else f"without `{_cell(mutant.find)}`"
-        lines.append(
-            f"| {mutant.number} | {mutant.room} | {mutant.file} | {change} | {_cell(mutant.breaks)} | {told} |"
-        )
+        told = told or f"equivalent: {_cell(one.mutant.equivalent)}"
+        lines.append(f"| {one.mutant.number} {one.mutant.cells()} {told} |")
     return "\n".join(lines) + "\n"
 
 
@@ -247,6 +262,13 @@ def _key(mutant: Mutant) -> str:
 def _known(kept: Path) -> dict[str, str]:
     lines = kept.read_text(encoding="utf-8").splitlines() if kept.is_file() else []
     return dict(json.loads(line) for line in lines)
+
+
+def _last(page: Path) -> dict[str, str]:
+    """Read from the page of the last whole run which test noticed which mutant."""
+    lines = page.read_text(encoding="utf-8").splitlines() if page.is_file() else []
+    rows = (re.fullmatch(r"\| \d+ (\| .+ \|) `([^`]+)` \|", line) for line in lines)
+    return {row[1]: row[2] for row in rows if row}
 
 
 def _tree(root: Path) -> str:
@@ -281,7 +303,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
         print(error, file=sys.stderr)
         return 2
     if not asked.only:
-        (root / "results" / "mutants.md").write_text(table(outcomes), encoding="utf-8")
+        (root / PAGE).write_text(table(outcomes), encoding="utf-8")
     wrong = [one for one in outcomes if one.wrong]
     print("\n".join([f"{len(outcomes)} mutations, {len(wrong)} wrong", *(one.line() for one in wrong)]))
     return 1 if wrong else 0
