@@ -35,7 +35,7 @@ BATCH = 128
 
 
 class ResNet(nn.Module):
-    """Is a pre-activation ResNet; its features are the mean over all places after the last batch norm and ReLU."""
+    """A pre-activation ResNet; its features are the mean over all places after the last batch norm and ReLU."""
 
     def __init__(self, plan: tuple[tuple[int, int], ...], stem: int, stride: int = 1, classes: int = 6) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def narrow() -> nn.Module:
 
 
 class Vgg(nn.Module):
-    """Is a VGG without batch norm: 256 features out of a hidden linear layer, ReLU and dropout."""
+    """A VGG without batch norm: 256 features out of a hidden linear layer, ReLU and dropout."""
 
     def __init__(self, classes: int = 6) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Vgg(nn.Module):
 
 
 class Layer(nn.Module):
-    """Is one pre-norm transformer layer with GELU."""
+    """One pre-norm transformer layer with GELU."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Layer(nn.Module):
 
 
 class Vit(nn.Module):
-    """Is a small vision transformer: two convolutions make 64 tokens; features are the mean of the last LayerNorm's."""
+    """A small vision transformer: two convolutions make 64 tokens; features are the mean of the last LayerNorm's."""
 
     def __init__(self, width: int = 96, depth: int = 4, heads: int = 4, classes: int = 6) -> None:
         super().__init__()

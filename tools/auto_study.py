@@ -190,6 +190,12 @@ def study(world: World, *, settings: bool = True) -> tuple[dict[str, Any], Score
     return found, scored
 
 
+def _with_former(networks: Mapping[str, Any], former: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the networks of an earlier run that this one has not measured, each with the command it was measured by."""
+    kept = {name: {"kept from": former["command"], **found} for name, found in former["networks"].items()}
+    return {name: (kept | dict(networks))[name] for name in PLANS if name in kept or name in networks}
+
+
 def _stand_ins(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: values for name, values in scores.items() if name.startswith("pseudo-")}
 
@@ -207,6 +213,9 @@ def main() -> int:
     parser.add_argument("--nets", type=Path, default=NETS, help="folder of tools/auto_networks.py")
     parser.add_argument(
         "--settings", action="store_true", help="look for the best setting of any method in hindsight too"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the figures of networks that are not at hand now from the last run"
     )
     parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the results")
     given = parser.parse_args()
@@ -226,10 +235,20 @@ def main() -> int:
             f"{name}: auto {item['methods']['auto']['mean']['auroc'][0]:.4f}, regret {item['regret'][0]:+.4f}",
             flush=True,
         )
+    scored_now = len(networks)
+    if given.keep and (given.to / "auto.json").is_file():
+        networks = _with_former(networks, json.loads((given.to / "auto.json").read_text(encoding="utf-8")))
     missing = {name: plan.about for name, plan in PLANS.items() if name not in networks}
-    asked = " ".join(["python tools/auto_study.py", *given.names, *(["--settings"] if given.settings else [])])
+    asked = " ".join(
+        [
+            "python tools/auto_study.py",
+            *given.names,
+            *(["--settings"] if given.settings else []),
+            *(["--keep"] if given.keep else []),
+        ]
+    )
     results = {"command": asked, "networks": networks, "passed over": missing}
-    results["left out"] = left_out(scored) if len(networks) > 2 else {}
+    results["left out"] = left_out(scored) if scored_now > 2 else {}
     atomic_write(given.to / "auto.json", json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     atomic_write(given.to / "auto.md", auto_tables.page(results))
     print(auto_tables.summary(results["networks"]))

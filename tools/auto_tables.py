@@ -224,7 +224,9 @@ def _not_here(results: Mapping[str, Any]) -> list[str]:
         if absent
         else ""
     )
-    return [line for text in (cut, missing) if text for line in (text, "")]
+    former = [f"`{name}`" for name, network in results["networks"].items() if "kept from" in network]
+    kept = f"Kept from an earlier run, as they were not at hand in this one: {', '.join(former)}." if former else ""
+    return [line for text in (cut, kept, missing) if text for line in (text, "")]
 
 
 def _points(network: Network, row: str) -> float:

@@ -76,6 +76,22 @@ def test_without_validation_everything_keeps_its_default() -> None:
         assert choice.detector.fitted
 
 
+def test_who_knows_validation_images_by_heart_is_not_compared_on_them() -> None:
+    world = make_world(classes=60, count=60)
+    # More ID images in place of OOD images: whoever tells them from the validation images has learned the latter.
+    more = {"more of the same": world.test}
+    choice = choose({"klm": Row(build("klm"))}, world.head, world.train, world.val, more)[0]["klm"]
+    assert choice.auroc == pytest.approx(0.5, abs=0.1)
+    # The row itself then learns from them, as everywhere.
+    assert torch.equal(
+        choice.detector.score(world.test), build("klm").fit(world.head, world.train, val=world.val).score(world.test)
+    )
+    # Without other images to learn from it is left out of the comparison, not out of the table.
+    alone = choose({"klm": Row(build("klm"))}, world.head, None, world.val, more)[0]["klm"]
+    assert alone.auroc is None
+    assert alone.detector.fitted
+
+
 def test_settings_that_cannot_be_fitted_are_dropped_with_a_note() -> None:
     world = make_world(count=30)  # 90 training images
     choice = choose({"knn": Row(build("knn"))}, world.head, world.train, world.val, {"u": world.ood})[0]["knn"]

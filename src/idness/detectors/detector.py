@@ -35,6 +35,8 @@ class Detector(ABC):
     """Whether those activations need labels."""
     needs_val: ClassVar[bool] = False
     """Whether `fit` prefers validation images to training images; it takes the latter where the former are missing."""
+    remembers: ClassVar[bool] = False
+    """Whether it knows the images it learned from by heart, so that comparing it with others on these would flatter it."""
     uses_head: ClassVar[bool] = False
     """Whether scores depend on the head, so that another network's must be refused."""
     assumes_nonnegative: ClassVar[bool] = False

@@ -22,6 +22,7 @@ class KLM(Detector):
 
     needs_train = True
     needs_val = True
+    remembers = True  # with one image a class its templates are these images themselves
 
     def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
         acts = val if val is not None else train

@@ -81,7 +81,7 @@ def recommend(
         # That a method does not suit the features shows in its measured place; no need to say so for each.
         warnings.simplefilter("ignore", IdnessWarning)
         if ood:
-            found, failed = search.choose(search.wanted_rows(), head, learn, ids, ood, apart=True)
+            found, failed = search.choose(search.wanted_rows(), head, learn, ids, ood)
             return by_validation(found, failed)
         return _by_stand_ins(head, learn, ids, pseudo or {})
 

@@ -73,7 +73,6 @@ def choose(
     val: Activations | None = None,
     ood_val: Mapping[str, Activations] | None = None,
     *,
-    apart: bool = False,
     listener: Listener | None = None,
 ) -> tuple[dict[str, Choice], dict[str, str]]:
     """Fit every row at every setting of its grid and keep the first best.
@@ -87,7 +86,6 @@ def choose(
         train: activations of ID training images.
         val: activations of ID validation images.
         ood_val: activations of OOD validation images by set.
-        apart: whether no method may learn from the validation images, so that methods can be compared with one another.
         listener: hears of each row; the phase is the caller's.
 
     Returns:
@@ -99,35 +97,27 @@ def choose(
     for name, row in wanted.items():
         hear.advance(1)
         try:
-            chosen[name] = _choose_row(row, head, train, val, ood_val or {}, apart)
+            chosen[name] = _choose_row(row, head, train, val, ood_val or {})
         except IdnessError as error:
             failed[name] = str(error)
     return chosen, failed
 
 
 def to_learn_from(detector: Detector, val: Activations | None) -> Activations | None:
-    """Give validation images to a method that will be compared on them, unless it would know them by heart.
-
-    KLM keeps what the network made of each class in them: with one image a class, these images themselves. `fuse` takes
-    no more than a mean and a spread of each part.
-    """
-    return None if detector.needs_val and detector.name != "fuse" else val
+    """Give validation images to a method that will be compared on them, unless it would know them by heart."""
+    return None if detector.remembers else val
 
 
 def _choose_row(
-    row: Row,
-    head: Head,
-    train: Activations | None,
-    val: Activations | None,
-    ood_val: Mapping[str, Activations],
-    apart: bool,
+    row: Row, head: Head, train: Activations | None, val: Activations | None, ood_val: Mapping[str, Activations]
 ) -> Choice:
     start = time.perf_counter()
     if row.detector.needs_train and train is None and not (row.detector.needs_val and val is not None):
         raise InputError("these learn from training images, and the benchmark has none")
-    searchable = val is not None and bool(ood_val)
+    remembers = row.detector.needs_val and row.detector.remembers
+    searchable = val is not None and bool(ood_val) and not (remembers and train is None)
     settings = [row.detector] if row.given or not searchable else _settings(row.detector)
-    fitted, dropped = _fit(settings, head, train, to_learn_from(row.detector, val) if apart else val)
+    fitted, dropped = _fit(settings, head, train, to_learn_from(row.detector, val) if searchable else val)
     between = time.perf_counter()
     choice = Choice(fitted[0], "given" if row.given else "default", dropped=dropped)
     if searchable:
@@ -137,6 +127,8 @@ def _choose_row(
         choice.tried = [(_grid_options(detector), value) for detector, value in trials]
         if len(trials) > 1 and not row.given:
             choice.chosen_by = "validation"
+        if remembers:  # compared without the validation images; now it may have them
+            choice.detector.fit(head, train, val=val)
     choice.seconds = {"fit": between - start, "search": time.perf_counter() - between}
     return choice
 
