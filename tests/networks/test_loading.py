@@ -21,6 +21,12 @@ def make():
 
 def nothing():
     return 7
+
+ready = make()
+
+class Wide(nn.Linear):
+    def __init__(self, classes, width=12):
+        super().__init__(width, classes)
 """
 
 
@@ -104,12 +110,20 @@ def test_what_names_no_network_is_told(file, tmp_path):
         load_model("timm:resnet999")
     with pytest.raises(UnknownNameError, match="unknown embedded network 'bas'; did you mean 'base'"):
         load_model("cifar6:bas")
-    with pytest.raises(ModelError, match="no model file at"):
+    with pytest.raises(ModelError, match="no file at"):
         load_model(f"{tmp_path}/absent.py:make")
-    with pytest.raises(ModelError, match="has no function 'mak'"):
+    with pytest.raises(ModelError, match="has no 'mak'; it has make, nothing, ready, Wide"):
         load_model(f"{file}:mak")
     with pytest.raises(ModelError, match=r"must return an nn.Module, got int"):
         load_model(f"{file}:nothing")
     (tmp_path / "broken.py").write_text("import nothing_of_that_name")
-    with pytest.raises(ModelError, match=r"cannot be imported \(ModuleNotFoundError"):
+    with pytest.raises(ModelError, match=r"cannot be imported; it fails at line 1 with ModuleNotFoundError"):
         load_model(f"{tmp_path}/broken.py:make")
+
+
+def test_a_class_takes_arguments_and_a_network_that_is_there_is_taken(file):
+    made = load_model(f"{file}:Wide(classes=7)")
+    assert (made.in_features, made.out_features) == (12, 7)
+    assert load_model(f"{file}:ready")[3].out_features == 3
+    with pytest.raises(ModelError, match=r"Wide: missing a required argument: 'classes'"):
+        load_model(f"{file}:Wide")

@@ -6,6 +6,7 @@ import pytest
 
 from idness.core.errors import ModelError
 from idness.networks import trust
+from idness.networks.loading import load_model
 
 CODE = "def make(): ...\n"
 
@@ -28,7 +29,26 @@ def test_an_edited_file_must_be_named_anew(tmp_path: Path) -> None:
         trust.check(f"{file}:make")
     file.write_text(CODE)
     trust.check(f"{file}:make")
-    trust.check(f"{file}:other")  # the same code, another function of it
+    for call in (
+        "other",
+        "make(path='/etc')",
+    ):  # a forged guard must not choose what of the file is called, nor with what
+        with pytest.raises(ModelError, match="in its present form"):
+            trust.check(f"{file}:{call}")
+
+
+def test_a_changed_neighbour_must_be_looked_at_too(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_net.py").write_text("WIDTH = 2\n")
+    (tmp_path / "net.py").write_text(
+        "from beside_the_net import WIDTH\nfrom torch import nn\n\nnet = nn.Linear(2, WIDTH)\n"
+    )
+    spec = f"{tmp_path / 'net.py'}:net"
+    load_model(spec)
+    trust.remember(spec)
+    trust.check(spec)
+    (tmp_path / "beside_the_net.py").write_text("WIDTH = 3\n")
+    with pytest.raises(ModelError, match="in its present form"):
+        trust.check(spec)
 
 
 def test_the_same_code_elsewhere_is_another_file(tmp_path: Path) -> None:

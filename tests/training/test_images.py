@@ -14,7 +14,7 @@ from idness.training.augment import crop_flip
 
 def folder(root: Path, size: tuple[int, int] = (8, 8)) -> Path:
     for label, name in enumerate(("ant", "bee")):
-        (root / name).mkdir()
+        (root / name).mkdir(parents=True)
         for i in range(3):
             Image.new("RGB", size, (label * 100, i * 10, 5)).save(root / name / f"{i}.png")
     return root

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,6 +23,9 @@ from idness.core.errors import DataError
 from idness.data import ActivationsSet, ImageSet
 from idness.data.thumbnails import thumbnail
 from idness.metrics import Array
+
+FOLDERS = re.compile(r"""(?<![^\s'",(=])/(?:[^/'",()=]+/)*(?=[^/\s'",()=])""")
+"""The folders of an absolute path: at the beginning of a text, or after what sets values apart, as in `--data=/images`."""
 
 
 def provenance(command: str, seed: int) -> dict[str, Any]:
@@ -48,8 +52,9 @@ def peak_memory() -> int:
 
 
 def without_folder(text: str) -> str:
-    """Take the folders off an absolute path, so that a report says nothing of its writer's machine."""
-    return Path(text).name if Path(text).is_absolute() else text
+    """Take the folders off absolute paths in a text, so that a report says nothing of its writer's machine."""
+    shortened = FOLDERS.sub("", text)
+    return Path(shortened).name if Path(shortened).is_absolute() else shortened
 
 
 def duplicates(sets: Mapping[str, tuple[str, Array]]) -> list[dict[str, Any]]:

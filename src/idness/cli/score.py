@@ -51,9 +51,10 @@ def load(folder: Path, model: str | None, weights: str | None) -> Guard:
     from idness.guard.file import load_guard
     from idness.networks import trust
 
+    loaded = load_guard(folder, model, weights)
     if model is not None:
         trust.remember(model)
-    return load_guard(folder, model, weights)
+    return loaded
 
 
 def _listed() -> Iterator[Path]:

@@ -53,7 +53,7 @@ def train(
         torch.set_num_threads(threads)
     images = _images(data, archive, size)
     checked = _checked(val, data, archive, size, images)
-    model = networks.load(arch, len(images.classes), init, seed)
+    model = networks.load(arch, len(images.classes), init, seed, example=images.example())
     done = finetune(model, images, method, val=checked, out=out, progress=not quiet, seed=seed, **options)
     last = done.log[-1]
     right = "" if last.val_accuracy is None else f", {last.val_accuracy:.2%} right on validation"

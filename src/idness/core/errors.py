@@ -34,6 +34,10 @@ class ModelError(IdnessError, RuntimeError):
     """Says that a network cannot be loaded or split into features and head."""
 
 
+class ScriptError(IdnessError, RuntimeError):
+    """Says that a Python file of the user's cannot be run as asked."""
+
+
 class DataError(IdnessError, ValueError):
     """Says that a data set or an image cannot be read."""
 

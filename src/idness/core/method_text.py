@@ -33,16 +33,21 @@ def read_method(text: str) -> tuple[str, dict[str, Any]]:
     match = METHOD.fullmatch(text.strip())
     if match is None:
         raise _unreadable(text)
+    return match[1], read_options(match[2] or "", text)
+
+
+def read_options(listed: str, whole: str) -> dict[str, Any]:
+    """Read `option=value, ...`, which stands in brackets in a whole text that errors show."""
     options: dict[str, Any] = {}
-    for item in split_methods(match[2] or ""):
+    for item in split_methods(listed):
         key, equals, value = (part.strip() for part in item.partition("="))
-        if not equals or not key:
-            raise _unreadable(text)
+        if not equals or not key.isidentifier():
+            raise _unreadable(whole)
         try:
             options[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             options[key] = value
-    return match[1], options
+    return options
 
 
 def _unreadable(text: str) -> OptionError:

@@ -88,23 +88,24 @@ def build(name: str, classes: int) -> nn.Module:
     return NETWORKS[name](classes)
 
 
-def load(spec: str, classes: int, init: str = "", seed: int = 0) -> nn.Module:
+def load(spec: str, classes: int, init: str = "", seed: int = 0, *, example: Tensor | None = None) -> nn.Module:
     """Make a network for these classes, by one of our names or as `idness.networks.split.load_model` takes it.
 
     A network with another number of outputs gets a new final layer.
 
     Args:
-        spec: `small_resnet`, `torchvision:NAME`, `timm:NAME` or `path/to/file.py:FUNCTION`.
+        spec: `small_resnet`, `torchvision:NAME`, `timm:NAME`, or `path/to/file.py:FUNCTION`, perhaps with arguments.
         classes: number of classes.
         init: file of weights; `pretrained` for those that come with the network; empty for none.
         seed: decides the initial weights where none are given.
+        example: a batch of images, for a network that takes no other size.
     """
     torch.manual_seed(seed)
     given = None if init == "pretrained" else "none"
     model = load_model(spec, weights=given) if ":" in spec else build(spec, classes)
     if init and init != "pretrained":
         load_weights(model, init)
-    inner, name, linear = final_linear(model)
+    inner, name, linear = final_linear(model, example=example)
     if linear.out_features != classes:
         replace_module(inner, name, nn.Linear(linear.in_features, classes, linear.bias is not None))
     return model

@@ -11,12 +11,14 @@ from idness.core.errors import ModelError
 from idness.networks.split import SplitModel
 
 
-def final_linear(model: nn.Module, layer: str | None = None) -> tuple[nn.Module, str, nn.Linear]:
-    """Find the linear layer whose output is the network's, or the one of this name.
+def final_linear(
+    model: nn.Module, layer: str | None = None, *, example: Tensor | None = None
+) -> tuple[nn.Module, str, nn.Linear]:
+    """Find the linear layer whose output is the network's, or the one of this name; a batch of its images helps the search.
 
     Returns the network without its wrappers, the layer's name in it, and the layer.
     """
-    split = SplitModel(model, layer)
+    split = SplitModel(model, layer, example=example)
     if not split.layer:
         raise ModelError("the network is itself one linear layer; wrap it in nn.Sequential")
     return split.model, split.layer, split.linear

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,11 +13,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from idness.core.errors import ModelError, unknown_name
+from idness.core.errors import ModelError, ScriptError, unknown_name
 from idness.core.extras import needed
+from idness.core.scripts import Script
 from idness.data import embedded
 
-FORMS = "torchvision:NAME, timm:NAME, path/to/file.py:FUNCTION" + "".join(
+FORMS = "torchvision:NAME, timm:NAME, path/to/file.py:FUNCTION or path/to/file.py:FUNCTION(argument=value)" + "".join(
     f", {embedded.NAME}:{name}" for name in embedded.NETWORKS
 )
 PREFIXES = ("module.", "_orig_mod.", "model.")
@@ -30,23 +29,23 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
     """Load a network by name, in evaluation mode.
 
     Args:
-        spec: `torchvision:resnet50`, `timm:vit_base_patch16_224`, `path/to/file.py:function`, or an embedded one.
+        spec: `torchvision:resnet50`, `timm:vit_base_patch16_224`, `path/to/file.py:function`, perhaps with arguments as in
+            `path/to/file.py:function(width=2)`, or an embedded one.
         weights: a safetensors file or a checkpoint; `none` leaves the network as it is built. Without it torchvision,
             timm and embedded networks have their pretrained weights.
     """
-    source, colon, name = spec.rpartition(":")
-    if not colon or not source or not name:
-        raise ModelError(f"a model is written as {FORMS}; got {spec!r}")
+    script = Script.named(spec)
+    source, _, name = spec.partition(":")
     pretrained = weights is None
     makers: dict[str, Callable[[str, bool], nn.Module]] = {
         "torchvision": _torchvision,
         "timm": _timm,
         embedded.NAME: _embedded,
     }
-    if source in makers:
+    if script is not None:
+        model = _from_file(script)
+    elif source in makers and name:
         model = makers[source](name, pretrained)
-    elif source.endswith(".py"):
-        model = _from_file(Path(source), name)
     else:
         raise ModelError(f"a model is written as {FORMS}; got {spec!r}")
     if weights is not None and str(weights) != "none":
@@ -145,24 +144,13 @@ def _embedded(name: str, pretrained: bool) -> nn.Module:
     return load_weights(small_resnet(), weights) if pretrained else small_resnet()
 
 
-def _from_file(path: Path, function: str) -> nn.Module:
-    if not path.is_file():
-        raise ModelError(f"no model file at {path}; write path/to/file.py:FUNCTION")
-    spec = importlib.util.spec_from_file_location(f"idness_user_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and forward references look their module up there
+def _from_file(script: Script) -> nn.Module:
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ModelError(f"{path}: cannot be imported ({type(error).__name__}: {error})") from error
-    make = getattr(module, function, None)
-    if not callable(make):
-        raise ModelError(f"{path}: has no function {function!r}; it must return an nn.Module")
-    model = make()
+        model = script.make(nn.Module)
+    except ScriptError as error:
+        raise ModelError(str(error)) from error
     if not isinstance(model, nn.Module):
-        raise ModelError(f"{path}:{function} must return an nn.Module, got {type(model).__name__}")
+        raise ModelError(f"{script} must return an nn.Module, got {type(model).__name__}")
     return model
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from idness.core.errors import IdnessWarning, ModelError
 from idness.core.extras import needed
-from idness.core.files import key_of, sha256
+from idness.core.files import key_of
+from idness.core.scripts import Script
 from idness.data import Batch, ImageSet, Preprocessing, embedded, preprocessing_for
 from idness.data.reading import read_sample
 from idness.networks.loading import load_model
@@ -66,8 +67,8 @@ class Network:
     def identity(self) -> str:
         """The hash of all that decides its activations: weights, structure, code, layer, preprocessing and precision."""
         # The same weights may compute something else in other code.
-        file = Path(self.spec.rpartition(":")[0])
-        code = sha256(file) if file.suffix == ".py" and file.is_file() else ""
+        script = Script.named(self.spec)
+        code = "" if script is None else script.identity()
         settings = json.dumps(self.preprocessing.to_dict(), sort_keys=True)
         model = self.split.model
         return key_of(self.weights_sha256, repr(model), self.split.layer, code, settings, self.precision.used)

@@ -1,7 +1,8 @@
 """Remembers which model files a person has run, so that a guard from elsewhere cannot make us run code.
 
 A guard names its network. Where that is a Python file, loading it runs the file. A file that its user has named on the
-command line before is run again unasked, as long as its content is the same; any other must be named anew.
+command line before is run again unasked, as long as the function, its arguments and the content of the file and of the
+neighbours that it imports are the same; any other must be named anew.
 """
 
 from __future__ import annotations
@@ -11,47 +12,61 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from idness.core.errors import IdnessError, ModelError
-from idness.core.files import atomic_write, sha256_of
+from idness.core.files import atomic_write, sha256
+from idness.core.scripts import Script
+
+_ENTRIES = TypeAdapter(dict[str, dict[str, str]])
 
 
 def remember(spec: str) -> None:
-    """Note that the user asked for this model; does nothing for models that are not Python files."""
-    key = _key(spec)
-    if key is None or key in _known():
+    """Note that the user asked for this model, which has been loaded; does nothing for models that are not Python files."""
+    script = _script(spec)
+    if script is None:
         return
     # Without a writable home the user names the model each time, as the error then says.
     with suppress(IdnessError):
-        atomic_write(_list(), json.dumps(sorted(_known() | {key}), indent=1))
+        atomic_write(_list(), json.dumps(_known() | {_key(script): script.sources()}, indent=1, sort_keys=True))
 
 
 def check(spec: str) -> None:
     """Refuse a Python file that the user has not asked for before."""
-    key = _key(spec)
-    if key is not None and key not in _known():
+    script = _script(spec)
+    if script is not None and not _unchanged(_known().get(_key(script), {})):
         raise ModelError(
             f"the guard's network is made by {spec}, a Python file that you have not run with idness in its present form;"
             f" look at it, then name it yourself: model={spec!r}"
         )
 
 
-def _key(spec: str) -> str | None:
-    source = spec.rpartition(":")[0]
-    if not source.endswith(".py"):
-        return None
-    file = Path(source).resolve()
-    if not file.is_file():
+def _script(spec: str) -> Script | None:
+    script = Script.named(spec)
+    if script is not None and not script.file.is_file():
         raise ModelError(
             f"the guard's network is made by {spec}, but there is no such file; give model='path/to/file.py:FUNCTION'"
         )
-    return sha256_of((f"{file}\n", file.read_bytes()))
+    return script
 
 
-def _known() -> set[str]:
+def _key(script: Script) -> str:
+    return f"{script.file.resolve()}:{script.call}"
+
+
+def _unchanged(sources: dict[str, str]) -> bool:
     try:
-        return set(json.loads(_list().read_text()))
-    except (OSError, ValueError):
-        return set()
+        return bool(sources) and all(sha256(file) == digest for file, digest in sources.items())
+    except OSError:
+        return False
+
+
+def _known() -> dict[str, dict[str, str]]:
+    """Give what was run, by file and call, with the hash of each file that belongs to it."""
+    try:
+        return _ENTRIES.validate_json(_list().read_bytes(), strict=True)
+    except (OSError, ValidationError):
+        return {}
 
 
 def _list() -> Path:

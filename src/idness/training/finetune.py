@@ -11,6 +11,7 @@ from torch import nn
 
 from idness.core.errors import OptionError
 from idness.core.progress import shown
+from idness.networks.final_layer import final_linear
 from idness.training.images import TrainingSet
 from idness.training.log import Epoch, RunLog
 from idness.training.loop import Trainer
@@ -61,7 +62,9 @@ def finetune(
         if name not in known:
             takes = f"it takes {', '.join(known)} and" if known else "it takes"
             raise OptionError(f"{method}: unknown option {name!r}; {takes} what training.Settings does")
-    objective = kind(model, len(data.classes), settings.mean, settings.std, **own)
+    # Searched on images of the right size: many a network takes no other.
+    found = {"layer": final_linear(model, example=data.example())[1]} if "layer" in known and "layer" not in own else {}
+    objective = kind(model, len(data.classes), settings.mean, settings.std, **found, **own)
     facts = {"method": method, "options": own, "classes": list(data.classes)}
     folder = Path(out) if out is not None else None
     with shown(quiet=not progress) as listener:

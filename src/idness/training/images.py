@@ -44,6 +44,10 @@ class TrainingSet:
     def __len__(self) -> int:
         return len(self.images)
 
+    def example(self) -> Tensor:
+        """Give a batch of two images as a network takes them, with values in [0, 1]."""
+        return self.images[:2].permute(0, 3, 1, 2).contiguous() / 255
+
     def fingerprint(self) -> str:
         """Hash images, labels and class names."""
         arrays = (np.ascontiguousarray(tensor.numpy()).data for tensor in (self.images, self.labels))
