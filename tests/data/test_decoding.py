@@ -13,6 +13,7 @@ from PIL import Image
 
 from idness.core.errors import DataError
 from idness.data import decode
+from idness.data.decoding import is_animated
 
 
 def encoded(image: Image.Image, format_: str, **options: object) -> bytes:
@@ -99,9 +100,13 @@ def test_floating_point_and_32_bit_are_refused() -> None:
     ("data", "message"),
     [
         (b"", "empty file"),
-        (b"<!DOCTYPE html><html>", "must be one of JPEG"),
-        (b"\x89PNG\r\n\x1a\n", "."),
-        (b"%PDF-1.7", "must be one of"),
+        (b"<!DOCTYPE html><html>", "must be one of JPEG.*, got a web page$"),
+        (b"\x89PNG\r\n\x1a\n", "got something else$"),
+        (b"%PDF-1.7", "got a PDF; save its picture as PNG$"),
+        (b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>', "got an SVG drawing; save it as PNG$"),
+        (b"dear diary\n", "got text$"),
+        (b"\0\0\0 ftypheic\0\0", "got a HEIC or AVIF picture; save it as JPEG$"),
+        (b"\x80\x04\x95", "got something else$"),
     ],
 )
 def test_what_is_no_image_is_told_in_one_line(data: bytes, message: str) -> None:
@@ -114,8 +119,16 @@ def test_what_is_no_image_is_told_in_one_line(data: bytes, message: str) -> None
 def test_truncated_files_are_refused(format_: str) -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
     data = encoded(noise, format_)
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match=r"^image: is (cut off: its end is missing|damaged); save or send it again$"):
         decode(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize("format_", ["GIF", "WEBP", "TIFF", "PNG"])
+def test_frames_beyond_the_first_are_noticed(format_: str) -> None:
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    assert is_animated(encoded(frames[0], format_, save_all=True, append_images=frames[1:]))
+    assert not is_animated(encoded(frames[0], format_))
+    assert not is_animated(b"")
 
 
 def test_damaged_bytes_never_raise_anything_else() -> None:

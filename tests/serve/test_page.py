@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import csv
 import io
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +14,14 @@ from typing import Any
 import pytest
 import torch
 from colour_world import COLOURS, HOW, foreign, known, known_tensors
+from PIL import Image
 from tiny_net import Tiny
 
 from idness.guard import Guard
 from idness.guard.neighbours import Gallery
 
 pytest.importorskip("fastapi")
+from idness.serve.limits import Limits
 from tests.serve.serving import Served, running
 
 pytestmark = pytest.mark.browser
@@ -77,7 +82,7 @@ class Visit:
     def __exit__(self, *_: object) -> None:
         self.context.close()
 
-    def give(self, path: Path, state: str) -> None:
+    def give(self, path: Path | list[Path], state: str) -> None:
         self.page.set_input_files("#file", path)
         self.page.wait_for_selector(f"#card[data-state={state}]")
         self.page.wait_for_selector("#drop:not([aria-busy])")
@@ -106,7 +111,9 @@ def test_an_image_is_judged_and_explained(
         assert float(visit.text("#p-value")) < 0.05
         page.wait_for_selector("#neighbours li:nth-child(6) img")
         assert page.evaluate("[...document.images].every((image) => image.hidden || image.naturalWidth > 0)")
-        assert page.locator("#recent .tile").count() == 2
+        assert page.locator("#list tbody tr:visible").count() == 2
+        assert "%" not in visit.text("#neighbours")
+        assert "not nearest to the eye" in visit.text("#neighbours")
         assert not overflows(page)
         shot = page.screenshot(path=tmp_path / "page.png", full_page=True)
         assert len(shot) > 20_000
@@ -194,20 +201,157 @@ def test_embedded_samples_can_be_picked(browser: Any, served: Served) -> None:
         assert visit.troubles == []
 
 
-def test_a_bad_file_is_told_and_the_next_one_judged(
-    browser: Any, served: Served, pictures: dict[str, Path], tmp_path: Path
+def spoiled(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Files that cannot be judged, each with what the page must say of it."""
+    whole = io.BytesIO()
+    known("red", 1, side=200).save(whole, "JPEG")
+    contents = {
+        "truncated.jpg": (whole.getvalue()[:900], "The file is cut off: its end is missing"),
+        "notes.png": (b"dear diary", "got text."),
+        "empty.png": (b"", "is an empty file"),
+        "drawing.svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "got an SVG drawing"),
+        "large.png": (bytes(SMALL.body + 1), "is too large: 101 kB, and the server takes at most 100 kB"),
+        "wide.png": (png(Image.new("RGB", (600, 600))), "must have at most 250,000 pixels, got 600 x 600"),
+    }
+    for name, (content, _) in contents.items():
+        (folder / name).write_bytes(content)
+    return {name: (folder / name, reason) for name, (_, reason) in contents.items()}
+
+
+SMALL = Limits(body=100_000, pixels=250_000, images=4, queue=16)
+
+
+def png(picture: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def strict(guard_to_show: Guard) -> Iterator[Served]:
+    """The same guard behind small limits."""
+    with running(guard_to_show, SMALL) as found:
+        yield found
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_file_that_fails_after_a_success_clears_the_verdict(
+    browser: Any, strict: Served, pictures: dict[str, Path], tmp_path: Path, width: int
 ) -> None:
-    bad = tmp_path / "bad.png"
-    bad.write_bytes(b"<html>")
-    with Visit(browser, served) as visit:
+    with Visit(browser, strict, viewport={"width": width, "height": 860}) as visit:
         visit.page.wait_for_selector("#chart .in rect")
-        visit.page.set_input_files("#file", bad)
-        visit.page.wait_for_selector("#error:visible")
-        assert "bad.png" in visit.text("#error")
-        visit.give(pictures["known"], "in")
-        assert not visit.page.is_visible("#error")
-        # The browser itself notes the answer's status; nothing else may be wrong.
+        for name, (path, reason) in spoiled(tmp_path).items():
+            visit.give(pictures["known"], "in")
+            visit.page.wait_for_selector("#neighbours li")
+            visit.give(path, "bad")
+            assert visit.text("#headline") == f"Not judged: {name}"
+            assert reason in visit.text("#sentence")
+            assert "b'" not in visit.text("#sentence")
+            assert [visit.text(f"#{each}") for each in ("class", "score", "p-value")] == ["–", "–", "–"]
+            assert (
+                visit.page.locator("#preview:visible, #neighbours:visible, #chart .here, #error:visible").count() == 0
+            )
+            visit.page.wait_for_function(IN_VIEW)
+        # The browser itself notes the answers' status; nothing else may be wrong.
         assert all("422" in trouble for trouble in visit.troubles)
+
+
+IN_VIEW = """() => {
+  const box = document.getElementById("card").getBoundingClientRect();
+  return box.top >= 0 && box.bottom <= innerHeight;
+}"""
+
+
+def test_a_server_that_is_gone_is_told_in_place_of_a_verdict(
+    browser: Any, guard_to_show: Guard, pictures: dict[str, Path]
+) -> None:
+    with running(guard_to_show) as served, Visit(browser, served) as visit:
+        visit.give(pictures["known"], "in")
+        visit.context.set_offline(True)
+        visit.give(pictures["foreign"], "bad")
+        assert "the server does not answer" in visit.text("#sentence")
+
+
+def test_a_batch_lists_all_of_it_and_one_broken_file_rejects_no_other(
+    browser: Any, strict: Served, pictures: dict[str, Path], tmp_path: Path
+) -> None:
+    files = [path for path, _ in spoiled(tmp_path).values()]
+    frames = [known("blue", 1), known("green", 1)]
+    frames[0].save(tmp_path / "dance.gif", save_all=True, append_images=frames[1:])
+    known("green", 4).save(tmp_path / "=green.tiff")
+    files += [tmp_path / "dance.gif", tmp_path / "=green.tiff", *pictures.values()]
+    with Visit(browser, strict) as visit:
+        page = visit.page
+        visit.give(files, "bad")
+        assert visit.text("#tally") == "10 files: 3 in distribution, 1 out of distribution, 6 not judged."
+        assert {Path(name).name for name in page.locator("#list .name").all_inner_texts()} == {
+            path.name for path in files
+        }
+        assert page.locator("#list .thumb img").count() == 4
+        assert page.evaluate("[...document.querySelectorAll('#list img')].every((image) => image.naturalWidth > 0)")
+        page.click("#list button[data-key=p_value]")
+        column = [text for text in page.locator("#list tbody td:last-child").all_inner_texts() if text]
+        assert column == sorted(column)
+        assert page.locator("#list th[aria-sort=ascending]").inner_text().startswith("p-value")
+        assert page.locator("#list tbody td:last-child").all_inner_texts()[:4] == column
+        page.click("#list tr:has-text('dance.gif') button")
+        page.wait_for_selector("#card[data-state=in]")
+        assert "only the first was judged" in visit.text("#note")
+        page.wait_for_selector("#neighbours li")
+        assert visit.text("#class") == "blue"
+        with page.expect_download() as saved:
+            page.click("#csv")
+        rows = list(csv.DictReader(saved.value.path().read_text(encoding="utf-8").splitlines()))
+        assert [f"{float(row['p_value']):.3f}" for row in rows[:4]] == column
+        assert {row["file"] for row in rows if row["verdict"] == "not judged"} == set(spoiled(tmp_path))
+        assert all(row["problem"] for row in rows if row["verdict"] == "not judged")
+        assert "'=green.tiff" in {row["file"] for row in rows}  # no spreadsheet takes it for a formula
+
+
+def test_a_p_value_has_the_digits_of_its_images(browser: Any, served: Served, pictures: dict[str, Path]) -> None:
+    with Visit(browser, served) as visit:
+        visit.give(pictures["foreign"], "out")
+        assert visit.text("#p-value") == "0.005"  # the smallest of 200 images is 1/201
+        assert "It scores below every one of the 200 calibration images" in visit.text("#sentence")
+        visit.give(pictures["known"], "in")
+        assert re.fullmatch(r"[01]\.\d{3}", visit.text("#p-value"))
+        lower = round(float(visit.text("#p-value")) * 201) - 1
+        assert f"Of the 200 calibration images, {lower} score as low or lower" in visit.text("#sentence")
+
+
+def test_a_sample_that_passes_is_explained_by_the_rates(browser: Any) -> None:
+    from idness import load_model
+    from idness.data import embedded
+
+    model, how = load_model("cifar6:base"), embedded.preprocessing()
+    images = torch.stack([how(image) for image in embedded.load("id_val").images[:100]])
+    guard = Guard(model, "msp", preprocessing=how, class_names=embedded.load("id_test").classes).calibrate([images])
+    with running(guard, batch=32) as served, Visit(browser, served) as visit:
+        visit.page.wait_for_selector("#rates:visible")
+        assert re.search(r"flagged: \d+ % of 120 ID, \d+ % of 120 near OOD, \d+ % of 120 far", visit.text("#rates"))
+        visit.page.focus("#recall")
+        visit.page.keyboard.press("End")
+        visit.page.click("#samples .group:nth-of-type(2) .tile >> nth=0")
+        visit.page.wait_for_selector("#card[data-state=in]")
+        assert "This sample is an OOD image, and it passes. Near misses pass often" in visit.text("#note")
+        assert visit.troubles == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_nothing_bars_anyone_from_the_pages(
+    browser: Any, served: Served, pictures: dict[str, Path], scheme: str, path: str
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    with Visit(browser, served, color_scheme=scheme, viewport={"width": 390, "height": 860}) as visit:
+        if path == "/":
+            visit.give([*pictures.values()], "in")
+            visit.page.wait_for_selector("#neighbours li")
+        else:
+            visit.page.goto(visit.home + path)
+            visit.page.wait_for_selector("article:nth-child(8)")
+        found = axe.run(visit.page).response["violations"]
+        assert [(each["id"], [node["target"] for node in each["nodes"]]) for each in found] == []
 
 
 def test_a_key_is_asked_for_once(browser: Any, guard_to_show: Guard, pictures: dict[str, Path]) -> None:
@@ -229,10 +373,9 @@ def test_names_cannot_inject_markup(browser: Any, guard_to_show: Guard, pictures
         visit.page.set_input_files("#file", pictures["known"])
         visit.page.wait_for_selector("#card:not([data-state=none])")
         visit.page.set_input_files("#file", pictures["foreign"])
-        visit.page.wait_for_selector("#recent .tile:visible")
-        assert "onerror" in visit.page.inner_html("#sentence") + visit.page.inner_html(
-            "#neighbours"
-        ) + visit.page.inner_html("#recent")
+        visit.page.wait_for_selector("#list tbody tr:visible >> nth=1")
+        visit.page.wait_for_selector("#neighbours li")
+        assert "onerror" in visit.page.inner_html("#list .name >> nth=0")
         assert visit.page.locator("main script, img[onerror]").count() == 0
         assert visit.troubles == []
 
@@ -256,5 +399,25 @@ def test_docs_list_every_operation(browser: Any, served: Served) -> None:
         visit.page.wait_for_selector("article:nth-child(8)")
         text = visit.text("main")
         assert all(path in text for path in ("/v1/score", "/healthz", "/readyz", "/metrics", "/v1/guard"))
+        assert "results[].problem" in text
         assert not overflows(visit.page)
+        assert visit.troubles == []
+
+
+def test_docs_try_a_request(browser: Any, served: Served, pictures: dict[str, Path]) -> None:
+    with Visit(browser, served) as visit:
+        visit.page.goto(visit.home + "/docs")
+        score = visit.page.locator("article", has=visit.page.locator("h3:has-text('/v1/score')"))
+        score.locator("summary").click()
+        score.locator("input[type=file]").set_input_files(pictures["known"])
+        score.locator("input[type=number]").fill("2")
+        score.locator("button").click()
+        score.locator(".answer:visible").wait_for()
+        assert "200 OK POST /v1/score?neighbours=2&picture=false" in score.locator(".answer p").inner_text()
+        [result] = json.loads(score.locator(".answer pre").inner_text())["results"]
+        assert (result["class"], len(result["neighbours"])) == ("red", 2)
+        image = visit.page.locator("article", has=visit.page.locator("h3:has-text('/v1/calibration/{index}')"))
+        image.locator("summary").click()
+        image.locator("button").click()
+        image.locator(".answer img").wait_for()
         assert visit.troubles == []

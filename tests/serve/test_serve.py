@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,33 +110,100 @@ def bomb() -> bytes:
 
 
 HOSTILE = {
-    "empty": (b"", "empty"),
-    "html": (b"<html><script>alert(1)</script>", "must be one of"),
-    "truncated": (png(known("red", 1, side=200), "JPEG")[:900], "damaged or cut off"),
+    "empty": (b"", "is an empty file"),
+    "html": (b"<html><script>alert(1)</script>", "got a web page"),
+    "truncated": (png(known("red", 1, side=200), "JPEG")[:900], "is cut off: its end is missing"),
     "bomb": (bomb(), "at most 250,000 pixels"),
     "large": (png(Image.new("RGB", (600, 600))), "at most 250,000 pixels"),
-    "svg": (b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>', "must be one of"),
-    "eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "must be one of"),
-    "pickle": (b"\x80\x04\x95\x1a\x00\x00\x00", "must be one of"),
-    "noise": (np.random.default_rng(0).bytes(5_000), "must be one of"),
-    "png cut short": (RED[:-60], "damaged or cut off"),
+    "svg": (b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>', "got an SVG drawing"),
+    "eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "got text"),
+    "pickle": (b"\x80\x04\x95\x1a\x00\x00\x00", "got something else"),
+    "noise": (np.random.default_rng(0).bytes(5_000), "got something else"),
+    "png cut short": (RED[:-60], "is cut off: its end is missing"),
     "png of zeros": (RED[:40] + bytes(200), "must be one of"),
 }
 
 
 @pytest.mark.parametrize("name", list(HOSTILE))
-def test_hostile_files_get_one_line_and_the_next_request_is_served(served: Served, name: str) -> None:
+def test_a_hostile_file_has_its_problem_and_the_others_their_verdicts(served: Served, name: str) -> None:
     content, reason = HOSTILE[name]
     started = time.monotonic()
-    answer = served.client.post(
-        "/v1/score", files=[("images", ("good.png", RED)), ("images", ("../../etc/<x>.png", content))]
-    )
-    assert answer.status_code == 422
-    told = error_of(answer)
-    assert told.startswith("image 2 (../../etc/<x>.png): ")
-    assert reason in told
+    files = [("images", ("good.png", RED)), ("images", ("../../etc/<x>.png", content)), ("images", ("odd.png", ODD))]
+    answer = served.client.post("/v1/score", files=files)
+    assert answer.status_code == 200
+    good, bad, odd = answer.json()["results"]
+    assert (good["is_ood"], odd["is_ood"]) == (False, True)
+    # Nothing of a verdict: a client that reads one by mistake fails instead of trusting it.
+    assert set(bad) == {"name", "problem"}
+    assert bad["name"] == "../../etc/<x>.png"
+    assert reason in bad["problem"]
+    assert "b'" not in bad["problem"]
     assert time.monotonic() - started < 3
-    assert served.client.post("/v1/score", content=RED, headers={"Content-Type": "image/png"}).status_code == 200
+
+
+def test_a_request_without_any_image_that_can_be_judged_fails_and_says_why_of_each(served: Served) -> None:
+    files = [("images", ("a.svg", b"<svg/>")), ("images", ("b.png", b""))]
+    answer = served.client.post("/v1/score", files=files)
+    assert answer.status_code == 422
+    assert error_of(answer).startswith("image 1 (a.svg): must be one of JPEG")
+    assert error_of(answer).endswith("; none of the other 1 can be judged either")
+    assert [(entry["name"], "problem" in entry) for entry in answer.json()["results"]] == [
+        ("a.svg", True),
+        ("b.png", True),
+    ]
+    counted = served.client.get("/metrics").text
+    assert served.client.post("/v1/score", content=b"", headers={"Content-Type": "image/png"}).status_code == 422
+    assert _images(served.client.get("/metrics").text) == _images(counted)
+
+
+def _images(metrics: str) -> float:
+    return next(float(line.split()[1]) for line in metrics.splitlines() if line.startswith("idness_images_total"))
+
+
+def _picture(result: dict[str, Any]) -> np.ndarray:
+    kind, _, content = result["picture"].partition(";base64,")
+    assert kind in ("data:image/png", "data:image/webp")
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(content))).convert("RGB"))
+
+
+def _turned(image: Image.Image) -> bytes:
+    exif, buffer = Image.Exif(), io.BytesIO()
+    exif[0x0112] = 6
+    image.save(buffer, "PNG", exif=exif)
+    return buffer.getvalue()
+
+
+def _frames(kind: str) -> bytes:
+    buffer = io.BytesIO()
+    red, blue = (Image.new("RGB", (24, 24), colour) for colour in ("red", "blue"))
+    red.save(buffer, kind, save_all=True, append_images=[blue])
+    return buffer.getvalue()
+
+
+def _see_through() -> bytes:
+    return png(Image.new("RGBA", (24, 24), (255, 0, 0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("content", "seen", "more"),
+    [
+        (_frames("GIF"), Image.new("RGB", (24, 24), "red"), True),
+        (_frames("TIFF"), Image.new("RGB", (24, 24), "red"), True),
+        (_see_through(), Image.new("RGB", (24, 24), "white"), False),
+        (_turned(known("green", 2)), known("green", 2).transpose(Image.Transpose.ROTATE_270), False),
+        (png(known("blue", 2), "TIFF"), known("blue", 2), False),
+    ],
+    ids=["gif", "tiff of two pages", "transparent", "turned", "tiff"],
+)
+def test_a_picture_comes_back_as_the_network_saw_it(
+    served: Served, shown: Guard, content: bytes, seen: Image.Image, more: bool
+) -> None:
+    [result] = served.client.post("/v1/score?picture=true", files=[("images", content)]).json()["results"]
+    assert shown.preprocessing is not None
+    assert np.array_equal(_picture(result), shown.preprocessing.pixels(seen))
+    assert result["first_frame_only"] is more
+    [plain] = served.client.post("/v1/score", files=[("images", content)]).json()["results"]
+    assert plain["picture"] is None
 
 
 @pytest.mark.parametrize(
@@ -174,8 +242,9 @@ def test_text_that_is_not_base64_is_not_taken_for_an_image(served: Served) -> No
     """A lax reader would skip the marks and find a whole image."""
     text = base64.b64encode(RED).decode()
     answer = served.client.post("/v1/score", json={"images": [text, text[:8] + "!?" + text[8:]]})
-    assert answer.status_code == 422
-    assert error_of(answer) == "image 2 is not base64"
+    good, bad = answer.json()["results"]
+    assert good["is_ood"] is False
+    assert bad == {"name": "image 2", "problem": "is not base64; send the bytes of an image in base64"}
 
 
 def test_too_many_images_in_a_form(served: Served) -> None:
@@ -232,7 +301,7 @@ def test_no_path_reaches_the_file_system(served: Served, path: str) -> None:
 
 
 def test_page_docs_and_openapi_come_with_safe_headers(served: Served) -> None:
-    for path in ("/", "/docs", "/page.js", "/chart.js", "/docs.js", "/page.css", "/icon.svg"):
+    for path in ("/", "/docs", "/page.js", "/shared.js", "/list.js", "/chart.js", "/docs.js", "/page.css", "/icon.svg"):
         answer = served.client.get(path)
         assert answer.status_code == 200
         assert "default-src 'self'" in answer.headers["content-security-policy"]
@@ -412,3 +481,20 @@ def test_what_cannot_be_served_is_said(shown: Guard) -> None:
         pass
     with pytest.raises(OptionError, match="must fit the queue"):
         Limits(images=10, queue=5)
+
+
+def test_rates_are_told_for_networks_of_the_embedded_classes_only(served: Served) -> None:
+    from idness import load_model
+    from idness.data import embedded
+    from idness.serve.samples import TRIED
+
+    assert served.client.get("/v1/rates").json() == {}
+    model, how = load_model("cifar6:base"), embedded.preprocessing()
+    images = [how(image) for image in embedded.load("id_val").images[:100]]
+    guard = Guard(model, "msp", preprocessing=how, class_names=embedded.load("id_test").classes)
+    with running(guard.calibrate([torch.stack(images)]), batch=32) as own:
+        rates = own.client.get("/v1/rates").json()
+        assert own.client.get("/v1/rates").json() == rates
+    assert {role: len(p_values) for role, p_values in rates.items()} == dict.fromkeys(("id", "near", "far"), TRIED)
+    passing = {role: np.mean(np.array(p_values) > 0.05) for role, p_values in rates.items()}
+    assert passing["id"] > passing["near"] > passing["far"]

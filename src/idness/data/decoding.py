@@ -18,6 +18,8 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", 
 """How the names of image files end."""
 MAX_PIXELS = 64_000_000
 """The most pixels an image may have: 8000 x 8000, which decodes to 192 MB."""
+TEXT = frozenset(b"\t\n\r\f") | frozenset(range(32, 127))
+"""The bytes of plain text."""
 SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 
 
@@ -36,7 +38,7 @@ def decode(source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXE
         raise DataError(f"{name}: is an empty file; an image is expected")
     try:
         # Pillow's own size warning says nothing that the check below does not; as an error it is caught like one.
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with _opened(data) as image:
             _check_size(name, image, max_pixels)
             return _to_rgb(name, image)
     except DataError:
@@ -44,13 +46,26 @@ def decode(source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXE
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"{name}: must have at most {max_pixels:,} pixels, got far more; make it smaller") from error
     except UnidentifiedImageError as error:
-        raise DataError(
-            f"{name}: must be one of {', '.join(FORMATS)}, got a file that begins with {data[:12]!r}"
-        ) from error
+        raise DataError(f"{name}: must be one of {', '.join(FORMATS)}, got {_kind(data)}") from error
     except MemoryError as error:
         raise DataError(f"{name}: does not fit in memory; make it smaller") from error
     except Exception as error:  # a hostile file may raise anything inside a decoder
-        raise DataError(f"{name}: is damaged or cut off ({_short(error)})") from error
+        # What Pillow says of it is about bytes and chunks, and no help to who sent the picture.
+        harm = "is cut off: its end is missing" if "truncated" in str(error).lower() else "is damaged"
+        raise DataError(f"{name}: {harm}; save or send it again") from error
+
+
+def is_animated(data: bytes) -> bool:
+    """Tell whether an image that `decode` takes has frames or pages beyond the first."""
+    try:
+        with _opened(data) as image:
+            return bool(getattr(image, "is_animated", False))
+    except Exception:  # the first frame was fine; what follows it is not there
+        return False
+
+
+def _opened(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
 def _read(path: Path) -> bytes:
@@ -103,6 +118,16 @@ def _upright(tagged: Image.Image, image: Image.Image) -> Image.Image:
     return ImageOps.exif_transpose(image)
 
 
-def _short(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 100 else f"{text[:97]}..."
+def _kind(data: bytes) -> str:
+    """Say in plain words what a file is that is no image of ours."""
+    start = data[:1024].lstrip().lower()
+    if start.startswith(b"<svg") or b"<svg" in start:
+        return "an SVG drawing; save it as PNG"
+    if start.startswith((b"<!doctype html", b"<html")):
+        return "a web page"
+    if start.startswith(b"%pdf"):
+        return "a PDF; save its picture as PNG"
+    if b"ftypheic" in start or b"ftypavif" in start or b"ftypmif1" in start:
+        return "a HEIC or AVIF picture; save it as JPEG"
+    known = sum(byte in TEXT for byte in start)
+    return "text" if start and known == len(start) else "something else"

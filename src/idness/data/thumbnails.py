@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 from PIL import Image
 
@@ -16,3 +18,13 @@ def thumbnail(picture: Picture, side: int = SIDE) -> Image.Image:
     small = (Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture).convert("RGB")
     small.thumbnail((side, side))
     return small
+
+
+def encoded(picture: Picture, side: int = SIDE) -> tuple[bytes, str]:
+    """Give the bytes of a small copy and their media type: PNG where the picture is that small already, else WebP."""
+    small, buffer = thumbnail(picture, side), io.BytesIO()
+    if max(picture.shape if isinstance(picture, np.ndarray) else picture.size) <= side:
+        small.save(buffer, "PNG", optimize=True)
+        return buffer.getvalue(), "image/png"
+    small.save(buffer, "WEBP", quality=80)
+    return buffer.getvalue(), "image/webp"

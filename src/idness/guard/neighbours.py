@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from idness.core.errors import InputError
 from idness.data.sets import Picture
-from idness.data.thumbnails import SIDE, thumbnail
+from idness.data.thumbnails import encoded
 
 MOST = 240
 """How many images are kept: a few hundred show the neighbourhood and weigh about a megabyte."""
@@ -49,7 +47,7 @@ class Gallery:
     def of(pictures: Sequence[Picture], features: Tensor, labels: Tensor, scores: Tensor) -> Gallery:
         """Make a gallery from pictures and what the network and the detector made of them."""
         unit = normalize(features.cpu().float(), dim=1).half()
-        return Gallery(tuple(_encoded(picture) for picture in pictures), unit, labels.cpu(), scores.cpu())
+        return Gallery(tuple(encoded(picture)[0] for picture in pictures), unit, labels.cpu(), scores.cpu())
 
     def nearest(self, features: Tensor, count: int) -> list[list[tuple[int, float]]]:
         """Find for each row the images of the largest cosine similarity, as (index, similarity)."""
@@ -87,13 +85,3 @@ def chosen(count: int, most: int = MOST) -> list[int]:
     """Choose which of `count` images to keep: evenly spread, in order."""
     kept = min(count, most)
     return [index * count // kept for index in range(kept)] if kept else []
-
-
-def _encoded(picture: Picture) -> bytes:
-    """Give the bytes of a small copy: PNG where the picture is that small already, WebP where it must shrink."""
-    small, buffer = thumbnail(picture), io.BytesIO()
-    if max(picture.shape if isinstance(picture, np.ndarray) else picture.size) <= SIDE:
-        small.save(buffer, "PNG", optimize=True)
-    else:
-        small.save(buffer, "WEBP", quality=80)
-    return buffer.getvalue()

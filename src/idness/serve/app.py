@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -18,17 +13,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from idness import __version__
-from idness.core.errors import DataError, InputError
-from idness.data import decode
 from idness.guard.guard import Guard
-from idness.serve.batching import Answer, Batcher
 from idness.serve.intake import App, Intake
 from idness.serve.limits import Limits
-from idness.serve.monitoring import Monitor
 from idness.serve.problems import Problem
-from idness.serve.samples import samples
+from idness.serve.samples import of_embedded_classes, samples
 from idness.serve.schemas import SCORE_BODY, CalibrationInfo, GuardInfo, SampleInfo, ScoreAnswer, State
-from idness.serve.uploads import Upload, read_uploads
+from idness.serve.service import Service, Wish
+from idness.serve.uploads import read_uploads
 
 PAGE = Path(__file__).parent / "page"
 FILES = {
@@ -36,106 +28,13 @@ FILES = {
     "/docs": ("docs.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/shared.js": ("shared.js", "text/javascript; charset=utf-8"),
+    "/list.js": ("list.js", "text/javascript; charset=utf-8"),
     "/chart.js": ("chart.js", "text/javascript; charset=utf-8"),
     "/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 """The page's files, each under its own address: no path of a request is ever looked up."""
-BINS = 48
-
-
-class Service:
-    """Holds what the routes share: the guard, its worker, the decoders and the counters."""
-
-    def __init__(self, guard: Guard, limits: Limits, batch: int | None = None) -> None:
-        if guard.calibration is None or guard.preprocessing is None:
-            raise InputError(
-                "serve: the guard must be calibrated and know its preprocessing; make it with idness calibrate"
-            )
-        self.guard, self.limits, self.calibration = guard, limits, guard.calibration.to("cpu")
-        self.monitor = Monitor(self.calibration)
-        self.batcher = Batcher(guard, size=batch, room=limits.queue, told=self.monitor.batch)
-        self.monitor.watch_queue(lambda: self.batcher.waiting)
-        self.decoders = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="idness-decode")
-        self.stopping = False
-
-    @asynccontextmanager
-    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        """Start the worker, and stop it when every accepted request has been answered."""
-        self.batcher.start()
-        try:
-            yield
-        finally:
-            self.stopping = True
-            await asyncio.to_thread(self.batcher.stop)
-            self.decoders.shutdown()
-
-    async def judge(self, uploads: list[Upload]) -> list[Answer]:
-        """Decode and judge images within the time that a request has."""
-        with self.batcher.reserved(len(uploads)):
-            try:
-                async with asyncio.timeout(self.limits.answer_seconds):
-                    return list(
-                        await asyncio.gather(
-                            *(self._judge(index, upload) for index, upload in enumerate(uploads, start=1))
-                        )
-                    )
-            except TimeoutError:
-                raise Problem(
-                    504, f"no answer within {self.limits.answer_seconds:g} seconds; send fewer images"
-                ) from None
-
-    async def _judge(self, index: int, upload: Upload) -> Answer:
-        loop = asyncio.get_running_loop()
-        image = await loop.run_in_executor(self.decoders, self._decoded, index, upload)
-        return await asyncio.wrap_future(self.batcher.submit(image))
-
-    def _decoded(self, index: int, upload: Upload) -> torch.Tensor:
-        assert self.guard.preprocessing is not None
-        try:
-            return self.guard.preprocessing(decode(upload.content, max_pixels=self.limits.pixels))
-        except DataError as error:
-            reason = str(error).removeprefix("image: ")
-            raise Problem(422, f"image {index} ({upload.name[:80]}): {reason}") from error
-
-    def neighbours(self, features: torch.Tensor, count: int) -> list[dict[str, Any]]:
-        """Describe the nearest calibration images."""
-        gallery = self.guard.gallery
-        if gallery is None or count == 0:
-            return []
-        return [
-            {
-                "index": index,
-                "similarity": similarity,
-                "class": self._name(int(gallery.labels[index])),
-                "score": float(gallery.scores[index]),
-            }
-            for index, similarity in gallery.nearest(features.unsqueeze(0), count)[0]
-        ]
-
-    def calibration_info(self, label: int | None) -> dict[str, Any]:
-        """Describe the calibration scores, all or those of one predicted class, by histogram and quantiles."""
-        scores = self.calibration.scores
-        if label is not None and self.calibration.per_class:
-            if not 0 <= label < len(self.calibration.sizes):
-                raise Problem(404, f"there is no class {label}")
-            sizes = self.calibration.sizes.tolist()
-            scores = scores[sum(sizes[:label]) : sum(sizes[: label + 1])]
-        ordered = scores.sort().values.double()
-        low, high = float(ordered[0]), float(ordered[-1])
-        high = high if high > low else low + 1.0
-        counts = torch.histc(ordered, BINS, low, high)
-        ranks = torch.linspace(0, len(ordered) - 1, min(len(ordered), 1001)).round().long()
-        return {
-            "images": len(ordered),
-            "low": low,
-            "high": high,
-            "counts": [int(count) for count in counts],
-            "quantiles": ordered[ranks].tolist(),
-        }
-
-    def _name(self, label: int) -> str:
-        return self.guard.class_names[label] if self.guard.class_names else str(label)
 
 
 def make_app(
@@ -165,15 +64,11 @@ def _add_scoring(app: FastAPI, service: Service) -> None:
     async def score(
         request: Request,
         neighbours: int = Query(0, ge=0, le=24, description="How many of the nearest calibration images to name."),
+        picture: bool = Query(False, description="Whether to send each image back as the network saw it."),
     ) -> dict[str, Any]:
-        """Judge one or many images."""
+        """Judge one or many images; one that cannot be judged has a problem instead of a verdict."""
         uploads = await read_uploads(request, service.limits)
-        answers = await service.judge(uploads)
-        service.monitor.images(answer.record for answer in answers)
-        results = [
-            answer.record | {"name": upload.name, "neighbours": service.neighbours(answer.features, neighbours)}
-            for upload, answer in zip(uploads, answers, strict=True)
-        ]
+        results = await service.judge(uploads, Wish(neighbours, picture))
         return {"recall": service.guard.recalls[0], "results": results}
 
 
@@ -218,12 +113,16 @@ def _add_looking(app: FastAPI, service: Service) -> None:
     async def list_samples() -> list[dict[str, Any]]:
         """List embedded pictures to try."""
         listed = await asyncio.to_thread(samples)  # reads files the first time
-        # What is ID and what is OOD is known only for networks of the embedded classes.
-        own = {sample.title for sample in listed if sample.role == "known"} == set(guard.class_names or ())
+        own = of_embedded_classes(guard.class_names)
         return [
             {"index": index, "title": sample.title, "role": sample.role if own else "picture"}
             for index, sample in enumerate(listed)
         ]
+
+    @app.get("/v1/rates", response_model=dict[str, list[float]], tags=["look"])
+    async def rates() -> dict[str, list[float]]:
+        """Give p-values of embedded ID, near and far OOD images: the rates at any recall follow; nothing for other classes."""
+        return await service.rates()
 
     @app.get("/v1/samples/{index}", response_class=Response, tags=["look"])
     async def sample_image(index: int) -> Response:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from PIL import Image
+import numpy as np
+from numpy.typing import NDArray
 
 from idness.core.errors import StoreError
+from idness.data import embedded
+from idness.data.embedded import EmbeddedSet
+from idness.data.thumbnails import encoded
 
 
 @dataclass(frozen=True)
@@ -20,14 +24,15 @@ class Sample:
     png: bytes
 
 
-ROLES = {"id_test": "known", "near": "near", "far": "far"}
+ROLES = {"id_test": "id", "near": "near", "far": "far"}
+"""The embedded test sets' roles, and what the page calls them."""
+TRIED = 120
+"""Images of each role of which the rates are told: enough for a rate within nine points."""
 
 
 @cache
 def samples() -> tuple[Sample, ...]:
-    """Pick pictures from the embedded test sets: each known class, then near and far ones; none where the data is absent."""
-    from idness.data import embedded
-
+    """Pick pictures from the embedded test sets: each ID class, then near and far ones; none where the data is absent."""
     found: list[Sample] = []
     try:
         for role, short in ROLES.items():
@@ -38,19 +43,28 @@ def samples() -> tuple[Sample, ...]:
     return tuple(found)
 
 
-def _of(data: object, role: str) -> list[Sample]:
-    from idness.data.embedded import EmbeddedSet
+def of_embedded_classes(class_names: Sequence[str] | None) -> bool:
+    """Say whether a network has the embedded classes: only then is it known which of the pictures are OOD images."""
+    return {sample.title for sample in samples() if sample.role == "id"} == set(class_names or ())
 
-    assert isinstance(data, EmbeddedSet)
-    if role == "known" and data.labels is not None:
+
+@cache
+def trial() -> dict[str, list[NDArray[np.uint8]]]:
+    """Take images of each role, evenly from its sets."""
+    found: dict[str, list[NDArray[np.uint8]]] = {}
+    for role, short in ROLES.items():
+        names = embedded.sets(role)
+        each = TRIED // len(names)
+        for name in names:
+            images = embedded.load(name).images
+            found.setdefault(short, []).extend(images[:: len(images) // each][:each])
+    return found
+
+
+def _of(data: EmbeddedSet, role: str) -> list[Sample]:
+    if role == "id" and data.labels is not None:
         # The third of each class: the first ones of CIFAR-10 are in every tutorial.
         rows = {label: int((data.labels == label).nonzero()[0][2]) for label in range(len(data.classes))}
-        return [Sample(data.classes[label], role, _png(data, row)) for label, row in rows.items()]
+        return [Sample(data.classes[label], role, encoded(data.images[row])[0]) for label, row in rows.items()]
     title = data.name.replace("-", " ").replace("_", " ")
-    return [Sample(title, role, _png(data, row)) for row in (3, len(data) // 2)]
-
-
-def _png(data: object, row: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(data.images[row]).save(buffer, "PNG")  # type: ignore[attr-defined]
-    return buffer.getvalue()
+    return [Sample(title, role, encoded(data.images[row])[0]) for row in (3, len(data) // 2)]

@@ -28,16 +28,27 @@ class Result(BaseModel):
     p_value: float = Field(description="Share of in-distribution images that score no higher.")
     is_ood: bool = Field(description="Whether the image is called out-of-distribution.")
     reason: str | None = Field(None, description="Why the image was rejected without a score.")
+    first_frame_only: bool = Field(
+        False, description="Whether the image has more frames or pages, which were not judged."
+    )
     neighbours: list[Neighbour] = []
+    picture: str | None = Field(None, description="The image as the network saw it, a data URL, where asked for.")
 
     model_config = ConfigDict(populate_by_name=True)
+
+
+class NotJudged(BaseModel):
+    """Says why there is no verdict on one image; the fields of a verdict are absent, so that none is read by mistake."""
+
+    name: str = Field(description="The file name that was sent.")
+    problem: str = Field(description="What is wrong with the file, and what to do.")
 
 
 class ScoreAnswer(BaseModel):
     """Answers for all images of a request, in their order."""
 
     recall: float = Field(description="Share of in-distribution images that the threshold keeps.")
-    results: list[Result]
+    results: list[Result | NotJudged]
 
 
 class GuardInfo(BaseModel):
@@ -116,7 +127,7 @@ SCORE_BODY: dict[str, Any] = {
             "408": "The body came too slowly.",
             "413": "Too many bytes or images.",
             "415": "The content type is not taken.",
-            "422": "An image cannot be used; the line says which and why.",
+            "422": "No image of the request can be judged; results says why, image by image.",
             "503": "Too many images wait; Retry-After says when to come again.",
             "504": "The answer took too long.",
         }.items()

@@ -16,8 +16,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from idness.core.errors import OptionError
 from idness.guard.guard import Guard
-from idness.serve.app import Service, make_app
+from idness.serve.app import make_app
 from idness.serve.limits import Limits
+from idness.serve.service import Service
 
 BACKLOG = 1024
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

@@ -1,5 +1,7 @@
 // Draws where one image falls in the histogram of the calibration images.
 
+import { number } from "/shared.js";
+
 const WIDTH = 640, BASE = 190, TOP = 30, SIDE = 8;
 const SPACE = "http://www.w3.org/2000/svg";
 
@@ -10,14 +12,7 @@ function shape(name, attributes, text) {
   return made;
 }
 
-export function number(value) {
-  if (value === null || value === undefined) return "none";
-  const size = Math.abs(value);
-  if (size !== 0 && (size < 0.001 || size >= 1e6)) return value.toExponential(2);
-  return value.toLocaleString("en", { maximumSignificantDigits: size >= 1000 ? 6 : 4 });
-}
-
-// The score below which an image is flagged when this share of the known images is kept.
+// The score below which an image is flagged when this share of the ID images is kept.
 export function limitAt(info, recall) {
   const rank = Math.floor((1 - recall) * (info.images + 1) + 1e-9);
   if (rank < 1) return null;

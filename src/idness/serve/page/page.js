@@ -1,29 +1,16 @@
 // Judges images that are dropped, pasted, chosen or picked, and shows why.
 
-import { draw, number } from "/chart.js";
+import { draw } from "/chart.js";
+import { List } from "/list.js";
+import { bytes, element, key, number, send, told } from "/shared.js";
 
 const one = (id) => document.getElementById(id);
-const state = { guard: null, calibration: new Map(), recall: 0.95, shown: null, count: 0, key: sessionStorage.getItem("idness-key") };
-
-function element(name, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(name), properties);
-  made.append(...children);
-  return made;
-}
+const state = { guard: null, calibration: new Map(), recall: 0.95, shown: null, rates: {}, turn: 0 };
 
 async function ask(path, options = {}) {
-  const headers = state.key ? { "X-API-Key": state.key } : {};
-  let answer;
-  try {
-    answer = await fetch(path, { ...options, headers });
-  } catch {
-    throw new Error("The server does not answer.");
-  }
+  const answer = await send(path, options);
   if (answer.status === 401) one("key-form").hidden = false;
-  if (!answer.ok) {
-    const told = await answer.json().catch(() => ({}));
-    throw new Error(told.error || `The server answered ${answer.status}.`);
-  }
+  if (!answer.ok) throw new Error(await told(answer));
   return answer;
 }
 
@@ -32,13 +19,17 @@ const getJson = async (path) => (await ask(path)).json();
 // An image of the API may need the key, so it is fetched and not linked.
 const getBlob = async (path) => (await ask(path)).blob();
 
+const sentenceOf = (text) => text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
+
 function fail(error) {
-  one("error").textContent = error.message || String(error);
+  one("error").textContent = sentenceOf(error.message || String(error));
   one("error").hidden = false;
 }
 
+const groupOf = (result) => state.guard.per_class && result && result.label >= 0 ? result.label : null;
+
 async function calibrationFor(result) {
-  const label = state.guard.per_class && result && result.label >= 0 ? result.label : null;
+  const label = groupOf(result);
   if (!state.calibration.has(label)) {
     state.calibration.set(label, await getJson(label === null ? "/v1/calibration" : `/v1/calibration?label=${label}`));
   }
@@ -46,92 +37,182 @@ async function calibrationFor(result) {
 }
 
 // p-values are exact, so the verdict at any recall follows from them.
-const isOut = (result) => result.reason !== null || result.p_value <= (1 - state.recall) * (1 + 1e-6) + 1e-12;
+const flagged = (p_value) => p_value <= (1 - state.recall) * (1 + 1e-6) + 1e-12;
+
+function verdict(entry) {
+  if (!entry.result) return "bad";
+  return entry.result.reason !== null || flagged(entry.result.p_value) ? "out" : "in";
+}
+
+// A p-value of n images has steps of 1 / (n + 1): more digits than those would be made up.
+const digitsOf = (images) => Math.max(2, Math.ceil(Math.log10(images)));
 
 const percent = (share) => `${number(Math.round(share * 1e4) / 100)} %`;
 
-function sentence(result, out) {
+function sentence(result, calibration, out) {
   if (result.reason) return `Rejected: ${result.reason}.`;
-  const share = percent(result.p_value);
-  const floor = result.p_value <= 1.01 / (state.guard.calibration_images + 1);
-  const rarity = floor && !state.guard.per_class ? "It scores below every calibration image" : `${share} of ID images score as low or lower`;
-  return out ? `${rarity}. The network says “${result.class}”; better not to trust it.` : `${rarity}. The network says “${result.class}”.`;
+  const images = calibration.images, lower = Math.round(result.p_value * (images + 1)) - 1;
+  const among = groupOf(result) === null ? `${images.toLocaleString("en")} calibration images` : `${images.toLocaleString("en")} calibration images that the network calls “${result.class}”`;
+  const rarity = lower === 0 ? `It scores below every one of the ${among}` : `Of the ${among}, ${lower.toLocaleString("en")} score as low or lower`;
+  return `${rarity}. The network says “${result.class}”${out ? "; better not to trust it" : ""}.`;
+}
+
+const share = (role) => `${Math.round(100 * state.rates[role].filter(flagged).length / state.rates[role].length)} %`;
+
+// A sample's true side is known, and the guard may be wrong about it.
+function remark(entry, verdict) {
+  const frame = entry.result && entry.result.first_frame_only ? ["It has more than one frame or page; only the first was judged."] : [];
+  const known = state.rates[entry.role];
+  if (known && entry.role === "id" && verdict === "out") {
+    frame.push(`This sample is an ID image, so this is a false alarm: ${share("id")} of ${known.length} embedded ID images are flagged at this threshold.`);
+  } else if (known && entry.role !== "id" && verdict === "in") {
+    const kind = entry.role === "near" ? "Near misses pass often" : "Even far OOD images pass at times";
+    frame.push(`This sample is an OOD image, and it passes. ${kind}: at this threshold ${share(entry.role)} of ${known.length} embedded ${entry.role} OOD images are flagged, and the others pass.`);
+  }
+  return frame.join(" ");
+}
+
+function say(card, headline, text, note = "") {
+  one("card").dataset.state = card;
+  one("headline").textContent = headline;
+  one("sentence").textContent = text;
+  one("note").textContent = note;
+  one("note").hidden = !note;
+}
+
+// Nothing of an earlier image stays beside a new one.
+function clear() {
+  for (const id of ["class", "score", "p-value"]) one(id).textContent = "–";
+  for (const id of ["preview", "seen", "neighbours"]) one(id).hidden = true;
+  one("preview").removeAttribute("src");
+  one("neighbours").querySelector("ol").replaceChildren();
+  one("drop").classList.remove("filled");
+}
+
+function tellRates() {
+  const listed = Object.entries({ id: "ID", near: "near OOD", far: "far OOD" }).filter(([role]) => state.rates[role]);
+  one("rates").hidden = !listed.length;
+  if (!listed.length) return;
+  const shares = listed.map(([role, name]) => `${share(role)} of ${state.rates[role].length} ${name}`);
+  one("rates").textContent = `At this threshold are flagged: ${shares.join(", ")} images of the embedded test sets.`;
 }
 
 async function refresh() {
-  const result = state.shown ? state.shown.result : null;
-  const out = result ? isOut(result) : false;
+  const entry = state.shown, result = entry ? entry.result : null;
   const calibration = await calibrationFor(result);
-  if (result) {
-    one("card").dataset.state = out ? "out" : "in";
-    one("headline").textContent = out ? "Out of distribution" : "In distribution";
-    one("sentence").textContent = sentence(result, out);
+  if (entry !== state.shown) return;
+  if (entry && result) {
+    const is = verdict(entry), digits = digitsOf(calibration.images);
+    say(is, is === "out" ? "Out of distribution" : "In distribution", sentence(result, calibration, is === "out"), remark(entry, is));
     one("class").textContent = result.label < 0 ? "none" : result.class;
     one("score").textContent = number(result.score);
-    one("p-value").textContent = result.p_value < 0.001 ? result.p_value.toExponential(1) : result.p_value.toFixed(3);
+    one("p-value").textContent = result.p_value.toFixed(digits);
+    one("p-title").title = `Share of ID images that score as low or lower, in steps of 1/${calibration.images + 1}`;
+  } else if (entry) {
+    say("bad", `Not judged: ${entry.name}`, `The file ${entry.problem}.`);
   }
   one("count").textContent = calibration.images.toLocaleString("en");
   one("kept").textContent = percent(state.recall);
   one("alarms").textContent = `At most ${percent(1 - state.recall)} false alarms. Further right flags fewer images, ID and OOD alike.`;
   draw(one("chart"), calibration, state.recall, result);
-  for (const item of one("recent").querySelectorAll(".tile")) badge(item, item.entry);
+  list.refresh(entry);
+  tellRates();
 }
 
-function badge(tile, entry) {
-  const out = isOut(entry.result);
-  const mark = tile.querySelector(".badge");
-  mark.className = out ? "badge out" : "badge";
-  mark.textContent = out ? "!" : "✓";
-  tile.setAttribute("aria-label", `${entry.name}: ${out ? "out of" : "in"} distribution`);
-  tile.setAttribute("aria-pressed", String(entry === state.shown));
+function picture(result, name) {
+  const preview = one("preview");
+  preview.onload = () => {
+    const [width, height] = [preview.naturalWidth, preview.naturalHeight];
+    preview.classList.toggle("tiny", Math.max(width, height) <= 96);
+    one("seen").textContent = `As the network saw it: ${width} × ${height} pixels`;
+    one("seen").hidden = false;
+  };
+  preview.src = result.picture;
+  preview.alt = `The image that was judged: ${name}`;
+  preview.hidden = false;
+  one("drop").classList.add("filled");
 }
 
 async function show(entry) {
   state.shown = entry;
-  const preview = one("preview");
-  preview.onload = () => preview.classList.toggle("tiny", Math.max(preview.naturalWidth, preview.naturalHeight) <= 96);
-  preview.src = entry.url;
-  preview.alt = `The image that was judged: ${entry.name}`;
-  preview.hidden = false;
-  one("drop").classList.add("filled");
+  clear();
   await refresh();
-  const list = one("neighbours").querySelector("ol");
+  if (!entry.result || state.shown !== entry) return;
+  picture(entry.result, entry.name);
   const items = await Promise.all(entry.result.neighbours.map(async (near) => element("li", {},
     element("img", { src: URL.createObjectURL(await getBlob(`/v1/calibration/${near.index}`)), alt: `Calibration image of ${near.class}` }),
-    element("b", { textContent: near.class, title: near.class }), element("span", { textContent: `${Math.round(100 * near.similarity)} % alike` }))));
+    element("b", { textContent: near.class, title: near.class }), element("span", { textContent: `ID-ness ${number(near.score)}` }))));
   if (state.shown !== entry) return;
-  list.replaceChildren(...items);
+  one("neighbours").querySelector("ol").replaceChildren(...items);
   one("neighbours").hidden = !items.length;
 }
 
-function remember(entry) {
-  const tile = element("button", { type: "button", className: "tile", title: entry.name, onclick: () => show(entry).catch(fail) },
-    element("img", { src: entry.url, alt: "" }), element("span", { className: "badge" }));
-  tile.entry = entry;
-  const list = one("recent").querySelector("ol");
-  list.prepend(element("li", {}, tile));
-  while (list.children.length > 18) list.lastElementChild.remove();
-  one("recent").hidden = ++state.count < 2;
+const list = new List(one("list"), verdict, (entry) => digitsOf((state.calibration.get(groupOf(entry.result)) || { images: state.guard.calibration_images }).images),
+  (entry) => show(entry).then(reveal).catch(fail));
+
+// Requests that the server takes: at most so many files, and so many bytes with what surrounds them.
+function* parcels(files) {
+  let part = [], size = 0;
+  for (const file of files) {
+    const more = file.size + 1000 + 3 * file.name.length;
+    if (part.length && (part.length === state.guard.max_images || size + more > state.guard.max_bytes)) {
+      yield part;
+      [part, size] = [[], 0];
+    }
+    part.push(file);
+    size += more;
+  }
+  if (part.length) yield part;
 }
 
-async function judge(files) {
-  const images = [...files].slice(0, state.guard ? state.guard.max_images : 1);
-  if (!images.length) return;
+async function sent(files) {
+  const form = new FormData();
+  for (const file of files) form.append("images", file, file.name || "pasted image");
+  const answer = await send("/v1/score?neighbours=6&picture=true", { method: "POST", body: form });
+  if (answer.status === 401) one("key-form").hidden = false;
+  const content = await answer.json().catch(() => ({}));
+  if (content.results) return content.results;
+  throw new Error(content.error || `the server answered ${answer.status}`);
+}
+
+// One entry per file, each with a result or a problem, whatever goes wrong.
+async function judged(files, role) {
+  const named = (file, rest) => ({ name: file.name || "pasted image", role, ...rest });
+  const fits = (file) => file.size + 1000 + 3 * file.name.length <= state.guard.max_bytes;
+  const entries = new Map(files.filter((file) => !fits(file)).map((file) => [file, named(file, { problem: `is too large: ${bytes(file.size)}, and the server takes at most ${bytes(state.guard.max_bytes)}` })]));
+  for (const part of parcels(files.filter(fits))) {
+    try {
+      const results = await sent(part);
+      part.forEach((file, index) => entries.set(file, named(file, results[index].problem ? { problem: results[index].problem } : { result: results[index] })));
+    } catch (error) {
+      for (const file of part) entries.set(file, named(file, { problem: `could not be judged: ${error.message}` }));
+    }
+  }
+  return files.map((file) => entries.get(file));
+}
+
+async function judge(given, role = null) {
+  const files = [...given];
+  if (!files.length) return;
+  const turn = ++state.turn;
   one("error").hidden = true;
   one("drop").setAttribute("aria-busy", "true");
+  state.shown = null;
+  clear();
+  say("none", "Judging …", files.length > 1 ? `${files.length} files` : files[0].name);
   try {
     if (!state.guard) await begin();
-    const form = new FormData();
-    for (const file of images) form.append("images", file, file.name || "pasted image");
-    const { results } = await (await ask("/v1/score?neighbours=6", { method: "POST", body: form })).json();
-    const entries = results.map((result, index) => ({ result, name: result.name, url: URL.createObjectURL(images[index]) }));
-    entries.forEach(remember);
-    await show(entries[entries.length - 1]);
+    const entries = await judged(files, role);
+    for (const entry of entries) if (entry.result) await calibrationFor(entry.result);
+    list.add(entries);
+    if (turn !== state.turn) return list.refresh(state.shown);
+    await show(entries[0]);
     reveal();
   } catch (error) {
-    fail(error);
+    say("bad", `Not judged: ${files.length > 1 ? `${files.length} files` : files[0].name}`, sentenceOf(error.message));
+    reveal();
   } finally {
-    one("drop").removeAttribute("aria-busy");
+    if (turn === state.turn) one("drop").removeAttribute("aria-busy");
     one("file").value = "";
   }
 }
@@ -142,7 +223,7 @@ function reveal() {
   if (box.top < 0 || box.bottom > innerHeight) one("verdict").scrollIntoView({ behavior: "smooth", block: "start" });
 }
 
-const GROUPS = { known: "Known", near: "Near misses", far: "Far away", picture: "Pictures" };
+const GROUPS = { id: "ID images", near: "Near misses", far: "Far away", picture: "Pictures" };
 
 async function offerSamples() {
   const listed = await getJson("/v1/samples");
@@ -151,13 +232,15 @@ async function offerSamples() {
     if (!own.length) continue;
     const tiles = await Promise.all(own.map(async (sample) => {
       const blob = await getBlob(`/v1/samples/${sample.index}`);
-      const pick = () => judge([new File([blob], `${sample.title}.png`, { type: "image/png" })]);
+      const pick = () => judge([new File([blob], `${sample.title}.png`, { type: "image/png" })], role);
       return element("button", { type: "button", className: "tile", title: sample.title, onclick: pick, ariaLabel: `Sample: ${sample.title}` },
         element("img", { src: URL.createObjectURL(blob), alt: "" }));
     }));
-    one("samples").append(element("div", { className: "group" }, element("span", { textContent: title }), element("div", { className: "tiles" }, ...tiles)));
+    one("rates").before(element("div", { className: "group" }, element("span", { textContent: title }), element("div", { className: "tiles" }, ...tiles)));
     one("samples").hidden = false;
   }
+  state.rates = await getJson("/v1/rates");
+  await refresh();
 }
 
 async function begin() {
@@ -173,7 +256,7 @@ async function begin() {
   state.recall = guard.recalls[0];
   slider.value = String(100 * state.recall);
   await refresh();
-  await offerSamples();
+  offerSamples().catch(fail);
 }
 
 one("file").addEventListener("change", (event) => judge(event.target.files));
@@ -183,8 +266,7 @@ one("recall").addEventListener("input", (event) => {
 });
 one("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  state.key = one("key").value;
-  sessionStorage.setItem("idness-key", state.key);
+  key.set(one("key").value);
   begin().catch(fail);
 });
 for (const kind of ["dragover", "dragenter"]) {
