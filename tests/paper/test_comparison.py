@@ -4,7 +4,7 @@ import pytest
 
 from idness import paper
 from idness.benchmark.parts import MethodResult, Metrics
-from idness.paper.comparison import Outcome, compare, markdown, tables
+from idness.paper.comparison import Outcome, compare, markdown, missing, slips, tables
 from idness.paper.locate import Missing
 
 
@@ -63,6 +63,43 @@ def test_an_average_without_single_sets_takes_them_from_the_detailed_table() -> 
     assert all(cell.ours is None for cell in without if cell.row == "LogitNorm" and cell.metric != "id_accuracy")
 
 
+def test_a_row_is_compared_with_its_own_numbers_only() -> None:
+    """A network trained otherwise uses SCALE too, but plain SCALE's single sets are not its own."""
+    found = {row: result(ninco=(1.0, 80.0)) for row in ("ISH", "AugMix", "TorchVision Model")}
+    cells = compare(paper.load("training"), found, paper.load("imagenet-sets"))
+    near = {cell.row: cell for cell in cells if (cell.column, cell.metric) == ("near", "auroc")}
+    assert near["TorchVision Model"].theirs == 85.37
+    assert near["ISH"].ours is None
+    assert (near["ISH"].theirs, near["AugMix"].theirs) == (84.01, 83.55)
+
+
+def test_what_the_paper_prints_as_plus_minus_is_shown() -> None:
+    table = paper.load("cifar10")
+    outcome = Outcome(table, compare(table, {"DICE": result(isun=(4.0, 99.0))}), failed={"ReAct": "no images"})
+    text = markdown(outcome)
+    assert "| DICE | iSUN | 4.00 | 4.36 ± 0.71 | -0.36 | 99.00 | 99.14 ± 0.15 | -0.14 |" in text
+    assert "- ReAct: not run: no images" in text
+    mean = next(cell for cell in outcome.measured if (cell.column, cell.metric) == ("average", "fpr"))
+    assert mean.spread is None  # over one set of six
+
+
+def test_the_papers_slips_are_told_for_the_tables_at_hand() -> None:
+    imagenet = slips([Outcome(paper.load("imagenet"))])
+    assert any("96.53 - 96.47 = 0.06" in line for line in imagenet)
+    assert not any(line.startswith("cifar10") for line in imagenet)
+    rows = {row.name: row.means for row in paper.load("imagenet").rows} | {
+        row.name: row.means for row in paper.load("training").rows
+    }
+    gains = [
+        tuple(round(rows[a][group][1] - rows[b][group][1], 2) for group in ("near", "far"))
+        for a, b in (("SCALE", "ASH-S"), ("ISH", "SCALE"))
+    ]
+    assert gains == [(1.73, 0.06), (2.65, 0.26)]
+    textures = {row.name: row.cells["Textures"] for row in paper.load("imagenet-react").rows}
+    assert textures["ASH-S"] == (11.93, 97.60)
+    assert textures["SCALE"] == (12.93, 97.37)
+
+
 def test_outcomes_say_how_far_they_go() -> None:
     table = paper.load("cifar10")
     nothing = Outcome(table, compare(table, {}))
@@ -79,7 +116,12 @@ def test_outcomes_say_how_far_they_go() -> None:
     assert "| SCALE | iSUN | 3.54 | 3.43 | +0.11 | 99.22 | 99.21 | +0.01 |" in text
     assert "average (1 of 6 sets)" in text
     assert "isun 8,925 of 8,925" in text
-    assert "`get it`" in text
+    table_of_gaps = missing([some, Outcome(paper.load("cifar100"), missing=some.missing)])
+    assert table_of_gaps is not None
+    assert [[cell.text for cell in row] for row in table_of_gaps.rows] == [
+        ["svhn", "cifar10, cifar100", "64 MB", "get it"]
+    ]
+    assert missing([nothing]) is None
     numbers, accuracies = tables(some)
     assert [[cell.text for cell in row[:2]] for row in numbers.rows] == [
         ["SCALE", "iSUN"],

@@ -67,6 +67,8 @@ def test_a_table_is_reproduced_as_far_as_the_data_goes(corner: Path, tmp_path: P
     assert ("SCALE", "SVHN", "auroc") not in ours
     # Nothing to learn from was there, so these rows were not run, and nothing is invented for them.
     assert not any(row == "DICE" for row, _, _ in ours)
+    assert "these learn from training images" in outcome.failed["DICE"]
+    assert "- DICE: not run: these learn" in done.to_markdown()
 
     missing = {gap.name: gap for gap in outcome.missing}
     assert "64 MB" in missing["svhn"].size

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from idness.paper.comparison import Outcome
+    from rich.console import Console
+
+    from idness.paper.reproduce import Reproduction
 
 OUT = Path("reproduced")
 
@@ -46,23 +48,38 @@ def reproduce(
     if as_json:
         sys.stdout.write(done.to_json())
     else:
-        console = stdout()
-        for outcome in done.outcomes:
-            _show(console, outcome)
+        _show(stdout(), done)
     if not quiet:
         folders = [f"{outcome.folder}/" for outcome in done.outcomes if outcome.folder]
         names = ", ".join(dict.fromkeys([SUMMARY, PAGE, *folders]))
         stderr().print(f"wrote {names} to {out}", markup=False, soft_wrap=True)
 
 
-def _show(console: Any, outcome: Outcome) -> None:
-    from idness.paper.comparison import remarks, tables
+def _show(console: Console, done: Reproduction) -> None:
+    """Print what was measured, then what was not, what is missing for it, and the paper's own slips."""
+    from idness.paper.comparison import missing, remarks, slips, tables
+    from idness.paper.reproduce import PAGE, not_reproduced
     from idness.report.table import rich_table
 
-    table = outcome.table
-    console.print(f"{table.name}: {table.title} ({table.where}) · {outcome.status}", style="bold", markup=False)
-    for made in tables(outcome):
-        console.print(rich_table(made))
-    for line in (*remarks(outcome), *(f"missing: {gap}" for gap in outcome.missing)):
-        console.print(line, style="dim", markup=False, soft_wrap=True)
-    console.print()
+    def say(line: str, style: str = "dim") -> None:
+        console.print(line, style=style, markup=False, soft_wrap=True)
+
+    for outcome in (outcome for outcome in done.outcomes if outcome.measured):
+        table = outcome.table
+        say(f"{table.name}: {table.title} ({table.where}) · {outcome.status}", "bold")
+        for made in tables(outcome):
+            console.print(rich_table(made))
+        for line in remarks(outcome):
+            say(line)
+        console.print()
+    if others := [outcome for outcome in done.outcomes if not outcome.measured]:
+        say("Not reproduced", "bold")
+        for line in (line for outcome in others for line in not_reproduced(outcome)):
+            say(line)
+        console.print()
+    if gaps := missing(done.outcomes, commands=False):
+        console.print(rich_table(gaps))
+        say(f"what brings each: {PAGE}\n")
+    say("Where the paper contradicts itself", "bold")
+    for line in slips(done.outcomes):
+        say(f"- {line}")

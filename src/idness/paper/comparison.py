@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from idness.benchmark.parts import MethodResult
 from idness.paper.locate import Missing
-from idness.paper.tables import PRINTED, Pair, PaperRow, PaperTable
+from idness.paper.tables import PRINTED, Pair, PaperRow, PaperTable, listed_slips
 from idness.report.table import Cell, Heading, Table, markdown_lines
 
 
@@ -23,6 +23,7 @@ class Entry:
         theirs: as printed, or the mean over the same sets where only some are there.
         ours: what we measured; none where it was not.
         parts: for a group, over how many of how many sets.
+        spread: the plus-minus that the paper prints.
     """
 
     row: str
@@ -31,6 +32,7 @@ class Entry:
     theirs: float
     ours: float | None = None
     parts: tuple[int, int] | None = None
+    spread: float | None = None
 
     @property
     def difference(self) -> float | None:
@@ -54,6 +56,7 @@ class Outcome:
         missing: what was not there.
         folder: where the benchmark's own report was written.
         notes: what else must be known to read it.
+        failed: the rows that could not be run though their network was there, each with its reason.
     """
 
     table: PaperTable
@@ -62,6 +65,7 @@ class Outcome:
     missing: list[Missing] = field(default_factory=list)
     folder: str | None = None
     notes: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
 
     @property
     def measured(self) -> list[Entry]:
@@ -92,6 +96,7 @@ class Outcome:
                 "ours": entry.ours,
             }
             | ({"sets": list(entry.parts)} if entry.parts else {})
+            | ({"spread": entry.spread} if entry.spread is not None else {})
             for entry in self.entries
         ]
         return {
@@ -102,6 +107,7 @@ class Outcome:
             "images": {name: list(pair) for name, pair in self.images.items()},
             "missing": [{"name": gap.name, "size": gap.size, "command": gap.command} for gap in self.missing],
             "notes": self.notes,
+            "failed": self.failed,
             "cells": cells,
         }
 
@@ -128,7 +134,8 @@ def compare(table: PaperTable, results: Mapping[str, MethodResult], printed: Pap
 
 
 def _details(row: PaperRow, printed: PaperTable | None) -> dict[str, Pair]:
-    if row.cells or printed is None:
+    """Give the single sets of a row; those of another table only if they were measured on the same network."""
+    if row.cells or printed is None or row.training not in (None, "none"):
         return row.cells
     return next((other.cells for other in printed.rows if other.method == row.method), {})
 
@@ -143,9 +150,10 @@ def _entry(
     details: dict[str, Pair],
 ) -> Entry:
     name = (table.fpr or "") if metric == "fpr" else "auroc"
+    spread = row.spread[column][place] if column in row.spread else None
     if column in row.cells:
         value = None if found is None or column.lower() not in found.sets else getattr(found.sets[column.lower()], name)
-        return Entry(row.name, column, metric, row.cells[column][place], _percent(value))
+        return Entry(row.name, column, metric, row.cells[column][place], _percent(value), spread=spread)
     members = table.groups.get(column, ())
     here = [part for part in members if found is not None and part.lower() in found.sets]
     parts = (len(here), len(members))
@@ -157,8 +165,8 @@ def _entry(
         if not all(part in details for part in here):
             return Entry(row.name, column, metric, theirs, None, parts)
         # A mean over some sets can only be compared with the paper's over the same ones.
-        theirs = round(sum(details[part][place] for part in here) / len(here), 2)
-    return Entry(row.name, column, metric, theirs, _percent(ours), parts)
+        theirs, spread = round(sum(details[part][place] for part in here) / len(here), 2), None
+    return Entry(row.name, column, metric, theirs, _percent(ours), parts, spread)
 
 
 def _percent(value: float | None) -> float | None:
@@ -186,9 +194,46 @@ def tables(outcome: Outcome) -> list[Table]:
 
 
 def remarks(outcome: Outcome) -> list[str]:
-    """Say what must be known to read the tables, and how many images there were."""
+    """Say what must be known to read the tables, which rows could not be run, and how many images there were."""
     counts = ", ".join(f"{name} {here:,} of {there:,}" for name, (here, there) in outcome.images.items())
-    return [*outcome.notes, *([f"images: {counts}"] if counts else [])]
+    failed = [f"{row}: not run: {reason}" for row, reason in outcome.failed.items()]
+    return [*outcome.notes, *failed, *([f"images: {counts}"] if counts else [])]
+
+
+def missing(outcomes: Sequence[Outcome], *, commands: bool = True) -> Table | None:
+    """Make one table of all that was not there: which tables need it, how large it is and, unless not wanted, what brings it."""
+    gaps: dict[str, list[tuple[str, Missing]]] = {}
+    for outcome in outcomes:
+        for gap in outcome.missing:
+            gaps.setdefault(gap.command, []).append((outcome.table.name, gap))
+    rows = [
+        [
+            _each(gap.name for _, gap in same),
+            _each(name for name, _ in same),
+            _each(gap.size for _, gap in same),
+            command,
+        ]
+        for command, same in gaps.items()
+    ]
+    words = ("missing", "needed by", "size", "what brings it")
+    shown = len(words) if commands else len(words) - 1
+    headings = [Heading(word, words=True) for word in words[:shown]]
+    return Table("What is missing", headings, [[Cell(text) for text in row[:shown]] for row in rows]) if rows else None
+
+
+def _each(texts: Iterable[str]) -> str:
+    """Join texts that are lists themselves, each item once."""
+    return ", ".join(dict.fromkeys(item for text in texts for item in text.split(", ")))
+
+
+def slips(outcomes: Sequence[Outcome]) -> list[str]:
+    """Say where the paper contradicts itself, in the tables at hand and in its text."""
+    asked = {outcome.table.name for outcome in outcomes}
+    return [
+        f"{f'{slip.table}: ' if slip.table else ''}{f'{slip.row}: ' if slip.row else ''}{slip.note}"
+        for slip in listed_slips()
+        if not slip.table or slip.table in asked
+    ]
 
 
 def markdown(outcome: Outcome) -> str:
@@ -198,7 +243,6 @@ def markdown(outcome: Outcome) -> str:
     for made in tables(outcome):
         lines += [*markdown_lines(made), ""]
     lines += [f"- {line}" for line in remarks(outcome)]
-    lines += [f"- missing: {gap.name} ({gap.size}): `{gap.command}`" for gap in outcome.missing]
     return "\n".join(lines) + "\n"
 
 
@@ -219,6 +263,6 @@ def _numbers(entry: Entry | None) -> list[Cell]:
     digits = 3 if entry.metric == "mean_p" else 2
     return [
         Cell(f"{entry.ours:.{digits}f}"),
-        Cell(f"{entry.theirs:.{digits}f}"),
+        Cell(f"{entry.theirs:.{digits}f}" + (f" ± {entry.spread:.{digits}f}" if entry.spread is not None else "")),
         Cell(f"{entry.difference:+.{digits}f}"),
     ]

@@ -14,8 +14,9 @@ from idness.benchmark.protocol import GROUPS, Benchmark
 from idness.core.errors import IdnessError
 from idness.data import ActivationsSet, ImageSet, open_set
 
-TRAIN_SAMPLE = 2000
-"""Training images used by the rows that learn from them: enough for a mean activation, and quick on a CPU."""
+TRAIN_SAMPLE, PER_CLASS = 2000, 50
+"""Training images that rows learn from, at least and for each class: enough for the covariance of 2,048 features of ImageNet's
+1,000 classes to have full rank, and quick on a CPU for CIFAR."""
 BORROWED = {"cifar100": "cifar10"}
 """Benchmarks that share OOD sets with another."""
 
@@ -124,7 +125,8 @@ def sources(name: str) -> dict[str, Any]:
 def _listed(bench: Benchmark) -> Iterator[tuple[str, str, str, Any]]:
     """Yield role, name in its table, name as shown, and specification of each set that a table needs."""
     for part, spec in bench.id.items():
-        yield "id", part, f"id_{part}", {**_table(spec), "sample": TRAIN_SAMPLE} if part == "train" else spec
+        thinned = {**_table(spec), "sample": max(TRAIN_SAMPLE, PER_CLASS * len(bench.class_names))}
+        yield "id", part, f"id_{part}", thinned if part == "train" else spec
     for group in GROUPS:
         for name, spec in getattr(bench, group).items():
             yield group, name, name, spec

@@ -17,9 +17,10 @@ from idness.core.files import atomic_write, key_of, sha256
 from idness.core.progress import Listener
 from idness.networks import densenet
 from idness.paper import load, names
-from idness.paper.comparison import Entry, Outcome, compare, markdown
+from idness.paper.comparison import Entry, Outcome, compare, markdown, missing, slips
 from idness.paper.locate import Located, Missing, locate
 from idness.paper.tables import PRINTED, PaperRow, PaperTable
+from idness.report.table import markdown_lines
 
 MODELS = {
     "cifar10": f"{densenet.__file__}:cifar10",
@@ -43,8 +44,16 @@ class Reproduction:
         return json.dumps({"tables": values}, indent=1, allow_nan=False) + "\n"
 
     def to_markdown(self) -> str:
-        """Write all tables as Markdown."""
-        return "# The paper, reproduced\n\n" + "\n".join(markdown(outcome) for outcome in self.outcomes)
+        """Write what was measured as Markdown, then what was not and why, then the slips of the paper itself."""
+        measured = [outcome for outcome in self.outcomes if outcome.measured]
+        lines = ["# The paper, reproduced\n", *(markdown(outcome) for outcome in measured)]
+        if others := [outcome for outcome in self.outcomes if not outcome.measured]:
+            lines += ["## Not reproduced\n"]
+            lines += [f"- {line}" for outcome in others for line in not_reproduced(outcome)]
+        if gaps := missing(self.outcomes):
+            lines += ["\n## What is missing\n", *markdown_lines(gaps)]
+        said = [f"- {line}" for line in slips(self.outcomes)]
+        return "\n".join([*lines, "\n## Where the paper contradicts itself\n", *said]) + "\n"
 
     def save(self, folder: Path) -> list[Path]:
         """Write JSON and Markdown."""
@@ -80,6 +89,12 @@ def reproduce(
     return done
 
 
+def not_reproduced(outcome: Outcome) -> list[str]:
+    """Name a table without any number of ours in a line, with what hindered it."""
+    table = outcome.table
+    return [f"{table.name}: {table.title} ({table.where})", *outcome.notes, *outcome.failed.values()]
+
+
 def _known(name: str) -> PaperTable:
     if name not in names():
         raise unknown_name("table", name, names())
@@ -93,6 +108,7 @@ class _Lab:
         self.roots, self.out, self.settings, self.listener = roots, out, settings, listener
         self.located: dict[str, Located] = {}
         self.results: dict[str, dict[str, MethodResult]] = {}
+        self.failed: dict[str, dict[str, str]] = {}
 
     def outcome(self, table: PaperTable) -> Outcome:
         """Reproduce one table as far as the data goes."""
@@ -107,6 +123,9 @@ class _Lab:
                 found = self._trained(table, where) if table.name == "training" else self._rows(table, where)
                 result.entries = compare(table, found, load("imagenet-sets") if table.benchmark == "imagenet" else None)
                 result.folder = table.benchmark if found else None
+                failed = self.failed.get(table.benchmark, {})
+                rows = [row for row in table.rows if row.method and row.training in (None, "none")]
+                result.failed = {row.name: failed[key] for row in rows if (key := _key(row)) in failed}
         except IdnessError as error:
             result.entries = compare(table, {})
             result.notes.append(f"could not be run: {error}")
@@ -158,6 +177,7 @@ class _Lab:
             report = run(benchmark, model, settings, self.listener)
             _write(report, place, load(_tables_of(benchmark.name)[0]).fpr or "")
             atomic_write(place / KEY, key + "\n")
+        self.failed[folder] = report.failed
         return report.methods
 
     def _averages(self, table: PaperTable) -> Outcome:
@@ -166,7 +186,7 @@ class _Lab:
         for column, name in (("CIFAR-10", "cifar10"), ("CIFAR-100", "cifar100")):
             part = self.outcome(load(name))
             result.images |= {f"{column} {shown}": pair for shown, pair in part.images.items()}
-            result.missing += [replace(gap, name=f"{column} {gap.name}") for gap in part.missing]
+            result.missing += [gap for gap in part.missing if gap not in result.missing]
             means = {(entry.row, entry.metric): entry for entry in part.entries if entry.column == "average"}
             for row in table.rows:
                 for place, metric in enumerate(PRINTED):
@@ -205,8 +225,13 @@ class _Lab:
 
 
 def _by_row(rows: Sequence[PaperRow], results: Mapping[str, MethodResult]) -> dict[str, MethodResult]:
-    """Give results by the row's name; the benchmark names methods without spaces."""
-    return {row.name: results[key] for row in rows if row.method and (key := row.method.replace(" ", "")) in results}
+    """Give results by the row's name."""
+    return {row.name: results[key] for row in rows if (key := _key(row)) in results}
+
+
+def _key(row: PaperRow) -> str:
+    """Give the name of a row in a benchmark's results, which has no spaces."""
+    return (row.method or "").replace(" ", "")
 
 
 def _kept(place: Path, key: str) -> dict[str, float] | None:
