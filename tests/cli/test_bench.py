@@ -94,3 +94,17 @@ def test_mistakes_are_one_line_and_exit_code_2(place: Path, words: tuple[str, ..
     assert message in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_a_detector_of_a_file_is_a_row(place: Path) -> None:
+    folder = place.parent
+    (folder / "my_file.py").write_text(
+        "from dataclasses import dataclass\n\nfrom idness.detectors.detector import Detector\n\n\n@dataclass\n"
+        "class MyDetector(Detector):\n    def rate(self, acts):\n        return acts.logits.amax(dim=1)\n"
+    )
+    done = bench(place, "--methods", f"mls,{folder}/my_file.py:MyDetector", "--out", "own")
+    assert done.returncode == 0, done.stderr
+    found = Report.load(folder / "own")
+    assert list(found.methods) == ["mls", "mydetector"]
+    assert found.methods["mydetector"].groups["near"].auroc == found.methods["mls"].groups["near"].auroc
+    assert str(folder) not in (folder / "own" / "results.json").read_text()

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from idness import methods
 from idness.core.errors import OptionError, UnknownNameError
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.registry import build, rows
+from idness.detectors.registry import build, parse, rows
 from idness.metrics import auroc
 from idness.selection.search import Row, choose, wanted_rows
 from tests.worlds import make_world
@@ -135,3 +137,78 @@ def test_names_of_methods() -> None:
         wanted_rows(["scal"])
     with pytest.raises(OptionError, match="a method is written as"):
         wanted_rows(["scale(percentile=95"])
+
+
+@dataclass(kw_only=True)
+class Longest(Detector):
+    grid = {"power": (1.0, 3.0)}
+
+    power: float = 2.0
+
+    def rate(self, acts: Activations) -> Tensor:
+        return acts.features.norm(p=self.power, dim=1)
+
+
+class Scale(Longest):
+    """Takes the name of one of ours."""
+
+
+def test_classes_and_objects_are_rows() -> None:
+    world = make_world()
+    mine = Longest(power=5.0)
+    wanted = wanted_rows(["ebo", Longest, mine, Scale, methods.KNN(k=3)])
+    assert list(wanted) == ["ebo", "longest", "longest(power=5)", f"{__name__}:Scale", "knn(k=3)"]
+    chosen, failed = choose(wanted, world.head, world.train, world.val, {"u": world.ood})
+    assert not failed
+    assert chosen["longest"].chosen_by == "validation"
+    assert [options for options, _ in chosen["longest"].tried] == [{"power": 2.0}, {"power": 1.0}, {"power": 3.0}]
+    assert chosen["longest(power=5)"].chosen_by == "given"
+    assert not mine.fitted  # theirs is left as it was
+    assert list(wanted_rows([methods.Ash])) == ["ash-s", "ash-p", "ash-b"]
+
+
+SCRIPT = """
+from dataclasses import dataclass
+
+from beside_the_method import FACTOR
+from idness.detectors.detector import Detector
+
+@dataclass(kw_only=True)
+class Loudest(Detector):
+    power: float = 2.0
+
+    def rate(self, acts):
+        return FACTOR * acts.logits.norm(p=self.power, dim=1)
+
+ready = Loudest(power=7.0)
+number = 7
+"""
+
+
+def test_a_class_and_an_object_of_a_file_are_rows(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_method.py").write_text("FACTOR = 2.0\n")
+    (tmp_path / "mine.py").write_text(SCRIPT)
+    file, world = tmp_path / "mine.py", make_world()
+    wanted = wanted_rows([f"{file}:Loudest", f"{file}:Loudest(power=3)", f"{file}:ready"])
+    assert {name: row.given for name, row in wanted.items()} == {
+        "loudest": False, "loudest(power=3)": True, "loudest(power=7)": True,
+    }  # fmt: skip
+    chosen, _ = choose(wanted, world.head, world.train)
+    scores = chosen["loudest(power=3)"].detector.score(world.test)
+    assert torch.allclose(scores, 2 * world.test.logits.norm(p=3, dim=1))
+    with pytest.raises(
+        OptionError, match=r"a method must be a dataclass that extends Detector, or such an object, got 7"
+    ):
+        wanted_rows([f"{file}:number"])
+    with pytest.raises(OptionError, match=r"Loudest: unknown option 'pow'; it takes power"):
+        wanted_rows([f"{file}:Loudest(pow=3)"])
+    with pytest.raises(OptionError, match=r"each row needs a name of its own, got 'loudest' twice"):
+        wanted_rows([f"{file}:Loudest", f"{file}:Loudest"])
+
+
+def test_no_text_but_a_persons_own_runs_a_file(tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
+    for text in (f"{tmp_path}/evil.py:X", f"chain(steps='{tmp_path}/evil.py:X')"):
+        with pytest.raises(OptionError, match="a method of a Python file can be compared, not kept"):
+            parse(text)
+    assert not (tmp_path / "ran").exists()

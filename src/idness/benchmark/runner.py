@@ -239,7 +239,7 @@ def _method_result(
     return MethodResult(
         method=detector.name,
         label=detector.label(),
-        about=(type(detector).__doc__ or "").strip().splitlines()[0],
+        about=detector.summary(),
         options=detector.options(),
         chosen_by=choice.chosen_by,
         validation_auroc=choice.auroc,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from idness.core.checks import check_count, check_fraction
+from idness.selection.search import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +18,8 @@ class Settings:
         data: the folder at which relative paths begin.
         weights: a file with the network's weights.
         layer: the name of the final linear layer, where it should not be searched.
-        methods: the rows to compare, as in `scale` or `scale(percentile=95)`; all that need one pass of the network if empty.
+        methods: the rows to compare: texts such as `scale`, `scale(percentile=95)` or `my_file.py:MyDetector`, classes of
+            detectors, whose options are searched, and detectors; all that need one pass of the network if empty.
         precision: fp32, bf16 or auto.
         batch_size: how many images the network sees at once.
         workers: how many threads decode images; as many as cores if not given.
@@ -32,7 +34,7 @@ class Settings:
     data: str | Path | None = None
     weights: str | Path | None = None
     layer: str | None = None
-    methods: Sequence[str] = ()
+    methods: Sequence[Method] = ()
     precision: str = "fp32"
     batch_size: int = 128
     workers: int | None = None

@@ -27,7 +27,10 @@ def bench(
     data: Annotated[Path | None, typer.Option(help="Folder at which the benchmark's relative paths begin.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = OUT,
     methods: Annotated[
-        str, typer.Option(help="Methods to compare, as in 'ebo,scale(percentile=95)'; all of one pass if not given.")
+        str,
+        typer.Option(
+            help="Methods to compare, as in 'ebo,scale(percentile=95),my_file.py:MyDetector'; all of one pass if not given."
+        ),
     ] = "",
     precision: Annotated[str, typer.Option(help="fp32, bf16, or auto, which measures both.")] = "fp32",
     batch_size: Annotated[int, typer.Option(help="Images per forward pass.")] = 128,

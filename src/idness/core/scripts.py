@@ -23,6 +23,8 @@ from idness.core.files import key_of, sha256_of
 from idness.core.method_text import read_options
 
 CALL = re.compile(r"(.+\.py):\s*([^\W\d]\w*)\s*(?:\((.*)\))?\s*", re.DOTALL)
+MODULE = "idness_user_"
+"""What stands before the file's name in that of its module."""
 
 _run: dict[Path, dict[str, str]] = {}
 """The files that each script consists of, itself first, each with the hash of what was run."""
@@ -116,7 +118,7 @@ def _module(path: Path) -> ModuleType:
     except OSError as error:
         raise ScriptError(f"no file at {path} ({error.strerror}); write path/to/file.py:NAME") from error
     _forget()
-    spec = importlib.util.spec_from_file_location(f"idness_user_{file.stem}", file)
+    spec = importlib.util.spec_from_file_location(f"{MODULE}{file.stem}", file)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and forward references look their module up there

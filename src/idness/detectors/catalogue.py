@@ -85,7 +85,7 @@ def describe(name: str, cls: Any) -> Entry:
     paper = (sys.modules[cls.__module__].__doc__ or "").strip().partition("\n\n")[0]
     return Entry(
         name=name,
-        summary=(cls.__doc__ or "").strip().splitlines()[0],
+        summary=cls.summary(),
         paper=" ".join(paper.split()),
         options=cls().options(),
         rows={row: dict(fixed) for row, fixed in cls.rows.items()},

@@ -6,6 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
@@ -94,6 +95,11 @@ class Detector(ABC):
         """The name on the command line and in files."""
         cls = type(self)
         return str(vars(cls).get("listed_as", cls.__name__.lower()))  # of this class alone, not of a parent
+
+    @classmethod
+    def summary(cls) -> str:
+        """Give the first line of its description; empty where its author wrote none."""
+        return next(iter((cls.__doc__ or "").strip().splitlines()), "")
 
     @property
     @final
@@ -208,11 +214,8 @@ class Detector(ABC):
 
     def _repr_html_(self) -> str:
         """Show the method, what it does and its options in a notebook."""
-        from html import escape
-
-        about = (type(self).__doc__ or "").strip().splitlines()[0]
-        state = "fitted" if self.fitted else "not fitted"
-        return f"<p><code>{escape(self.label())}</code> · {state}<br><small>{escape(about)}</small></p>"
+        state, about = "fitted" if self.fitted else "not fitted", escape(self.summary())
+        return f"<p><code>{escape(self.label())}</code> · {state}<br><small>{about}</small></p>"
 
 
 @dataclass(kw_only=True)

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeGuard
 
 from idness.core.errors import IdnessError, OptionError, unknown_name
 from idness.core.method_text import read_method, split_methods
+from idness.core.scripts import MODULE, Script
 from idness.detectors.detector import Detector
 
 GROUP = "idness.methods"
@@ -37,18 +38,40 @@ def rows(*, costly: bool = False) -> dict[str, Detector]:
 def build(name: str, /, **options: Any) -> Detector:
     """Make a detector by name, as in `build("scale", percentile=95)`; `ash-s` is `ash` with its variant set."""
     cls, fixed = _find(name)
-    allowed = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    for option in options:
-        if option not in allowed:
-            takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
-            raise OptionError(f"{cls.__name__}: unknown option {option!r}; {takes}")
-    return cls(**{**fixed, **options})
+    return _made(cls, {**fixed, **options})
 
 
 def parse(text: str) -> Detector:
     """Make a detector from text such as `scale`, `scale(percentile=95)` or `ash(variant=s, percentile=90)`."""
     name, options = read_method(text)
     return build(name, **options)
+
+
+def given(method: type[Detector] | Detector | Script) -> tuple[Detector, bool]:
+    """Make the detector that a person hands over, and say whether its options are set by them.
+
+    It may be a class, an object, or either of them in a Python file; an object is copied, so that theirs learns nothing.
+    """
+    options: dict[str, Any] = {}
+    found: object = method
+    if isinstance(method, Script):
+        options, found = method.options, method.load()
+    if isinstance(found, Detector) and not options:
+        return dataclasses.replace(found), True  # type: ignore[type-var]
+    if not _is_method(found):
+        raise OptionError(
+            f"{method}: a method must be a dataclass that extends Detector, or such an object, got {found!r}"
+        )
+    return _made(found, options), bool(options)
+
+
+def row_name(detector: Detector, options: str = "") -> str:
+    """Name the row of a detector that a person hands over; one that is called as another method is goes by its module too."""
+    cls, name = type(detector), detector.name
+    known = _found().get(name)
+    if (known is not None and known is not cls) or (known is None and name in rows(costly=True)):
+        name = f"{cls.__module__.removeprefix(MODULE)}:{cls.__name__}"
+    return f"{name}({options})" if options else name
 
 
 def detectors_in(owner: Detector, option: str) -> tuple[Detector, ...]:
@@ -73,12 +96,26 @@ def detectors_in(owner: Detector, option: str) -> tuple[Detector, ...]:
 
 def short(detector: Detector) -> str:
     """Write a detector as shortly as `parse` takes it: options at their defaults are left out."""
-    usual = type(detector)().options()
-    changed = {key: value for key, value in detector.options().items() if value != usual[key]}
-    shown = ", ".join(
-        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in changed.items()
-    )
+    shown = changed(detector)
     return f"{detector.name}({shown})" if shown else detector.name
+
+
+def changed(detector: Detector) -> str:
+    """Write the options of a detector that are not at their defaults."""
+    usual = type(detector)().options()
+    found = {key: value for key, value in detector.options().items() if value != usual[key]}
+    return ", ".join(
+        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in found.items()
+    )
+
+
+def _made(cls: type[Detector], options: Mapping[str, Any]) -> Detector:
+    allowed = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for option in options:
+        if option not in allowed:
+            takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
+            raise OptionError(f"{cls.__name__}: unknown option {option!r}; {takes}")
+    return cls(**options)
 
 
 def _find(name: str) -> tuple[type[Detector], Mapping[str, Any]]:
@@ -89,6 +126,11 @@ def _find(name: str) -> tuple[type[Detector], Mapping[str, Any]]:
     names |= {cls.__name__.lower(): (cls, {}) for cls in known.values()}
     names |= {key.lower(): (cls, {}) for key, cls in known.items()}
     names |= {row.lower(): (cls, fixed) for cls in known.values() for row, fixed in cls.rows.items()}
+    if wanted not in names and Script.named(name) is not None:
+        # Here and in files that strangers may have written no code is run: only where a person compares methods.
+        raise OptionError(
+            f"{name}: a method of a Python file can be compared, not kept; offer it under the entry-point group {GROUP!r}"
+        )
     if wanted not in names:
         raise unknown_name("method", name, {*known, *rows(costly=True)})
     return names[wanted]
@@ -118,7 +160,7 @@ def _load(point: EntryPoint) -> type[Detector]:
     return found
 
 
-def _is_method(cls: object) -> bool:
+def _is_method(cls: object) -> TypeGuard[type[Detector]]:
     return isinstance(cls, type) and issubclass(cls, Detector) and dataclasses.is_dataclass(cls)
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from idness.core.errors import IdnessError, InputError, unknown_name
+from idness.core.errors import IdnessError, InputError, OptionError, unknown_name
 from idness.core.progress import Listener
+from idness.core.scripts import Script
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, fit_many, score_many
-from idness.detectors.registry import parse, rows
+from idness.detectors.registry import changed, given, parse, row_name, rows
 from idness.metrics import auroc
 
 
@@ -48,22 +49,43 @@ class Row:
     given: bool = False
 
 
-def wanted_rows(methods: Sequence[str] | None = None) -> dict[str, Row]:
-    """Give the rows of a comparison: every method of one pass, or those named, as in `scale` or `scale(percentile=95)`."""
+Method = str | type[Detector] | Detector
+"""How a person names a row: by its text, as a class, whose options are searched, or as an object with the options it has."""
+
+
+def wanted_rows(methods: Sequence[Method] | None = None) -> dict[str, Row]:
+    """Give the rows of a comparison: every method of one pass, or those named.
+
+    Args:
+        methods: texts such as `scale`, `scale(percentile=95)` or `my_file.py:MyDetector`, classes, and detectors.
+    """
     if not methods:
         return {name: Row(detector) for name, detector in rows().items()}
     known = rows(costly=True)
     found: dict[str, Row] = {}
-    for text in methods:
-        if "(" in text:
-            detector = parse(text)
-            found[text.replace(" ", "")] = Row(detector, given=True)
-            continue
-        variants = [name for name in known if text.lower() in (name.lower(), known[name].name.lower())]
-        if not variants:
-            raise unknown_name("method", text, known)
-        found |= {name: Row(known[name]) for name in variants}
+    for method in methods:
+        script = Script.named(method) if isinstance(method, str) else None
+        if script is not None or not isinstance(method, str):
+            found |= _given_rows(method if script is None else script, found)  # type: ignore[arg-type]
+        elif "(" in method:
+            found[method.replace(" ", "")] = Row(parse(method), given=True)
+        else:
+            variants = [name for name in known if method.lower() in (name.lower(), known[name].name.lower())]
+            if not variants:
+                raise unknown_name("method", method, known)
+            found |= {name: Row(known[name]) for name in variants}
     return found
+
+
+def _given_rows(method: type[Detector] | Detector | Script, others: Mapping[str, Row]) -> dict[str, Row]:
+    """Give the rows of a class or an object that the user wrote: one, or a class's variants."""
+    detector, fixed = given(method)
+    if type(detector).rows and not fixed:
+        return {name: Row(replace(detector, **options)) for name, options in type(detector).rows.items()}  # type: ignore[type-var]
+    name = row_name(detector, changed(detector))
+    if name in others:
+        raise OptionError(f"each row needs a name of its own, got {name!r} twice; give one of the classes another name")
+    return {name: Row(detector, given=fixed)}
 
 
 def choose(
