@@ -12,6 +12,7 @@ from scipy import stats
 from idness.benchmark.compare import Comparison, compare, gather, verdict
 from idness.benchmark.results import Report
 from idness.core.errors import InputError, OptionError, StoreError
+from idness.core.wording import points
 from idness.intervals import Difference, compare_auroc, compare_fpr_at_id_recall, compare_fpr_at_ood_recall
 from idness.report.comparison import tables, to_html, to_markdown, write
 from tests.cli.running import idness
@@ -92,7 +93,7 @@ def test_seeds_of_one_run_become_mean_and_spread(runs: Path) -> None:
 
 def test_one_run_against_several_has_no_interval(runs: Path) -> None:
     found = compare(gather([f"one={runs / 'short_seed0'}", f"many={runs / 'long-seed0'},{runs / 'long-seed1'}"]))
-    assert line(found, "auroc", "near", "ebo").changes == (None,)
+    assert line(found, "auroc", "near", "ebo").changes[0].low is None
     assert "measure more seeds" in to_markdown(found)
 
 
@@ -139,8 +140,14 @@ def test_without_scores_there_are_values_but_no_intervals(runs: Path, tmp_path: 
     alone = tmp_path / "results.json"
     alone.write_bytes((runs / "long-seed0" / "results.json").read_bytes())
     found = compare(gather([str(runs / "short_seed0"), str(alone)]))
-    assert line(found, "auroc", "near", "ebo").changes == (None,)
-    assert "scores.safetensors is not beside" in " ".join(found.notes)
+    shown = line(found, "auroc", "near", "ebo")
+    [change] = shown.changes
+    assert change.value == pytest.approx(shown.values[1].mean - shown.values[0].mean)
+    assert (change.low, change.high, change.p_value, change.verdict) == (None, None, None, "")
+    assert "plain numbers without an interval: scores.safetensors" in " ".join(found.notes)
+    text = to_markdown(found)
+    assert points(change.value) in text
+    assert "nothing says which of them are more than chance" in text
 
 
 def test_scores_of_another_run_are_refused(runs: Path, tmp_path: Path) -> None:

@@ -52,9 +52,18 @@ def test_writes_every_file_prints_tables_and_names_the_files(place: Path) -> Non
     assert "preprocessing: normalise by mean" in done.stderr
     report = Report.load(folder)
     assert report.answer is not None
-    assert " ".join(done.stdout.split()).endswith(report.answer.sentence)
+    assert " ".join(done.stdout.split()).endswith(f"{report.answer.sentence} {report.answer.cost}")
+    assert len(done.stdout.splitlines()) <= 40
+    assert "by set" not in done.stdout
     assert str(place.parent) not in (folder / "results.json").read_text()
     assert report.provenance["command"].startswith("idness bench mine.toml --model net.py:make")
+
+
+def test_tables_by_set_are_printed_where_asked_for(place: Path) -> None:
+    done = bench(place, "--by-set", "--methods", "ebo,msp", "--out", "sets", "--quiet", COLUMNS="80")
+    assert done.returncode == 0, done.stderr
+    assert "AUROC by set, percent" in done.stdout
+    assert "options, " in done.stdout
 
 
 def test_json_is_the_only_thing_on_standard_output(place: Path) -> None:

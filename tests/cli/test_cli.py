@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
 
 import pytest
 
-from idness.cli import with_flags
+from idness.cli import COMMANDS, GROUPS, with_flags
 from tests.cli.running import PROCESS, idness
 
 
@@ -19,6 +20,27 @@ def test_list_names_every_method_with_its_options():
         assert word in done.stdout
     assert "\x1b" not in done.stdout
     assert max(len(line.rstrip()) for line in idness("list", COLUMNS="80").stdout.splitlines()) <= 80
+
+
+def test_help_groups_every_command_and_cuts_nothing():
+    text = idness("--help", COLUMNS="80").stdout
+    assert [line[:-1] for line in text.splitlines() if line.endswith(":")] == ["Options", *GROUPS]
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+    assert "..." not in text.partition("Measure:")[2]
+    for name in COMMANDS:
+        summary = idness(name, "--help", COLUMNS="400").stdout.splitlines()[2].strip()
+        assert summary in " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_breaks_no_word(name):
+    for line in idness(name, "--help", COLUMNS="80").stdout.splitlines():
+        assert not re.search(r"\w-$", line)
+
+
+def test_a_shell_can_complete():
+    done = idness(_IDNESS_COMPLETE="complete_bash", COMP_WORDS="idness bench --by", COMP_CWORD="2")
+    assert done.stdout.split() == ["--by-set"]
 
 
 def test_list_as_json_is_whole():

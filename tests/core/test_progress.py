@@ -3,9 +3,10 @@ from __future__ import annotations
 import io
 import time
 
+import pytest
 from rich.console import Console
 
-from idness.core.progress import shown
+from idness.core.progress import rate, shown
 
 
 def played(*, is_terminal: bool, quiet: bool = False) -> str:
@@ -46,3 +47,11 @@ def test_nothing_is_drawn_before_the_first_phase() -> None:
     with shown(console=console):
         pass
     assert console.file.getvalue().strip() == ""  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("speed", "words"),
+    [(None, ""), (0.0, ""), (1234.5, "1,234/s"), (4.0, "4.0/s"), (0.25, "4 s each"), (0.97, "1.0/s")],
+)
+def test_rates_never_read_as_nothing(speed: float | None, words: str) -> None:
+    assert rate(speed) == words

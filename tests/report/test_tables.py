@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ def full() -> Report:
 
 def printed(report: Report, width: int) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    for table in terminal_tables(report, width):
+    for table in terminal_tables(report, width, sets=True):
         console.print(rich_table(table))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -106,3 +108,67 @@ def test_text_forms_carry_intervals_and_signs() -> None:
     console = Console(file=io.StringIO(), width=80, highlight=False)
     console.print(rich_table(table))
     assert "+1.00 [+0.5 to +1.5] ✓" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def measured(folder: Path) -> Report:
+    return Report.load(folder)
+
+
+def test_the_main_table_is_best_first_and_signs_say_who_is_level(measured: Report) -> None:
+    assert measured.answer is not None
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+    [table] = terminal_tables(measured, 80)
+    console.print(rich_table(table))
+    lines = console.file.getvalue().splitlines()[3:]  # type: ignore[attr-defined]
+    names = [line.split()[0] for line in lines]
+    assert names == list(measured.answer.auroc)
+    means = [float(re.search(r"[\d.]+(?= ±)", line)[0]) for line in lines]  # type: ignore[index]
+    assert means == sorted(means, reverse=True)
+    assert lines[0].split()[1] == "★"
+    assert {name for name, line in zip(names, lines, strict=True) if line.split()[1] == "≈"} == set(
+        measured.answer.ties
+    )
+    # Numbers stand below each other with and without a sign.
+    assert len({line.index("±") for line in lines}) == 1
+
+
+def test_a_long_table_keeps_the_row_to_use_and_the_plain_ones(measured: Report) -> None:
+    assert measured.answer is not None
+    many = {f"row-{number:02d}": next(iter(measured.methods.values())) for number in range(30)}
+    report = replace(measured, methods={**many, **measured.methods})
+    means = {**dict.fromkeys(many, 0.99), **measured.answer.auroc}
+    ends = {**dict.fromkeys(many, (0.98, 1.0)), **measured.answer.intervals}
+    report.answer = replace(measured.answer, auroc=means, intervals=ends)
+    [table] = terminal_tables(report, 80)
+    names = [row[0].text for row in table.rows]
+    assert len(names) == 20
+    assert {"msp", "scale", measured.answer.use} <= set(names)
+    assert table.notes[-1] == "17 rows more are in results.md; --by-set prints them and the sets."
+    assert len(terminal_tables(report, 80, sets=True)[-1].rows) == 37
+
+
+def test_every_file_carries_the_answer_and_the_order(measured: Report, tmp_path: Path) -> None:
+    assert measured.answer is not None
+    write_tables(measured, tmp_path)
+    order = list(measured.answer.auroc)
+    text = (tmp_path / "results.md").read_text()
+    assert text.startswith(f"{measured.answer.sentence} {measured.answer.cost}\n")
+    assert [line.split(" | ")[0][2:] for line in text.splitlines() if line.startswith("| ")][
+        1 : len(order) + 1
+    ] == order
+    tex = (tmp_path / "results.tex").read_text()
+    assert tex.startswith(f"% {measured.answer.sentence}\n% {measured.answer.cost}\n")
+    assert r"$\star$" in tex
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "results.csv").read_text())))
+    assert list(dict.fromkeys(line["method"] for line in lines)) == order
+    assert {line["method"] for line in lines if line["use"] == "1"} == {measured.answer.use}
+    assert lines[0]["rank"] == "1"
+    assert {"best", "tie"} <= {line["auroc_mark"] for line in lines}
+
+
+def test_the_cost_of_the_recommended_row_is_told(measured: Report) -> None:
+    assert measured.answer is not None
+    images = sum(info.images for info in measured.sets.values() if info.role in ("id_test", "near", "far"))
+    each = 1000 * measured.methods[measured.answer.use].seconds["score"] / images
+    assert f"{each:.2g} ms of scoring an image" in measured.answer.cost

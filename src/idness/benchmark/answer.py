@@ -9,7 +9,7 @@ from idness.benchmark.parts import Answer, Rival
 from idness.benchmark.ranking import ood_weights, rivals_of_best, row_ranks
 from idness.benchmark.results import Report
 from idness.core.errors import InputError
-from idness.core.wording import listed, percent, points, shown
+from idness.core.wording import duration, listed, percent, points, shown
 from idness.intervals import mean_auroc_difference, mean_auroc_interval
 from idness.selection.auto import chosen_row
 
@@ -33,7 +33,8 @@ def answer(report: Report) -> Answer:
     if not report.methods:
         raise InputError("answer: needs at least one method that ran, got none")
     weights = ood_weights(report)
-    found = {row: row_ranks(report, row, weights) for row in report.methods}
+    measured = {row: row_ranks(report, row, weights) for row in report.methods}
+    found = dict(sorted(measured.items(), key=lambda item: -item[1].auroc))
     best, rivals = rivals_of_best(found)
     result = Answer(
         kind="clear",
@@ -64,7 +65,13 @@ def answer(report: Report) -> Answer:
         *_on_validation(report),
         *_gain(result.auroc, result.use),
     ]
+    result.cost = _cost(report, result.use)
     return result
+
+
+def best_first(report: Report) -> list[str]:
+    """List the rows as every view shows them: by mean AUROC; as they ran where there is no answer."""
+    return list(report.answer.auroc) if report.answer else list(report.methods)
 
 
 def _chosen(report: Report) -> str | None:
@@ -196,6 +203,25 @@ def _on_validation(report: Report) -> list[str]:
     return [
         f"{said}; a search on validation data may change the order, and naming a winner by test results flatters it."
     ]
+
+
+def _cost(report: Report, row: str) -> str:
+    """Say what a score costs beside the network's own pass."""
+    from idness.detectors.registry import available
+
+    found = report.methods[row]
+    method = available().get(found.method)
+    passes = (method.forward_passes - 1, method.backward_passes) if method else (0, 0)
+    more = [
+        f"{count} more {name} pass{'es' if count > 1 else ''} of the network"
+        for count, name in zip(passes, ("forward", "backward"), strict=True)
+        if count
+    ]
+    images = sum(info.images for name, info in report.sets.items() if name == "id_test" or name in ood_weights(report))
+    each = 1000 * found.seconds.get("score", 0.0) / max(images, 1)
+    fit = found.seconds.get("fit", 0.0)
+    learned = f", after {duration(fit)} to learn from training images" if method and method.needs_train else ""
+    return f"It costs {listed([*more, f'{each:.2g} ms of scoring an image'])}{learned}."
 
 
 def _gain(auroc: dict[str, float], use: str) -> list[str]:

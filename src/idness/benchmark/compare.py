@@ -47,22 +47,25 @@ class Value:
 
 @dataclass(frozen=True)
 class Change:
-    """Says how far an entrant is from the first one, and whether that is for the better; no word where the interval holds zero."""
+    """Says how far an entrant is from the first one, and whether that is for the better; no word where the interval holds zero.
+
+    Where nothing can be tested, the plain difference stands alone.
+    """
 
     value: float
-    low: float
-    high: float
-    p_value: float
+    low: float | None
+    high: float | None
+    p_value: float | None
     verdict: Literal["", "better", "worse"]
 
 
 @dataclass(frozen=True)
 class Line:
-    """Compares the entrants in one row: each one's value, and each further one's change where it can be tested."""
+    """Compares the entrants in one row: each one's value, and each further one's change."""
 
     row: str
     values: tuple[Value, ...]
-    changes: tuple[Change | None, ...]
+    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,8 @@ def _line(
     for entrant, some in zip(entrants[1:], numbers[1:], strict=True):
         seeds = len(some) > 1 and len(numbers[0]) > 1
         found = compare_runs(some, numbers[0]) if seeds else tests[entrant.name](row, metric, name)
-        changes.append(None if found is None else Change(*found, verdict=verdict(metric, found)))
+        plain = Change(float(np.mean(some) - np.mean(numbers[0])), None, None, None, "")
+        changes.append(plain if found is None else Change(*found, verdict=verdict(metric, found)))
     return Line(row, tuple(values), tuple(changes))
 
 
@@ -247,8 +251,12 @@ def _notes(entrants: Sequence[Entrant], rows: Sequence[str]) -> list[str]:
     changed = [row for row in rows if any(r.methods[row].options != reports[0].methods[row].options for r in reports)]
     if changed:
         notes.append(f"options differ, each chosen on its own network: {', '.join(changed)}")
-    if not all(report.has_scores for report in reports):
-        notes.append("no intervals where scores.safetensors is not beside results.json")
+    bare = [entrant.name for entrant in entrants if not all(report.has_scores for report in entrant.reports)]
+    if bare:
+        notes.append(
+            f"differences of {', '.join(bare)} are plain numbers without an interval: scores.safetensors, on which paired"
+            " tests rest, is not beside results.json; idness bench writes it"
+        )
     missing = {row for report in reports for row in report.methods} - set(rows)
     if missing:
         notes.append(f"left out, not in every result: {', '.join(sorted(missing))}")

@@ -140,11 +140,12 @@ class Answer:
             one, or none is of use.
         use: the row to use.
         best: the row with the highest mean AUROC on the test sets, in hindsight.
-        auroc: each row's mean AUROC.
+        auroc: each row's mean AUROC, the best first.
         intervals: the 95 % interval of each.
         rivals: all other rows, the nearest first.
         sentence: the answer.
         evidence: further sentences: how sure it is, what speaks against it.
+        cost: what the row to use costs, in a sentence.
     """
 
     kind: Literal["clear", "tie", "behind", "only", "useless"]
@@ -155,6 +156,7 @@ class Answer:
     rivals: list[Rival]
     sentence: str
     evidence: list[str]
+    cost: str = ""
 
     @property
     def ties(self) -> list[str]:

@@ -9,10 +9,12 @@ import importlib
 import os
 import re
 import sys
+import textwrap
 import warnings
 from typing import Annotated, Any, TextIO
 
 import typer
+import typer.core
 
 from idness.core.errors import IdnessError, IdnessWarning
 
@@ -30,15 +32,40 @@ COMMANDS = {
     "list": "list:list_methods",
 }
 """Each subcommand's name, module and function."""
+GROUPS = {
+    "Measure": ("bench", "compare", "doctor", "list"),
+    "Decide": ("calibrate", "score", "export", "serve"),
+    "Train": ("train",),
+    "Study the paper": ("reproduce", "analyze"),
+}
+"""How `--help` groups the subcommands."""
 
 ARGUMENT = re.compile(r"\b([a-z_]+)=(?:'([^']*)'|True)?(?=[\s,;.)]|$)")
 """How the library's messages name an argument: `weights=`, `weights='none'`, `partial=True`."""
 
+
+class Grouped(typer.core.TyperGroup):
+    """Lists the subcommands by what they are for, each with the whole of its summary."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the groups."""
+        width = max(map(len, COMMANDS)) + 2
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                for name in names:
+                    summary = (self.commands[name].help or "").partition("\n\n")[0]
+                    lines = textwrap.wrap(
+                        " ".join(summary.split()), formatter.width - width - 2, break_on_hyphens=False
+                    )
+                    formatter.write(f"  {name:{width}}{lines[0]}\n")
+                    formatter.write("".join(f"  {'':{width}}{line}\n" for line in lines[1:]))
+
+
 app = typer.Typer(
     name="idness",
+    cls=Grouped,
     help="Know when an image classifier is looking at something it was never trained on.",
     invoke_without_command=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -73,7 +100,7 @@ def main() -> None:
     """Run the command line: one line and exit code 2 for whatever the user can mend."""
     warnings.showwarning = _show_warning
     try:
-        result = app(standalone_mode=False)
+        result = app(prog_name="idness", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
     except (typer.Abort, KeyboardInterrupt):
         _stop("stopped", 130)

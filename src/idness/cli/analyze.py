@@ -21,7 +21,7 @@ def analyze(
     weights: Annotated[Path | None, typer.Option(help="The network's weights: safetensors or a checkpoint.")] = None,
     layer: Annotated[str, typer.Option(help="Name of the final linear layer; found by itself if not given.")] = "",
     data: Annotated[Path | None, typer.Option(help="Folder at which the benchmark's relative paths begin.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for figures and numbers.")] = OUT,
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = OUT,
     limit: Annotated[int, typer.Option(min=1, help="The most images used of each set, evenly picked.")] = 1000,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,

@@ -43,6 +43,9 @@ def bench(
     init: Annotated[
         bool, typer.Option("--init", help="Write a commented benchmark file to start from, and stop.")
     ] = False,
+    by_set: Annotated[
+        bool, typer.Option("--by-set", help="Print every row, its options and its numbers by set.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of tables.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
 ) -> None:
@@ -74,10 +77,10 @@ def bench(
     )
     with shown(quiet=quiet) as listener:
         report = run(benchmark or embedded.NAME, model or None, settings, listener)
-    _finish(report, out, fpr, as_json=as_json, quiet=quiet)
+    _finish(report, out, fpr, by_set=by_set, as_json=as_json, quiet=quiet)
 
 
-def _finish(report: Report, out: Path, fpr: str, *, as_json: bool, quiet: bool) -> None:
+def _finish(report: Report, out: Path, fpr: str, *, by_set: bool, as_json: bool, quiet: bool) -> None:
     """Write the files, print the tables or JSON, and name what was written."""
     from idness.benchmark.results import RESULTS, SCORES, THUMBS
     from idness.cli.terminal import stderr, stdout
@@ -92,12 +95,12 @@ def _finish(report: Report, out: Path, fpr: str, *, as_json: bool, quiet: bool) 
         sys.stdout.write(report.to_json())
     else:
         console = stdout()
-        for table in terminal_tables(report, console.width, fpr):
+        for table in terminal_tables(report, console.width, fpr, sets=by_set):
             console.print(table.title, style="bold", markup=False)
             console.print(rich_table(table))
             console.print("\n".join([*table.notes, ""]), style="dim", markup=False)
         if report.answer is not None:
-            console.print(report.answer.sentence, style="bold", markup=False)
+            console.print(report.answer.sentence, report.answer.cost, style="bold", markup=False)
     if not quiet:
         names = ", ".join(path.name for path in written)
         stderr().print(f"wrote {names} to {out}", markup=False, soft_wrap=True)

@@ -61,6 +61,13 @@ class _Bars(Listener):
         self.console.print(f"warning: {text}", markup=False, soft_wrap=True)
 
 
+def rate(speed: float | None) -> str:
+    """Write steps per second; below one a second, seconds per step: "0/s" says nothing."""
+    if not speed:
+        return ""
+    return f"{speed:,.0f}/s" if speed >= 9.5 else f"{speed:.1f}/s" if speed >= 0.95 else f"{1 / speed:,.0f} s each"
+
+
 @contextmanager
 def shown(*, quiet: bool = False, console: Console | None = None) -> Iterator[Listener]:
     """Show progress on standard error, or another console, while the block runs; bars only where that is a terminal."""
@@ -74,8 +81,7 @@ def shown(*, quiet: bool = False, console: Console | None = None) -> Iterator[Li
 
     class Rate(ProgressColumn):
         def render(self, task: Running) -> Text:
-            speed = task.finished_speed or task.speed
-            return Text("" if speed is None else f"{speed:,.0f}/s")
+            return Text(rate(task.finished_speed or task.speed))
 
     place = console or Console(stderr=True, highlight=False)
     words = (TextColumn("{task.description}", markup=False), TextColumn("{task.fields[status]}", markup=False))

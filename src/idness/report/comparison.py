@@ -24,11 +24,15 @@ def tables(
 def legend(comparison: Comparison) -> list[str]:
     """Say how to read the numbers."""
     several = [shown(name) for name, runs in zip(comparison.names, comparison.runs, strict=True) if runs > 1]
-    lines = [
-        f"Percent. Differences are from {shown(comparison.names[0])}, in points, with 95 % intervals;"
-        " ✓ better and ✗ worse where the interval excludes zero."
-    ]
-    if len(several) < len(comparison.names):
+    changes = [change for block in comparison.blocks for line in block.lines for change in line.changes]
+    tested = any(change.low is not None for change in changes)
+    how = (
+        ", with 95 % intervals; ✓ better and ✗ worse where the interval excludes zero"
+        if tested
+        else "; nothing says which of them are more than chance"
+    )
+    lines = [f"Percent. Differences are from {shown(comparison.names[0])}, in points{how}."]
+    if tested and len(several) < len(comparison.names):
         lines.append("Paired tests on the same images: DeLong for AUROC, bootstrap for FPR.")
     if several:
         lines.append(
@@ -106,11 +110,11 @@ def _table(comparison: Comparison, block: Block) -> Table:
 
 def _value(value: Value, best: bool) -> Cell:
     spread = "" if value.spread is None else f" ± {percent(value.spread)}"
-    return Cell(percent(value.mean) + spread, "best" if best else "", sort=f"{value.mean:.6f}")
+    return Cell(percent(value.mean) + spread, "leads" if best else "", sort=f"{value.mean:.6f}")
 
 
-def _change(change: Change | None) -> Cell:
-    if change is None:
-        return Cell("–")
+def _change(change: Change) -> Cell:
+    if change.low is None or change.high is None:
+        return Cell(points(change.value), sort=f"{change.value:.6f}")
     interval = f"{points(change.low)} to {points(change.high)}"
     return Cell(points(change.value), change.verdict, interval, f"{change.value:.6f}", hint=f"p = {change.p_value:.2g}")

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from idness.benchmark.answer import conclude, setting
+from idness.benchmark.answer import best_first, conclude, setting
 from idness.benchmark.ranking import ood_weights
 from idness.benchmark.results import Report
 from idness.core.files import atomic_write
@@ -52,7 +52,7 @@ def render(report: Report) -> str:
     """Turn a report into the text of a page."""
     found = conclude(report).answer
     assert found is not None
-    order = sorted(report.methods, key=lambda row: -found.auroc[row])
+    order = best_first(report)
     urls = thumbnails.data_urls(thumbnails.needed(report, order))
     ids = {name: f"t{index}" for index, name in enumerate(urls)}
     groups = list(report.benchmark.groups)
@@ -70,6 +70,7 @@ def render(report: Report) -> str:
             "kind": found.kind,
             "badge": sections.BADGES[found.kind],
             "sentence": found.sentence,
+            "cost": found.cost,
             "evidence": found.evidence,
         },
         facts=sections.facts(report),

@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 LONG = 9
+BEFORE = {"best": "★ ", "tie": "≈ "}
 SIGNS = {"better": " ✓", "worse": " ✗"}
+BOLD = ("best", "leads")
 _LATEX = {
     "\\": r"\textbackslash ", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde ", "^": r"\textasciicircum ", "\n": " ", "±": r"$\pm$", "·": r"$\cdot$", "–": "--", "−": "$-$",
-    "✓": r"\checkmark", "✗": r"$\times$",
+    "✓": r"\checkmark", "✗": r"$\times$", "★": r"$\star$", "≈": r"$\approx$",
 }  # fmt: skip
 
 
@@ -26,7 +28,7 @@ class Cell:
 
     Args:
         text: what every form prints.
-        mark: `best` of its column or line, a `tie` with that, or `better` or `worse` than what it is compared with.
+        mark: `best` of its column, a `tie` with that, what `leads` its line, or what is `better` or `worse` than another.
         note: an interval or a setting; small on a page, in brackets elsewhere.
         sort: what a page sorts by where that is not the text.
         hint: what a page tells those who point at it.
@@ -41,7 +43,8 @@ class Cell:
     drawing: Markup = field(default_factory=Markup)
 
     def __str__(self) -> str:
-        return self.text + (f" [{self.note}]" if self.note else "") + SIGNS.get(self.mark, "")
+        note = f" [{self.note}]" if self.note else ""
+        return f"{BEFORE.get(self.mark, '')}{self.text}{note}{SIGNS.get(self.mark, '')}"
 
 
 @dataclass(frozen=True)
@@ -97,17 +100,14 @@ def markdown_lines(table: Table) -> list[str]:
     """Write the lines of a table as Markdown, without its title and notes."""
     lines = [[_md(str(heading)) for heading in table.headings]]
     lines.append(["---" if heading.words else "--:" for heading in table.headings])
-    lines += [
-        [f"**{_md(str(cell))}**" if cell.mark == "best" else _md(str(cell)) for cell in row] for row in table.rows
-    ]
+    lines += [[f"**{_md(str(cell))}**" if cell.mark in BOLD else _md(str(cell)) for cell in row] for row in table.rows]
     return [f"|{'|'.join(line)}|" if line is lines[1] else f"| {' | '.join(line)} |" for line in lines]
 
 
 def latex(table: Table) -> str:
     """Write a table as LaTeX, for the booktabs and amssymb packages."""
     body = [
-        " & ".join(rf"\textbf{{{_tex(str(cell))}}}" if cell.mark == "best" else _tex(str(cell)) for cell in row)
-        + r" \\"
+        " & ".join(rf"\textbf{{{_tex(str(cell))}}}" if cell.mark in BOLD else _tex(str(cell)) for cell in row) + r" \\"
         for row in table.rows
     ]
     caption = " ".join(_tex(text) for text in (f"{table.title}.", *table.notes))
@@ -137,9 +137,7 @@ def rich_table(table: Table) -> RichTable:
         side: Literal["left", "right"] = "left" if heading.words else "right"
         made.add_column(escape(_broken(heading)), justify=side, overflow="fold", no_wrap=place == 0)
     for row in table.rows:
-        made.add_row(
-            *(f"[bold]{escape(str(cell))}[/bold]" if cell.mark == "best" else escape(str(cell)) for cell in row)
-        )
+        made.add_row(*(f"[bold]{escape(str(cell))}[/bold]" if cell.mark in BOLD else escape(str(cell)) for cell in row))
     return made
 
 

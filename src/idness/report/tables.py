@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from idness.benchmark.answer import setting
-from idness.benchmark.parts import Metrics
+from idness.benchmark.answer import best_first, setting
+from idness.benchmark.parts import Answer, Metrics
 from idness.benchmark.results import Report
 from idness.core.errors import OptionError
 from idness.core.files import atomic_write
@@ -18,6 +19,10 @@ from idness.report.table import Cell, Column, Heading, Table, latex, markdown, o
 
 WIDE = 100
 NARROW = 80
+ROWS = 20
+"""Rows of the main table in the terminal: with headings, notes and the answer they fit a screen."""
+ALWAYS = ("msp", "scale")
+"""Rows that are shown however they do: what costs nothing, and what the package is built on."""
 
 
 def fpr_name(fpr: str) -> str:
@@ -29,12 +34,15 @@ def fpr_name(fpr: str) -> str:
 
 
 def summary(report: Report, fpr: str = "id", *, wide: bool = True) -> Table:
-    """Make the main table: every method, AUROC and FPR by group, ID accuracy plain and shaped."""
-    name, methods, columns = fpr_name(fpr), list(report.methods.values()), []
+    """Make the main table: every method, the best first, AUROC and FPR by group, ID accuracy plain and shaped."""
+    name, rows, columns = fpr_name(fpr), best_first(report), []
+    methods = [report.methods[row] for row in rows]
     at = f"at {100 * report.recall:g} %\n{fpr.upper()} recall"
+    if report.answer is not None and len(report.benchmark.groups) > 1:
+        columns.append(_mean_column(report.answer))
     for group in report.benchmark.groups:
         found = [method.groups[group] for method in methods]
-        columns.append(_metric_column(Heading(f"{group}\nAUROC"), found, "auroc", errors=True))
+        columns.append(_metric_column(Heading(f"{group}\nAUROC"), found, "auroc", errors=wide or not columns))
         columns.append(_metric_column(Heading(f"{group}\nFPR", at, "ascending"), found, name, errors=wide))
     accuracy = ""
     if report.id_accuracy is not None:
@@ -42,26 +50,26 @@ def summary(report: Report, fpr: str = "id", *, wide: bool = True) -> Table:
         columns.append(_column(Heading("ID acc.\nshaped"), [method.id_accuracy_shaped for method in methods]))
     notes = [
         f"FPR: {meaning(name, report.recall)} ({name}).",
-        "Percent; ± half of a 95 % interval; best of each column in bold.",
+        "Percent; ± half of a 95 % interval; ★ best of its column, ≈ cannot be told apart from it.",
     ]
     heading = f"{report.benchmark.title} · {report.model.spec}{accuracy}"
-    return of_columns(heading, [Cell(row) for row in report.methods], columns, notes)
+    return of_columns(heading, [Cell(row) for row in rows], columns, notes)
 
 
 def by_set(report: Report, metric: str = "auroc", sets: Sequence[str] | None = None, *, errors: bool = False) -> Table:
-    """Make the table of one metric by set."""
-    columns = []
+    """Make the table of one metric by set, the best row first."""
+    columns, rows = [], best_first(report)
     for name in sets or _sets(report):
-        found = [method.sets[name] for method in report.methods.values()]
+        found = [report.methods[row].sets[name] for row in rows]
         heading = Heading(name, best="ascending" if metric in FPRS else "descending")
         columns.append(_metric_column(heading, found, metric, errors=errors))
-    return of_columns(f"{title(metric, report.recall)} by set, percent", [Cell(row) for row in report.methods], columns)
+    return of_columns(f"{title(metric, report.recall)} by set, percent", [Cell(row) for row in rows], columns)
 
 
 def options(report: Report) -> Table:
     """Make the table of chosen options."""
     rows, notes = [], left_out(report.failed)
-    for row, method in report.methods.items():
+    for row, method in ((row, report.methods[row]) for row in best_first(report)):
         how = f"best of {len(method.tried)}" if method.chosen_by == "validation" else method.chosen_by
         value = "" if method.validation_auroc is None else percent(method.validation_auroc)
         rows.append([Cell(row), Cell(setting(report, row) or "–"), Cell(how), Cell(value)])
@@ -73,40 +81,70 @@ def options(report: Report) -> Table:
 
 
 def csv_text(report: Report) -> str:
-    """Write every number as CSV: one line per method and set or group, values in [0, 1]."""
+    """Write every number as CSV: one line per method and set or group, the best method first, values in [0, 1]."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
+    marks = [f"{name}_mark" for name in WITH_INTERVAL]
     bounds = [f"{name}_{end}" for name in WITH_INTERVAL for end in ("low", "high")]
     writer.writerow(
-        ["method", "label", "kind", "name", *NAMES, *bounds, "id_accuracy", "id_accuracy_shaped", "seconds"]
-    )
-    for row, method in report.methods.items():
+        ["method", "label", "rank", "use", "kind", "name", *NAMES, *bounds, *marks, "id_accuracy", "id_accuracy_shaped",
+         "seconds"]
+    )  # fmt: skip
+    use = report.answer.use if report.answer else None
+    for rank, row in enumerate(best_first(report), start=1):
+        method = report.methods[row]
         accuracies = ["" if value is None else value for value in (report.id_accuracy, method.id_accuracy_shaped)]
         seconds = round(sum(method.seconds.values()), 4)
         for kind, found in (("group", method.groups), ("set", method.sets)):
             for name, metrics in found.items():
                 values = [getattr(metrics, key) for key in NAMES]
                 limits = [value for key in WITH_INTERVAL for value in metrics.intervals.get(key, ("", ""))]
-                writer.writerow([row, method.label, kind, name, *values, *limits, *accuracies, seconds])
+                marked = [metrics.marks.get(key, "") for key in WITH_INTERVAL]
+                place = [row, method.label, rank, int(row == use), kind, name]
+                writer.writerow([*place, *values, *limits, *marked, *accuracies, seconds])
     return buffer.getvalue()
 
 
-def terminal_tables(report: Report, columns: int, fpr: str = "id") -> list[Table]:
-    """Choose and cut the tables so that they fit a terminal of so many columns."""
+def terminal_tables(report: Report, columns: int, fpr: str = "id", *, sets: bool = False) -> list[Table]:
+    """Choose and cut the tables so that they fit a terminal of so many columns.
+
+    Args:
+        report: the results.
+        columns: the width.
+        fpr: the convention of the FPR, `id` or `ood`.
+        sets: whether to show every row, its options and its numbers by set, not only the best rows of the main table.
+    """
+    main = summary(report, fpr, wide=columns >= WIDE)
+    if not sets:
+        return [_shortened(report, main)]
     per_set = [
         table for metric in ("auroc", fpr_name(fpr)) for table in _cut_by_set(report, metric, max(columns, NARROW))
     ]
-    return [options(report), *per_set, summary(report, fpr, wide=columns >= WIDE)]
+    return [options(report), *per_set, main]
+
+
+def _shortened(report: Report, table: Table) -> Table:
+    """Keep the best rows, the one to use, and those that everyone looks for."""
+    wanted = {*ALWAYS, report.answer.use if report.answer else ""}
+    asked = [row[0].text for row in table.rows if row[0].text in wanted]
+    room = ROWS - sum(name not in {row[0].text for row in table.rows[:ROWS]} for name in asked)
+    kept = [row for place, row in enumerate(table.rows) if place < room or row[0].text in wanted]
+    hidden = len(table.rows) - len(kept)
+    more = [f"{hidden} rows more are in results.md; --by-set prints them and the sets."] if hidden else []
+    return replace(table, rows=kept, notes=[*table.notes, *left_out(report.failed), *more])
 
 
 def write_tables(report: Report, folder: Path, fpr: str = "id") -> list[Path]:
     """Write results.csv, results.md and results.tex into a folder."""
     name = fpr_name(fpr)
     tables = [summary(report, fpr), by_set(report, "auroc"), by_set(report, name), options(report)]
+    answer = [] if report.answer is None else [report.answer.sentence, report.answer.cost, *report.answer.evidence]
+    said = "\n\n".join(filter(None, (" ".join(answer[:2]), " ".join(answer[2:])))) + "\n\n" if answer else ""
+    comment = "".join(f"% {line}\n" for line in answer if line)
     return [
         atomic_write(folder / "results.csv", csv_text(report)),
-        atomic_write(folder / "results.md", "\n".join(markdown(table) for table in tables)),
-        atomic_write(folder / "results.tex", "\n".join(latex(table) for table in tables)),
+        atomic_write(folder / "results.md", said + "\n".join(markdown(table) for table in tables)),
+        atomic_write(folder / "results.tex", comment + "\n".join(latex(table) for table in tables)),
     ]
 
 
@@ -135,18 +173,27 @@ def _cut_by_set(report: Report, metric: str, room: int) -> list[Table]:
     return [by_set(report, metric, part) for part in parts]
 
 
+def _mean_column(answer: Answer) -> Column:
+    """Write the mean AUROC by which rows are ordered."""
+    halves = [(high - low) / 2 for low, high in (answer.intervals[row] for row in answer.auroc)]
+    marks = ["best" if row == answer.best else "tie" if row in answer.ties else "" for row in answer.auroc]
+    return _column(Heading("mean\nAUROC", sorted=True), list(answer.auroc.values()), halves, marks)
+
+
 def _metric_column(heading: Heading, found: Sequence[Metrics], metric: str, *, errors: bool) -> Column:
     ends = [metrics.intervals.get(metric) if errors else None for metrics in found]
     halves = [None if end is None else (end[1] - end[0]) / 2 for end in ends]
-    return _column(heading, [getattr(metrics, metric) for metrics in found], halves)
+    marks = [metrics.marks.get(metric, "") for metrics in found]
+    return _column(heading, [getattr(metrics, metric) for metrics in found], halves, marks)
 
 
-def _column(heading: Heading, values: Sequence[float | None], halves: Sequence[float | None] = ()) -> Column:
-    """Write numbers with half of their intervals; all that print as the best one are marked."""
+def _column(
+    heading: Heading, values: Sequence[float | None], halves: Sequence[float | None] = (), marks: Sequence[str] = ()
+) -> Column:
+    """Write numbers with half of their intervals; without marks, all that print as the best one are the best."""
     texts = [percent(value) for value in values]
     known = [float(text) for text, value in zip(texts, values, strict=True) if value is not None]
     best = f"{(min if heading.best == 'ascending' else max)(known):.2f}" if known else ""
     errors = ["" if half is None else f" ±{percent(half, 1)}" for half in halves or [None] * len(texts)]
-    return heading, [
-        Cell(text + error, "best" if text == best else "") for text, error in zip(texts, errors, strict=True)
-    ]
+    given = marks if any(marks) else ["best" if text == best else "" for text in texts]
+    return heading, [Cell(text + error, mark) for text, error, mark in zip(texts, errors, given, strict=True)]
