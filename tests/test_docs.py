@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -12,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.cli.running import idness
 
 from .code_blocks import ROOT, Block, blocks_of, run_document
 from .workspace import make_workspace
@@ -85,6 +88,41 @@ def test_every_method_has_a_page_with_all_its_options() -> None:
             assert row.split("|")[3].strip(), f"{name}: {option} has no meaning"
 
 
+def test_commands_are_described_as_the_command_line_has_them() -> None:
+    from idness.cli import COMMANDS
+
+    text = PAGES.pages()["commands.md"]
+    for name in COMMANDS:
+        section = text.split(f"### {name}\n")[1].split("\n#")[0]
+        said = idness(name, "--help", COLUMNS="300").stdout
+        flags = set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", said, re.MULTILINE)) - {"--help"}
+        assert flags, name
+        assert flags <= set(re.findall(r"--[a-z-]+", section)), name
+    assert "| `--out` | `idness-results` | Folder for the results. |" in text
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    import idness
+
+    told = " ".join(text for name, text in PAGES.pages().items() if name.startswith("api/"))
+    for name in idness.__all__:
+        if inspect.ismodule(getattr(idness, name)):
+            assert name == "methods" or f"idness.{name}" in told, name
+        else:
+            home = getattr(idness, name)
+            assert f"::: {home.__module__}.{home.__qualname__}\n" in told, name
+
+
+def test_figures_of_results_are_shown_and_what_is_missing_is_folded() -> None:
+    text = PAGES.pages()["results.md"]
+    shown = re.findall(r"!\[[^\]]*\]\((results/[^)]+)\)", text)
+    assert len(shown) >= 8
+    assert all((ROOT / path).is_file() for path in shown)
+    assert "- missing:" not in text.replace("    - ", "")
+    assert "sets or weights are not at hand" in text
+    assert text.index("| measured |") < 700  # the summary comes first
+
+
 def test_results_come_from_files() -> None:
     pages = PAGES.pages()
     text = pages["results.md"] + pages["methods/index.md"]
@@ -103,7 +141,8 @@ def test_the_site_builds_strictly_and_asks_no_one(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     pages = sorted(tmp_path.rglob("*.html"))
-    assert len(pages) >= 20
+    assert len(pages) >= 60
+    assert 'id="idness.guard.guard.Guard.calibrate"' in (tmp_path / "api" / "guard.html").read_text()
     for page in pages:
         fetched = re.findall(
             r'<(?:script|img|iframe)[^>]+src="(https?:[^"]+)|<link[^>]+rel="stylesheet"[^>]+href="(https?:[^"]+)',

@@ -1,4 +1,4 @@
-"""Makes the pages of the site that follow from the code and from results: one per method, and the results.
+"""Makes the pages of the site that follow from the code and from results: methods, commands, names in Python, results.
 
 mkdocs calls `on_config` and `on_files` when it builds the site; `pages` gives the same texts to the tests.
 """
@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 MEASURED = RESULTS / "methods.md"
 """What was measured of all methods; it stands on their page."""
+MISSING = re.compile(r"(?:^- missing: .*\n?)+", re.MULTILINE)
 ARGUMENT = re.compile(r"^ {4,8}(\w+): (.*)$")
 
 
@@ -25,7 +26,105 @@ def pages() -> dict[str, str]:
     from idness.detectors.registry import available
 
     found = {f"methods/{name}.md": method_page(name, cls) for name, cls in available().items()}
-    return found | {"methods/index.md": methods_index(), "results.md": results_page()}
+    found |= {f"api/{name}.md": api_page(*about) for name, about in API.items()}
+    found["changelog.md"] = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    return found | {
+        "methods/index.md": methods_index(),
+        "commands.md": commands_page(),
+        "results.md": results_page(),
+        "gallery.md": gallery_page(),
+    }
+
+
+API: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "index": (
+        "Names in Python",
+        "What `import idness` offers; **higher scores mean more in-distribution**, everywhere.",
+        tuple(f"idness.{home}" for home in (
+            "core.types.Activations", "core.types.Head", "networks.split.SplitModel", "networks.loading.load_model",
+            "detectors.registry.build", "detectors.registry.available", "detectors.detector.Detector",
+            "detectors.detector.Enhancer", "activations.store.FeatureStore",
+        )),
+    ),
+    "guard": (
+        "Guards",
+        "Decide about single images; [deploying](../deploying.md) shows how they are used.",
+        tuple(f"idness.guard.{name}" for name in ("guard.Guard", "verdict.Verdict", "conformal.Calibration")),
+    ),
+    "benchmark": (
+        "Benchmarks and reports",
+        "Compare methods on a network.",
+        tuple(f"idness.benchmark.{name}" for name in (
+            "protocol.Benchmark", "settings.Settings", "runner.run", "results.Report", "parts.Answer",
+            "compare.gather", "compare.compare",
+        )),
+    ),
+    "metrics": ("Metrics and intervals", "All in [0, 1].", ("idness.metrics", "idness.intervals")),
+    "data": (
+        "Images",
+        "Read, decode and prepare images.",
+        tuple(f"idness.data.{name}" for name in (
+            "sources.open_set", "decoding.decode", "preprocessing.Preprocessing", "preprocessing.preprocessing_for",
+        )),
+    ),
+    "training": (
+        "Training",
+        "ISH and the other training rows; [training with ISH](../training.md) shows how they are used.",
+        tuple(f"idness.training.{name}" for name in (
+            "finetune.finetune", "ish.IshLinear", "ish.ish", "settings.Settings", "images.image_folder",
+        )),
+    ),
+    "figures": ("Figures", "Each draws on your axes or its own, and returns them.", ("idness.report.figures",)),
+    "serve": ("Service", "Serve a guard over HTTP.", ("idness.serve.server.serve", "idness.serve.limits.Limits")),
+}  # fmt: skip
+"""The pages of the reference: their titles, what they say first, and the names whose docstrings they show."""
+
+
+def api_page(title: str, about: str, names: tuple[str, ...]) -> str:
+    """Name the objects whose docstrings mkdocstrings puts there."""
+    return "\n".join([f"# {title}", "", about, "", *(f"::: {name}\n" for name in names)])
+
+
+def commands_page() -> str:
+    """Describe every subcommand from the command line itself."""
+    import typer
+
+    from idness.cli import GROUPS, app
+
+    command: Any = typer.main.get_command(app)
+    lines = [
+        "# Commands",
+        "",
+        "What `idness COMMAND --help` prints. Exit code 2 and one line say what a user can mend.",
+        "",
+    ]
+    lines += ["`idness --install-completion` lets bash, zsh, fish and PowerShell complete commands and options.", ""]
+    for title, names in GROUPS.items():
+        lines += [f"## {title}", ""]
+        for name in names:
+            lines += command_section(name, command.commands[name])
+    return "\n".join(lines)
+
+
+def command_section(name: str, command: Any) -> list[str]:
+    """Describe one subcommand: its summary, what it takes, and what that means."""
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    usage = " ".join(["idness", name, "[OPTIONS]", *(argument_usage(each) for each in arguments)])
+    lines = [f"### {name}", "", inspect.cleandoc(command.help or ""), "", "```text", usage, "```", ""]
+    lines += ["| argument or option | default | meaning |", "|---|---|---|"]
+    for each in command.params:
+        if each.name in ("help", "install_completion", "show_completion"):
+            continue
+        written = ", ".join(f"`{word}`" for word in each.opts) if each not in arguments else f"`{each.name.upper()}`"
+        default = "" if each.default in (None, "", False) or each.required else f"`{each.default}`"
+        lines.append(f"| {written} | {default} | {(each.help or '').replace('|', '/')} |")
+    return [*lines, ""]
+
+
+def argument_usage(argument: Any) -> str:
+    """Write an argument as a usage line does."""
+    text = argument.name.upper() + ("..." if argument.nargs == -1 else "")
+    return text if argument.required else f"[{text}]"
 
 
 def methods_index() -> str:
@@ -160,14 +259,16 @@ def docstring(cls: Any) -> tuple[str, dict[str, str]]:
 
 
 def results_page() -> str:
-    """Collect what was measured; every number stands in a file under `results/`."""
+    """Collect what was measured, a summary first; every number stands in a file under `results/`."""
     lines = [
         "# Results",
         "",
         "Every number here is read from a file under `results/` when the site is built; beside each is the command that made it.",
         "",
     ]
-    for path in sorted(RESULTS.glob("**/results.json")):
+    benches = sorted(RESULTS.glob("**/results.json"))
+    lines += summary_of(benches)
+    for path in benches:
         lines += bench_section(path)
     for path in sorted(RESULTS.glob("speed/*.json")):
         lines += speed_section(path)
@@ -177,6 +278,46 @@ def results_page() -> str:
     if len(lines) == 4:
         lines.append("Nothing has been measured yet.")
     return "\n".join(lines) + "\n"
+
+
+def summary_of(benches: list[Path]) -> list[str]:
+    """Say of each benchmark in one line who leads, and where SCALE is beside that."""
+    from idness.benchmark.results import Report
+
+    lines = ["| measured | leads near | leads far | `scale` near, far | energy near, far |", "|---|---|---|---|---|"]
+    for path in benches:
+        report = Report.from_json(path.read_text(encoding="utf-8"))
+        where = path.parent.relative_to(RESULTS).as_posix()
+        leads = []
+        for group in ("near", "far"):
+            found = {row: item.groups[group].auroc for row, item in report.methods.items() if group in item.groups}
+            best = max(found, key=lambda row: found[row]) if found else ""
+            leads.append(f"`{best}` {100 * found[best]:.1f}" if best else "–")
+        pairs = [", ".join(_group_auroc(report, row, group) for group in ("near", "far")) for row in ("scale", "ebo")]
+        lines.append(f"| `{where}`, {report.model.spec} | {' | '.join([*leads, *pairs])} |")
+    said = "AUROC in percent, higher is better. No method leads everywhere: `idness bench` says which one does on your network."
+    return [said, "", *lines, ""] if benches else []
+
+
+def _group_auroc(report: Any, row: str, group: str) -> str:
+    name = next((each for each in report.methods if each == row or each.startswith(f"{row}(")), None)
+    found = report.methods[name].groups.get(group) if name else None
+    return "–" if found is None else f"{100 * found.auroc:.1f}"
+
+
+def gallery_page() -> str:
+    """Show every figure that stands under `results/`, with the words that describe it."""
+    lines = [
+        "# Gallery",
+        "",
+        "What the tool draws: `idness analyze` made these; the report and notebooks draw more.",
+        "",
+    ]
+    for path in sorted(RESULTS.glob("**/*.md")):
+        for words, target in re.findall(r"!\[([^\]]*)\]\((?!https?:)([^)]*)\)", path.read_text(encoding="utf-8")):
+            where = (path.parent / target).relative_to(ROOT).as_posix()
+            lines += [f"![{words}]({where}){{.picture}}", "", f"{words}.", ""]
+    return "\n".join(lines)
 
 
 def bench_section(path: Path) -> list[str]:
@@ -212,21 +353,35 @@ def number(value: Any) -> str:
 
 
 def text_section(path: Path) -> str:
-    """Take over a text from the results, one heading level lower, its links as plain text."""
+    """Take over a text from the results, one heading level lower: its figures with it, its other links as plain text."""
     where = path.relative_to(ROOT).as_posix()
-    text = re.sub(r"!?\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", path.read_text(encoding="utf-8"))
+    folder = path.parent.relative_to(ROOT).as_posix()
+    text = re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", path.read_text(encoding="utf-8"))
+    text = re.sub(r"!\[([^\]]*)\]\((?!https?:)([^)]*)\)", rf"![\1]({folder}/\2){{.picture}}", text)
+    text = MISSING.sub(hidden, text)
     text = re.sub(r"^(#+) ", r"#\1 ", text.strip(), flags=re.MULTILINE)
     if path.name == "mutants.md":  # hundreds of rows, for whoever changes the code
         text = text.partition("\n| ")[0].strip()
     return f"{text}\n\nFrom `{where}`."
 
 
+def hidden(match: re.Match[str]) -> str:
+    """Fold what could not be run behind one line."""
+    lines = [line.removeprefix("- missing: ") for line in match[0].strip().splitlines()]
+    inner = "\n".join(f"    - {line}" for line in lines)
+    return f'??? note "{len(lines)} sets or weights are not at hand"\n\n{inner}\n\n'
+
+
 def on_config(config: Any) -> Any:
     """Add the methods to the navigation."""
-    names = sorted(name for name in pages() if name.startswith("methods/") and not name.endswith("index.md"))
+    from idness.detectors.registry import available
+
     for entry in config["nav"]:
         if "Methods" in entry:
-            entry["Methods"] = ["methods/index.md", *names]
+            each = [{name: f"methods/{name}.md"} for name in sorted(available())]
+            entry["Methods"] = ["methods/index.md", {"One by one": each}]
+        if "Reference" in entry:
+            entry["Reference"] += [{about[0]: f"api/{name}.md"} for name, about in API.items()]
     return config
 
 
@@ -236,4 +391,6 @@ def on_files(files: Any, config: Any) -> Any:
 
     for name, content in pages().items():
         files.append(File.generated(config, name, content=content))
+    for path in (*RESULTS.glob("**/*.svg"), *RESULTS.glob("**/*.png")):
+        files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
     return files

@@ -19,6 +19,7 @@ from idness.report.table import Cell, Column, Heading, Table, latex, markdown, o
 
 WIDE = 100
 NARROW = 80
+LEVEL = "≈ cannot be told apart from it"
 ROWS = 20
 """Rows of the main table in the terminal: with headings, notes and the answer they fit a screen."""
 ALWAYS = ("msp", "scale")
@@ -50,7 +51,8 @@ def summary(report: Report, fpr: str = "id", *, wide: bool = True) -> Table:
         columns.append(_column(Heading("ID acc.\nshaped"), [method.id_accuracy_shaped for method in methods]))
     notes = [
         f"FPR: {meaning(name, report.recall)} ({name}).",
-        "Percent; ± half of a 95 % interval; ★ best of its column, ≈ cannot be told apart from it.",
+        "Percent; ± half of a 95 % interval; "
+        + ("best of each column in bold." if report.answer is None else f"★ best of its column, {LEVEL}."),
     ]
     heading = f"{report.benchmark.title} · {report.model.spec}{accuracy}"
     return of_columns(heading, [Cell(row) for row in rows], columns, notes)
@@ -190,10 +192,10 @@ def _metric_column(heading: Heading, found: Sequence[Metrics], metric: str, *, e
 def _column(
     heading: Heading, values: Sequence[float | None], halves: Sequence[float | None] = (), marks: Sequence[str] = ()
 ) -> Column:
-    """Write numbers with half of their intervals; without marks, all that print as the best one are the best."""
+    """Write numbers with half of their intervals; without marks of a test, all that print as the best one lead."""
     texts = [percent(value) for value in values]
     known = [float(text) for text, value in zip(texts, values, strict=True) if value is not None]
     best = f"{(min if heading.best == 'ascending' else max)(known):.2f}" if known else ""
     errors = ["" if half is None else f" ±{percent(half, 1)}" for half in halves or [None] * len(texts)]
-    given = marks if any(marks) else ["best" if text == best else "" for text in texts]
+    given = marks if any(marks) else ["leads" if text == best else "" for text in texts]
     return heading, [Cell(text + error, mark) for text, error, mark in zip(texts, errors, given, strict=True)]
