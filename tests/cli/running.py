@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -20,7 +21,7 @@ PROCESS = [sys.executable, "-c", "from idness.cli import main; main()"]
 
 
 def idness(
-    *words: object, cwd: Path | None = None, stdin: str = "", **environment: str
+    *words: object, cwd: Path | None = None, stdin: str | Iterator[str] = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `idness` with these words in this process, and give its exit code and what it wrote.
 
@@ -34,7 +35,7 @@ def idness(
     ):  # fmt: skip
         warnings.simplefilter("default", IdnessWarning)  # shown, as a user sees them, not raised
         patch.setattr(sys, "argv", ["idness", *given])
-        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        patch.setattr(sys, "stdin", io.StringIO(stdin) if isinstance(stdin, str) else stdin)
         for name in set(os.environ) & {"COLUMNS", "FORCE_COLOR"}:
             patch.delenv(name)
         for name, value in environment.items():

@@ -117,3 +117,16 @@ def test_a_detector_of_a_file_is_a_row(place: Path) -> None:
     assert list(found.methods) == ["mls", "mydetector"]
     assert found.methods["mydetector"].groups["near"].auroc == found.methods["mls"].groups["near"].auroc
     assert str(folder) not in (folder / "own" / "results.json").read_text()
+
+
+def test_a_run_that_is_stopped_goes_on_where_it_was(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    words = ("--methods", "ebo", "--cache", place.parent / "stopped", "--out", "stopped-results")
+    with monkeypatch.context() as patch:
+        patch.setattr("idness.benchmark.runner.choose", stop)
+        assert bench(place, *words).returncode == 130
+    assert not (place.parent / "stopped-results").exists()
+    assert bench(place, *words).returncode == 0
+    assert Report.load(place.parent / "stopped-results").time["images"] == 0  # all are in the store

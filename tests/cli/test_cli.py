@@ -94,3 +94,46 @@ def test_an_error_of_the_library_names_the_flag(tmp_path):
     done = idness("bench", tmp_path / "mine.toml", "--data", tmp_path / "nowhere")
     assert done.returncode == 2
     assert "idness: --data must be a folder, got" in done.stderr
+
+
+def test_the_shell_completes_commands_and_flags(tmp_path):
+    asked = {"_IDNESS_COMPLETE": "complete_bash", "COMP_CWORD": "1", "COMP_WORDS": "idness ca"}
+    assert idness(**asked).stdout.split() == ["calibrate"]
+    asked |= {"COMP_CWORD": "3", "COMP_WORDS": "idness bench mine.toml --prec"}
+    assert idness(**asked).stdout.split() == ["--precision"]
+    # The shell in which the tests run may be unknown: it is named.
+    named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": str(tmp_path)}
+    assert idness("--install-completion", "bash", **named).returncode == 0
+    assert "complete -o default -F _idness_completion idness" in (tmp_path / ".bash_completions/idness.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["doctor", "cifar6:base"], "stopped; nothing was written"),
+        (["calibrate", "cifar6:base", "--data", "."], "stopped; no guard was written; run the same command again"),
+        (
+            ["train", "--data", ".", "--out", "x"],
+            "stopped; the last checkpoint is kept in --out, and the same command goes",
+        ),
+        (
+            ["bench"],
+            "stopped; what the network made of the images so far is kept, and the same command goes on from there",
+        ),
+    ],
+)
+def test_ctrl_c_says_what_is_kept_and_how_to_go_on(monkeypatch, tmp_path, words, told):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    for place in (
+        "selection.doctor.diagnose",
+        "guard.calibrate.prepare_guard",
+        "training.image_folder",
+        "benchmark.runner.run",
+    ):
+        monkeypatch.setattr(f"idness.{place}", stop)
+    done = idness(*words, cwd=tmp_path)
+    assert done.returncode == 130
+    assert done.stderr.startswith(f"idness: {told}")
+    assert len(done.stderr.splitlines()) == 1

@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,7 @@ def test_three_commands(made: Path, id_folder: Path, ood_folder: Path, tmp_path:
     assert {file.name.partition("-")[0] for file in made.iterdir()} == {"guard.json", "tensors", "weights"}
     known_images = sorted((id_folder / "red").glob("*.png"))[:5]
     done = idness("score", made, *known_images, ood_folder, "--json")
-    records = json.loads(done.stdout)
+    records = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0
     assert len(records) == 35
     assert sum(record["is_ood"] for record in records[5:]) > 20
@@ -62,13 +64,36 @@ def test_score_prints_tables_csv_and_reads_lists(made: Path, id_folder: Path, tm
     strict = idness("score", made, broken, "--strict")
     assert strict.returncode == 1
     pattern = idness("score", made, id_folder / "*" / "000?.png", "--json")
-    assert len(json.loads(pattern.stdout)) == 40
+    assert len(pattern.stdout.splitlines()) == 40
+
+
+@pytest.mark.parametrize("form", ["--json", "--csv", ""])
+def test_rows_come_as_soon_as_they_are_known(made: Path, id_folder: Path, form: str) -> None:
+    paths = sorted(map(str, id_folder.rglob("*.png")))[:4]
+    seen = []
+
+    def listed() -> Iterator[str]:
+        for path in paths:
+            yield f"{path}\n"
+            seen.append([path in sys.stdout.getvalue() for path in paths])  # type: ignore[attr-defined]
+
+    words = [form] if form else []
+    assert idness("score", made, "-", *words, "--batch", 2, "--quiet", stdin=listed()).returncode == 0
+    assert seen[1] == [True, True, False, False]  # asked for more images only when these were told
+
+
+def test_names_cannot_steer_the_terminal(made: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "a\x1b[31mb\n.png"
+    known("blue", 4).save(odd)
+    done = idness("score", made, odd)
+    assert "\x1b" not in done.stdout
+    assert len(done.stdout.splitlines()) == 4
 
 
 def test_another_recall_and_thresholds(made: Path, id_folder: Path) -> None:
-    loose = json.loads(idness("score", made, id_folder, "--json", "--recall", "0.6").stdout)
-    plain = json.loads(idness("score", made, id_folder, "--json").stdout)
-    assert sum(record["is_ood"] for record in loose) > 2 * sum(record["is_ood"] for record in plain) > 0
+    loose = idness("score", made, id_folder, "--json", "--recall", "0.6").stdout
+    plain = idness("score", made, id_folder, "--json").stdout
+    assert loose.count('"is_ood": true') > 2 * plain.count('"is_ood": true') > 0
     done = idness("score", made, id_folder, "--recall", "0.9999")
     assert done.returncode == 2
     assert "needs at least 9999" in done.stderr

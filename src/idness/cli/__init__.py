@@ -40,6 +40,17 @@ GROUPS = {
 }
 """How `--help` groups the subcommands."""
 
+STOPPED = 130
+"""The exit code of what Ctrl-C has stopped."""
+KEPT = {
+    "bench": "what the network made of the images so far is kept, and the same command goes on from there",
+    "calibrate": "no guard was written; run the same command again",
+    "score": "the rows above are whole; give the images that are left",
+    "train": "the last checkpoint is kept in out=, and the same command goes on from there",
+    "reproduce": "tables that were done are kept, and the same command goes on from there",
+}
+"""What is kept of a subcommand that is stopped, and how to go on; the others keep nothing."""
+
 ARGUMENT = re.compile(r"\b([a-z_]+)=(?:'([^']*)'|True)?(?=[\s,;.)]|$)")
 """How the library's messages name an argument: `weights=`, `weights='none'`, `partial=True`."""
 
@@ -100,10 +111,13 @@ def main() -> None:
     """Run the command line: one line and exit code 2 for whatever the user can mend."""
     warnings.showwarning = _show_warning
     try:
+        # Under its own name, however it was started: completion in the shell goes by it.
         result = app(prog_name="idness", standalone_mode=False)
+        if result == STOPPED:  # what newer versions of typer make of Ctrl-C
+            raise KeyboardInterrupt
         sys.exit(result if isinstance(result, int) else 0)
     except (typer.Abort, KeyboardInterrupt):
-        _stop("stopped", 130)
+        _stop(with_flags(f"stopped; {KEPT.get(_named() or '', 'nothing was written')}"), STOPPED)
     except IdnessError as error:
         _stop(with_flags(str(error)), 2)
     except BrokenPipeError:
@@ -120,7 +134,7 @@ def main() -> None:
 def with_flags(message: str) -> str:
     """Name the arguments of which a message of the library speaks as the subcommand at hand takes them."""
     command: Any = typer.main.get_command(app)
-    named = next((word for word in sys.argv[1:] if word in COMMANDS), None)
+    named = _named()
     spoken = {}
     for parameter in command.commands[named].params if named else ():
         spoken[parameter.name] = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.name.upper()
@@ -129,6 +143,11 @@ def with_flags(message: str) -> str:
     elif "benchmark" in spoken:
         spoken["preprocessing"] = "[preprocessing] in the benchmark's file"
     return ARGUMENT.sub(lambda m: " ".join(filter(None, (spoken.get(m[1]), m[2]))) if m[1] in spoken else m[0], message)
+
+
+def _named() -> str | None:
+    """Find the subcommand at hand."""
+    return next((word for word in sys.argv[1:] if word in COMMANDS), None)
 
 
 def _stop(message: str, code: int) -> None:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import csv
+import json
+import sys
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from idness.core.wording import shown
+
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from idness.guard.guard import Guard
 
 COLUMNS = ("image", "class", "score", "p_value", "is_ood", "reason")
+WIDEST = 24
+"""Longer names of classes are cut where people read them."""
+LONGEST = 1000
+"""Longer paths and reasons are cut there too."""
 
 
 def score(
@@ -19,7 +31,7 @@ def score(
     images: Annotated[
         list[str], typer.Argument(help="Files, folders, patterns in quotes, or - for a list on standard input.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each image.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 if any image is out-of-distribution or unreadable.")
@@ -30,8 +42,11 @@ def score(
     model: Annotated[str | None, typer.Option(help="The network, where the guard cannot find it by itself.")] = None,
     weights: Annotated[str | None, typer.Option(help="The network's weights, with --model.")] = None,
     batch: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 64,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
-    """Judge images: class, ID-ness, p-value and verdict of each."""
+    """Judge images: class, ID-ness, p-value and verdict of each, as soon as it is known."""
+    from idness.cli.terminal import stdout
+    from idness.core.progress import shown as progress
     from idness.guard.judge import find_images, judge_images
 
     # Looked for before the network is loaded: a wrong path is told at once.
@@ -39,10 +54,18 @@ def score(
     loaded = load(guard, model, weights)
     if recall is not None:
         loaded.set_recall(recall)
-    records = judge_images(loaded, found or _listed(), batch=batch)
-    show = _print_json if as_json else _print_csv if as_csv else _print_table
-    worst = show(records)
-    if strict and worst:
+    console = stdout()
+    writer: Rows = JsonLines() if as_json else Csv() if as_csv else Lines(console, loaded.class_names or ())
+    # Rows and bar share a terminal only if one console draws both.
+    plain = as_json or as_csv
+    with progress(
+        quiet=quiet or (plain and console.is_terminal), console=console if console.is_terminal else None
+    ) as listener:
+        listener.phase("images", len(found) or None)
+        for record in judge_images(loaded, found or _listed(), batch=batch, listener=listener):
+            writer.write(record)
+    writer.end()
+    if strict and writer.bad:
         raise typer.Exit(1)
 
 
@@ -58,62 +81,84 @@ def load(folder: Path, model: str | None, weights: str | None) -> Guard:
 
 
 def _listed() -> Iterator[Path]:
-    import sys
-
     return (Path(line.rstrip("\n")) for line in sys.stdin if line.strip())
 
 
-def _print_json(records: Iterable[dict[str, Any]]) -> bool:
-    import json
+class Rows:
+    """Writes the verdicts on images one after the other, and counts."""
 
-    listed = list(records)
-    print(json.dumps(listed, indent=2))
-    return any(_bad(record) for record in listed)
+    def __init__(self) -> None:
+        self.count = self.flagged = self.unread = 0
+
+    @property
+    def bad(self) -> bool:
+        """Whether any image is out-of-distribution or cannot be read."""
+        return bool(self.flagged or self.unread)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Write one at once: whoever reads need not wait for the last."""
+        self.count += 1
+        self.flagged += bool(record.get("is_ood"))
+        self.unread += "error" in record
+        self.line(record)
+        sys.stdout.flush()
+
+    @abstractmethod
+    def line(self, record: dict[str, Any]) -> None:
+        """Write one as this kind of rows does."""
+
+    def end(self) -> None:
+        """Write what follows the last."""
 
 
-def _print_csv(records: Iterable[dict[str, Any]]) -> bool:
-    import csv
-    import sys
+class JsonLines(Rows):
+    """Writes one object of JSON a line."""
 
-    writer = csv.DictWriter(sys.stdout, [*COLUMNS, "error"], extrasaction="ignore", restval="", lineterminator="\n")
-    writer.writeheader()
-    worst = False
-    for record in records:
-        writer.writerow(record)
-        worst |= _bad(record)
-    return worst
+    def line(self, record: dict[str, Any]) -> None:
+        print(json.dumps(record))
 
 
-def _print_table(records: Iterable[dict[str, Any]]) -> bool:
-    from rich.markup import escape
-    from rich.table import Table
+class Csv(Rows):
+    """Writes a table for other programs."""
 
-    from idness.cli.terminal import stdout
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("class", overflow="fold")
-    table.add_column("ID-ness", justify="right", no_wrap=True)
-    table.add_column("p-value", justify="right", no_wrap=True)
-    table.add_column("image", overflow="fold")
-    listed = list(records)
-    for record in listed:
-        image = escape(record["image"])
-        if "error" in record:
-            table.add_row("[yellow]unread[/yellow]", "", "", "", f"{image}\n[dim]{escape(record['error'])}[/dim]")
-            continue
-        verdict = "[bold red]OUT[/bold red]" if record["is_ood"] else "[green]in[/green]"
-        note = f"\n[dim]{escape(record['reason'])}[/dim]" if record["reason"] else ""
-        table.add_row(
-            verdict, escape(record["class"]), f"{record['score']:.4g}", f"{record['p_value']:.4f}", image + note
+    def __init__(self) -> None:
+        super().__init__()
+        self.writer = csv.DictWriter(
+            sys.stdout, [*COLUMNS, "error"], extrasaction="ignore", restval="", lineterminator="\n"
         )
-    console = stdout()
-    console.print(table)
-    flagged, unread = sum(bool(record.get("is_ood")) for record in listed), sum("error" in record for record in listed)
-    tail = f", {unread} unread" if unread else ""
-    console.print(f"\n{flagged} of {len(listed)} images out-of-distribution{tail}")
-    return any(_bad(record) for record in listed)
+        self.writer.writeheader()
+
+    def line(self, record: dict[str, Any]) -> None:
+        self.writer.writerow(record)
 
 
-def _bad(record: dict[str, Any]) -> bool:
-    return bool(record.get("is_ood", True))
+class Lines(Rows):
+    """Writes lines for people, with columns as wide as the class names need."""
+
+    def __init__(self, console: Console, classes: Sequence[str]) -> None:
+        super().__init__()
+        self.console = console
+        self.width = max(5, *(min(len(name), WIDEST) for name in classes), 0)
+        self._put("bold", "verdict", "class", "ID-ness", "p-value", "image")
+
+    def line(self, record: dict[str, Any]) -> None:
+        if "error" in record:
+            self._put("yellow", "unread", "", "", "", record["image"])
+        else:
+            style, verdict = ("bold red", "OUT") if record["is_ood"] else ("green", "in")
+            numbers = f"{record['score']:.4g}", f"{record['p_value']:.4f}"
+            self._put(style, verdict, record["class"], *numbers, record["image"])
+        note = record.get("error") or record.get("reason")
+        if note:
+            self.console.print(f"         {shown(note, LONGEST)}", style="dim", markup=False, soft_wrap=True)
+
+    def end(self) -> None:
+        tail = f", {self.unread} unread" if self.unread else ""
+        self.console.print(f"\n{self.flagged} of {self.count} images out-of-distribution{tail}")
+
+    def _put(self, style: str, verdict: str, name: str, score: str, p_value: str, image: str) -> None:
+        from rich.text import Text
+
+        middle = f"  {shown(name, self.width):<{self.width}}  {score:>10}  {p_value:>7}  {shown(image, LONGEST)}"
+        line = Text.assemble((f"{verdict:<7}", style), (middle, "bold" if style == "bold" else ""))
+        self.console.print(line, soft_wrap=True)

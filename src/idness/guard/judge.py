@@ -10,6 +10,7 @@ from typing import Any
 
 from idness.activations.forward import run_images
 from idness.core.errors import DataError
+from idness.core.progress import Listener
 from idness.data import SUFFIXES, FileSet
 from idness.guard.guard import Guard
 from idness.networks.opening import Network
@@ -36,7 +37,9 @@ def find_images(arguments: Iterable[str]) -> Iterator[Path]:
         yield from found
 
 
-def judge_images(guard: Guard, paths: Iterable[Path], *, batch: int = BATCH) -> Iterator[dict[str, Any]]:
+def judge_images(
+    guard: Guard, paths: Iterable[Path], *, batch: int = BATCH, listener: Listener | None = None
+) -> Iterator[dict[str, Any]]:
     """Judge image files one after another; a file that cannot be read gets its reason and no verdict."""
     network, device = Network(guard.split, guard.preprocessing), guard.split.linear.weight.device
     # Without a fixed size each picture is a batch of its own.
@@ -44,7 +47,8 @@ def judge_images(guard: Guard, paths: Iterable[Path], *, batch: int = BATCH) -> 
     waiting = iter(paths)
     while chunk := [str(path) for path in islice(waiting, batch)]:
         images = FileSet(Path(), chunk, "images")
-        for read, found in run_images(network, images, batch_size=size, edit_with=guard.detector.input_edit):
+        run = run_images(network, images, batch_size=size, edit_with=guard.detector.input_edit, listener=listener)
+        for read, found in run:
             records = iter([] if found is None else guard.decide(found.acts.to(device)).records())
             unread = dict(read.skipped)
             for index in range(read.start, read.stop):
