@@ -87,11 +87,13 @@ def sets_of(world: World) -> dict[str, Activations]:
 def score_all(world: World) -> tuple[Scored, dict[str, Any]]:
     """Score every row, `auto` and SCALE at a chosen percentile; with what was advised."""
     found = Scored()
-    for row, detector in rows().items():
-        if detector.forward_passes > 1 or detector.backward_passes:
-            found.failed[row] = "runs the network again on changed pictures, which activations do not tell"
-        else:
+    for row, detector in rows(costly=True).items():
+        if (editor := detector.input_edit) is None:
             found.add(row, detector, world)
+        elif world.edited is None:
+            found.failed[row] = "runs the network again on changed pictures; not tried here"
+        else:
+            found.add(row, detector, world.edited(editor))
     advice = recommend(world.head, world.train, world.val, pseudo=world.pseudo)
     found.add("auto", advice.detector, world)
     gains = scale_gains(world.head, world.val, world.pseudo)
@@ -111,7 +113,7 @@ def best_setting(world: World, plain: Ranks) -> dict[str, Any]:
     best = ("ebo", plain.auroc)
     tested = {name: acts for name, acts in sets_of(world).items() if name != "val" and not name.startswith("pseudo-")}
     for detector in rows().values():
-        if detector.name == "fuse" or detector.forward_passes > 1 or detector.backward_passes:
+        if detector.name == "fuse":
             continue
         others = detector.variants() if detector.grid and detector.name not in SLOW else []
         settings = _fitted([detector, *others[:: -(-len(others) // SETTINGS) or 1]], world)

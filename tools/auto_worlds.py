@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 import auto_networks
 from auto_images import SIZE, Images, Places, Sets, cifar6, cifar10, imagenet
 from fetch import fetch, members
-from idness.core.files import atomic_write
-from idness.core.types import Activations, Head
+from idness.core.files import atomic_write, sha256_of
+from idness.core.types import Activations, Head, InputEditor
 from idness.data import embedded
 from idness.networks import densenet
 from idness.networks.loading import load_model, load_weights
@@ -51,6 +51,8 @@ class World:
         far: OOD sets of another kind.
         pseudo: stand-ins for OOD images by kind, made of images of `val`.
         plan: how it came about.
+        edited: gives the same sets with what the network makes of the images as an editor changes them; none where that
+            takes too long.
     """
 
     name: str
@@ -62,6 +64,7 @@ class World:
     far: Mapping[str, Activations]
     pseudo: Mapping[str, Activations]
     plan: Plan
+    edited: Callable[[InputEditor], World] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class Plan:
         kept: how many of its classes are kept; images of the others are a near set.
         chosen_on: whether the parts of `fuse`, the kinds of stand-ins or a threshold of `auto` were chosen with its help.
         family: networks of one family are left out together.
+        twice: whether methods that look at an image twice are run on it too.
     """
 
     about: str
@@ -93,6 +97,7 @@ class Plan:
     kept: int | None = None
     chosen_on: bool = False
     family: str = ""
+    twice: bool = False
 
 
 def _trained(name: str, places: Places) -> nn.Module:
@@ -178,12 +183,14 @@ def _cut(
 
 
 PLANS = {
-    "base": Plan("embedded ResNet", lambda _: load_model("cifar6:base"), cifar6, chosen_on=True, family="embedded"),
+    "base": Plan(
+        "embedded ResNet", lambda _: load_model("cifar6:base"), cifar6, chosen_on=True, family="embedded", twice=True
+    ),
     "ish": Plan("embedded, ISH", lambda _: load_model("cifar6:ish"), cifar6, chosen_on=True, family="embedded"),
     "narrow": Plan("ResNet of 64 features", partial(_trained, "narrow"), cifar6, chosen_on=True),
     "vgg": Plan("VGG without BatchNorm", partial(_trained, "vgg"), cifar6),
     "vit": Plan("vision transformer", partial(_trained, "vit"), cifar6),
-    "wide": Plan("wide ResNet", partial(_trained, "wide"), cifar6),
+    "wide": Plan("wide ResNet", partial(_trained, "wide"), cifar6, twice=True),
     "densenet": Plan(
         "DenseNet-101, CIFAR-10",
         _densenet,
@@ -213,43 +220,55 @@ def open_world(name: str, places: Places) -> World:
     def pictures(key: str) -> Images:
         return images[key]()
 
-    def get(key: str, kind: str = "") -> dict[str, Tensor]:
-        file = folder / f"{f'pseudo-{kind}' if kind else key}.safetensors"
+    def get(key: str, kind: str = "", editor: InputEditor | None = None) -> dict[str, Tensor]:
+        place = folder if editor is None else folder / f"edited-{sha256_of(editor.edit_key())[:12]}"
+        file = place / f"{f'pseudo-{kind}' if kind else key}.safetensors"
         if not file.is_file():
             found = pictures(key)
             some = Images(found.pixels[: plan.stand_ins]) if kind else found
-            print(f"{name}: {file.stem}, {len(some.pixels)} images", flush=True)
-            atomic_write(file, save(_run(split(), some, plan, KINDS[kind] if kind else None)))
+            print(f"{name}: {file.stem}{' twice' if editor else ''}, {len(some.pixels)} images", flush=True)
+            atomic_write(file, save(_run(split(), some, plan, KINDS[kind] if kind else None, editor)))
         return load_file(file)
+
+    def all_sets(editor: InputEditor | None = None) -> World:
+        found = {key: get(key, editor=editor) for key in images}
+        found |= {f"pseudo-{kind}": get("id_val", kind, editor) for kind in KINDS}
+        return _sorted(name, plan, load_file(folder / "head.safetensors"), found)
 
     if not (folder / "head.safetensors").is_file():
         linear = split().linear
         head = {"weight": linear.weight.detach(), "bias": linear.bias.detach()}
         atomic_write(folder / "head.safetensors", save({key: value.contiguous() for key, value in head.items()}))
-    found = {key: get(key) for key in images}
-    found |= {f"pseudo-{kind}": get("id_val", kind) for kind in KINDS}
-    return _sorted(name, plan, load_file(folder / "head.safetensors"), found)
+    return replace(all_sets(), edited=all_sets if plan.twice else None)
 
 
 def _run(
-    split: SplitModel, images: Images, plan: Plan, edit: Callable[[Tensor, int], Tensor] | None
+    split: SplitModel,
+    images: Images,
+    plan: Plan,
+    edit: Callable[[Tensor, int], Tensor] | None,
+    editor: InputEditor | None,
 ) -> dict[str, Tensor]:
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in plan.normalisation)
     parts = []
     for start in range(0, len(images.pixels), BATCH):
         pixels = torch.from_numpy(images.pixels[start : start + BATCH]).permute(0, 3, 1, 2).float() / 255
         pixels = pixels if edit is None else edit(pixels, start)
-        parts.append(split.split(((pixels - mean) / std).contiguous(memory_format=torch.channels_last)))
+        inputs = ((pixels - mean) / std).contiguous(memory_format=torch.channels_last)
+        parts.append(split.split(inputs, edit_with=editor))
     acts = Activations.concat(parts)
+    found = {"features": acts.features, "logits": acts.logits}
+    if acts.edited is not None:
+        found |= {"edited features": acts.edited.features, "edited logits": acts.edited.logits}
     labels = {} if images.labels is None else {"labels": torch.from_numpy(images.labels)}
-    return {"features": acts.features.contiguous(), "logits": acts.logits.contiguous()} | labels
+    return {key: value.contiguous() for key, value in found.items()} | labels
 
 
 def _sorted(name: str, plan: Plan, head: dict[str, Tensor], found: dict[str, dict[str, Tensor]]) -> World:
     """Put sets into their places, without the classes that are not kept."""
     if plan.kept is not None:
         head, found = _without_classes(plan.kept, head, found)
-    acts = {key: Activations(item["features"], item["logits"], item.get("labels")) for key, item in found.items()}
+    acts = {key: _activations(item) for key, item in found.items()}
     return World(
         name,
         Head(head["weight"], head["bias"]),
@@ -261,6 +280,11 @@ def _sorted(name: str, plan: Plan, head: dict[str, Tensor], found: dict[str, dic
         {kind: acts[f"pseudo-{kind}"] for kind in KINDS},
         plan,
     )
+
+
+def _activations(item: Mapping[str, Tensor]) -> Activations:
+    edited = Activations(item["edited features"], item["edited logits"]) if "edited logits" in item else None
+    return Activations(item["features"], item["logits"], item.get("labels"), edited)
 
 
 def _without_classes(
