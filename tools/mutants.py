@@ -202,19 +202,19 @@ def try_all(mutants: Sequence[Mutant], root: Path, jobs: int, kept: Path | None)
             with copies.broken(mutant) as copy:
                 return Outcome(mutant, ask(copy, mutant, last.get(mutant.cells(), "")))
 
-        if left and not known:
-            _check_unbroken(copies, left)
+        _check_imports(copies)
         for done in as_completed([pool.submit(outcome, mutant) for mutant in left]):
             found.append(done.result())
             print(found[-1].line(), flush=True)
             if kept:
                 with kept.open("a", encoding="utf-8") as file:
                     file.write(json.dumps([_key(found[-1].mutant), found[-1].noticed]) + "\n")
+        _check_unbroken(copies, found)
     return sorted(found, key=lambda one: one.mutant.number)
 
 
-def _check_unbroken(copies: Copies, mutants: Sequence[Mutant]) -> None:
-    """Refuse to begin where the tests fail by themselves, or test another copy of the package."""
+def _check_imports(copies: Copies) -> None:
+    """Refuse to begin where the tests would test another copy of the package."""
     with copies.broken(None) as copy:
         code = "import idness, pathlib; print(pathlib.Path(idness.__file__).resolve())"
         where = subprocess.check_output(
@@ -222,7 +222,13 @@ def _check_unbroken(copies: Copies, mutants: Sequence[Mutant]) -> None:
         )
         if not Path(where.strip()).is_relative_to(copy.resolve()):
             raise ListError(f"the tests would not test the copy, but {where.strip()}")
-        if failed := run_tests(copy, sorted({test for mutant in mutants for test in mutant.tests})):
+
+
+def _check_unbroken(copies: Copies, outcomes: Sequence[Outcome]) -> None:
+    """Refuse tests that noticed something and fail by themselves too."""
+    noticed = sorted({one.noticed.partition("[")[0] for one in outcomes if one.noticed.startswith("tests")})
+    with copies.broken(None) as copy:
+        if noticed and (failed := run_tests(copy, noticed)):
             raise ListError(f"{failed} fails without any mutation")
 
 
