@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help bench test lint mutants test-browser docs speed auto clean
+.PHONY: help bench test lint mutants test-browser docs pictures speed auto clean
 
 help: ## print these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ test-browser: $(VENV)/ready ## test the pages in a real browser
 
 docs: $(VENV)/ready ## build the documentation
 	$(BIN)/mkdocs build --strict
+
+pictures: $(VENV)/ready ## take the pictures of README from a run of the embedded benchmark; needs Chromium
+	$(BIN)/idness bench --out build/pictures
+	$(BIN)/python tools/pictures.py build/pictures
 
 speed: $(VENV)/ready ## measure ratios within one run into results/speed; some minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'

@@ -1,62 +1,68 @@
-"""Write the table of results in README.md from results/cifar6: python tools/readme_results.py
+"""Write the table of results in README.md from results/: python tools/readme_results.py
 
-Its numbers are those of `idness bench --out results/cifar6/base` and `idness bench --model cifar6:ish --out
-results/cifar6/ish`; a test compares the two.
+Its numbers are those of `idness bench --out results/cifar6/base`, `idness bench --model cifar6:ish --out results/cifar6/ish`
+and `idness reproduce cifar10`; a test compares the two.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 START, END = "<!-- results: made by python tools/readme_results.py -->", "<!-- end of results -->"
-ROWS = (
-    "msp",
-    "mls",
-    "ebo",
-    "tempscale",
-    "gen",
-    "mds",
-    "rmds",
-    "knn",
-    "react",
-    "dice",
-    "chain",
-    "ash-s",
-    "ash-p",
-    "ash-b",
-    "scale",
-)
-NETWORKS = {"base": "base network", "ish": "after ISH"}
+ROWS = ("msp", "ebo", "knn", "react", "dice", "ash-s", "scale", "fuse")
+"""What stands in the table, where it was measured: the plain ones, those SCALE is compared with, and what is recommended."""
+COLUMNS = {
+    "cifar6, near": ("cifar6/base", "near"),
+    "cifar6, far": ("cifar6/base", "far"),
+    "cifar6 after ISH, near": ("cifar6/ish", "near"),
+    "cifar6 after ISH, far": ("cifar6/ish", "far"),
+    "CIFAR-10 against iSUN": ("reproduced/cifar10", "far"),
+}
 
 
-def cell(group: dict[str, float], metric: str) -> str:
-    """Write one number in percent."""
-    return f"{100 * group[metric]:.1f}"
+def results(folder: str) -> dict[str, Any]:
+    """Read one benchmark's results."""
+    found: dict[str, Any] = json.loads((ROOT / "results" / folder / "results.json").read_text())
+    return found
+
+
+def row_of(methods: dict[str, Any], row: str) -> dict[str, Any] | None:
+    """Find a row by its name, or by its method where its options were given."""
+    name, _, variant = row.partition("-")
+    for found, item in methods.items():
+        given = found != item["method"] and item["method"] == name
+        if found == row or (given and item["options"].get("variant", "") == variant):
+            return dict(item)
+    return None
+
+
+def values(row: str) -> list[tuple[float, float] | None]:
+    """Give a row's AUROC and half of its interval in each column, in percent."""
+    cells: list[tuple[float, float] | None] = []
+    for folder, group in COLUMNS.values():
+        item = row_of(results(folder)["methods"], row)
+        found = item["groups"].get(group) if item else None
+        if found is None:
+            cells.append(None)
+        else:
+            low, high = found["intervals"]["auroc"]
+            cells.append((100 * found["auroc"], 50 * (high - low)))
+    return cells
 
 
 def table() -> str:
-    """Make the table, best of each column in bold."""
-    results = {name: json.loads((ROOT / "results" / "cifar6" / name / "results.json").read_text()) for name in NETWORKS}
-    columns = [
-        (name, group, metric)
-        for name in NETWORKS
-        for group in ("near", "far")
-        for metric in ("auroc", "fpr_at_id_recall")
-    ]
-    titles = [f"{NETWORKS[name]}, {group} {'AUROC' if metric == 'auroc' else 'FPR'}" for name, group, metric in columns]
-    values = {row: [float(cell(results[n]["methods"][row]["groups"][g], m)) for n, g, m in columns] for row in ROWS}
-    best = [
-        (max if metric == "auroc" else min)(values[row][place] for row in ROWS)
-        for place, (_, _, metric) in enumerate(columns)
-    ]
-    lines = ["| method | " + " | ".join(titles) + " |", "|---|" + "--:|" * len(columns)]
-    for row in ROWS:
-        shown = (f"**{v:.1f}**" if v == b else f"{v:.1f}" for v, b in zip(values[row], best, strict=True))
-        lines.append(f"| `{row}` | " + " | ".join(shown) + " |")
-    accuracy = ", ".join(f"{NETWORKS[n]} {100 * r['id_accuracy']:.2f} %" for n, r in results.items())
-    return "\n".join([*lines, "", f"ID accuracy: {accuracy}."])
+    """Make the table, the highest number of each column in bold."""
+    rows = {row: cells for row in ROWS if any(cells := values(row))}
+    best = [max(cells[place][0] for cells in rows.values() if cells[place]) for place in range(len(COLUMNS))]
+    lines = [f"| AUROC, percent | {' | '.join(COLUMNS)} |", "|---|" + "--:|" * len(COLUMNS)]
+    for row, cells in rows.items():
+        shown = ["–" if cell is None else f"{cell[0]:.1f} ± {cell[1]:.1f}" for cell in cells]
+        marked = [f"**{t}**" if c and c[0] == b else t for t, c, b in zip(shown, cells, best, strict=True)]
+        lines.append(f"| `{row}` | {' | '.join(marked)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import colour_world as world
 import pytest
 import tiny_net
@@ -7,7 +9,7 @@ import torch
 from colour_world import HOW, foreign_tensors, known_tensors
 from torch import nn
 
-from idness.core.errors import InputError, NotFittedError, OptionError
+from idness.core.errors import IdnessWarning, InputError, NotFittedError, OptionError
 from idness.core.types import Activations
 from idness.detectors.registry import rows
 from idness.guard import Guard
@@ -176,3 +178,14 @@ def test_decision_from_cached_activations(guard: Guard) -> None:
     images = foreign_tensors(12)
     acts = guard.split.split(images)
     assert torch.equal(guard.decide(Activations(acts.features, acts.logits)).is_ood, guard(images).is_ood)
+
+
+def test_a_guard_for_images_needs_no_normalisation_of_ones_own(
+    net_spec: str, weights: Path, id_folder: Path, ood_folder: Path
+) -> None:
+    with pytest.warns(IdnessWarning, match="at percentile 85 it harms this network"):  # what the command line prints
+        guard = Guard.for_images(net_spec, id_folder, 0.9, method="scale", weights=weights)
+    assert guard.recalls == (0.9,)
+    assert guard.class_names == ("red", "green", "blue", "yellow")
+    inside, outside = (guard.judge(*sorted(folder.rglob("*.png"))[:30]) for folder in (id_folder, ood_folder))
+    assert int(inside.is_ood.sum()) < 10 < int(outside.is_ood.sum())

@@ -20,6 +20,7 @@ from idness.detectors.detector import Detector
 from idness.detectors.registry import rows
 from idness.guard import Guard
 from idness.guard.onnx import score_range
+from idness.networks.split import SplitModel
 
 onnxruntime = pytest.importorskip("onnxruntime")
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "onnx_without_torch.py"
@@ -115,9 +116,14 @@ def test_methods_of_two_passes_are_refused(name: str, trained: nn.Module, tmp_pa
 
 
 def test_unknown_image_size_is_asked_for(trained: nn.Module, tmp_path: Path) -> None:
-    guard = Guard(trained, "msp").calibrate([known_tensors(40)[0]])
+    acts = SplitModel(trained).extract([known_tensors(40)[0]])
     with pytest.raises(ExportError, match="give example="):
-        guard.to_onnx(tmp_path / "guard.onnx")
+        Guard(trained, "msp").calibrate(acts).to_onnx(tmp_path / "guard.onnx")
+
+
+def test_calibration_on_images_tells_their_size(trained: nn.Module, tmp_path: Path) -> None:
+    guard = Guard(trained, "msp").calibrate([known_tensors(40)])
+    agree(guard, guard.to_onnx(tmp_path / "guard.onnx"))
 
 
 def test_training_mode_and_bfloat16_do_not_change_the_graph(guard: Guard, tmp_path: Path) -> None:

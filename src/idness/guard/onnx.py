@@ -163,9 +163,10 @@ def _example(guard: Guard, example: Tensor | None) -> Tensor:
     weight = guard.split.linear.weight
     if example is None:
         size = None if guard.preprocessing is None else guard.preprocessing.size
-        if size is None:
+        shape = guard.image_shape if size is None else (3, *size)
+        if shape is None:
             raise ExportError("to_onnx: the size of the network's images is not known; give example=, a batch of them")
-        example = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+        example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     if len(example) == 1:
         example = example.repeat(2, *(1 for _ in example.shape[1:]))  # a batch of one would be taken for a fixed size
     return example[:2].to(weight.device, weight.dtype)
