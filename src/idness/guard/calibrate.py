@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from idness.activations.forward import SetActivations, collect
-from idness.core.errors import DataError, InputError
+from idness.core.errors import DataError, IdnessWarning, InputError
 from idness.core.method_text import read_method
 from idness.core.progress import Listener, heard_warnings
 from idness.core.types import Activations, InputEditor
@@ -93,6 +96,15 @@ def prepare_guard(
     if gallery:
         guard.gallery = _gallery(guard, images, calibrate, place)
     return Prepared(guard, notes)
+
+
+def guard_for(model: str, images: str | os.PathLike[str], recall: float, **options: Any) -> Guard:
+    """Make a guard as `prepare_guard` does, and warn of what it is cautious about."""
+    made = prepare_guard(model, images if isinstance(images, str) else Path(images), recall=[recall], **options)
+    for note in made.notes:
+        if note.startswith("caution: "):
+            warnings.warn(note.removeprefix("caution: "), IdnessWarning, stacklevel=3)
+    return made.guard
 
 
 def _open(data: str | Path) -> ImageSet:

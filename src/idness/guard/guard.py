@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from idness.core.checks import check_fraction
-from idness.core.errors import IdnessWarning, InputError, NotFittedError, OptionError
+from idness.core.errors import InputError, NotFittedError, OptionError
 from idness.core.types import Activations
 from idness.detectors.detector import LARGEST, Detector
 from idness.detectors.registry import parse
@@ -108,11 +107,7 @@ class Guard(nn.Module):
                     f"Guard: {self.detector.name} learns from training images; call fit(train) before calibrate"
                 )
             self.detector.fit(self.split.head)
-        if isinstance(data, Activations):
-            parts: Iterable[Activations] = [data]
-        else:
-            parts = self.split.stream(self._noting(data), edit_with=self.detector.input_edit)
-        labels, scores = self._collect(parts)
+        labels, scores = self._collect([data] if isinstance(data, Activations) else self._stream(data))
         classes = self.split.linear.out_features
         fresh = Calibration.by_class(scores, labels, classes) if per_class else Calibration.pooled(scores)
         self._thresholds = {value: fresh.thresholds(value, self.class_names) for value in recalls}
@@ -196,35 +191,18 @@ class Guard(nn.Module):
         return save_guard(self, path, bundle=bundle)
 
     @classmethod
-    def for_images(
-        cls,
-        model: str,
-        images: str | os.PathLike[str],
-        recall: float = 0.95,
-        *,
-        method: str = "auto",
-        weights: str | os.PathLike[str] | None = None,
-        **options: Any,
-    ) -> Guard:
+    def for_images(cls, model: str, images: str | os.PathLike[str], recall: float = 0.95, **options: Any) -> Guard:
         """Make a guard for a network and a folder of ID images: resizing, normalisation and the method are found by the tool.
 
         Args:
             model: the network, as `load_model` takes it, such as `torchvision:resnet50` or `my_net.py:make`.
             images: ID images that the network was not trained on: a folder, or any set that `open_set` takes.
             recall: share of ID images to keep.
-            method: a method such as `scale(percentile=85)`, or `auto`.
-            weights: the network's weights.
-            options: further arguments of `idness.guard.calibrate.prepare_guard`.
+            options: `weights`, `method` and the other arguments of `idness.guard.calibrate.prepare_guard`.
         """
-        from idness.guard.calibrate import prepare_guard
+        from idness.guard.calibrate import guard_for
 
-        found = None if weights is None else Path(weights)
-        made = prepare_guard(model, Path(images) if not isinstance(images, str) else images,
-                             recall=[recall], method=method, weights=found, **options)  # fmt: skip
-        for note in made.notes:
-            if note.startswith("caution: "):
-                warnings.warn(note.removeprefix("caution: "), IdnessWarning, stacklevel=2)
-        return made.guard
+        return guard_for(model, images, recall, **options)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module | SplitModel | None = None) -> Guard:
@@ -275,13 +253,16 @@ class Guard(nn.Module):
             raise InputError("calibrate: needs in-distribution images, got none; is the folder or loader empty?")
         return torch.cat(labels), torch.cat(scores)
 
-    def _noting(self, data: Iterable[Any]) -> Iterator[Any]:
-        """Pass batches on, and remember the shape of their images."""
-        for batch in data:
-            images = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
-            if isinstance(images, Tensor):
-                self.image_shape = tuple(images.shape[1:])
-            yield batch
+    def _stream(self, data: Iterable[Any]) -> Iterator[Activations]:
+        """Run batches through the network, and remember the shape of their images."""
+
+        def noted() -> Iterator[Any]:
+            for batch in data:
+                images = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
+                self.image_shape = tuple(images.shape[1:]) if isinstance(images, Tensor) else self.image_shape
+                yield batch
+
+        return self.split.stream(noted(), edit_with=self.detector.input_edit)
 
     def _acts(self, data: Iterable[Any] | Activations) -> Activations:
         if isinstance(data, Activations):
