@@ -39,8 +39,7 @@ class Cosine(Detector):
 
     centre: bool = False
 
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
-        assert train is not None
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
         assert train.labels is not None
         self.origin_ = train.features.mean(dim=0) * float(self.centre)
         means = [train.features[train.labels == label].mean(dim=0) for label in range(head.classes)]

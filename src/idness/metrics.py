@@ -130,7 +130,10 @@ def sorted_pair(id_scores: Scores, ood_scores: Scores) -> tuple[Array, Array]:
 
 def as_scores(what: str, scores: Scores) -> Array:
     """Turn scores into a checked one-dimensional array of float32 or float64."""
-    array = scores.detach().cpu().double().numpy() if _half(scores) else np.asarray(_to_cpu(scores))
+    if isinstance(scores, Tensor):
+        scores = scores.detach().cpu()
+        scores = scores.double() if scores.dtype == torch.bfloat16 else scores  # which NumPy does not know
+    array = np.asarray(scores)
     if array.ndim != 1 or len(array) == 0:
         raise InputError(f"metrics: {what} must be one number per image and at least one, got shape {array.shape}")
     if array.dtype not in (np.float32, np.float64):
@@ -208,11 +211,3 @@ def _counts_below(values: Array, others: Array, starts: Array, side: str) -> Arr
     places = np.searchsorted(values, others, side=side)  # type: ignore[call-overload]
     counts = np.bincount(places, minlength=len(values) + 1)
     return np.cumsum(counts)[starts]
-
-
-def _half(scores: Scores) -> bool:
-    return isinstance(scores, Tensor) and scores.dtype in (torch.float16, torch.bfloat16)
-
-
-def _to_cpu(scores: Scores) -> Any:
-    return scores.detach().cpu() if isinstance(scores, Tensor) else scores

@@ -64,7 +64,7 @@ def test_a_subclass_is_not_passed_over_by_its_parents_shared_work():
     class Turned(Shared):
         """Turn the scores around, and learn something else."""
 
-        def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
+        def learn(self, head: Head, train: Activations, val: Activations) -> None:
             self.mean_ = torch.zeros(head.width)
 
         def rate(self, acts: Activations) -> Tensor:
@@ -124,6 +124,16 @@ def test_every_class_of_a_family_checks_its_own_options():
         Grandchild(power=0.0)
     with pytest.raises(OptionError, match="more must be above 0"):
         Grandchild(more=0.0)
+
+
+def test_an_option_keeps_its_kind_where_a_subclass_changes_its_default():
+    @dataclass(kw_only=True)
+    class Higher(Scale):
+        percentile: float = 99.0
+
+    assert Higher().percentile == 99.0
+    with pytest.raises(OptionError, match="Higher: percentile must be in"):
+        Higher(percentile=300.0)
 
 
 def test_what_is_not_learned_yet_is_told():

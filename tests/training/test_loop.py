@@ -152,7 +152,7 @@ def test_clip_bounds_the_step(world: TrainingSet) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"epochs": 0}, "Settings: epochs must be a whole number of at least 1, got 0"),
         ({"lr": -1.0}, "lr must be 0 or more"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
         ({"precision": "fp8"}, "precision must be one of"),

@@ -26,15 +26,9 @@ BATCH = 64
 class SetActivations:
     """Holds what a network made of one set, in memory.
 
-    Args:
-        name: the set.
-        acts: its activations, with labels where they are the network's classes.
-        images: the set itself; none where it is activations.
-        index: the place of each row in it.
-        pre: what enters the final ReLU, pooled; none where it was not asked for, or there is no such ReLU.
-        rectifier: the final ReLU.
-        skipped: the place of each image that cannot be read, and why.
-        repeated: how many images were left out because they are there already.
+    Labels are there where they are the network's classes. `images` is the set itself, none where it is activations, and `index`
+    has the place of each row in it. `pre` is what enters the final ReLU, pooled, where it was asked for and there is one.
+    `skipped` has the place of each image that cannot be read, and why; `repeated` counts those that were there already.
     """
 
     name: str

@@ -21,33 +21,15 @@ from idness.core.types import Activations
 from idness.networks.split import SplitModel
 
 ACTIVATIONS = {
-    "relu",
-    "relu6",
-    "hardtanh",
-    "leaky_relu",
-    "silu",
-    "gelu",
-    "hardswish",
-    "elu",
-    "selu",
-    "mish",
-    "softplus",
-    "tanh",
-    "sigmoid",
-}
+    "relu", "relu6", "hardtanh", "leaky_relu", "silu", "gelu", "hardswish", "elu", "selu", "mish", "softplus", "tanh", "sigmoid"
+}  # fmt: skip
 TOLERANCE = 1e-4
 """How far pooled ReLU outputs may be from the features, relative to the largest feature."""
 
 
 @dataclass(frozen=True)
 class Rectifier:
-    """Describes a network's final ReLU.
-
-    Args:
-        kind: `relu`, or `relu6` where outputs are capped.
-        pooling: how its output becomes features: `none`, `mean` or `max`.
-        cap: the largest output; infinite for a plain ReLU.
-    """
+    """Describes a network's final ReLU: `relu`, or `relu6` with a cap, and its pooling to features: `none`, `mean` or `max`."""
 
     kind: str
     pooling: str
@@ -62,11 +44,8 @@ class Rectifier:
 class Capture:
     """Holds what a network made of images.
 
-    Args:
-        acts: the activations.
-        rectifier: the final ReLU; none where the features are not what one leaves.
-        pre: what entered it, pooled to (N, D).
-        last: the name of the last activation function that ran, such as `relu` or `silu`.
+    Where the features are what a final ReLU leaves, `rectifier` describes it, and `pre` is what entered it, pooled to (N, D);
+    `last` names the last activation function that ran, such as `relu` or `silu`.
     """
 
     acts: Activations

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from idness.benchmark.marks import mark
 from idness.benchmark.parts import Answer, Rival
 from idness.benchmark.ranking import ood_weights, rivals_of_best, row_ranks
 from idness.benchmark.results import Report
 from idness.core.errors import InputError
+from idness.core.method_text import plain
 from idness.core.wording import duration, listed, percent, points, shown
 from idness.intervals import mean_auroc_difference, mean_auroc_interval
 from idness.selection.auto import chosen_row
@@ -157,18 +156,12 @@ def _set_by_set(report: Report, best: str, rivals: list[Rival]) -> list[str]:
     if not rivals:
         return []
     second = rivals[0].row
-    better: list[str] = []
-    worse: list[str] = []
-    undecided: list[str] = []
+    found: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
     for name in ood_weights(report):
         one, other = (row_ranks(report, row, {name: 1.0}) for row in (best, second))
         gap = mean_auroc_difference(one, other)
-        (better if gap.low > 0 else worse if gap.high < 0 else undecided).append(shown(name))
-    parts = [
-        f"{word} on {len(names)} ({listed(names)})"
-        for word, names in (("better", better), ("worse", worse), ("undecided", undecided))
-        if names
-    ]
+        found["better" if gap.low > 0 else "worse" if gap.high < 0 else "undecided"].append(shown(name))
+    parts = [f"{word} on {len(names)} ({listed(names)})" for word, names in found.items() if names]
     return [
         f"Set by set against {shown(second)}, the runner-up, {shown(best)} is {', '.join(parts)}"
         " (paired DeLong test, 95 %)."
@@ -243,8 +236,4 @@ def setting(report: Report, row: str) -> str:
         return ""
     searched = {key: item.options[key] for key in item.tried[0].options if key in item.options}
     # A text says by itself what it is: react(percentile=85)+dice(percentile=10).
-    return ", ".join(value if isinstance(value, str) else f"{key} {_short(value)}" for key, value in searched.items())
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return ", ".join(value if isinstance(value, str) else f"{key} {plain(value)}" for key, value in searched.items())

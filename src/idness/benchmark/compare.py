@@ -10,16 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from idness.benchmark.ranking import row_ranks
 from idness.benchmark.results import Report
 from idness.core.errors import InputError, OptionError
-from idness.intervals import (
-    Difference,
-    compare_runs,
-    difference_of_draws,
-    fpr_draws,
-    mean_auroc_difference,
-    ranks,
-)
+from idness.intervals import Difference, compare_runs, difference_of_draws, fpr_draws, mean_auroc_difference
 from idness.metrics import FPRS, WITH_INTERVAL
 
 DRAWS = 1000
@@ -195,11 +189,8 @@ def _tester(
     def test(row: str, metric: str, name: str) -> Difference:
         chosen = members[name]
         if metric == "auroc":
-            new, old = (
-                ranks(report.scores.of(row, "id_test"), [report.scores.of(row, each) for each in chosen])
-                for report in (two, one)
-            )
-            return mean_auroc_difference(new, old)
+            new_ranks, old_ranks = (row_ranks(report, row, dict.fromkeys(chosen, 1.0)) for report in (two, one))
+            return mean_auroc_difference(new_ranks, old_ranks)
         columns = [sets.index(each) for each in chosen]
         new, old = (draws[metric][f"{side}/{row}"][:, columns].mean(axis=1) for side in ("b", "a"))
         means = [np.mean([getattr(r.methods[row].sets[each], metric) for each in chosen]) for r in (two, one)]

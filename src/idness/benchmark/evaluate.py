@@ -75,12 +75,7 @@ class SetScores:
 
 
 class Scorer:
-    """Scores shards with every chosen detector, and measures the time each takes.
-
-    Args:
-        choices: fitted detectors by row.
-        sweep: fitted detectors by row and percentile, for the curves over percentiles.
-    """
+    """Scores shards with every chosen detector and those of the sweep, for the curves over percentiles; measures the time."""
 
     def __init__(
         self, choices: Mapping[str, Choice], sweep: Mapping[tuple[str, float], Detector] | None = None
@@ -90,13 +85,9 @@ class Scorer:
         self.seconds = dict.fromkeys(self.detectors, 0.0)
 
     def score(self, shards: Iterable[Shard], count: int, *, shaped: bool = False, sweep: bool = False) -> SetScores:
-        """Score a set, one shard in memory at a time.
+        """Score a set of at most so many images, one shard in memory at a time.
 
-        Args:
-            shards: the set's shards in order.
-            count: how many images they hold at most.
-            shaped: whether to count how often the edited networks are right.
-            sweep: whether to score the sweep too.
+        Where asked, it also counts how often the edited networks are right, and scores the sweep.
         """
         # All room is made before the first shard: small arrays that stay among large ones that go scatter the memory.
         found = SetScores.with_room(count, list(self.detectors), list(self.sweep) if sweep else [])

@@ -34,14 +34,7 @@ class Look:
 
 
 class Looker:
-    """Runs a network over the sets of a benchmark, and keeps account.
-
-    Args:
-        network: none where all sets are activations.
-        sets: what it runs over.
-        settings: how.
-        listener: hears of every image.
-    """
+    """Runs a network over the sets of a benchmark, and keeps account; there is none where all sets are activations."""
 
     def __init__(
         self, network: Network | None, sets: Sequence[OpenSet], settings: Settings, listener: Listener

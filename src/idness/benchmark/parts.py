@@ -118,12 +118,9 @@ class Sweep:
 
 @dataclass(kw_only=True)
 class Rival:
-    """Compares another row with the best one.
+    """Compares another row with the best one: by how much that leads in mean AUROC, and whether the two cannot be told apart.
 
-    Args:
-        row: its name.
-        lead: the best row's mean AUROC minus its own; the interval allows for the number of rows compared.
-        tie: whether the interval holds zero, so that the two cannot be told apart.
+    The interval of the lead allows for the number of rows compared; in a tie it holds zero.
     """
 
     row: str

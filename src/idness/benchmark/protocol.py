@@ -113,18 +113,10 @@ class Benchmark:
             or (isinstance(classes, list) and all(isinstance(item, str) for item in classes))
         ):
             raise DataError(f"benchmark {name}: classes must be a list of names or their number, got {classes!r}")
-        return cls(
-            name=str(table.get("name", name)),
-            title=str(table.get("title", table.get("name", name))),
-            id=table.get("id", {}),
-            ood_val=table.get("ood_val", {}),
-            near=table.get("near", {}),
-            far=table.get("far", {}),
-            classes=tuple(classes) if isinstance(classes, list) else classes,
-            preprocessing=table.get("preprocessing"),
-            head=table.get("head"),
-            base=base,
-        )
+        called = str(table.get("name", name))
+        table |= {"name": called, "title": str(table.get("title", called)), "id": table.get("id", {})}
+        table["classes"] = tuple(classes) if isinstance(classes, list) else classes
+        return cls(**table, base=base)
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -58,11 +58,7 @@ def without_folder(text: str) -> str:
 
 
 def duplicates(sets: Mapping[str, tuple[str, Array]]) -> list[dict[str, Any]]:
-    """Find images, by the hash of their pixels, that are in an ID and an OOD set, or both chosen on and tested on.
-
-    Args:
-        sets: role and hashes (N, 16) of every set by name.
-    """
+    """Find images that are in an ID and an OOD set, or both chosen on and tested on, from every set's role and hashes (N, 16)."""
     hashes = {name: {bytes(row) for row in digests} for name, (_, digests) in sets.items()}
     found = []
     for first, second in combinations(hashes, 2):

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from idness.benchmark.parts import Answer, BenchmarkInfo, MethodResult, ModelInfo, SetInfo, Sweep, Wrong
 from idness.core.documents import Document, packed
 from idness.core.errors import StoreError, unknown_name
+from idness.core.extras import needed
 from idness.core.files import atomic_path, sha256_of
 from idness.metrics import NAMES
 
@@ -146,10 +147,6 @@ class Report:
 
     def to_dataframe(self) -> Any:
         """Give a pandas table with one line per method and set or group."""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise StoreError("to_dataframe needs pandas; pip install 'idness[tables]'") from error
         lines = []
         for row, method in self.methods.items():
             for kind, found in (("set", method.sets), ("group", method.groups)):
@@ -158,7 +155,7 @@ class Report:
                         {"method": row, "label": method.label, "kind": kind, "name": name}
                         | {key: getattr(metrics, key) for key in NAMES}
                     )
-        return pd.DataFrame(lines)
+        return needed("pandas", "to_dataframe", "tables", StoreError).DataFrame(lines)
 
     def _repr_html_(self) -> str:
         """Show AUROC by group in a notebook."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -192,11 +192,7 @@ class _Job:
             ),
             model=prepared.info,
             preprocessing={} if network is None or network.how is None else network.how.to_dict(),
-            precision={
-                "asked": prepared.precision.asked,
-                "used": prepared.precision.used,
-                "why": prepared.precision.why,
-            },
+            precision=asdict(prepared.precision),
             sets={name: _set_info(opened[name], found) for name, found in scored.every.items()},
             id_accuracy=scored.id_test.accuracy,
             methods=methods,

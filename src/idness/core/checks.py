@@ -4,15 +4,51 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import field, fields, is_dataclass
+from typing import TypeVar
 
 import torch
 
 from idness.core.errors import IdnessWarning, InputError, OptionError
 from idness.core.types import Activations, Head
 
+T = TypeVar("T")
 SUITS_SIGNED = "gen, rmds, knn"
 """Methods that do not mind negative features; named in warnings."""
+
+
+def percent(default: float) -> float:
+    """Declare an option of a dataclass that is a percentage in [0, 100)."""
+    return _declared(default, check_percent)
+
+
+def positive(default: float) -> float:
+    """Declare an option of a dataclass that is a finite number above 0."""
+    return _declared(default, check_positive)
+
+
+def nonnegative(default: float) -> float:
+    """Declare an option of a dataclass that is a finite number of at least 0."""
+    return _declared(default, check_nonnegative)
+
+
+def count(default: int) -> int:
+    """Declare an option of a dataclass that is a whole number of at least 1."""
+    return _declared(default, check_count)
+
+
+def one_of(default: str, *others: str) -> str:
+    """Declare an option of a dataclass that is one of a few words, the first by default."""
+    return _declared(default, lambda owner, name: check_choice(owner, name, (default, *others)))
+
+
+def check_options(owner: object) -> None:
+    """Check the options of a dataclass that it or a parent of it declares as one of these kinds."""
+    for kind in filter(is_dataclass, type(owner).__mro__):
+        for option in fields(kind):
+            if "check" in option.metadata:
+                option.metadata["check"](owner, option.name)
 
 
 def check_percent(owner: object, name: str) -> None:
@@ -39,6 +75,13 @@ def check_positive(owner: object, name: str) -> None:
         raise OptionError(f"{_who(owner)}: {name} must be above 0, got {value:g}")
 
 
+def check_nonnegative(owner: object, name: str) -> None:
+    """Check that an option is a finite number of at least 0."""
+    value = _number(owner, name)
+    if not 0 <= value < math.inf:
+        raise OptionError(f"{_who(owner)}: {name} must be 0 or more, got {value:g}")
+
+
 def check_count(owner: object, name: str) -> None:
     """Check that an option is a whole number of at least 1."""
     value = getattr(owner, name)
@@ -46,8 +89,8 @@ def check_count(owner: object, name: str) -> None:
         raise OptionError(f"{_who(owner)}: {name} must be a whole number of at least 1, got {value!r}")
 
 
-def check_neighbours(owner: object, name: str, images: int) -> None:
-    """Check that an option counts no more neighbours than there are training images."""
+def check_at_most_images(owner: object, name: str, images: int) -> None:
+    """Check that an option counts no more neighbours or clusters than there are training images."""
     value = getattr(owner, name)
     if value > images:
         raise InputError(f"{_who(owner)}: {name} must be at most the number of training images ({images}), got {value}")
@@ -126,6 +169,10 @@ def warn_signed(owner: object, acts: Activations) -> None:
             IdnessWarning,
             stacklevel=4,
         )
+
+
+def _declared(default: T, check: Callable[[object, str], None]) -> T:
+    return field(default=default, metadata={"check": check})
 
 
 def _who(owner: object) -> str:

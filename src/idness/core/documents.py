@@ -129,12 +129,7 @@ class Document(Generic[T]):
 
 
 def packed(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Give tensors or arrays as the bytes of a safetensors file.
-
-    Args:
-        tensors: the tensors by name.
-        metadata: texts for the file's header, where they stand in the order of their names.
-    """
+    """Give tensors or arrays by name as the bytes of a safetensors file, with texts for its header in the order of their names."""
     import torch
     from safetensors.torch import save
 

@@ -9,14 +9,7 @@ from idness.core.errors import IdnessError
 
 
 def needed(module: str, who: str, extra: str, error: type[IdnessError] = IdnessError) -> Any:
-    """Import a module of an optional package.
-
-    Args:
-        module: its dotted name.
-        who: what needs it, for the message.
-        extra: the extra of idness that brings it.
-        error: the kind of error to raise without it.
-    """
+    """Import a module of an optional package, or say who needs it and which extra of idness brings it."""
     try:
         return importlib.import_module(module)
     except ImportError as missing:

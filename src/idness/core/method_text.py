@@ -1,9 +1,10 @@
-"""Reads methods as people write them, such as `msp, ash(variant=s, percentile=95)`; nothing else knows how they are written."""
+"""Reads and writes methods as people do, such as `msp, ash(variant=s, percentile=95)`; nothing else knows how they are written."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from idness.core.errors import OptionError
@@ -48,6 +49,22 @@ def read_options(listed: str, whole: str) -> dict[str, Any]:
         except (ValueError, SyntaxError):
             options[key] = value
     return options
+
+
+def write_method(name: str, options: Mapping[str, Any]) -> str:
+    """Write a method as it is read."""
+    listed = write_options(options)
+    return f"{name}({listed})" if listed else name
+
+
+def write_options(options: Mapping[str, Any]) -> str:
+    """Write options as they are read."""
+    return ", ".join(f"{key}={plain(value)}" for key, value in options.items())
+
+
+def plain(value: Any) -> str:
+    """Write the value of an option; whole numbers without their point."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _unreadable(text: str) -> OptionError:

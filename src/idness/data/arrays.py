@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from idness.core.errors import DataError
 from idness.core.files import sha256_of
-from idness.data.sets import ImageSet, Picture
+from idness.data.sets import ImageSet, Picture, pick
 
 
 class ArraySet(ImageSet):
@@ -25,17 +25,13 @@ class ArraySet(ImageSet):
         source: str,
         labels: NDArray[np.int64] | None = None,
         classes: Sequence[str] = (),
-        names: Sequence[str] = (),
     ) -> None:
         super().__init__(source, labels, classes)
         _check_images(source, images.dtype, images.shape)
-        self.images, self.names = images, list(names)
+        self.images = images
 
     def __len__(self) -> int:
         return len(self.images)
-
-    def item(self, index: int) -> str:
-        return self.names[index] if self.names else str(index)
 
     def picture(self, index: int) -> Picture:
         return _as_rgb(self.images[index])
@@ -47,10 +43,7 @@ class ArraySet(ImageSet):
 class NpzSet(ImageSet):
     """Reads images from an array in an .npz file, row by row: the file is never in memory as a whole.
 
-    Args:
-        path: the file.
-        images: the array's name; guessed if not given.
-        labels: the name of the array of labels; guessed if not given.
+    The names of the arrays of images and labels are guessed where they are not given.
     """
 
     def __init__(
@@ -61,10 +54,8 @@ class NpzSet(ImageSet):
         try:
             with zipfile.ZipFile(path) as archive:
                 names = [name.removesuffix(".npy") for name in archive.namelist()]
-            self.key = _pick(path.name, "images", images, ("images", "data", "x", "arr_0"), names)
-            label_key = _pick(
-                path.name, "labels", labels, ("labels", "label", "y", "targets"), names, needed=labels is not None
-            )
+            self.key = pick(path.name, "array", "images", images, ("images", "data", "x", "arr_0"), names)
+            label_key = pick(path.name, "array", "labels", labels, ("labels", "label", "y", "targets"), names)
             if label_key:
                 with np.load(path, allow_pickle=False) as arrays:
                     self.labels = _as_labels(path.name, arrays[label_key])
@@ -155,16 +146,3 @@ def _as_labels(name: str, values: NDArray[Any]) -> NDArray[np.int64]:
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
         raise DataError(f"{name}: labels must be a list of whole numbers, got {values.dtype} of shape {values.shape}")
     return values.astype(np.int64)
-
-
-def _pick(
-    file: str, what: str, wanted: str | None, usual: Sequence[str], names: Sequence[str], needed: bool = True
-) -> str:
-    if wanted is not None:
-        if wanted not in names:
-            raise DataError(f"{file}: has no array {wanted!r}; it has {', '.join(names)}")
-        return wanted
-    found = next((name for name in usual if name in names), "")
-    if not found and needed:
-        raise DataError(f'{file}: which array holds the {what}? It has {", ".join(names)}; say {what} = "..."')
-    return found

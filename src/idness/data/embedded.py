@@ -127,9 +127,7 @@ def sets(role: str | None = None, *, root: Path = CIFAR6) -> list[str]:
 def load(name: str, *, root: Path = CIFAR6) -> EmbeddedSet:
     """Read one set and check every file of it by its sha256."""
     described = manifest(root=root)
-    if name not in described["sets"]:
-        raise unknown_name("embedded set", name, described["sets"])
-    entry = described["sets"][name]
+    entry = _entry(described, name)
     sheets = [_sheet(_DOCUMENT.bytes_of(root / file, digest)) for file, digest in entry["files"].items()]
     try:
         [(listing, digest)] = described["images"].items()
@@ -146,15 +144,18 @@ def load(name: str, *, root: Path = CIFAR6) -> EmbeddedSet:
 
 def fingerprint(name: str, *, root: Path = CIFAR6) -> str:
     """Hash what the manifest says of one set's files, so that other pixels give another fingerprint."""
-    entries = manifest(root=root)["sets"]
-    if name not in entries:
-        raise unknown_name("embedded set", name, entries)
-    return checksum(entries[name]["files"])
+    return checksum(_entry(manifest(root=root), name)["files"])
 
 
 def manifest(*, root: Path = CIFAR6) -> Manifest:
     """Read the manifest: roles, counts, classes, packages, and the sha256 of every file."""
     return _DOCUMENT.read(root / "manifest.json")
+
+
+def _entry(described: Manifest, name: str) -> Entry:
+    if name not in described["sets"]:
+        raise unknown_name("embedded set", name, described["sets"])
+    return described["sets"][name]
 
 
 def _sheet(content: bytes) -> NDArray[np.uint8]:

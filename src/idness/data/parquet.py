@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from idness.core.errors import DataError
+from idness.core.extras import needed
 from idness.core.files import sha256_of
 from idness.data.decoding import decode
-from idness.data.sets import ImageSet, Picture
+from idness.data.sets import ImageSet, Picture, pick
 
 
 class TableSet(ImageSet):
@@ -29,7 +30,9 @@ class TableSet(ImageSet):
         self, path: Path, images: str | None = None, labels: str | None = None, split: str | None = None
     ) -> None:
         super().__init__(path.name)
-        self._arrow, self._parquet = _pyarrow()
+        self._arrow, self._parquet = (
+            needed(name, "a Parquet data set", "tables", DataError) for name in ("pyarrow.ipc", "pyarrow.parquet")
+        )
         self._files = _tables(path, split)
         self._groups: list[tuple[Path, int]] = []
         self._starts = [0]
@@ -40,10 +43,8 @@ class TableSet(ImageSet):
             for group, count in enumerate(counts):
                 self._groups.append((file, group))
                 self._starts.append(self._starts[-1] + count)
-        self._column = _column(path.name, "images", images, ("image", "img", "images", "picture"), columns)
-        label = _column(
-            path.name, "labels", labels, ("label", "labels", "fine_label", "class"), columns, needed=labels is not None
-        )
+        self._column = pick(path.name, "column", "images", images, ("image", "img", "images", "picture"), columns)
+        label = pick(path.name, "column", "labels", labels, ("label", "labels", "fine_label", "class"), columns)
         self._held: tuple[int, Any] = (-1, None)
         self.classes = tuple(names)
         if label:
@@ -95,16 +96,6 @@ class TableSet(ImageSet):
         return self._arrow.ipc.open_stream(self._arrow.memory_map(str(file))).read_all()
 
 
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.ipc
-        import pyarrow.parquet
-    except ImportError as error:
-        raise DataError("Parquet data sets need pyarrow; pip install 'idness[tables]'") from error
-    return pyarrow, pyarrow.parquet
-
-
 def _tables(path: Path, split: str | None) -> list[Path]:
     if path.is_file():
         return [path]
@@ -117,17 +108,6 @@ def _tables(path: Path, split: str | None) -> list[Path]:
     if split is None and len(splits) > 1:
         raise DataError(f'{path.name}: holds the splits {", ".join(sorted(splits))}; say which with split = "..."')
     return chosen
-
-
-def _column(
-    source: str, what: str, wanted: str | None, usual: tuple[str, ...], columns: list[str], needed: bool = True
-) -> str:
-    if wanted is not None and wanted in columns:
-        return wanted
-    found = "" if wanted is not None else next((name for name in usual if name in columns), "")
-    if not found and needed:
-        raise DataError(f'{source}: which column holds the {what}? It has {", ".join(columns)}; say {what} = "..."')
-    return found
 
 
 def _class_names(metadata: dict[bytes, bytes] | None) -> list[str]:

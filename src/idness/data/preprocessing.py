@@ -19,14 +19,7 @@ from idness.core.extras import needed
 from idness.data import embedded
 
 Size = int | tuple[int, int] | None
-INTERPOLATIONS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-    "box": Image.Resampling.BOX,
-    "hamming": Image.Resampling.HAMMING,
-}
+INTERPOLATIONS = {kind.name.lower(): kind for kind in Image.Resampling}
 STRETCHED = 32
 """The aspect ratio above which a strip is cut before it is enlarged: a 5000 x 1 image would become 1.3 million pixels wide."""
 

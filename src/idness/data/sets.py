@@ -151,9 +151,7 @@ class ActivationsSet:
 def folder_set(root: Path, classes: Sequence[str] = ()) -> FileSet:
     """Open a folder of images: one folder per class, or all in one without labels; hidden and dangling entries are ignored.
 
-    Args:
-        root: the folder.
-        classes: the class folders in the order of the network's outputs; by name if not given.
+    `classes` are the class folders in the order of the network's outputs, where that is not by name.
     """
     if not root.is_dir():
         raise DataError(
@@ -174,6 +172,16 @@ def folder_set(root: Path, classes: Sequence[str] = ()) -> FileSet:
     pairs = [(file, label) for label, name in enumerate(order) for file in folders.get(name, [])]
     labels = np.array([label for _, label in pairs], dtype=np.int64)
     return FileSet(root, [str(file.relative_to(root)) for file, _ in pairs], root.name, labels, order)
+
+
+def pick(source: str, kind: str, what: str, wanted: str | None, usual: Sequence[str], names: Sequence[str]) -> str:
+    """Choose the array or column of images or labels: the one that is wanted, else the first usual one; labels may be missing."""
+    if wanted is not None and wanted not in names:
+        raise DataError(f"{source}: has no {kind} {wanted!r}; it has {', '.join(names)}")
+    found = wanted or next((name for name in usual if name in names), "")
+    if not found and what == "images":
+        raise DataError(f'{source}: which {kind} holds the {what}? It has {", ".join(names)}; say {what} = "..."')
+    return found
 
 
 def _state(file: Path) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from idness.data.sets import FileSet, ImageSet, Picture
 class IndexedSet(ImageSet):
     """Reads a data set that offers images by position only; its stamps are made of the pixels."""
 
-    def __init__(self, dataset: Any, source: str) -> None:
-        super().__init__(source, None, getattr(dataset, "classes", ()) or ())
+    def __init__(self, dataset: Any, source: str, labels: Any, classes: Sequence[str]) -> None:
+        super().__init__(source, labels, classes)
         self.dataset = dataset
 
     def __len__(self) -> int:
@@ -84,9 +84,7 @@ def _wrapped(dataset: Any, source: str) -> ImageSet:
     if files and len(files) == len(dataset):
         base = Path(dataset.root)
         return FileSet(base, [str(Path(file).relative_to(base)) for file in files], source, labels, classes)
-    indexed = IndexedSet(dataset, source)
-    indexed.labels = labels
-    return indexed
+    return IndexedSet(dataset, source, labels, classes)
 
 
 def _labels(dataset: Any) -> Any:

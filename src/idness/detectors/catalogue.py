@@ -17,18 +17,8 @@ FLAGS = ("needs_train", "needs_labels", "needs_val", "assumes_nonnegative", "for
 class Entry:
     """Describes a method to those who choose one.
 
-    Args:
-        name: on the command line and in files.
-        summary: what it does.
-        paper: its name there, authors, title, venue and year.
-        options: each with its default.
-        rows: the variants that a comparison lists apart, with the options that make them.
-        needs_train: whether it learns from training images.
-        needs_labels: whether it needs their labels.
-        needs_val: whether it prefers validation images to them.
-        assumes_nonnegative: whether features below zero make its scores meaningless.
-        forward_passes: how often the network runs on an image.
-        backward_passes: how often gradients are taken back to the image.
+    It has the name on the command line, what the method does, its paper (its name there, authors, title, venue and year), its
+    options with their defaults, and of its class `rows` and the flags, which `Detector` explains.
     """
 
     name: str

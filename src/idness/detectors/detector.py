@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 import torch
 from torch import Tensor
 
-from idness.core.checks import check_acts, check_choice, check_edited, check_labels, check_match, warn_signed
+from idness.core.checks import check_acts, check_edited, check_labels, check_match, check_options, one_of, warn_signed
 from idness.core.errors import InputError, NotFittedError, StoreError
+from idness.core.method_text import write_method
 from idness.core.types import Activations, Head, InputEditor
 from idness.detectors.hooks import complete
 from idness.detectors.readouts import READOUTS
@@ -62,6 +63,9 @@ class Detector(ABC):
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         complete(cls)
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     if TYPE_CHECKING:  # what is learned needs no declaration: in a dataclass it would be an option
 
@@ -126,8 +130,7 @@ class Detector(ABC):
         """Write name and options as the command line takes them: `scale(percentile=85)`."""
         # The readout is named only where it is not the usual one.
         shown = {key: value for key, value in self.options().items() if (key, value) != ("readout", "energy")}
-        options = ", ".join(f"{key}={_short(value)}" for key, value in shown.items())
-        return f"{self.name}({options})" if options else self.name
+        return write_method(self.name, shown)
 
     @final
     def variants(self, grid: Mapping[str, Sequence[Any]] | None = None) -> list[Self]:
@@ -188,17 +191,19 @@ class Detector(ABC):
 
     # The hooks: of `learn` and `learn_many`, and of `rate` and `rate_many`, a method writes one, and the other follows.
 
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
-        """Set the attributes that end in an underscore."""
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
+        """Set the attributes that end in an underscore.
+
+        Where training or validation images are missing, the others stand in for them. Where both are, which `needs_train`
+        refuses, both are None.
+        """
 
     @abstractmethod
     def rate(self, acts: Activations) -> Tensor:
         """Compute the scores (N,) with torch operations that can be exported."""
 
     @classmethod
-    def learn_many(
-        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
-    ) -> None:
+    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
         """Let several differently set detectors learn; a method writes this to share work."""
         for detector in detectors:
             detector.learn(head, train, val)
@@ -224,10 +229,7 @@ class Enhancer(Detector):
 
     uses_head = True
 
-    readout: str = "energy"
-
-    def __post_init__(self) -> None:
-        check_choice(self, "readout", READOUTS)
+    readout: str = one_of(*READOUTS)
 
     def shape(self, features: Tensor) -> Tensor:
         """Edit features (N, D); never in place."""
@@ -262,6 +264,7 @@ def fit_many(
         if acts is not None and detectors:
             check_acts(detectors[0], what, acts, head)
             check_match(detectors[0], what, acts, head)
+    seen: list[Any] = [acts for acts in (train, val) if acts is not None] or [None]
     for group in _grouped(detectors, type):
         method = type(group[0])
         learned_from = _learned_from(group[0], head, train, val)
@@ -269,7 +272,7 @@ def fit_many(
             warn_signed(group[0], learned_from)
         for detector in group:
             detector._forget()  # if learning fails, nothing old is left to be mixed with what is new
-        method.learn_many(group, head, train, val)
+        method.learn_many(group, head, seen[0], seen[-1])
         together = object()
         for detector in group:
             detector.head_, detector._learned_with = head, together
@@ -324,7 +327,3 @@ def _on(device: torch.device, acts: Activations) -> Activations:
 
 def _not_fitted(detector: Detector) -> NotFittedError:
     return NotFittedError(f"{type(detector).__name__}: is not fitted; call fit(head, train) first")
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

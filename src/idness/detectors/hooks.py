@@ -46,10 +46,10 @@ def _rate_alone(self: Any, acts: Any) -> Any:
     return self.rate_many([self], acts)[0]
 
 
-def _after_parents(cls: type, own: Callable[[Any], None]) -> Callable[[Any], None]:
+def _after_parents(cls: Any, own: Callable[[Any], None]) -> Callable[[Any], None]:
     @wraps(own)
     def checked(self: Any) -> None:
-        getattr(super(cls, self), "__post_init__", lambda: None)()
+        super(cls, self).__post_init__()
         own(self)
 
     return checked

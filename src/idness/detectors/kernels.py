@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -130,15 +130,9 @@ def kth_largest_products(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> li
     """
     if queries.device.type != "cpu" or torch.compiler.is_exporting():
         return kth_plain(queries, bank, ks)
-    order = sorted({len(bank) - k for k in ks})
-    found = np.empty((len(queries), len(order)), np.float32)
-    # About 32 MB of products at once, whatever the bank's size.
-    rows = max(1, min(ROWS, (1 << 23) // len(bank)))
-    for start in range(0, len(queries), rows):
-        products = (queries[start : start + rows] @ bank.T).numpy()
-        products.partition(order, axis=1)
-        found[start : start + rows] = products[:, order]
-    return [torch.from_numpy(found[:, order.index(len(bank) - k)].copy()) for k in ks]
+    places = [len(bank) - k for k in ks]
+    found = np.concatenate([products[:, places].T for products in _partitioned(queries, bank, places)], axis=1)
+    return list(torch.from_numpy(found))
 
 
 def kth_plain(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> list[Tensor]:
@@ -154,15 +148,18 @@ def mean_largest_products(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> l
     """
     if queries.device.type != "cpu" or torch.compiler.is_exporting():
         return mean_plain(queries, bank, ks)
-    order = sorted({len(bank) - k for k in ks})
-    found = np.empty((len(ks), len(queries)), np.float32)
-    rows = max(1, min(ROWS, (1 << 23) // len(bank)))
-    for start in range(0, len(queries), rows):
-        products = (queries[start : start + rows] @ bank.T).numpy()
-        products.partition(order, axis=1)
-        for place, k in enumerate(ks):
-            products[:, len(bank) - k :].mean(axis=1, out=found[place, start : start + rows])
-    return list(torch.from_numpy(found))
+    places = [len(bank) - k for k in ks]
+    blocks = _partitioned(queries, bank, places)
+    means = [[products[:, place:].mean(axis=1) for place in places] for products in blocks]
+    return list(torch.from_numpy(np.concatenate(means, axis=1)))
+
+
+def _partitioned(queries: Tensor, bank: Tensor, places: Sequence[int]) -> Iterator[NDArray[np.float32]]:
+    """Yield inner products in blocks of bounded memory, each row so ordered that what belongs at these places is there."""
+    for part in row_blocks(queries, len(bank)):
+        products = (part @ bank.T).numpy()
+        products.partition(sorted(set(places)), axis=1)
+        yield products
 
 
 def mean_plain(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> list[Tensor]:

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeGuard
 
 from idness.core.errors import IdnessError, OptionError, unknown_name
-from idness.core.method_text import read_method, split_methods
+from idness.core.method_text import read_method, split_methods, write_options
 from idness.core.scripts import MODULE, Script
 from idness.detectors.detector import Detector
 
@@ -103,10 +103,7 @@ def short(detector: Detector) -> str:
 def changed(detector: Detector) -> str:
     """Write the options of a detector that are not at their defaults."""
     usual = type(detector)().options()
-    found = {key: value for key, value in detector.options().items() if value != usual[key]}
-    return ", ".join(
-        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in found.items()
-    )
+    return write_options({key: value for key, value in detector.options().items() if value != usual[key]})
 
 
 def _made(cls: type[Detector], options: Mapping[str, Any]) -> Detector:

@@ -8,12 +8,11 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from idness.core.checks import check_count, check_neighbours, check_percent, check_positive
+from idness.core.checks import check_at_most_images, count, percent, positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.kernels import mean_largest_products, scale_ratios
+from idness.detectors.kernels import mean_largest_products, scale_ratios, unit
 from idness.detectors.readouts import energy
 
 
@@ -32,31 +31,23 @@ class ActSub(Detector):
     grid = {"percentile": (85.0, 90.0, 92.5, 95.0, 97.5), "power": (0.5, 1.0, 1.5, 2.0)}
     other = {"k": 3}
 
-    percentile: float = 85.0
-    power: float = 2.0
-    k: int = 10
-
-    def __post_init__(self) -> None:
-        check_percent(self, "percentile")
-        check_positive(self, "power")
-        check_count(self, "k")
+    percentile: float = percent(85.0)
+    power: float = positive(2.0)
+    k: int = count(10)
 
     @classmethod
-    def learn_many(
-        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
-    ) -> None:
-        assert train is not None
+    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
         basis = _decisive_basis(head, train)
-        bank = normalize(train.features - train.features @ basis @ basis.T, dim=1, eps=1e-10)
+        bank = unit(train.features - train.features @ basis @ basis.T)
         for detector in detectors:
-            check_neighbours(detector, "k", len(bank))
+            check_at_most_images(detector, "k", len(bank))
             detector.basis_, detector.bank_ = basis, bank
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
         first = detectors[0]
         decisive = acts.features @ first.basis_ @ first.basis_.T
-        rest = normalize(acts.features - decisive, dim=1, eps=1e-10)
+        rest = unit(acts.features - decisive)
         cosines = mean_largest_products(rest, first.bank_, [detector.k for detector in detectors])
         ratios = scale_ratios(decisive, [detector.percentile for detector in detectors])
         scores = []

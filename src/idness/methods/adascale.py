@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from idness.core.checks import check_choice, check_percent, check_positive
+from idness.core.checks import one_of, percent, positive
 from idness.core.errors import OptionError
 from idness.core.types import Activations, Head
 from idness.detectors.input_edit import InputEdit, Pass, input_gradient
@@ -41,21 +41,16 @@ class AdaScale(InputEdit):
     rows = {"adascale-a": {"variant": "a"}, "adascale-l": {"variant": "l"}}
     changed_by = ("pixels", "eps")
 
-    variant: str = "a"
-    low: float = 80.0
-    high: float = 85.0
-    k_shift: float = 1.0
-    k_level: float = 5.0
-    weight: float = 10.0
-    pixels: float = 5.0
-    eps: float = 0.5
+    variant: str = one_of("a", "l")
+    low: float = percent(80.0)
+    high: float = percent(85.0)
+    k_shift: float = percent(1.0)
+    k_level: float = percent(5.0)
+    weight: float = positive(10.0)
+    pixels: float = percent(5.0)
+    eps: float = positive(0.5)
 
     def __post_init__(self) -> None:
-        check_choice(self, "variant", ("a", "l"))
-        for name in ("low", "high", "k_shift", "k_level", "pixels"):
-            check_percent(self, name)
-        for name in ("weight", "eps"):
-            check_positive(self, name)
         if self.low > self.high:
             raise OptionError(f"AdaScale: low must be at most high ({self.high:g}), got {self.low:g}")
 
@@ -65,10 +60,8 @@ class AdaScale(InputEdit):
         chosen = torch.zeros_like(gradient).scatter(1, least, 1.0)
         return images + self.eps * (gradient.sign() * chosen).reshape(images.shape)
 
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
-        acts = val if val is not None else train
-        assert acts is not None
-        self.oddness_ = self._oddness(acts).sort().values
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
+        self.oddness_ = self._oddness(val).sort().values
 
     def rate(self, acts: Activations) -> Tensor:
         # The share of ID images that are odder, from 1 for the most ordinary image to 0 for the oddest.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from idness.core.checks import check_choice, check_percent
+from idness.core.checks import one_of, percent
 from idness.detectors.detector import Enhancer
 from idness.detectors.kernels import kept_count, safe_ratio, top_mask
 
@@ -28,12 +28,8 @@ class Ash(Enhancer):
     grid = {"percentile": (10.0, 30.0, 50.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
     rows = {"ash-s": {"variant": "s"}, "ash-p": {"variant": "p"}, "ash-b": {"variant": "b"}}
 
-    variant: str = "s"
-    percentile: float = 90.0
-
-    def __post_init__(self) -> None:
-        check_choice(self, "variant", ("s", "p", "b"))
-        check_percent(self, "percentile")
+    variant: str = one_of("s", "p", "b")
+    percentile: float = percent(90.0)
 
     def shape(self, features: Tensor) -> Tensor:
         kept = kept_count(features.shape[1], self.percentile)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from idness.core.checks import check_choice
+from idness.core.checks import one_of
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
+from idness.detectors.gaussian import class_means
 from idness.detectors.readouts import READOUTS
 
 LEAST = 1e-6
@@ -28,20 +29,13 @@ class CADRef(Detector):
     uses_head = True
     grid = {"readout": ("energy", "msp", "max_logit")}
 
-    readout: str = "energy"
+    readout: str = one_of(*READOUTS)
 
-    def __post_init__(self) -> None:
-        check_choice(self, "readout", READOUTS)
-
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
-        assert train is not None
-        predicted = train.logits.argmax(dim=1)
-        features = train.features.double()
-        sums = torch.zeros(head.classes, head.width, dtype=torch.double, device=features.device)
-        sums.index_add_(0, predicted, features)
-        counts = torch.bincount(predicted, minlength=head.classes).unsqueeze(1)
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
         # Images are grouped by predicted class, not by label; a class that no image was taken for has the mean of all.
-        self.means_ = torch.where(counts > 0, sums / counts.clamp(min=1), features.mean(dim=0)).float()
+        means, present = class_means(train.features, train.logits.argmax(dim=1), head.classes)
+        overall = train.features.mean(dim=0, dtype=torch.double)
+        self.means_ = torch.where(present.unsqueeze(1), means, overall).float()
         self.signs_ = head.weight.sign()
         self.confidence_ = READOUTS[self.readout](train.logits).double().mean().float().clamp(min=LEAST)
 

@@ -47,10 +47,11 @@ class Chain(Enhancer):
     def inner(self) -> Iterator[tuple[str, Detector]]:
         return ((f"step{index}", step) for index, step in enumerate(self.steps))
 
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
         for step in self.steps:
             step.fit(head, train, val=val)
-            train, val = (_seen_after(step, head, acts) for acts in (train, val))
+            seen = _seen_after(step, head, train)
+            train, val = seen, seen if val is train else _seen_after(step, head, val)
             head = step.edit(head)
 
     def shape(self, features: Tensor) -> Tensor:
@@ -64,8 +65,6 @@ class Chain(Enhancer):
         return head
 
 
-def _seen_after(step: Enhancer, head: Head, acts: Activations | None) -> Activations | None:
-    if acts is None:
-        return None
+def _seen_after(step: Enhancer, head: Head, acts: Activations) -> Activations:
     features = step.shape(acts.features)
     return Activations(features, step.edit(head)(features), acts.labels)

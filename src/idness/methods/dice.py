@@ -8,7 +8,7 @@ from typing import Self
 
 import torch
 
-from idness.core.checks import check_percent
+from idness.core.checks import percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
 from idness.detectors.kernels import percentiles
@@ -25,16 +25,10 @@ class DICE(Enhancer):
     needs_train = True
     grid = {"percentile": (10.0, 30.0, 50.0, 70.0, 90.0)}
 
-    percentile: float = 90.0
-
-    def __post_init__(self) -> None:
-        check_percent(self, "percentile")
+    percentile: float = percent(90.0)
 
     @classmethod
-    def learn_many(
-        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
-    ) -> None:
-        assert train is not None
+    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
         contribution = train.features.mean(dim=0) * head.weight
         limits = percentiles(contribution, [detector.percentile for detector in detectors])
         for detector, limit in zip(detectors, limits, strict=True):

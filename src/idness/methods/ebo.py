@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from idness.core.checks import check_positive
+from idness.core.checks import positive
 from idness.core.types import Activations
 from idness.detectors.detector import Detector
 from idness.detectors.readouts import energy
@@ -22,10 +22,7 @@ class EBO(Detector):
 
     other = {"temperature": 5.0}
 
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive(self, "temperature")
+    temperature: float = positive(1.0)
 
     def rate(self, acts: Activations) -> Tensor:
         return self.temperature * energy(acts.logits / self.temperature)

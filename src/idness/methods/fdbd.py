@@ -19,8 +19,7 @@ class FDBD(Detector):
     needs_train = True
     uses_head = True
 
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
-        assert train is not None
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
         self.centre_ = train.features.double().mean(dim=0).float()
         weight = head.weight.double()
         apart = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")

@@ -53,7 +53,7 @@ class Fuse(Detector):
         # Parts that were left out have learned nothing; their weight is zero.
         return ((f"part{i}", part) for i, part in enumerate(self.parts) if part.fitted or not self.fitted)
 
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
         train, val = _halves(train, val)
         # Parts that learn nothing, or single numbers from all activations as a percentile is, need next to no images.
         scarce = _scarce(head, train, val)
@@ -81,13 +81,11 @@ class Fuse(Detector):
         return torch.stack(scores).sum(dim=0)
 
 
-def _halves(train: Activations | None, val: Activations | None) -> tuple[Activations, Activations]:
+def _halves(train: Activations, val: Activations) -> tuple[Activations, Activations]:
     """Give images to learn from and others to measure on; of one set every other one, as sets are often sorted by class."""
-    if train is not None and val is not None:
+    if train is not val:
         return train, val
-    whole = val if train is None else train
-    assert whole is not None
-    return whole[::2], whole[1::2] if len(whole) > 1 else whole
+    return train[::2], train[1::2] if len(train) > 1 else train
 
 
 def _scarce(head: Head, train: Activations, val: Activations) -> bool:

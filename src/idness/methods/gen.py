@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from idness.core.checks import check_count, check_positive
+from idness.core.checks import count, positive
 from idness.core.types import Activations
 from idness.detectors.detector import Detector
 
@@ -25,12 +25,8 @@ class GEN(Detector):
 
     grid = {"gamma": (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0), "m": (10, 50, 100, 200, 500, 1000)}
 
-    gamma: float = 0.1
-    m: int = 100
-
-    def __post_init__(self) -> None:
-        check_positive(self, "gamma")
-        check_count(self, "m")
+    gamma: float = positive(0.1)
+    m: int = count(100)
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from idness.core.checks import check_positive
+from idness.core.checks import positive
 from idness.core.types import Activations
 from idness.detectors.detector import Detector
 
@@ -25,10 +25,7 @@ class GradNorm(Detector):
 
     grid = {"temperature": (0.5, 1.0, 2.0, 4.0)}
 
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive(self, "temperature")
+    temperature: float = positive(1.0)
 
     def rate(self, acts: Activations) -> Tensor:
         # The authors' code leaves out the 1 / C of the uniform distribution: C times this, the same order.

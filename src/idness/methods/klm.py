@@ -24,11 +24,9 @@ class KLM(Detector):
     needs_val = True
     remembers = True  # with one image a class its templates are these images themselves
 
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
-        acts = val if val is not None else train
-        assert acts is not None
-        logs = acts.logits.double().log_softmax(dim=1)
-        predicted = acts.logits.argmax(dim=1)
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
+        logs = val.logits.double().log_softmax(dim=1)
+        predicted = val.logits.argmax(dim=1)
         # Logarithms of means are made from logarithms: a sure network's probabilities of other classes are 0 in
         # floating point, and the divergence from them would be infinite. Classes never predicted have no template.
         groups = [logs[predicted == label] for label in sorted(set(predicted.tolist()))]

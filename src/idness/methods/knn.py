@@ -8,7 +8,7 @@ from typing import Self
 
 from torch import Tensor
 
-from idness.core.checks import check_count, check_neighbours
+from idness.core.checks import check_at_most_images, count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.kernels import kth_largest_products, unit
@@ -25,19 +25,13 @@ class KNN(Detector):
     needs_train = True
     grid = {"k": (1, 5, 10, 50, 100, 200, 500, 1000)}
 
-    k: int = 50
-
-    def __post_init__(self) -> None:
-        check_count(self, "k")
+    k: int = count(50)
 
     @classmethod
-    def learn_many(
-        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
-    ) -> None:
-        assert train is not None
+    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
         bank = unit(train.features)
         for detector in detectors:
-            check_neighbours(detector, "k", len(bank))
+            check_at_most_images(detector, "k", len(bank))
             detector.bank_ = bank
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Self
 
 from torch import Tensor
 
-from idness.core.checks import check_percent
+from idness.core.checks import percent
 from idness.core.types import Activations
 from idness.detectors.detector import Detector
 from idness.detectors.kernels import scale_ratios
@@ -27,10 +27,7 @@ class LTS(Detector):
 
     grid = {"percentile": (10.0, 30.0, 50.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
 
-    percentile: float = 95.0
-
-    def __post_init__(self) -> None:
-        check_percent(self, "percentile")
+    percentile: float = percent(95.0)
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:

@@ -21,8 +21,7 @@ class MDS(Detector):
     needs_train = True
     needs_labels = True
 
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
-        assert train is not None
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
         assert train.labels is not None
         points = self.place(train.features)
         self.centre_, self.whitening_, self.means_ = class_gaussians(points, train.labels, head.classes)

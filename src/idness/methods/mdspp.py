@@ -18,8 +18,5 @@ class MDSPP(MDS):
     class badly; their directions fit it better.
     """
 
-    needs_train = True
-    needs_labels = True
-
     def place(self, features: Tensor) -> Tensor:
         return unit(features.double())

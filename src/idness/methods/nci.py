@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from idness.core.checks import check_positive
+from idness.core.checks import positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.kernels import lengths
@@ -25,13 +25,9 @@ class NCI(Detector):
     grid = {"alpha": (0.0001, 0.001, 0.01, 0.1)}
 
     # OpenOOD sets 0.0001, at which the size hardly counts, and searches from there.
-    alpha: float = 0.001
+    alpha: float = positive(0.001)
 
-    def __post_init__(self) -> None:
-        check_positive(self, "alpha")
-
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
-        assert train is not None
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
         centre = train.features.double().mean(dim=0)
         self.centre_ = centre.float()
         self.shift_ = (head.offset.double() + head.weight.double() @ centre).float()

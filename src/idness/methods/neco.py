@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from idness.core.checks import check_choice, check_percent
+from idness.core.checks import one_of, percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import principal_axes
@@ -29,18 +29,11 @@ class NECO(Detector):
     needs_train = True
     grid = {"variance": (50.0, 70.0, 90.0, 95.0), "times": ("logit", "nothing")}
 
-    variance: float = 90.0
-    times: str = "logit"
-
-    def __post_init__(self) -> None:
-        check_percent(self, "variance")
-        check_choice(self, "times", ("logit", "nothing"))
+    variance: float = percent(90.0)
+    times: str = one_of("logit", "nothing")
 
     @classmethod
-    def learn_many(
-        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
-    ) -> None:
-        assert train is not None
+    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
         features = train.features.double()
         centre, spread = features.mean(dim=0), features.std(dim=0, correction=0)
         # A feature that never changes has no spread to be measured in.

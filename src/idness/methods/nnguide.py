@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Self
 
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from idness.core.checks import check_count, check_neighbours
+from idness.core.checks import check_at_most_images, count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.kernels import mean_largest_products
+from idness.detectors.kernels import mean_largest_products, unit
 from idness.detectors.readouts import energy
 
 
@@ -29,25 +28,19 @@ class NNGuide(Detector):
     needs_train = True
     grid = {"k": (1, 5, 10, 50, 100, 200)}
 
-    k: int = 10
-
-    def __post_init__(self) -> None:
-        check_count(self, "k")
+    k: int = count(10)
 
     @classmethod
-    def learn_many(
-        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
-    ) -> None:
-        assert train is not None
-        bank = normalize(train.features, dim=1, eps=1e-10) * energy(train.logits).unsqueeze(1)
+    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
+        bank = unit(train.features) * energy(train.logits).unsqueeze(1)
         for detector in detectors:
-            check_neighbours(detector, "k", len(bank))
+            check_at_most_images(detector, "k", len(bank))
             detector.bank_ = bank
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
         # As in the authors' code, the nearest are those of the largest weighted similarity.
-        queries = normalize(acts.features, dim=1, eps=1e-10)
-        guidances = mean_largest_products(queries, detectors[0].bank_, [detector.k for detector in detectors])
+        ks = [detector.k for detector in detectors]
+        guidances = mean_largest_products(unit(acts.features), detectors[0].bank_, ks)
         confidence = energy(acts.logits)
         return [confidence * guidance for guidance in guidances]

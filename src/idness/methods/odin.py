@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from idness.core.checks import check_positive
+from idness.core.checks import positive
 from idness.core.types import Activations
 from idness.detectors.input_edit import InputEdit, Pass, input_gradient
 from idness.detectors.readouts import msp
@@ -28,12 +28,8 @@ class ODIN(InputEdit):
     other = {"temperature": 1.0, "eps": 0.5}
     changed_by = ("temperature", "eps")
 
-    temperature: float = 1000.0
-    eps: float = 0.0056
-
-    def __post_init__(self) -> None:
-        check_positive(self, "temperature")
-        check_positive(self, "eps")
+    temperature: float = positive(1000.0)
+    eps: float = positive(0.0056)
 
     def perturb(self, network: Pass, images: Tensor) -> Tensor:
         def confidence(inputs: Tensor) -> Tensor:

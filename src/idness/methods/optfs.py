@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idness.core.checks import check_count
+from idness.core.checks import count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
 
@@ -33,13 +33,9 @@ class OptFS(Enhancer):
     needs_train = True
     grid = {"bins": (25, 50, 100, 200)}
 
-    bins: int = 100
+    bins: int = count(100)
 
-    def __post_init__(self) -> None:
-        check_count(self, "bins")
-
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
-        assert train is not None
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
         low, high = np.quantile(train.features.cpu().numpy(), TAILS).tolist()
         self.low_ = torch.tensor(low, dtype=torch.float32, device=train.features.device)
         # Features that are all alike leave no width to divide by.

@@ -20,8 +20,7 @@ class RAS(Enhancer):
 
     needs_train = True
 
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
-        assert train is not None
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
         # The abstract speaks of magnitudes, the authors' code sorts signed values, as here; after a ReLU they are one.
         self.profile_ = train.features.sort(dim=1).values.mean(dim=0, dtype=torch.double).float()
 

@@ -8,7 +8,7 @@ from typing import Self
 
 from torch import Tensor
 
-from idness.core.checks import check_percent
+from idness.core.checks import percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
 from idness.detectors.kernels import percentiles
@@ -28,18 +28,11 @@ class ReAct(Enhancer):
     needs_val = True
     grid = {"percentile": (85.0, 90.0, 95.0, 99.0)}
 
-    percentile: float = 90.0
-
-    def __post_init__(self) -> None:
-        check_percent(self, "percentile")
+    percentile: float = percent(90.0)
 
     @classmethod
-    def learn_many(
-        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
-    ) -> None:
-        acts = val if val is not None else train
-        assert acts is not None
-        clips = percentiles(acts.features, [detector.percentile for detector in detectors])
+    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
+        clips = percentiles(val.features, [detector.percentile for detector in detectors])
         for detector, clip in zip(detectors, clips, strict=True):
             detector.clip_ = clip
 

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from idness.core.checks import check_positive
+from idness.core.checks import positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.kernels import row_blocks, unit
@@ -31,16 +31,10 @@ class Relation(Detector):
     needs_train = True
     grid = {"power": (1.0, 2.0, 4.0, 6.0, 8.0)}
 
-    power: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive(self, "power")
+    power: float = positive(1.0)
 
     @classmethod
-    def learn_many(
-        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
-    ) -> None:
-        assert train is not None
+    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
         bank, probabilities = unit(train.features), torch.softmax(train.logits, dim=1)
         for detector in detectors:
             detector.bank_, detector.probabilities_ = bank, probabilities

@@ -8,7 +8,7 @@ from typing import Self
 
 from torch import Tensor
 
-from idness.core.checks import check_percent
+from idness.core.checks import percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import residual_spaces
@@ -28,16 +28,11 @@ class Residual(Detector):
     uses_head = True
     grid = {"share": (12.5, 25.0, 50.0, 75.0)}
 
-    share: float = 50.0
-
-    def __post_init__(self) -> None:
-        check_percent(self, "share")
+    share: float = percent(50.0)
 
     @classmethod
-    def learn_many(
-        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
-    ) -> None:
-        assert train is not None  # OpenOOD learns from validation images here; the paper from training images
+    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
+        # OpenOOD learns from validation images here; the paper from training images.
         origin, spaces = residual_spaces(head, train, [detector.share for detector in detectors])
         for detector, space in zip(detectors, spaces, strict=True):
             detector.origin_, detector.space_ = origin, space

@@ -15,12 +15,8 @@ from idness.methods.mds import MDS
 class RMDS(MDS):
     """Take how much nearer an image is to its class than to the data as a whole, in squared Mahalanobis distances."""
 
-    needs_train = True
-    needs_labels = True
-
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
         super().learn(head, train, val)
-        assert train is not None
         self.background_ = whitening(self.place(train.features) - self.centre_)
 
     def rate(self, acts: Activations) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from idness.core.checks import check_percent
+from idness.core.checks import percent
 from idness.core.types import Activations
 from idness.detectors.detector import Enhancer
 from idness.detectors.kernels import ROWS, scale_ratio, scale_ratios
@@ -28,10 +28,7 @@ class Scale(Enhancer):
     assumes_nonnegative = True
     grid = {"percentile": (10.0, 30.0, 50.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
 
-    percentile: float = 85.0
-
-    def __post_init__(self) -> None:
-        check_percent(self, "percentile")
+    percentile: float = percent(85.0)
 
     def shape(self, features: Tensor) -> Tensor:
         return features * scale_ratio(features, self.percentile).exp().unsqueeze(1)
@@ -48,8 +45,8 @@ class Scale(Enhancer):
         return [detector._rate_parts(acts.logits, ratio) for detector, ratio in zip(detectors, ratios, strict=True)]
 
     def _rate_parts(self, logits: Tensor, ratio: Tensor) -> Tensor:
-        parts = (slice(start, start + ROWS) for start in range(0, len(logits), ROWS))
-        return torch.cat([self.read(self._scaled(logits[rows], ratio[rows])) for rows in parts])
+        parts = zip(torch.split(logits, ROWS), torch.split(ratio, ROWS), strict=True)
+        return torch.cat([self.read(self._scaled(*part)) for part in parts])
 
     def _scaled(self, logits: Tensor, ratio: Tensor) -> Tensor:
         # W (a exp(r)) + b = exp(r) (z - b) + b: the logits are there already, no second matrix product.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from idness.core.checks import check_choice
+from idness.core.checks import one_of
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import class_means
@@ -28,13 +28,9 @@ class SHE(Detector):
     needs_labels = True
     grid = {"metric": ("inner_product", "cosine", "euclidean")}
 
-    metric: str = "inner_product"
+    metric: str = one_of("inner_product", "cosine", "euclidean")
 
-    def __post_init__(self) -> None:
-        check_choice(self, "metric", ("inner_product", "cosine", "euclidean"))
-
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
-        assert train is not None
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
         assert train.labels is not None
         right = train.logits.argmax(dim=1) == train.labels
         means, present = class_means(train.features[right], train.labels[right], head.classes)

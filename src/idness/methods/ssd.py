@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from idness.core.checks import check_count
-from idness.core.errors import InputError
+from idness.core.checks import check_at_most_images, count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.gaussian import whitening
+from idness.detectors.gaussian import class_means, whitening
 from idness.detectors.kernels import unit
 
 ROUNDS = 100
@@ -32,17 +31,10 @@ class SSD(Detector):
     needs_train = True
     grid = {"clusters": (1, 2, 5, 10)}
 
-    clusters: int = 1
+    clusters: int = count(1)
 
-    def __post_init__(self) -> None:
-        check_count(self, "clusters")
-
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
-        assert train is not None
-        if self.clusters > len(train):
-            raise InputError(
-                f"SSD: clusters must be at most the number of training images ({len(train)}), got {self.clusters}"
-            )
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
+        check_at_most_images(self, "clusters", len(train))
         directions = unit(train.features.double())
         self.centre_ = directions.mean(dim=0)
         self.spread_ = directions.std(dim=0, correction=0) + 1e-10
@@ -78,7 +70,6 @@ def k_means(points: Tensor, count: int) -> Tensor:
         if torch.equal(found, owners):
             break
         owners = found
-        sums = torch.zeros_like(means).index_add_(0, owners, points)
-        counts = torch.bincount(owners, minlength=count).unsqueeze(1)
-        means = torch.where(counts > 0, sums / counts.clamp(min=1), means)
+        centres, present = class_means(points, owners, count)
+        means = torch.where(present.unsqueeze(1), centres, means)
     return owners

@@ -23,11 +23,9 @@ class TempScale(Detector):
     needs_val = True
     needs_labels = True
 
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
-        acts = val if val is not None else train
-        assert acts is not None
-        assert acts.labels is not None
-        self.temperature_ = best_temperature(acts.logits, acts.labels)
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
+        assert val.labels is not None
+        self.temperature_ = best_temperature(val.logits, val.labels)
 
     def rate(self, acts: Activations) -> Tensor:
         return msp(acts.logits / self.temperature_)

@@ -8,7 +8,7 @@ from typing import Self
 
 from torch import Tensor
 
-from idness.core.checks import check_percent
+from idness.core.checks import percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import residual_spaces
@@ -29,25 +29,18 @@ class ViM(Detector):
     uses_head = True
     grid = {"share": (12.5, 25.0, 50.0, 75.0)}
 
-    share: float = 50.0
-
-    def __post_init__(self) -> None:
-        check_percent(self, "share")
+    share: float = percent(50.0)
 
     @classmethod
-    def learn_many(
-        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
-    ) -> None:
-        assert train is not None
+    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
         origin, spaces = residual_spaces(head, train, [detector.share for detector in detectors])
         for detector, space in zip(detectors, spaces, strict=True):
             detector.origin_, detector.space_ = origin, space
             # The paper takes the images that shaped the space. Where they are no more than its directions they have next to
             # no residual, and everything else looks far away: so other images where there are any.
-            seen = train if val is None else val
             # Were the largest logits negative on average, the penalty would be a reward: their size counts.
-            largest = seen.logits.double().amax(dim=1).mean().abs()
-            detector.alpha_ = largest / detector._residual(seen).mean().clamp(min=1e-12)
+            largest = val.logits.double().amax(dim=1).mean().abs()
+            detector.alpha_ = largest / detector._residual(val).mean().clamp(min=1e-12)
 
     def _residual(self, acts: Activations) -> Tensor:
         return lengths((acts.features.double() - self.origin_) @ self.space_)

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from idness.core.checks import check_percent
+from idness.core.checks import percent
 from idness.core.errors import OptionError
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
@@ -31,23 +31,17 @@ class VRA(Enhancer):
     needs_val = True
     grid = {"low": (50.0, 60.0, 70.0), "high": (90.0, 95.0, 99.0)}
 
-    low: float = 60.0
-    high: float = 99.0
+    low: float = percent(60.0)
+    high: float = percent(99.0)
 
     def __post_init__(self) -> None:
-        check_percent(self, "low")
-        check_percent(self, "high")
         if self.low >= self.high:
             raise OptionError(f"VRA: low must be below high ({self.high:g}), got {self.low:g}")
 
     @classmethod
-    def learn_many(
-        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
-    ) -> None:
-        acts = val if val is not None else train
-        assert acts is not None
+    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
         wanted = [percent for detector in detectors for percent in (detector.low, detector.high)]
-        found = percentiles(acts.features, wanted)
+        found = percentiles(val.features, wanted)
         for detector, floor, clip in zip(detectors, found[::2], found[1::2], strict=True):
             detector.floor_, detector.clip_ = floor, clip
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from idness.core.checks import check_count, check_positive
+from idness.core.checks import count, positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.histograms import divergence, shares
@@ -40,23 +40,15 @@ class WeiPer(Detector):
     grid = {"delta": (1.8, 2.4), "s_1": (4, 40), "s_2": (15, 40), "lambda_1": (0.1, 2.5), "lambda_2": (0.1, 1.0)}
     other = {"repeats": 10}
 
-    delta: float = 1.8
-    repeats: int = 100
-    s_1: int = 4
-    s_2: int = 15
-    lambda_1: float = 2.5
-    lambda_2: float = 0.1
-
-    def __post_init__(self) -> None:
-        for option in ("delta", "lambda_1", "lambda_2"):
-            check_positive(self, option)
-        for option in ("repeats", "s_1", "s_2"):
-            check_count(self, option)
+    delta: float = positive(1.8)
+    repeats: int = count(100)
+    s_1: int = count(4)
+    s_2: int = count(15)
+    lambda_1: float = positive(2.5)
+    lambda_2: float = positive(0.1)
 
     @classmethod
-    def learn_many(
-        cls, detectors: Sequence[Self], head: Head, train: Activations | None, val: Activations | None
-    ) -> None:
+    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
         first: dict[tuple[float, int], Self] = {}
         for detector in detectors:
             learner = first.setdefault((detector.delta, detector.repeats), detector)
@@ -64,8 +56,7 @@ class WeiPer(Detector):
                 detector.learn(head, train, val)
             vars(detector).update({name: value for name, value in vars(learner).items() if name.endswith("_")})
 
-    def learn(self, head: Head, train: Activations | None, val: Activations | None) -> None:
-        assert train is not None
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
         plain = head.weight.double().repeat(self.repeats, 1)
         noise = unit(torch.randn(plain.shape, generator=torch.Generator().manual_seed(0))).to(plain)
         lengths = self.delta * plain.norm(dim=1, keepdim=True)

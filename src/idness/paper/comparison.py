@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from idness.benchmark.parts import MethodResult
@@ -14,16 +14,10 @@ from idness.report.table import Cell, Heading, Table, markdown_lines
 
 @dataclass(frozen=True)
 class Entry:
-    """Puts one printed number of the paper beside ours.
+    """Puts one number of the paper beside ours, by the row and column that it is printed in.
 
-    Args:
-        row: the method, as printed.
-        column: the set or group, as printed.
-        metric: `fpr`, `auroc`, `id_accuracy` or `mean_p`.
-        theirs: as printed, or the mean over the same sets where only some are there.
-        ours: what we measured; none where it was not.
-        parts: for a group, over how many of how many sets.
-        spread: the plus-minus that the paper prints.
+    `metric` is `fpr`, `auroc`, `id_accuracy` or `mean_p`, and `spread` the plus-minus that the paper prints. For a group, `parts`
+    says over how many of how many sets we could measure; where not over all, `theirs` is the mean over the same ones.
     """
 
     row: str
@@ -47,16 +41,10 @@ class Entry:
 
 @dataclass
 class Outcome:
-    """Tells how far one table was reproduced, with what data.
+    """Tells how far one table was reproduced, with what data: of each set, how many images were there and how many the protocol has.
 
-    Args:
-        table: the paper's.
-        entries: ours beside theirs.
-        images: how many images of each set were there, and how many the protocol has.
-        missing: what was not there.
-        folder: where the benchmark's own report was written.
-        notes: what else must be known to read it.
-        failed: the rows that could not be run though their network was there, each with its reason.
+    `folder` is where the benchmark's own report was written; `notes` say what else must be known to read the entries, and `failed`
+    which rows could not be run though their network was there, and why.
     """
 
     table: PaperTable
@@ -87,25 +75,20 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """Give the whole as plain values."""
-        cells = [
-            {
-                "row": entry.row,
-                "column": entry.column,
-                "metric": entry.metric,
-                "theirs": entry.theirs,
-                "ours": entry.ours,
-            }
-            | ({"sets": list(entry.parts)} if entry.parts else {})
-            | ({"spread": entry.spread} if entry.spread is not None else {})
-            for entry in self.entries
-        ]
+        cells = [asdict(entry) for entry in self.entries]
+        for cell in cells:
+            parts = cell.pop("parts")
+            if parts:
+                cell["sets"] = list(parts)
+            if cell["spread"] is None:
+                del cell["spread"]
         return {
             "title": self.table.title,
             "where": self.table.where,
             "status": self.status,
             "fpr": self.table.fpr,
             "images": {name: list(pair) for name, pair in self.images.items()},
-            "missing": [{"name": gap.name, "size": gap.size, "command": gap.command} for gap in self.missing],
+            "missing": [asdict(gap) for gap in self.missing],
             "notes": self.notes,
             "failed": self.failed,
             "cells": cells,
@@ -113,12 +96,9 @@ class Outcome:
 
 
 def compare(table: PaperTable, results: Mapping[str, MethodResult], printed: PaperTable | None = None) -> list[Entry]:
-    """Compare every cell of a table with what a benchmark found.
+    """Compare every cell of a table with what a benchmark found, by the row's printed name.
 
-    Args:
-        table: the paper's.
-        results: by the row's printed name.
-        printed: the table that has the single sets of this one.
+    `printed` is the table that has the single sets of this one.
     """
     entries: list[Entry] = []
     for row in table.rows:

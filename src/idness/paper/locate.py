@@ -23,13 +23,7 @@ BORROWED = {"cifar100": "cifar10"}
 
 @dataclass(frozen=True)
 class Missing:
-    """Names something that a table needs and that is not on disk.
-
-    Args:
-        name: the set, or `weights`.
-        size: how large it is.
-        command: what brings it.
-    """
+    """Names a set, or `weights`, that a table needs and that is not on disk, how large it is, and the command that brings it."""
 
     name: str
     size: str
@@ -43,13 +37,9 @@ class Missing:
 class Located:
     """Says what of a benchmark is there.
 
-    Args:
-        benchmark: with the sets that are there; none where the ID test set or all OOD sets are missing.
-        weights: the network's weights; none where they are not there.
-        images: how many images each set has, and how many the paper's protocol has.
-        missing: what is not there.
-        root: the folder that torchvision's data sets were found in.
-        identity: hashes of the sets, from which a second run knows that nothing has changed.
+    The benchmark has the sets that are there; it is none where the ID test set or all OOD sets are missing. `images` has of each
+    set how many are there, and how many the paper's protocol has; `identity` their hashes, from which a second run knows that
+    nothing has changed. `root` is the folder that torchvision's data sets were found in.
     """
 
     benchmark: Benchmark | None
@@ -66,13 +56,7 @@ class Located:
 
 
 def locate(name: str, roots: Sequence[Path], weights: Path | None = None) -> Located:
-    """Look for the sets and the weights of a benchmark below some folders.
-
-    Args:
-        name: the benchmark, as the tables name it.
-        roots: folders that hold sets under their usual names.
-        weights: the network's weights, where they are known.
-    """
+    """Look for the sets of a benchmark, under their usual names, and its weights unless they are known, below some folders."""
     known = sources(name)
     whole = Benchmark.load(name)
     found: dict[str, dict[str, Any]] = {"id": {}, **{group: {} for group in GROUPS}}

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from idness.core.errors import unknown_name
 
 Pair = tuple[float, float]
@@ -22,16 +24,8 @@ ROUNDING = 0.0101
 class PaperRow:
     """Keeps one printed row: a method, and perhaps the training of its network.
 
-    Args:
-        name: as printed.
-        method: as the command line takes it, with the options of the paper; none where we have no equal.
-        cells: FPR and AUROC by OOD set.
-        means: FPR and AUROC by group of sets.
-        id_accuracy: in percent, where printed.
-        spread: plus-minus, by set or group, where printed.
-        training: how the network was trained, where rows differ in that.
-        epochs: original plus extended.
-        weights: the name of public weights of this row's network.
+    `method` is written as the command line takes it, with the options of the paper; none where we have no equal. `cells` are by
+    OOD set, `means` by group of sets, `spread` (plus-minus) by either; all in percent. `epochs` are original plus extended.
     """
 
     name: str
@@ -49,20 +43,9 @@ class PaperRow:
 class PaperTable:
     """Keeps one table of the paper with its protocol.
 
-    Args:
-        name: by which it is asked for.
-        title: what it shows.
-        where: its place in the paper.
-        model: the network.
-        benchmark: the benchmark that has its sets.
-        kind: `fpr-auroc` or `p-values`.
-        rows: its rows; empty for p-values.
-        groups: which sets each average is over.
-        fpr: which of our two FPRs the paper prints here.
-        values: mean p-values by set.
-        weights: the name of the network's public weights.
-        note: what else is known of the protocol.
-        detail: the table that has the single sets of this one.
+    `where` is its place in the paper and `benchmark` the one that has its sets. A table of `kind` `fpr-auroc` has rows, groups (the
+    sets that each average is over) and `fpr`, which of our two it prints; one of `p-values` has their means by set in `values`.
+    `detail` names the table that has the single sets of this one.
     """
 
     name: str
@@ -101,12 +84,7 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class Slip:
-    """Names a place where the paper contradicts itself.
-
-    Args:
-        kind: `average` (not the mean of its parts), `disagreement` (two tables differ) or `text`.
-        note: in words.
-    """
+    """Names a place where the paper contradicts itself: `average` (not the mean of its parts), `disagreement` of tables, or `text`."""
 
     kind: str
     table: str = ""
@@ -134,10 +112,7 @@ def load(name: str) -> PaperTable:
     """Read one table by name."""
     if name not in names():
         raise unknown_name("table", name, names())
-    raw = _read(name)
-    rows = tuple(_row(entry) for entry in raw.pop("rows", []))
-    groups = {group: tuple(members) for group, members in raw.pop("groups", {}).items()}
-    return PaperTable(name=name, rows=rows, groups=groups, **raw)
+    return TypeAdapter(PaperTable).validate_python({"name": name, **_read(name)})
 
 
 def listed_slips() -> list[Slip]:
@@ -180,17 +155,6 @@ def _disagreements(table: PaperTable, other: PaperTable, renamed: dict[str, str]
                 if pair[place] != there:
                     found = Slip("disagreement", table.name, row.name, column, metric, pair[place])
                     yield replace(found, other=other.name, there=there)
-
-
-def _row(entry: dict[str, Any]) -> PaperRow:
-    for key in ("cells", "means", "spread"):
-        entry[key] = {name: _pair(value) for name, value in entry.get(key, {}).items()}
-    return PaperRow(**entry)
-
-
-def _pair(value: list[float]) -> Pair:
-    first, second = value
-    return float(first), float(second)
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -160,8 +160,8 @@ def _by_stand_ins(
         why = f"use {short(fused)}: nothing was measured, as there are neither OOD images nor pictures to make stand-ins of"
         return Recommendation(fused.variants({})[0], why)
     tried, failed = _fitted(head, learn, ids)
-    values = dict(zip(tried, _stand_in_scores([fused, *tried.values()], ids, pseudo)[1:], strict=True))
-    ours = _stand_in_scores([fused], ids, pseudo)[0]
+    ours, *others = _stand_in_scores([fused, *tried.values()], ids, pseudo)
+    values = dict(zip(tried, others, strict=True))
     plain, name = values["ebo"], pick(ours, values)
     detector = {**tried, "fuse": fused}[name]
     everything = {short(fused): ours} | {short(tried[row]): value for row, value in values.items()}

@@ -58,12 +58,7 @@ def edges(images: Tensor, seed: int = 0) -> Tensor:
     return functional.interpolate(drawn, images.shape[-2:], mode="bilinear").expand_as(images).contiguous()
 
 
-KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "mosaic": mosaic,
-    "inverted": inverted,
-    "turned": turned,
-    "edges": edges,
-}
+KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {make.__name__: make for make in (mosaic, inverted, turned, edges)}
 """The kinds by name; each takes images (N, C, H, W) in [0, 1] and a seed, and gives as many of the same size."""
 
 

@@ -37,14 +37,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Finding:
-    """Tells of one thing that was looked at.
-
-    Args:
-        name: what.
-        text: what was found, in plain words.
-        good: whether it speaks for SCALE; None where it neither does nor does not.
-        value: the number behind it, where there is one.
-    """
+    """Tells what was found of one thing, in plain words and with the number behind it; `good` says whether it speaks for SCALE."""
 
     name: str
     text: str
@@ -54,17 +47,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Holds what the doctor says of a network.
+    """Holds what the doctor says of a network: which method to use, why, at what risk, and the findings that it rests on.
 
-    Args:
-        method: what to use, as the command line takes it.
-        why: what to use and why, in plain words.
-        risk: the runner-up, and what it costs to be wrong.
-        suits: whether SCALE helps it; None where that could not be measured.
-        findings: what it rests on.
-        percentiles: the lowest and highest percentile at which SCALE helps, where it does.
-        aurocs: by method, the AUROC that the recommendation rests on, best first.
-        left_out: methods that could not be tried, each with the reason.
+    `suits` says whether SCALE helps, None where that could not be measured, and `percentiles` the lowest and highest at which
+    it does; `aurocs` and `left_out` are those of the `Recommendation`.
     """
 
     method: str

@@ -10,8 +10,7 @@ from idness.training.finetune import Trained, finetune
 from idness.training.images import TrainingSet, cifar6, image_folder
 from idness.training.ish import Ish, IshLinear, ish
 from idness.training.logitnorm import LogitNorm
-from idness.training.objective import METHODS, Objective, Outcome, method
-from idness.training.plain import Plain
+from idness.training.objective import METHODS, Objective, Outcome, Plain, method
 from idness.training.regmixup import RegMixup
 from idness.training.settings import Settings
 

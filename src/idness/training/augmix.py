@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from idness.core.checks import count, positive
 from idness.core.errors import OptionError
 from idness.core.extras import needed
 from idness.training.objective import Objective, Outcome, method
@@ -28,12 +30,9 @@ def jsd_loss(clean: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def operate(image: Tensor, name: str, level: float) -> Tensor:
-    """Change a uint8 image (3, H, W) by one operation, as the authors' code does with Pillow; what comes in is black.
+    """Change a uint8 image (3, H, W) by one of the operations, as the authors' code does with Pillow; what comes in is black.
 
-    Args:
-        image: the image.
-        name: one of `OPERATIONS`.
-        level: the strength, in [-1, 1]; its sign is the side to which an image is turned, sheared or moved.
+    The level is in [-1, 1]; its sign is the side to which an image is turned, sheared or moved.
     """
     tv = needed("torchvision.transforms.v2.functional", "augmix", "train")
     _, height, width = image.shape
@@ -79,29 +78,22 @@ def augmix(images: Tensor, severity: float = 3.0, width: int = 3, alpha: float =
 
 
 @method("augmix")
+@dataclass(eq=False, repr=False)
 class AugMix(Objective):
     """Train to give an image and two mixtures of its changed versions the same answer."""
 
     recipe = {"epochs": 100, "lr": 0.1, "weight_decay": 5e-4}
 
-    def __init__(
-        self,
-        model: nn.Module,
-        classes: int,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        severity: float = 3.0,
-        width: int = 3,
-        alpha: float = 1.0,
-        weight: float = 12.0,
-    ) -> None:
-        super().__init__(model, classes, mean, std)
-        if not 0.1 < severity <= 10 or width < 1 or not alpha > 0:
-            raise OptionError(
-                f"augmix: severity must be in (0.1, 10], width 1 or more, alpha above 0, got {severity}, {width}, {alpha}"
-            )
+    severity: float = 3.0
+    width: int = count(3)
+    alpha: float = positive(1.0)
+    weight: float = 12.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.1 < self.severity <= 10:
+            raise OptionError(f"AugMix: severity must be in (0.1, 10], got {self.severity}")
         needed("torchvision", "augmix", "train")
-        self.severity, self.width, self.alpha, self.weight = severity, width, alpha, weight
 
     def forward(self, images: Tensor, labels: Tensor) -> Outcome:
         """Compute the loss of one batch in three views, in one pass."""

@@ -21,12 +21,7 @@ INDEX = "checkpoint.json"
 class Index:
     """Names the tensors' file and its hash, and holds the rest of a run at rest as plain values.
 
-    Args:
-        tensors: the file.
-        sha256: its hash.
-        step: how many steps were done.
-        run: what the run is: its settings, data and method.
-        log: the log so far.
+    `step` is how many steps were done, `run` what the run is: its settings, data and method.
     """
 
     tensors: str

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from idness.core.checks import positive
 from idness.core.errors import OptionError
 from idness.networks.final_layer import entering, final_linear
 from idness.training.objective import Objective, Outcome, method
@@ -70,6 +73,7 @@ def projected(backbone: nn.Module, classes: int, width: int = 128, layer: str | 
 
 
 @method("cider")
+@dataclass(eq=False, repr=False)
 class Cider(Objective):
     """Train embeddings on the unit sphere, compact within a class and far between classes.
 
@@ -77,32 +81,25 @@ class Cider(Objective):
     """
 
     recipe = {"epochs": 500, "lr": 0.5, "weight_decay": 1e-4, "batch_size": 512, "nesterov": False, "warmup": 10.0}
-    prototypes: Tensor
 
-    def __init__(
-        self,
-        model: nn.Module,
-        classes: int,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        temperature: float = 0.1,
-        momentum: float = 0.95,
-        weight: float = 2.0,
-        width: int = 128,
-        layer: str | None = None,
-    ) -> None:
-        if classes < 2 or not temperature > 0:
-            raise OptionError(f"cider: needs 2 classes and a temperature above 0, got {classes} and {temperature}")
-        final = final_linear(model, layer)[2]
-        network = projected(model, classes, width, layer)
-        frozen = [p for p in final.parameters() if p.requires_grad]
+    temperature: float = positive(0.1)
+    momentum: float = 0.95
+    weight: float = 2.0
+    width: int = 128
+    layer: str | None = None
+    prototypes: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.classes < 2:
+            raise OptionError(f"Cider: needs 2 classes at least, got {self.classes}")
+        final = final_linear(self.model, self.layer)[2]
+        network = projected(self.model, self.classes, self.width, self.layer)
+        self._frozen = [p for p in final.parameters() if p.requires_grad]
         final.requires_grad_(False)  # the old classifier takes no part; the prototypes replace it
         network.fc.requires_grad_(False)
-        super().__init__(network, classes, mean, std)
-        self._network = [network]  # in a list: not a submodule twice
-        self._frozen = frozen
-        self.temperature, self.pull, self.weight = temperature, momentum, weight
-        self.register_buffer("prototypes", F.normalize(torch.randn(classes, width), dim=1))
+        self.model, self._network = network, [network]  # in a list: not a submodule twice
+        self.register_buffer("prototypes", F.normalize(torch.randn(self.classes, self.width), dim=1))
 
     @torch.no_grad()
     def prepare(self, images: Tensor, labels: Tensor) -> None:
@@ -116,7 +113,7 @@ class Cider(Objective):
     def forward(self, images: Tensor, labels: Tensor) -> Outcome:
         """Compute the loss of one batch; the prototypes follow it."""
         embeddings = self._network[0].embed(self.normalise(images))
-        moved = update_prototypes(self.prototypes, embeddings, labels, self.pull)
+        moved = update_prototypes(self.prototypes, embeddings, labels, self.momentum)
         dispersion = dispersion_loss(moved, self.temperature)
         fixed = moved.detach()
         compactness = compactness_loss(embeddings, fixed, labels, self.temperature)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor, nn
 
-from idness.core.errors import OptionError
+from idness.core.checks import positive
 from idness.networks.final_layer import entering, final_linear
 from idness.training.objective import Objective, Outcome, method
 
@@ -24,6 +26,7 @@ def confidence_losses(logits: Tensor, confidence: Tensor, labels: Tensor, hinted
 
 
 @method("confbranch")
+@dataclass(eq=False, repr=False)
 class ConfBranch(Objective):
     """Train a second head that says how sure the network is, by letting it buy hints.
 
@@ -31,22 +34,14 @@ class ConfBranch(Objective):
     """
 
     recipe = {"epochs": 200, "lr": 0.1, "weight_decay": 5e-4, "milestones": (60, 120, 160), "gamma": 0.2}
-    price: Tensor
 
-    def __init__(
-        self,
-        model: nn.Module,
-        classes: int,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        budget: float = 0.3,
-        layer: str | None = None,
-    ) -> None:
-        super().__init__(model, classes, mean, std)
-        if not budget > 0:
-            raise OptionError(f"confbranch: budget must be above 0, got {budget}")
-        self.budget = budget
-        self._final = [final_linear(model, layer)[2]]  # in a list: not a submodule twice
+    budget: float = positive(0.3)
+    layer: str | None = None
+    price: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._final = [final_linear(self.model, self.layer)[2]]  # in a list: not a submodule twice
         self.branch = nn.Linear(self._final[0].in_features, 1)
         self.register_buffer("price", torch.tensor(0.1))
 

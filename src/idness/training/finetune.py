@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ def finetune(
     chosen = dict(kind.recipe) | {k: v for k, v in options.items() if k in SETTING_NAMES}
     settings = Settings(**chosen)
     own = {k: v for k, v in options.items() if k not in SETTING_NAMES}
-    known = [name for name in inspect.signature(kind).parameters if name not in inspect.signature(Objective).parameters]
+    known = [field.name for field in fields(kind) if field.init and field not in fields(Objective)]
     for name in own:
         if name not in known:
             takes = f"it takes {', '.join(known)} and" if known else "it takes"
@@ -74,4 +73,4 @@ def finetune(
         except BaseException:
             objective.finish()  # a network that fails must not keep a layer of its training method
             raise
-    return Trained(trained, trainer.log.rows, settings, objective)
+    return Trained(trained, trainer.log.state.rows, settings, objective)

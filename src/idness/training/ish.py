@@ -6,7 +6,7 @@ final layer's weight by exp(r) times as much as plain training would. Nothing el
 
 from __future__ import annotations
 
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -175,9 +175,7 @@ class Swapped:
     def __enter__(self) -> nn.Module:
         return self.model
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.undo()
 
 
@@ -197,23 +195,19 @@ def ish(model: nn.Module, percentile: float = 85.0, *, prune: bool = False, laye
 
 
 @method("ish")
+@dataclass(eq=False, repr=False)
 class Ish(Objective):
     """Fine-tune with the final layer's weight learning from activations scaled by exp(r)."""
 
     recipe = {"epochs": 10, "lr": 0.003, "weight_decay": 5e-6}
 
-    def __init__(
-        self,
-        model: nn.Module,
-        classes: int,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        percentile: float = 85.0,
-        prune: bool = False,
-        layer: str | None = None,
-    ) -> None:
-        super().__init__(model, classes, mean, std)
-        self._swapped = ish(model, percentile, prune=prune, layer=layer)
+    percentile: float = 85.0
+    prune: bool = False
+    layer: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._swapped = ish(self.model, self.percentile, prune=self.prune, layer=self.layer)
 
     def finish(self) -> nn.Module:
         """Put the plain layer back."""

@@ -25,15 +25,15 @@ class Epoch:
     images_per_second: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class LogState:
     """Holds what a checkpoint keeps of a log: its rows, and the sums of the epoch that is under way."""
 
-    rows: list[Epoch]
-    loss_sum: float
-    right: int
-    seen: int
-    steps: int
+    rows: list[Epoch] = field(default_factory=list)
+    loss_sum: float = 0.0
+    right: int = 0
+    seen: int = 0
+    steps: int = 0
 
 
 @dataclass
@@ -41,11 +41,7 @@ class RunLog:
     """Collects the epochs of a run and tells a listener how far it is."""
 
     listener: Listener = field(default_factory=Listener)
-    rows: list[Epoch] = field(default_factory=list)
-    loss_sum: float = 0.0
-    right: int = 0
-    seen: int = 0
-    steps: int = 0
+    state: LogState = field(default_factory=LogState)
 
     def begin(self, step: int, total: int, remarks: Iterable[str]) -> None:
         """Say what will be done, and how much of it a resumed run has behind it."""
@@ -56,32 +52,20 @@ class RunLog:
 
     def step(self, loss: float, right: int, images: int) -> None:
         """Add one step."""
-        self.loss_sum, self.right = self.loss_sum + loss, self.right + right
-        self.seen, self.steps = self.seen + images, self.steps + 1
+        now = self.state
+        now.loss_sum, now.right = now.loss_sum + loss, now.right + right
+        now.seen, now.steps = now.seen + images, now.steps + 1
         self.listener.advance(1)
-        self.listener.status(f"loss {self.loss_sum / self.steps:.3f}  accuracy {self.right / self.seen:.1%}")
+        self.listener.status(f"loss {now.loss_sum / now.steps:.3f}  accuracy {now.right / now.seen:.1%}")
 
     def epoch(self, epoch: int, step: int, lr: float, speed: float, val_accuracy: float | None) -> None:
         """Close an epoch with one row."""
-        accuracy = self.right / max(self.seen, 1)
-        self.rows.append(
-            Epoch(epoch, step, lr, self.loss_sum / max(self.steps, 1), accuracy, val_accuracy, round(speed, 1))
-        )
+        done = self.state
+        loss, accuracy = done.loss_sum / max(done.steps, 1), done.right / max(done.seen, 1)
+        row = Epoch(epoch, step, lr, loss, accuracy, val_accuracy, round(speed, 1))
         val = "" if val_accuracy is None else f"  validation {val_accuracy:.2%}"
-        self.listener.note(
-            f"epoch {epoch}: loss {self.rows[-1].loss:.4f}  accuracy {accuracy:.2%}{val}  {speed:,.0f} images/s"
-        )
-        self.loss_sum, self.right, self.seen, self.steps = 0.0, 0, 0, 0
-
-    def state(self) -> LogState:
-        """Give what a checkpoint keeps of the log."""
-        return LogState(self.rows, self.loss_sum, self.right, self.seen, self.steps)
-
-    def restore(self, state: LogState) -> None:
-        """Take up the log of a checkpoint."""
-        self.rows, self.loss_sum, self.right, self.seen, self.steps = (
-            state.rows, state.loss_sum, state.right, state.seen, state.steps
-        )  # fmt: skip
+        self.listener.note(f"epoch {epoch}: loss {loss:.4f}  accuracy {accuracy:.2%}{val}  {speed:,.0f} images/s")
+        self.state = LogState([*done.rows, row])
 
     def write(self, path: Path) -> None:
         """Write the rows as CSV, atomically."""
@@ -89,6 +73,6 @@ class RunLog:
         writer = csv.DictWriter(text, [f.name for f in fields(Epoch)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(
-            {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(row).items()} for row in self.rows
+            {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(row).items()} for row in self.state.rows
         )
         atomic_write(path, text.getvalue())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from dataclasses import dataclass
+
+from torch import Tensor
 from torch.nn import functional as F
 
-from idness.core.errors import OptionError
+from idness.core.checks import positive
 from idness.training.objective import Objective, Outcome, method
 
 
@@ -17,18 +19,13 @@ def logitnorm_loss(logits: Tensor, labels: Tensor, temperature: float) -> Tensor
 
 
 @method("logitnorm")
+@dataclass(eq=False, repr=False)
 class LogitNorm(Objective):
     """Train on logits of constant length, so that confidence cannot grow with their norm."""
 
     recipe = {"epochs": 200, "lr": 0.1, "weight_decay": 5e-4, "nesterov": False, "milestones": (80, 140)}
 
-    def __init__(
-        self, model: nn.Module, classes: int, mean: tuple[float, ...], std: tuple[float, ...], temperature: float = 0.04
-    ) -> None:
-        super().__init__(model, classes, mean, std)
-        if not temperature > 0:
-            raise OptionError(f"logitnorm: temperature must be above 0, got {temperature}")
-        self.temperature = temperature
+    temperature: float = positive(0.04)
 
     def forward(self, images: Tensor, labels: Tensor) -> Outcome:
         """Compute the loss of one batch."""

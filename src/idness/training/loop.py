@@ -237,7 +237,7 @@ class Trainer:
             tensors = {f"objective.{k}": v for k, v in self.objective.state_dict().items()}
             tensors |= {f"momentum.{k}": v for k, v in optimizer_tensors(self.optimizer, names).items()}
             tensors |= {f"ema.{k}": v for k, v in self.ema.items()}
-            save_checkpoint(self.out, tensors, self.step, self._identity(), self.log.state())
+            save_checkpoint(self.out, tensors, self.step, self._identity(), self.log.state)
             self.log.write(self.out / "log.csv")
         self.fabric.barrier()
 
@@ -257,7 +257,7 @@ class Trainer:
         for name, value in part_of(tensors, "ema").items():
             self.ema[name].copy_(value)
         self.step = index.step
-        self.log.restore(index.log)
+        self.log.state = index.log
 
     def _finish(self) -> nn.Module:
         if self.ema:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from idness.core.checks import check_options
 from idness.core.errors import unknown_name
 
 
@@ -19,8 +21,9 @@ class Outcome(NamedTuple):
     logits: Tensor
 
 
+@dataclass(eq=False, repr=False)
 class Objective(nn.Module):
-    """Give the plain cross-entropy; the other methods override `forward`.
+    """Give the plain cross-entropy; the other methods override `forward`, and add their options as fields.
 
     Whatever is random in a method comes from torch's global generator, which the loop seeds at every step: so a run
     that is killed and resumed draws the same numbers.
@@ -33,20 +36,26 @@ class Objective(nn.Module):
     """
 
     recipe: ClassVar[Mapping[str, Any]] = {}
-    mean: Tensor
-    std: Tensor
 
-    def __init__(self, model: nn.Module, classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        super().__init__()
-        self.model = model
-        self.classes = classes
+    model: nn.Module
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        made = super().__new__(cls)
+        nn.Module.__init__(made)  # before the fields are set: some are modules
+        return made
+
+    def __post_init__(self) -> None:
+        check_options(self)
         # Not persistent: a checkpoint holds what is learned, the settings hold the rest.
-        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+        self.register_buffer("centre", torch.tensor(self.mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("spread", torch.tensor(self.std).view(-1, 1, 1), persistent=False)
 
     def normalise(self, images: Tensor) -> Tensor:
         """Turn (N, 3, H, W) values of 0 to 255 into what the network takes."""
-        return (images.float() / 255 - self.mean) / self.std
+        return (images.float() / 255 - self.get_buffer("centre")) / self.get_buffer("spread")
 
     def forward(self, images: Tensor, labels: Tensor) -> Outcome:
         """Compute the loss of one batch of uint8 images."""
@@ -75,6 +84,14 @@ def method(name: str) -> Callable[[type[Objective]], type[Objective]]:
         return cls
 
     return register
+
+
+@method("plain")
+class Plain(Objective):
+    """Train on with the plain cross-entropy, as long as the others: the control that every other row is compared with."""
+
+    # ISH's recipe, so that the two differ in one thing only.
+    recipe = {"epochs": 10, "lr": 0.003, "weight_decay": 5e-6}
 
 
 def find_method(name: str) -> type[Objective]:

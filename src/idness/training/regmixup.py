@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from idness.core.errors import OptionError
+from idness.core.checks import nonnegative, positive
 from idness.training.objective import Objective, Outcome, method
 
 
@@ -19,24 +21,14 @@ def regmixup_loss(
 
 
 @method("regmixup")
+@dataclass(eq=False, repr=False)
 class RegMixup(Objective):
     """Train on images and, as a regulariser, on even mixtures of two of them."""
 
     recipe = {"epochs": 350, "lr": 0.1, "weight_decay": 5e-4, "nesterov": False, "milestones": (150, 250)}
 
-    def __init__(
-        self,
-        model: nn.Module,
-        classes: int,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        alpha: float = 20.0,
-        weight: float = 1.0,
-    ) -> None:
-        super().__init__(model, classes, mean, std)
-        if not alpha > 0 or weight < 0:
-            raise OptionError(f"regmixup: alpha must be above 0 and weight 0 or more, got {alpha} and {weight}")
-        self.alpha, self.weight = alpha, weight
+    alpha: float = positive(20.0)
+    weight: float = nonnegative(1.0)
 
     def forward(self, images: Tensor, labels: Tensor) -> Outcome:
         """Compute the loss of one batch and its mixtures, in one pass so that batch norm sees both."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+from idness.core.checks import check_options, count, nonnegative, one_of
 from idness.core.errors import OptionError
 from idness.data import embedded
 
 CIFAR_MEAN, CIFAR_STD = embedded.normalisation()
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,41 +38,34 @@ class Settings:
         std: standard deviation of each colour.
     """
 
-    epochs: int = 10
-    lr: float = 0.003
-    weight_decay: float = 5e-6
+    epochs: int = count(10)
+    lr: float = nonnegative(0.003)
+    weight_decay: float = nonnegative(5e-6)
     momentum: float = 0.9
     nesterov: bool = True
-    batch_size: int = 128
-    accumulate: int = 1
-    warmup: float = 0.0
+    batch_size: int = count(128)
+    accumulate: int = count(1)
+    warmup: float = nonnegative(0.0)
     milestones: tuple[int, ...] = ()
-    gamma: float = 0.1
+    gamma: float = nonnegative(0.1)
     clip: float | None = None
     ema: float | None = None
     augment: bool = True
-    precision: str = "32-true"
+    precision: str = one_of("32-true", "bf16-mixed", "16-mixed")
     channels_last: bool = True
     seed: int = 0
-    checkpoint_every: int = 200
+    checkpoint_every: int = count(200)
     mean: tuple[float, ...] = CIFAR_MEAN
     std: tuple[float, ...] = CIFAR_STD
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"training: {name} must be at least 1, got {getattr(self, name)}")
-        for name in ("lr", "weight_decay", "warmup", "gamma"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise OptionError(f"training: {name} must be 0 or more, got {getattr(self, name)}")
+        check_options(self)
         for name in ("momentum", "ema"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise OptionError(f"training: {name} must be in [0, 1), got {value}")
         if self.clip is not None and self.clip <= 0:
             raise OptionError(f"training: clip must be above 0, got {self.clip}")
-        if self.precision not in PRECISIONS:
-            raise OptionError(f"training: precision must be one of {', '.join(PRECISIONS)}, got {self.precision}")
 
     def rate(self, step: int, steps_per_epoch: int) -> float:
         """Compute the learning rate of one step."""

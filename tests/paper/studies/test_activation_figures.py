@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from idness.activations.forward import SetActivations
 from idness.core.errors import InputError
 from idness.core.types import Activations
 from idness.detectors.detector import fit_many
+from idness.detectors.kernels import scale_ratio
 from idness.detectors.registry import build
 from idness.metrics import accuracy, auroc
+from idness.paper.studies import ratios
 from idness.paper.studies.ish_weights import ish_weights, plot_extremes, plot_weights
 from idness.paper.studies.percentiles import plot_sweep, sweep
-from idness.paper.studies.ratios import plot_ratios, ratios, separation
+from idness.paper.studies.specimen import Specimen
 from idness.paper.studies.tradeoff import _spread, plot_tradeoff, tradeoff
 from idness.report.style import figure_svg
 from tests.rectified import World
@@ -39,15 +42,20 @@ def test_a_sweep_is_the_mean_auroc_of_single_detectors(world: World) -> None:
     assert "best:" in figure_svg(plot_sweep(found))
 
 
-def test_ratios_are_sum_over_top_sum(world: World) -> None:
-    found = ratios("ID", world.inside, 90)
-    row = world.inside.features[3].sort(descending=True).values
-    kept = len(row) - round(len(row) * 0.9)
-    assert found.values[3] == pytest.approx(float(row.sum() / row[:kept].sum()), rel=1e-5)
-    other = ratios("OOD", world.outside, 90)
+def test_ratios_are_compared_at_the_best_percentile(world: World) -> None:
+    ids, oods = SetActivations("ID", world.inside), {"x": SetActivations("x", world.outside)}
+    found = ratios.study(Specimen("", world.head, ids, far=oods))
+    best = found.numbers["percentile"]
+    assert best >= 65
+    tops = []
+    for acts in (world.inside, world.outside):
+        ordered = acts.features.sort(dim=1, descending=True).values
+        kept = ordered.shape[1] - round(ordered.shape[1] * best / 100)
+        tops.append(ordered.sum(dim=1) / ordered[:, :kept].sum(dim=1))
     # Rectified Gaussians with the higher mu/sigma on the ID side: the paper's proposition holds here.
-    assert separation(found, other) > 0.5
-    assert "ID larger" in figure_svg(plot_ratios(found, other))
+    assert found.numbers["id_larger"]["x"] == pytest.approx(auroc(*tops), abs=1e-3)
+    assert found.numbers["id_larger"]["x"] > 0.5
+    assert "x: ID larger" in figure_svg(found.figures["ratios"][0])
 
 
 def test_the_tradeoff_has_the_shaped_networks_accuracy(world: World) -> None:
@@ -100,4 +108,4 @@ def test_the_papers_densenet_against_isun(densenet: World) -> None:
     assert 100 * found.auroc["scaling"][2] == pytest.approx(99.2250, abs=0.02)
     assert 100 * found.auroc["both"][2] == pytest.approx(98.8781, abs=0.02)
     # The paper's own explanation does not hold on its own network: ID ratios are not the larger ones.
-    assert separation(ratios("id", densenet.inside, 95), ratios("ood", densenet.outside, 95)) < 0.5
+    assert auroc(*(scale_ratio(acts.features, 95) for acts in (densenet.inside, densenet.outside))) < 0.5

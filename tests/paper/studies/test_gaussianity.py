@@ -6,7 +6,7 @@ import torch
 from scipy.stats import chisquare, kstest, norm
 
 from idness.core.errors import InputError
-from idness.paper.studies.gaussianity import chi_square_p_values, gaussianity, plot_p_values, plot_shape
+from idness.paper.studies.gaussianity import DEGREES, chi_square_p_values, gaussianity, plot_p_values, plot_shape
 from idness.report.style import figure_svg
 
 
@@ -27,7 +27,7 @@ def test_gaussians_pass_and_rectified_ones_do_not() -> None:
     # Estimating the parameters from unbinned values makes p-values a little smaller than uniform ones.
     assert 0.42 < result.mean_p < 0.52
     assert result.accepted > 0.9
-    assert result.degrees == 7
+    assert DEGREES == 7
     assert kstest(result.p_values, "uniform").statistic < 0.12
     rectified = gaussianity("relu", values.add(5).clamp(min=0))
     assert rectified.mean_p < 1e-6

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from idness.core.errors import InputError
-from idness.paper.studies.moments import gap, moments, plot_gamma, plot_moments
+from idness.paper.studies.moments import moments, plot_moments
+from idness.paper.studies.specimen import counted, plot_chances
 from idness.report.style import figure_svg
 
 
@@ -18,13 +19,16 @@ def test_moments_are_those_of_each_row() -> None:
     assert found.typical == pytest.approx(1 / 3)
 
 
-def test_gap_is_the_chance_that_id_is_higher() -> None:
+def test_chances_are_those_that_id_is_higher() -> None:
     generator = torch.Generator().manual_seed(0)
     high = moments("id", torch.randn(200, 300, generator=generator) + 0.5)
     low = moments("ood", torch.randn(100, 300, generator=generator))
-    assert gap(high, low) > 0.99
-    assert gap(low, high) == pytest.approx(1 - gap(high, low))
-    assert gap(high, high) == pytest.approx(0.5)
+    figure, chances = plot_chances(high.gamma, {"low": low.gamma, "same": high.gamma}, "higher", x="number")
+    assert chances["low"] > 0.99
+    assert chances["same"] == pytest.approx(0.5)
+    assert len(figure.axes) == 2
+    assert "same: ID higher 50 %" in figure_svg(figure)
+    assert counted({"a": 0.61, "b": 0.4}) == "1 of 2 sets (a 61 %, b 40 % of pairs)"
 
 
 def test_bad_shapes_are_refused() -> None:
@@ -35,4 +39,3 @@ def test_bad_shapes_are_refused() -> None:
 def test_figures() -> None:
     parts = [moments(name, torch.randn(30, 60)) for name in ("ID", "one", "two")]
     assert "two" in figure_svg(plot_moments(parts[0], parts[1:]))
-    assert "one" in figure_svg(plot_gamma(parts[0], parts[1]))

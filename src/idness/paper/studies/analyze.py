@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ STUDIES: dict[str, Callable[[Specimen], Study]] = {
     "Trade-off": tradeoff.study,
     "ISH": ish_weights.study,
 }
+OF_RELU, OF_SUMS = ("Gaussianity", "Mean and variance"), ("Percentile", "Scale ratio", "ISH")
+"""The analyses of what enters the final ReLU, and those of sums of what leaves it."""
 
 
 @dataclass
@@ -93,6 +95,15 @@ def analyze(
 def _guarded(name: str, step: Callable[[Specimen], Study], specimen: Specimen) -> Study:
     """Let one analysis that does not apply say so, and the others go on."""
     try:
-        return step(specimen)
+        found = Study(reason) if (reason := _inapplicable(name, specimen)) else step(specimen)
     except IdnessError as error:
-        return Study(name, f"not done: {error}")
+        found = Study(f"not done: {error}")
+    return replace(found, name=name)
+
+
+def _inapplicable(name: str, specimen: Specimen) -> str:
+    if name in OF_RELU and not specimen.before_relu:
+        return "does not apply: the features do not come out of a single ReLU"
+    if name in OF_SUMS and specimen.signed:
+        return "does not apply: features are negative in part, so sums of them mean nothing"
+    return ""

@@ -19,29 +19,23 @@ from scipy.stats import chi2, norm
 from torch import Tensor
 
 from idness.core.errors import InputError
-from idness.paper.studies.specimen import NO_RELU, Specimen, Study
+from idness.paper.studies.specimen import Specimen, Study
 from idness.report import style
 
 BINS = 10
+DEGREES = BINS - 3
+SAMPLE = 20_000
 LEVEL = 0.05
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Gaussianity:
-    """Says how Gaussian the features of one set of images are.
-
-    Args:
-        name: the set.
-        p_values: one per image.
-        z: a sample of the standardised values, for the picture.
-        bins: number of bins of equal probability.
-    """
+    """Says how Gaussian the features of one set are: a p-value per image, and for the picture a sample of standardised values."""
 
     name: str
     p_values: Array
     z: Array
-    bins: int = BINS
 
     @property
     def mean_p(self) -> float:
@@ -52,11 +46,6 @@ class Gaussianity:
     def accepted(self) -> float:
         """The share of images that the test does not reject at 5 %."""
         return float((self.p_values > LEVEL).mean())
-
-    @property
-    def degrees(self) -> int:
-        """The degrees of freedom."""
-        return self.bins - 3
 
 
 def chi_square_p_values(values: Tensor, bins: int = BINS) -> Array:
@@ -88,10 +77,10 @@ def standardised(values: Tensor) -> tuple[Array, NDArray[np.bool_]]:
     return centred / np.where(constant[:, None], 1.0, spread), constant
 
 
-def gaussianity(name: str, values: Tensor, bins: int = BINS, *, sample: int = 20_000) -> Gaussianity:
+def gaussianity(name: str, values: Tensor) -> Gaussianity:
     """Test one set of images."""
-    z = standardised(values[: max(1, sample // values.shape[1] + 1)])[0].ravel()[:sample]
-    return Gaussianity(name, chi_square_p_values(values, bins), z, bins)
+    z = standardised(values[: SAMPLE // values.shape[1] + 1])[0].ravel()[:SAMPLE]
+    return Gaussianity(name, chi_square_p_values(values), z)
 
 
 def plot_p_values(results: Sequence[Gaussianity], ax: Any = None) -> Any:
@@ -113,9 +102,7 @@ def plot_p_values(results: Sequence[Gaussianity], ax: Any = None) -> Any:
         ax.set_ylim(top + 0.3, -0.6)
         ax.set_xlim(0, 0.68)
         ax.grid(axis="y", visible=False)
-    return style.headline(
-        ax, "Are pre-ReLU activations Gaussian?", x=f"mean p-value, chi-square ({results[0].degrees} df)"
-    )
+    return style.headline(ax, "Are pre-ReLU activations Gaussian?", x=f"mean p-value, chi-square ({DEGREES} df)")
 
 
 def plot_shape(results: Sequence[Gaussianity], ax: Any = None) -> Any:
@@ -139,15 +126,11 @@ def plot_shape(results: Sequence[Gaussianity], ax: Any = None) -> Any:
 
 def study(specimen: Specimen) -> Study:
     """Test every set."""
-    name = "Gaussianity"
-    found = specimen.before_relu
-    if not found:
-        return Study(name, NO_RELU)
-    results = [gaussianity(part.name, part.pre) for part in found if part.pre is not None]
+    results = [gaussianity(part.name, part.pre) for part in specimen.before_relu if part.pre is not None]
     first = results[0]
     others = ", ".join(f"{result.name} {result.mean_p:.3f}" for result in results[1:])
     line = (
-        f"chi-square, {first.bins} bins of equal probability, {first.degrees} degrees of freedom: mean p {first.mean_p:.3f} on ID"
+        f"chi-square, {BINS} bins of equal probability, {DEGREES} degrees of freedom: mean p {first.mean_p:.3f} on ID"
         f" ({100 * first.accepted:.0f} % of the images pass at 5 %); OOD: {others}"
     )
     figure, (left, right) = style.new_figure(1, 2, size=(10.4, 0.36 * len(results) + 1.9), width_ratios=(1.25, 1))
@@ -155,9 +138,7 @@ def study(specimen: Specimen) -> Study:
     plot_shape([first, *_extremes(results[1:])], right)
     numbers = {result.name: {"mean_p": result.mean_p, "accepted": result.accepted} for result in results}
     alt = f"Mean chi-square p-value of pre-ReLU activations by set, and their distribution. {line}"
-    return Study(
-        name, line, {"bins": first.bins, "degrees": first.degrees, "sets": numbers}, {"gaussianity": (figure, alt)}
-    )
+    return Study(line, {"bins": BINS, "degrees": DEGREES, "sets": numbers}, {"gaussianity": (figure, alt)})
 
 
 def _extremes(results: Sequence[Gaussianity]) -> list[Gaussianity]:

@@ -14,7 +14,7 @@ from idness.activations.forward import SetActivations
 from idness.core.errors import InputError
 from idness.core.types import Activations
 from idness.detectors.kernels import scale_ratio
-from idness.paper.studies.specimen import SIGNED, Specimen, Study
+from idness.paper.studies.specimen import Specimen, Study
 from idness.report import style
 
 PERCENTILE = 85.0
@@ -47,9 +47,9 @@ def ish_weights(acts: Activations, percentile: float = 85.0) -> Weights:
     return Weights(factors / factors.mean(), percentile)
 
 
-def plot_weights(weights: Weights, ax: Any = None) -> Any:
+def plot_weights(weights: Weights) -> Any:
     """Draw the distribution of the weights."""
-    ax = style.axes_or_new(ax)
+    ax = style.axes_or_new()
     low, high = np.percentile(weights.values, [0.2, 99.8])
     edges = np.linspace(low, high if high > low else low + 1, 51)
     with style.house_style():
@@ -63,13 +63,9 @@ def plot_weights(weights: Weights, ax: Any = None) -> Any:
 
 
 def plot_extremes(weights: Weights, read: Reader, labels: Sequence[str] = (), *, count: int = 10) -> Any:
-    """Draw the images that weigh most and least as thumbnails with their weights, and give the figure.
+    """Draw the images that weigh most and least, `count` of either, with weights and class names, and give the figure.
 
-    Args:
-        weights: what `ish_weights` gave for the same images.
-        read: gives the pictures of some rows, uint8 (height, width, 3) each.
-        labels: a class name per image, or none.
-        count: how many at either end.
+    `read` gives the pictures of some rows, uint8 (height, width, 3) each.
     """
     if labels and len(labels) != len(weights.values):
         raise InputError(f"plot_extremes: needs one label per weight ({len(weights.values)}), got {len(labels)}")
@@ -90,9 +86,6 @@ def plot_extremes(weights: Weights, read: Reader, labels: Sequence[str] = (), *,
 
 def study(specimen: Specimen) -> Study:
     """Weigh the training images, or the test images where there are none."""
-    name = "ISH"
-    if specimen.signed:
-        return Study(name, SIGNED)
     part = specimen.train or specimen.ids
     weights = ish_weights(part.acts, PERCENTILE)
     kind = "training" if specimen.train else "test"
@@ -119,7 +112,7 @@ def study(specimen: Specimen) -> Study:
         "most": most.tolist(),
         "least": least.tolist(),
     }
-    return Study(name, line, numbers, figures)
+    return Study(line, numbers, figures)
 
 
 def _class_names(specimen: Specimen, part: SetActivations) -> list[str]:

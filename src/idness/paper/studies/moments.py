@@ -11,22 +11,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idness.core.errors import InputError
-from idness.metrics import auroc
-from idness.paper.studies.specimen import NO_RELU, Specimen, Study, small_axes
+from idness.paper.studies.specimen import Specimen, Study, counted, plot_chances
 from idness.report import style
 
 Array = NDArray[np.float64]
+MOST = 150
+"""Points drawn per set."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Keeps the moments of one set of images, one value per image.
-
-    Args:
-        name: the set.
-        mean: mean over the D pre-ReLU activations.
-        variance: their variance.
-    """
+    """Keeps mean and variance over the D pre-ReLU activations of each image of a set."""
 
     name: str
     mean: Array
@@ -52,25 +47,13 @@ def moments(name: str, values: Tensor) -> Moments:
     return Moments(name, array.mean(axis=1), array.var(axis=1))
 
 
-def gap(ids: Moments, oods: Moments) -> float:
-    """Compute the chance that an ID image has a higher mu/sigma than an OOD image; the paper assumes more than one half."""
-    return auroc(ids.gamma, oods.gamma)
-
-
-def plot_moments(ids: Moments, oods: Sequence[Moments], ax: Any = None, *, most: int = 150) -> Any:
-    """Draw variance against mean, one point per image, and each set's centre.
-
-    Args:
-        ids: ID.
-        oods: OOD sets.
-        ax: axes to draw on.
-        most: points drawn per set, evenly picked.
-    """
-    ax = style.axes_or_new(ax, size=(5.6, 3.6))
+def plot_moments(ids: Moments, oods: Sequence[Moments]) -> Any:
+    """Draw variance against mean, one point per image, evenly picked where there are many, and each set's centre."""
+    ax = style.axes_or_new(size=(5.6, 3.6))
     with style.house_style():
         for index, part in enumerate([ids, *oods]):
             look = _look(index)
-            picked = np.linspace(0, len(part.mean) - 1, min(most, len(part.mean))).astype(int)
+            picked = np.linspace(0, len(part.mean) - 1, min(MOST, len(part.mean))).astype(int)
             ax.scatter(
                 part.mean[picked],
                 part.variance[picked],
@@ -80,8 +63,6 @@ def plot_moments(ids: Moments, oods: Sequence[Moments], ax: Any = None, *, most:
                 alpha=0.28,
                 linewidths=0,
             )
-        for index, part in enumerate([ids, *oods]):
-            look = _look(index)
             centre = np.median(part.mean), np.median(part.variance)
             ax.plot(
                 *centre,
@@ -108,38 +89,21 @@ def _look(index: int) -> style.Mark:
     return style.mark(index)._replace(colour=style.PALETTE[1 + place], marker=marker)
 
 
-def plot_gamma(ids: Moments, oods: Moments, ax: Any = None, *, legend: bool = True) -> Any:
-    """Draw histograms of mu/sigma, ID against one OOD set."""
-    ax = style.axes_or_new(ax)
-    style.two_histograms(ax, ids.gamma, oods.gamma, (ids.name, "OOD"))
-    if legend:
-        style.legend(ax, fontsize=7)
-    title = f"{oods.name}: ID higher {100 * gap(ids, oods):.0f} %"
-    return style.headline(ax, title, x="μ/σ before the ReLU")
-
-
 def study(specimen: Specimen) -> Study:
     """Measure every set."""
-    name = "Mean and variance"
-    found = specimen.before_relu
-    if not found:
-        return Study(name, NO_RELU)
-    ids, *oods = [moments(part.name, part.pre) for part in found if part.pre is not None]
-    gaps = {part.name: gap(ids, part) for part in oods}
-    higher = [part for part, value in gaps.items() if value > 0.5]
+    ids, *oods = [moments(part.name, part.pre) for part in specimen.before_relu if part.pre is not None]
+    gammas = {part.name: part.gamma for part in oods}
+    grid, chances = plot_chances(ids.gamma, gammas, "higher", x="μ/σ before the ReLU")
     line = (
         f"mu/sigma before the ReLU is {ids.typical:.2f} on ID; the paper's assumption that it is higher than on OOD holds for"
-        f" {len(higher)} of {len(gaps)} sets ({', '.join(f'{part} {100 * value:.0f} %' for part, value in gaps.items())} of pairs)"
+        f" {counted(chances)}"
     )
-    grid, axes = small_axes(len(oods))
-    for part, ax in zip(oods, axes, strict=True):
-        plot_gamma(ids, part, ax, legend=part is oods[0])
     numbers = {
         part.name: {
             "mean": float(part.mean.mean()),
             "variance": float(part.variance.mean()),
             "mu_sigma": part.typical,
-            "id_higher": gaps.get(part.name),
+            "id_higher": chances.get(part.name),
         }
         for part in (ids, *oods)
     }
@@ -148,4 +112,4 @@ def study(specimen: Specimen) -> Study:
         "moments": (scatter, f"Mean and variance of pre-ReLU activations. {line}"),
         "mu-sigma": (grid, f"Histograms of mu/sigma. {line}"),
     }
-    return Study(name, line, {"sets": numbers}, figures)
+    return Study(line, {"sets": numbers}, figures)

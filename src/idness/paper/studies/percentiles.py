@@ -14,7 +14,7 @@ from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, fit_many, score_many
 from idness.detectors.registry import build
 from idness.metrics import auroc
-from idness.paper.studies.specimen import SIGNED, Specimen, Study
+from idness.paper.studies.specimen import Specimen, Study
 from idness.report import style
 
 PERCENTILES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 93.0, 95.0, 97.0, 99.0)
@@ -25,21 +25,15 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sweep:
-    """Keeps AUROC by percentile, averaged over OOD sets.
-
-    Args:
-        percentiles: the values of p, in percent.
-        auroc: one curve for each of `scaling`, `both`, `pruning`.
-        plain: AUROC of the energy without any shaping.
-    """
+    """Keeps AUROC by percentile, averaged over OOD sets: curves of `scaling`, `both` and `pruning`, and of the energy `plain`."""
 
     percentiles: tuple[float, ...]
     auroc: dict[str, Array]
     plain: float
 
-    def best(self, kind: str = "scaling", *, lowest: float = 0.0) -> float:
-        """Give the percentile of at least `lowest` with the highest AUROC; the first of equals."""
-        allowed = np.where(np.array(self.percentiles) >= lowest, self.auroc[kind], -1.0)
+    def best(self, *, lowest: float = 0.0) -> float:
+        """Give the percentile of at least `lowest` at which scaling has the highest AUROC; the first of equals."""
+        allowed = np.where(np.array(self.percentiles) >= lowest, self.auroc["scaling"], -1.0)
         return self.percentiles[int(allowed.argmax())]
 
 
@@ -93,9 +87,6 @@ def plot_sweep(result: Sweep, ax: Any = None, *, title: str = "AUROC against the
 
 def study(specimen: Specimen) -> Study:
     """Sweep near and far sets."""
-    name = "Percentile"
-    if specimen.signed:
-        return Study(name, SIGNED)
     groups = specimen.groups
     figure, axes = style.new_figure(1, len(groups), size=(5.2 * len(groups), 3.5), squeeze=False)
     words, numbers = [], {}
@@ -109,12 +100,8 @@ def study(specimen: Specimen) -> Study:
         curves = {kind: curve.round(5).tolist() for kind, curve in found.auroc.items()}
         numbers[group] = {"percentiles": found.percentiles, "ebo": found.plain, "best": found.best()} | curves
     line = "; ".join(words)
-    return Study(
-        name,
-        line,
-        numbers,
-        {"percentiles": (figure, f"AUROC against the percentile for scaling, pruning and both. {line}")},
-    )
+    alt = f"AUROC against the percentile for scaling, pruning and both. {line}"
+    return Study(line, numbers, {"percentiles": (figure, alt)})
 
 
 def sweep_of(specimen: Specimen, members: Mapping[str, SetActivations]) -> Sweep:

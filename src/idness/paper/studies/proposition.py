@@ -16,7 +16,6 @@ activations, Q_p the sum of those above the p-quantile. What is found:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,21 +114,20 @@ def fraction_of_c(c: float) -> float:
     return float(ndtr(found))
 
 
-def simulated_share(p: float, gamma: float, *, width: int = 2048, images: int = 400, seed: int = 0) -> float:
+def simulated_share(p: float, gamma: float, *, images: int) -> float:
     """Simulate Q_p/Q on rectified Gaussians with the very function that SCALE uses."""
     check_fraction("simulated_share", "p", p)
-    generator = torch.Generator().manual_seed(seed)
-    rows = (torch.randn(images, width, generator=generator) + gamma).clamp(min=0)
+    rows = (torch.randn(images, 2048, generator=torch.Generator().manual_seed(0)) + gamma).clamp(min=0)
     return float((1 / scale_ratio(rows, 100 * p)).mean())
 
 
-def plot_c(ax: Any = None, *, marked: Sequence[float] = (0.65, 0.85, 0.95)) -> Any:
+def plot_c(ax: Any = None) -> Any:
     """Draw C(p) as the formula gives it."""
     ax = style.axes_or_new(ax)
     p = np.linspace(0.01, 0.995, 400)
     with style.house_style():
         ax.plot(100 * p, c_factor(p), color=style.ID_COLOUR)
-        for value in marked:
+        for value in (0.65, 0.85, 0.95):
             height = float(c_factor(value))
             ax.plot(100 * value, height, "o", color=style.ID_COLOUR, markeredgecolor=style.PAPER, markersize=7)
             ax.annotate(
@@ -147,13 +145,13 @@ def plot_c(ax: Any = None, *, marked: Sequence[float] = (0.65, 0.85, 0.95)) -> A
     return style.headline(ax, "C(p), as the formula gives it", x="percentile p", y="C(p)")
 
 
-def plot_shares(gammas: Sequence[float] = (-1.0, 0.0, 1.0, 2.0), ax: Any = None, *, images: int = 60) -> Any:
+def plot_shares(ax: Any = None, *, images: int = 60) -> Any:
     """Draw Q_p/Q: exact as lines, simulated as markers, the paper's approximation as thin lines."""
     ax = style.axes_or_new(ax, size=(5.8, 3.6))
     p = np.linspace(0.02, 0.98, 200)
     spots = np.linspace(0.1, 0.95, 9)
     with style.house_style():
-        for index, gamma in enumerate(gammas):
+        for index, gamma in enumerate((-1.0, 0.0, 1.0, 2.0)):
             look = style.mark(index)
             ax.plot(100 * p, kept_share(p, gamma), color=look.colour, linestyle=look.line, label=f"μ/σ = {gamma:g}")
             drawn = [simulated_share(float(s), gamma, images=images) for s in spots]
@@ -171,7 +169,7 @@ def study(specimen: Specimen) -> Study:
     """Apply the proposition to the mean mu/sigma of every set."""
     figure, (left, right) = style.new_figure(1, 2, size=(10.4, 3.5))
     plot_c(left)
-    plot_shares(ax=right)
+    plot_shares(right)
     line = "C(p) rises strictly (1.55 at 85, 2.06 at 95); Q_p/Q is smaller for the higher mu/sigma at every p above the share of zeros"
     numbers: dict[str, Any] = {"c": {str(p): float(c_factor(p / 100)) for p in (65, 85, 90, 95)}}
     found = specimen.before_relu
@@ -185,4 +183,4 @@ def study(specimen: Specimen) -> Study:
         line += f"; here that is p above {start:.0f}, and then ID ratios should be larger than those of {listed}"
         numbers["range"] = {part: [value.low, value.high] for part, value in reach.items()}
     alt = f"C(p), and the share of the sum that is kept, exact, simulated and as the paper approximates it. {line}"
-    return Study("The proposition", line, numbers, {"proposition": (figure, alt)})
+    return Study(line, numbers, {"proposition": (figure, alt)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,38 +15,25 @@ from idness.benchmark.protocol import GROUPS, Benchmark
 from idness.benchmark.settings import Settings
 from idness.core.progress import Listener
 from idness.core.types import Head
+from idness.metrics import Scores, auroc
 from idness.report import style
 
 COLUMNS = 4
-SIGNED = "does not apply: features are negative in part, so sums of them mean nothing"
-NO_RELU = "does not apply: the features do not come out of a single ReLU"
 
 
 @dataclass
 class Study:
     """Reports what one analysis found: a line of words, numbers, and figures by file name with what they show."""
 
-    name: str
     line: str
     numbers: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    name: str = ""
 
 
 @dataclass
 class Specimen:
-    """Keeps all that the analyses look at: a network's head, and activations of ID and OOD sets.
-
-    Args:
-        title: network and benchmark, for headings.
-        head: the final layer.
-        ids: the ID test set.
-        near: near OOD sets by name.
-        far: far OOD sets by name.
-        train: ID training images.
-        val: ID validation images.
-        ood_val: OOD validation sets by name.
-        classes: names of the classes.
-    """
+    """Keeps all that the analyses look at: a network's head, and activations of ID and OOD sets; `ids` is the ID test set."""
 
     title: str
     head: Head
@@ -113,12 +100,24 @@ def take_specimen(
     )
 
 
-def small_axes(count: int) -> tuple[Any, list[Any]]:
-    """Make small axes for a number of sets."""
-    columns = min(COLUMNS, count)
-    rows = -(-count // columns)
+def plot_chances(ids: Scores, oods: Mapping[str, Scores], word: str, x: str) -> tuple[Any, dict[str, float]]:
+    """Draw histograms of a number, ID against each OOD set, and give the chances that an ID image has the larger one."""
+    chances = {name: auroc(ids, values) for name, values in oods.items()}
+    columns = min(COLUMNS, len(oods))
+    rows = -(-len(oods) // columns)
     figure, axes = style.new_figure(rows, columns, size=(2.9 * columns, 2.35 * rows), squeeze=False)
-    flat = list(axes.ravel())
-    for spare in flat[count:]:
+    for spare in axes.flat[len(oods) :]:
         spare.remove()
-    return figure, flat[:count]
+    for place, (ax, (name, values)) in enumerate(zip(axes.flat, oods.items(), strict=False)):
+        style.two_histograms(ax, ids, values, ("ID", "OOD"))
+        if place == 0:
+            style.legend(ax, fontsize=7)
+        style.headline(ax, f"{name}: ID {word} {100 * chances[name]:.0f} %", x=x)
+    return figure, chances
+
+
+def counted(chances: Mapping[str, float]) -> str:
+    """Say on how many sets ID images are likelier to have the larger number, and how likely on each."""
+    larger = sum(chance > 0.5 for chance in chances.values())
+    listed = ", ".join(f"{name} {100 * chance:.0f} %" for name, chance in chances.items())
+    return f"{larger} of {len(chances)} sets ({listed} of pairs)"

@@ -62,14 +62,7 @@ def plot_tradeoff(
     plain: float | None = None,
     title: str = "ID accuracy against OOD detection",
 ) -> Any:
-    """Draw each method as a labelled point; up and to the right is better.
-
-    Args:
-        points: the methods.
-        ax: axes to draw on.
-        plain: the accuracy of the network as it is, marked by a line.
-        title: the heading.
-    """
+    """Draw each method as a labelled point; up and to the right is better. A line marks the accuracy of the plain network."""
     ax = style.axes_or_new(ax, size=(6.4, 4.2))
     order = sorted(points, key=lambda point: -point.auroc)
     shown = [point for point in order if point.auroc >= order[0].auroc - REACH]
@@ -168,6 +161,5 @@ def study(specimen: Specimen) -> Study:
         )
         numbers[group] = {point.name: {"accuracy": point.accuracy, "auroc": point.auroc} for point in points}
     line = "; ".join(words)
-    return Study(
-        "Trade-off", line, numbers, {"tradeoff": (figure, f"ID accuracy against OOD detection of every method. {line}")}
-    )
+    alt = f"ID accuracy against OOD detection of every method. {line}"
+    return Study(line, numbers, {"tradeoff": (figure, alt)})
