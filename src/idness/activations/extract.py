@@ -39,14 +39,8 @@ def extract(
 ) -> Extracted:
     """Make sure that the store holds the activations of a set, or those of its images as an editor changes them.
 
-    Args:
-        network: runs over what is missing.
-        images: the set.
-        store: keeps the activations.
-        batch_size: how many images the network sees at once.
-        workers: how many threads decode images.
-        edit_with: changes the images; the store then holds what the network makes of the changed ones.
-        listener: hears of every image; the phase is the caller's, who may run several sets in one.
+    The network runs over what is missing. The listener hears of every image; the phase is the caller's, who may run several
+    sets in one.
     """
     if len(images) == 0:
         raise DataError(f"{images.source}: must hold at least one image, got none; check the folder or file")

@@ -106,16 +106,8 @@ def collect(
 ) -> SetActivations:
     """Run a set through a network and keep its activations in memory, or read it where it is activations.
 
-    Args:
-        network: what it runs through; none where only activations were given.
-        data: the set.
-        name: what it is called, where not by its source.
-        limit: the most images used, evenly picked.
-        distinct: whether to leave out images that were there before.
-        pre_relu: whether to keep what enters the final ReLU.
-        edit: changes the network's input; it gets a batch and the place of its first image.
-        edit_with: changes the input for a second look, as detectors that extend `InputEdit` do; not with `pre_relu`.
-        listener: hears of progress.
+    No network is needed for the latter. `name` is what the set is called, where not by its source, and `limit` the most images
+    used, evenly picked; all else is as in `run_images`.
     """
     name = name or data.source
     if isinstance(data, ActivationsSet):

@@ -47,16 +47,15 @@ class SetScores:
             swept={key: np.empty(count, np.float32) for key in swept},
             index=np.empty(count, np.int64),
             predicted=np.empty(count, np.int64),
-            labels=np.empty(count, np.int64),
             digests=np.zeros((count, 16), np.uint8),
         )
 
-    def cut(self, count: int, labelled: bool) -> SetScores:
+    def cut(self, count: int) -> SetScores:
         """Give back the room that was not needed."""
         self.scores = {row: values[:count] for row, values in self.scores.items()}
         self.swept = {key: values[:count] for key, values in self.swept.items()}
         self.index, self.predicted, self.digests = self.index[:count], self.predicted[:count], self.digests[:count]
-        self.labels = self.labels[:count] if labelled and self.labels is not None else None
+        self.labels = None if self.labels is None else self.labels[:count]
         return self
 
     @property
@@ -91,7 +90,8 @@ class Scorer:
         """
         # All room is made before the first shard: small arrays that stay among large ones that go scatter the memory.
         found = SetScores.with_room(count, list(self.detectors), list(self.sweep) if sweep else [])
-        labelled, place = True, 0
+        labels: Array | None = np.empty(count, np.int64)
+        place = 0
         for shard in shards:
             found.skipped += shard.skipped
             if not len(shard.acts):
@@ -104,12 +104,12 @@ class Scorer:
             found.index[span] = shard.index.numpy()
             found.predicted[span] = shard.acts.logits.argmax(dim=1).numpy()
             found.digests[span, : shard.digests.shape[1]] = shard.digests.numpy()
-            labelled = labelled and shard.acts.labels is not None
-            if labelled:
-                assert found.labels is not None
-                assert shard.acts.labels is not None
-                found.labels[span] = shard.acts.labels.numpy()
-        return found.cut(place, labelled)
+            if labels is None or shard.acts.labels is None:
+                labels = None
+            else:
+                labels[span] = shard.acts.labels.numpy()
+        found.labels = labels
+        return found.cut(place)
 
     def _score_shard(self, acts: Activations, found: SetScores, span: slice) -> None:
         for row, detector in self.detectors.items():

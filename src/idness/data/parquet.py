@@ -31,7 +31,7 @@ class TableSet(ImageSet):
     ) -> None:
         super().__init__(path.name)
         self._arrow, self._parquet = (
-            needed(name, "a Parquet data set", "tables", DataError) for name in ("pyarrow.ipc", "pyarrow.parquet")
+            needed(name, "a Parquet data set", "tables", DataError) for name in ("pyarrow", "pyarrow.parquet")
         )
         self._files = _tables(path, split)
         self._groups: list[tuple[Path, int]] = []

@@ -136,11 +136,9 @@ class Detector(ABC):
     def variants(self, grid: Mapping[str, Sequence[Any]] | None = None) -> list[Self]:
         """Make an unfitted copy for every combination in the search grid; options outside the grid stay as they are."""
         chosen = self.grid if grid is None else grid
-        names = list(chosen)
         copy: Any = self
-        return [
-            dataclasses.replace(copy, **dict(zip(names, values, strict=True))) for values in product(*chosen.values())
-        ]
+        settings = (dict(zip(chosen, values, strict=True)) for values in product(*chosen.values()))
+        return [dataclasses.replace(copy, **setting) for setting in settings]
 
     @final
     def state(self) -> dict[str, Tensor]:
