@@ -12,8 +12,7 @@ from scipy.stats import norm
 
 from idness.benchmark.answer import answer, conclude
 from idness.benchmark.evaluate import set_metrics
-from idness.benchmark.marks import mark
-from idness.benchmark.ranking import joint_level, mean_auroc, ood_weights, row_ranks
+from idness.benchmark.ranking import joint_level, mark, mean_auroc, ood_weights, row_ranks
 from idness.benchmark.results import Report
 from idness.core.errors import InputError, StoreError
 from idness.intervals import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from idness.activations.forward import run_images
+from idness.activations.forward import run_images, spans_of
 from idness.activations.store import SHARD, FeatureStore, Shard, ShardRef, empty_shard
 from idness.core.errors import DataError
 from idness.core.files import key_of, sha256_of
@@ -44,7 +44,7 @@ def extract(
     """
     if len(images) == 0:
         raise DataError(f"{images.source}: must hold at least one image, got none; check the folder or file")
-    spans = [(start, min(start + SHARD, len(images))) for start in range(0, len(images), SHARD)]
+    spans = spans_of(len(images), SHARD)
     keys = [_shard_key(network, images, *span, edit_with) for span in spans]
     refs = {key: store.find(key) for key in keys}
     missing = [(key, span) for key, span in zip(keys, spans, strict=True) if refs[key] is None]
@@ -80,9 +80,7 @@ def _run(
 ) -> Iterator[tuple[str, ShardRef]]:
     """Run the network over the missing shards and write each as soon as it is whole."""
     ends = {stop: key for key, (_, stop) in missing}
-    batches = [
-        (low, min(low + batch_size, stop)) for _, (start, stop) in missing for low in range(start, stop, batch_size)
-    ]
+    batches = [batch for _, (start, stop) in missing for batch in spans_of(stop, batch_size, start)]
     shard_parts: list[tuple[Batch, Activations | None]] = []
     for batch, found in run_images(
         network, images, spans=batches, workers=workers, edit_with=editor, listener=listener

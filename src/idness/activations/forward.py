@@ -77,7 +77,9 @@ def run_images(
         listener: hears of every image; the phase is the caller's, who may run several sets in one.
     """
     hear, seen = listener or Listener(), set[bytes]()
-    for batch in read_batches(images, network.preprocessing, spans or _spans(images, batch_size), workers=workers):
+    for batch in read_batches(
+        images, network.preprocessing, spans or spans_of(len(images), batch_size), workers=workers
+    ):
         kept = _fresh(batch, seen) if distinct else batch
         found = None
         if len(kept.pixels):
@@ -141,8 +143,9 @@ def collect(
     return SetActivations(name, acts, images, index, whole.pre, whole.rectifier, skipped, repeated)
 
 
-def _spans(images: ImageSet, size: int) -> list[tuple[int, int]]:
-    return [(start, min(start + size, len(images))) for start in range(0, len(images), size)]
+def spans_of(count: int, size: int, start: int = 0) -> list[tuple[int, int]]:
+    """Cut the places from `start` to `count` into ranges of at most `size`."""
+    return [(low, min(low + size, count)) for low in range(start, count, size)]
 
 
 def _fresh(batch: Batch, seen: set[bytes]) -> Batch:

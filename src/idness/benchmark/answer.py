@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from idness.benchmark.marks import mark
 from idness.benchmark.parts import Answer, Rival
-from idness.benchmark.ranking import ood_weights, rivals_of_best, row_ranks
+from idness.benchmark.ranking import mark, ood_weights, rivals_of_best, row_ranks
 from idness.benchmark.results import Report
 from idness.core.errors import InputError
 from idness.core.method_text import plain

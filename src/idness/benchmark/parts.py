@@ -132,17 +132,10 @@ class Rival:
 class Answer:
     """Says which row to use, in one sentence, and what that rests on.
 
-    Args:
-        kind: whether the row to use leads clearly, cannot be told apart from others, is behind another in hindsight, is the only
-            one, or none is of use.
-        use: the row to use.
-        best: the row with the highest mean AUROC on the test sets, in hindsight.
-        auroc: each row's mean AUROC, the best first.
-        intervals: the 95 % interval of each.
-        rivals: all other rows, the nearest first.
-        sentence: the answer.
-        evidence: further sentences: how sure it is, what speaks against it.
-        cost: what the row to use costs, in a sentence.
+    The row to use leads clearly, cannot be told apart from others, is behind another in hindsight, is the only one, or none is of
+    use. `best` has the highest mean AUROC on the test sets, in hindsight; `rivals` are all other rows, the nearest first. `auroc`
+    has each row's mean AUROC, the best first, and `intervals` where it lies at 95 %. The evidence says how sure the answer is and
+    what speaks against it; `cost` what the row to use costs.
     """
 
     kind: Literal["clear", "tie", "behind", "only", "useless"]

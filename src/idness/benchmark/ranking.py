@@ -1,14 +1,19 @@
-"""Ranks the rows of a report by their mean AUROC, and tells which of them the best one is ahead of."""
+"""Ranks the rows of a report, tells which of them the best one is ahead of, and marks it and those level with it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from idness.benchmark.parts import Rival
+from scipy.special import ndtri
+
+from idness.benchmark.parts import Metrics, Rival
 from idness.benchmark.results import Report
-from idness.intervals import Ranks, mean_auroc_difference, ranks
+from idness.intervals import Ranks, fpr_draws, mean_auroc_difference, ranks
+from idness.metrics import FPRS, Array
 
 LEVEL = 0.95
+DRAWS = 300
+"""Bootstrap draws: only their standard deviation is used."""
 
 
 def ood_weights(report: Report) -> dict[str, float]:
@@ -32,9 +37,9 @@ def row_ranks(report: Report, row: str, weights: Mapping[str, float]) -> Ranks:
     return ranks(report.scores.of(row, "id_test"), oods, list(weights.values()))
 
 
-def joint_level(rows: int, level: float = LEVEL) -> float:
+def joint_level(rows: int) -> float:
     """Give the level of each comparison with the best so that all of them hold together (Bonferroni)."""
-    return 1 - (1 - level) / max(rows - 1, 1)
+    return 1 - (1 - LEVEL) / max(rows - 1, 1)
 
 
 def rivals_of_best(found: Mapping[str, Ranks]) -> tuple[str, list[Rival]]:
@@ -44,3 +49,42 @@ def rivals_of_best(found: Mapping[str, Ranks]) -> tuple[str, list[Rival]]:
     leads = {row: mean_auroc_difference(found[best], found[row], level) for row in found if row != best}
     rivals = [Rival(row=row, lead=lead, tie=lead.low <= 0) for row, lead in leads.items()]
     return best, sorted(rivals, key=lambda rival: rival.lead.value)
+
+
+def mark(report: Report) -> None:
+    """Write the marks into a report that has scores; those of one metric and set or group hold together at 95 %."""
+    read, names, methods = report.scores.of, list(ood_weights(report)), report.methods
+    scores = {row: (read(row, "id_test"), [read(row, name) for name in names]) for row in methods}
+    draws = {metric: fpr_draws(scores, metric, report.recall, draws=DRAWS) for metric in FPRS}
+    columns = [
+        (sets, {row: methods[row].groups[group] for row in methods}) for group, sets in report.benchmark.groups.items()
+    ]
+    columns += [([name], {row: methods[row].sets[name] for row in methods}) for name in names]
+    for sets, found in columns:
+        if sets:
+            places = [names.index(name) for name in sets]
+            _write("auroc", found, *_by_auroc(report, sets))
+            for metric in FPRS:
+                drawn = {row: values[:, places].mean(axis=1) for row, values in draws[metric].items()}
+                _write(metric, found, *_by_fpr({row: getattr(found[row], metric) for row in methods}, drawn))
+
+
+def _by_auroc(report: Report, sets: Sequence[str]) -> tuple[str, list[str]]:
+    """Find the best row and its ties by DeLong's paired test."""
+    best, rivals = rivals_of_best({row: row_ranks(report, row, dict.fromkeys(sets, 1.0)) for row in report.methods})
+    return best, [rival.row for rival in rivals if rival.tie]
+
+
+def _by_fpr(values: Mapping[str, float], drawn: Mapping[str, Array]) -> tuple[str, list[str]]:
+    """Find the best row and its ties by a paired bootstrap."""
+    best = min(values, key=lambda row: values[row])
+    reach = -float(ndtri((1 - joint_level(len(values))) / 2))
+    errors = {row: float((drawn[row] - drawn[best]).std()) for row in values}
+    return best, [row for row in values if row != best and values[row] - values[best] <= reach * errors[row]]
+
+
+def _write(metric: str, found: Mapping[str, Metrics], best: str, ties: Sequence[str]) -> None:
+    for row, metrics in found.items():
+        metrics.marks.pop(metric, None)
+        if row == best or row in ties:
+            metrics.marks[metric] = "best" if row == best else "tie"

@@ -127,13 +127,10 @@ class NpzSet(ImageSet):
 
 
 def _as_rgb(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    if image.ndim == 2:
-        return np.repeat(image[:, :, None], 3, axis=2)
-    if image.shape[2] == 3:
-        return image
+    image = image[:, :, None] if image.ndim == 2 else image
     if image.shape[2] == 1:
         return np.repeat(image, 3, axis=2)
-    return np.ascontiguousarray(image.transpose(1, 2, 0))
+    return image if image.shape[2] == 3 else np.ascontiguousarray(image.transpose(1, 2, 0))
 
 
 def _check_images(name: str, dtype: Any, shape: tuple[int, ...]) -> None:

@@ -19,11 +19,7 @@ from idness.data.sets import ImageSet, Picture, pick
 class TableSet(ImageSet):
     """Reads images from tables with a column of encoded images, one row group in memory at a time.
 
-    Args:
-        path: a .parquet or .arrow file, or a folder of them.
-        images: the column of images; guessed if not given.
-        labels: the column of labels; guessed if not given.
-        split: how the names of a folder's files begin, such as `test`.
+    The columns of images and labels are guessed where they are not given; `split` is how the names of a folder's files begin.
     """
 
     def __init__(

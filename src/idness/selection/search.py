@@ -24,13 +24,8 @@ from idness.metrics import auroc
 class Choice:
     """Holds the fitted detector of a row, and tells how its options came about.
 
-    Args:
-        detector: fitted, with the chosen options.
-        chosen_by: `validation`, `given` (by the user) or `default` (nothing to choose, or nothing to choose by).
-        auroc: its AUROC on validation data.
-        tried: the options of every setting that was scored, with its AUROC.
-        dropped: the settings that could not be used, each with its reason.
-        seconds: time spent on fitting and on searching.
+    They are chosen by `validation`, `given` (by the user) or `default` (nothing to choose, or nothing to choose by). `tried` are the
+    settings that were scored on validation data, `dropped` those that could not be used, each with its reason.
     """
 
     detector: Detector

@@ -103,7 +103,8 @@ def examine(
     if ood is not None and real is None:
         findings.insert(-1, Finding("OOD images", f"{len(ood)} are too few to choose by, which needs {ENOUGH}"))
     if findings[-1].good is False or len(acts) < ENOUGH:
-        return Diagnosis(SAFE, _unmeasured(findings[-1].text), findings=tuple(findings))
+        reason = f"which is safe on every network that was tried; nothing was measured here: {findings[-1].text}"
+        return Diagnosis(SAFE, f"Use {SAFE}, {reason}.", findings=tuple(findings))
     teach, ids = (acts[::2], acts[1::2]) if learn is None else (learn, acts)
     found = recommend(head, teach, ids, ood=real, pseudo=pseudo)
     gains = scale_gains(head, ids, real or pseudo or {}) if real or pseudo else {}
@@ -181,10 +182,6 @@ def _methods(found: Recommendation) -> list[Finding]:
     text = ", ".join(f"{name} {100 * value:.1f}" for name, value in shown)
     where = "your OOD images" if found.measured_on == "ood" else "stand-ins for OOD images"
     return [Finding("methods", f"AUROC on {where}, best first: {text}")]
-
-
-def _unmeasured(reason: str) -> str:
-    return f"Use {SAFE}, which is safe on every network that was tried; nothing was measured here: {reason}."
 
 
 def harmed_by_scaling(gains: Mapping[float, float], percentile: float) -> str | None:

@@ -65,14 +65,8 @@ def make_fabric(precision: str) -> Any:
 class Trainer:
     """Trains one objective on one image set; `run` does it all.
 
-    Args:
-        objective: the network inside its training method.
-        train: images to learn from.
-        settings: what decides the run.
-        val: images to count right answers on after each epoch.
-        out: folder for checkpoints, log and weights; None keeps everything in memory.
-        facts: what else must be the same for a resumed run, kept in the checkpoint and in the weights' metadata.
-        log: where progress goes.
+    Right answers are counted on `val` after each epoch. Checkpoints, log and weights go to the folder `out`, where there is one.
+    `facts` must be the same for a resumed run too; they are kept in the checkpoint and in the weights' metadata.
     """
 
     objective: Objective

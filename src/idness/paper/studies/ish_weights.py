@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -124,8 +125,4 @@ def _class_names(specimen: Specimen, part: SetActivations) -> list[str]:
 
 def _common(labels: Sequence[str], rows: np.ndarray[Any, Any]) -> str:
     """Count the classes of some rows, the commonest first."""
-    listed = [labels[row] for row in rows]
-    return ", ".join(
-        f"{listed.count(label)} {label}"
-        for label in sorted(set(listed), key=lambda label: (-listed.count(label), label))[:3]
-    )
+    return ", ".join(f"{count} {label}" for label, count in Counter(labels[row] for row in rows).most_common(3))
