@@ -19,10 +19,8 @@ from idness.metrics import Array, Scores
 class Ranks:
     """Keeps where one method's images stand among those of the other side: all that DeLong's intervals and tests need.
 
-    Args:
-        by_id: for each ID image, the weighted mean over the sets of the share of OOD images below it.
-        by_ood: for each set and OOD image, the share of ID images above it.
-        weights: the weight of each set in the mean; they sum to one.
+    For each ID image, the mean over the sets, by their weights, of the share of OOD images below it; for each set and OOD image,
+    the share of ID images above it. The weights sum to one.
     """
 
     by_id: Array

@@ -37,5 +37,9 @@ class Residual(Detector):
         for detector, space in zip(detectors, spaces, strict=True):
             detector.origin_, detector.space_ = origin, space
 
+    def residual(self, acts: Activations) -> Tensor:
+        """Measure the part of the features that lies outside the principal space."""
+        return lengths((acts.features.double() - self.origin_) @ self.space_)
+
     def rate(self, acts: Activations) -> Tensor:
-        return -lengths((acts.features.double() - self.origin_) @ self.space_).float()
+        return -self.residual(acts).float()

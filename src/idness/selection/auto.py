@@ -38,15 +38,10 @@ MOST = 5_000
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Says what to use on a network and why, in the words that every command shows.
+    """Says what to use on a network and why, in the words that every command shows; the detector is not fitted yet.
 
-    Args:
-        detector: the detector with its options, not fitted yet.
-        why: the reason, in one sentence.
-        risk: the runner-up, and what it costs to be wrong, in one sentence; empty where nothing was measured.
-        aurocs: by method as the command line takes it, the AUROC that the recommendation rests on, best first.
-        measured_on: `ood`, `pseudo-ood`, or nothing.
-        left_out: methods that could not be tried, each with the reason.
+    `risk` names the runner-up and what it costs to be wrong. `aurocs` are those that the recommendation rests on, by method as the
+    command line takes it, best first, `measured_on` `ood`, `pseudo-ood` or nothing; `left_out` could not be tried, and why.
     """
 
     detector: Detector
