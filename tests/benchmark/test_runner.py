@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from idness.benchmark import Settings, run
 from idness.benchmark.results import Report
@@ -240,7 +240,7 @@ def test_a_set_without_any_good_image_stops(place: Path, tmp_path: Path) -> None
     ("old", "new", "message"),
     [
         ('["red", "green", "blue", "yellow"]', "5", "has 5 classes, the network gives 4"),
-        ("far.npz", "nowhere.npz", "grey: not found: nowhere.npz"),
+        ("far.npz", "nowhere.npz", "grey: nowhere.npz does not exist"),
         ('"far.npz"', '{ path = "far.npz", images = "pix" }', "has no array 'pix'"),
         ("mean = ", "men = ", "unknown option 'men'"),
     ],
@@ -286,6 +286,18 @@ def test_activations_of_other_programs(report: Report, place: Path, tmp_path: Pa
         assert other.methods[row].options == report.methods[row].options
         assert other.methods[row].sets["grey"].auroc == pytest.approx(report.methods[row].sets["grey"].auroc, abs=0.002)
     assert not (tmp_path / "cache").exists()
+    for file in tmp_path.glob("*.safetensors"):
+        arrays = {name: value.numpy() for name, value in load_file(file).items() if name != "logits"}
+        np.savez(file.with_suffix(".npz"), **arrays)
+    (tmp_path / "npz.toml").write_text(text.replace(".safetensors", ".npz"))
+    bare = run(tmp_path / "npz.toml", None, Settings(cache=tmp_path / "cache", methods=("ebo", "scale")))
+    assert bare.methods["scale"].sets["grey"].auroc == pytest.approx(
+        other.methods["scale"].sets["grey"].auroc, abs=1e-6
+    )
+    wrong = np.load(tmp_path / "test.npz")
+    np.savez(tmp_path / "test.npz", features=wrong["features"], labels=wrong["labels"] + 70)
+    with pytest.raises(DataError, match=r"id_test: labels must be in \[0, 3\], got 70 to 73"):
+        run(tmp_path / "npz.toml")
     (tmp_path / "acts.toml").write_text(text.replace('head = "head.safetensors"', ""))
     with pytest.raises(DataError, match="needs head"):
         run(tmp_path / "acts.toml")

@@ -93,7 +93,8 @@ def test_template(tmp_path: Path) -> None:
         (("--precision", "fp8"), "precision must be one of"),
         (("--fpr", "95"), "fpr must be"),
         (("--batch-size", "0"), "batch_size must be"),
-        (("--data", "nowhere"), "--data must be a folder"),
+        (("--data", "nowhere"), "--data nowhere does not exist"),
+        (("--data", "net.py"), "--data net.py is no folder"),
         (("--device", "abacus"), "device must be"),
     ],
 )

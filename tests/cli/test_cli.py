@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
 from idness.cli import COMMANDS, GROUPS, with_flags
 from tests.cli.running import PROCESS, idness
@@ -93,7 +94,7 @@ def test_an_error_of_the_library_names_the_flag(tmp_path):
     (tmp_path / "mine.toml").write_text('[id]\ntest = "a"\n[far]\nb = "b"\n')
     done = idness("bench", tmp_path / "mine.toml", "--data", tmp_path / "nowhere")
     assert done.returncode == 2
-    assert "idness: --data must be a folder, got" in done.stderr
+    assert f"idness: --data {tmp_path / 'nowhere'} does not exist" in done.stderr
 
 
 def test_the_shell_completes_commands_and_flags(tmp_path):
@@ -137,3 +138,37 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(monkeypatch, tmp_path, words,
     assert done.returncode == 130
     assert done.stderr.startswith(f"idness: {told}")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("bench --data nosuch", "--data nosuch does not exist"),
+        ("bench nosuch.toml", "nosuch.toml does not exist; idness bench --init writes a template"),
+        ("calibrate cifar6:base --data nosuch", "--data nosuch does not exist"),
+        ("calibrate cifar6:base --data . --ood nosuch", "--ood nosuch does not exist"),
+        ("calibrate cifar6:base --data . --train nosuch", "--train nosuch does not exist"),
+        ("doctor cifar6:base --data nosuch", "--data nosuch does not exist"),
+        ("doctor cifar6:base --ood nosuch", "--ood nosuch does not exist"),
+        ("train --data nosuch --out here", "nosuch does not exist; it must hold one subfolder of images per class"),
+        ("reproduce --data nosuch", "--data nosuch does not exist"),
+        ("analyze --data nosuch", "--data nosuch does not exist"),
+        ("score nosuch .", "nosuch does not exist; make a guard with idness calibrate"),
+        ("compare nosuch", "nosuch does not exist; give a folder that idness bench wrote"),
+    ],
+)
+def test_what_was_given_and_is_not_there_is_said_not_to_exist(words, message, tmp_path):
+    Image.new("RGB", (32, 32)).save(tmp_path / "one.png")
+    done = idness(*words.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr.splitlines()[-1]
+    assert len(done.stderr.splitlines()) == 1  # before anything runs
+    assert [file.name for file in tmp_path.iterdir()] == ["one.png"]
+
+
+@pytest.mark.parametrize("words", ["bench --methods nosuch", "calibrate cifar6:base --data . --method nosuch"])
+def test_an_unknown_method_gets_the_known_ones_each_once(words, tmp_path):
+    listed = idness(*words.split(), cwd=tmp_path).stderr.partition("known are ")[2].strip().split(", ")
+    assert "scale" in listed
+    assert sorted(listed) == listed == sorted(set(listed))
+    assert [name for name in listed if name.startswith("ash")] == ["ash-b", "ash-p", "ash-s"]

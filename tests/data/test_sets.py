@@ -4,6 +4,7 @@ import io
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from idness.core.errors import DataError, IdnessError
+from idness.core.types import Head
 from idness.data import ActivationsSet, ArraySet, ImageSet, NpzSet, Preprocessing, folder_set, open_set, read_batches
 from idness.data.torchvision_sets import _wrapped
 
@@ -142,7 +144,7 @@ def test_npz_that_cannot_be_used_is_told(tmp_path: Path) -> None:
         ("names", "which array"),
         ("short", "one label per image"),
         ("bad", "no .npz"),
-        ("object", "uint8"),
+        ("object", "holds Python objects, which could run code"),
     ):
         with pytest.raises(DataError, match=message):
             NpzSet(tmp_path / f"{name}.npz")
@@ -251,20 +253,83 @@ def test_torchvision_sets_of_arrays_and_of_single_images() -> None:
         assert np.array_equal(images_of(data), pixels(3))
 
 
-def test_activations_file(tmp_path: Path) -> None:
-    features, logits = torch.rand(7, 4), torch.rand(7, 3)
-    save_file({"features": features, "logits": logits, "labels": torch.arange(7) % 3}, tmp_path / "a.safetensors")
-    data = open_set("a.safetensors", tmp_path)
+@pytest.mark.parametrize("name", ["a.safetensors", "a.npz"])
+def test_activations_file(tmp_path: Path, name: str) -> None:
+    features, logits, labels = torch.rand(7, 4), torch.rand(7, 3), torch.arange(7) % 3
+    save_arrays(tmp_path / name, features=features, logits=logits, labels=labels)
+    data = open_set(name, tmp_path)
     assert isinstance(data, ActivationsSet)
-    parts = list(data.batches(3))
-    assert [len(part) for part in parts] == [3, 3, 1]
-    assert torch.equal(torch.cat([part.features for part in parts]), features)
-    save_file({"logits": logits}, tmp_path / "b.safetensors")
-    with pytest.raises(DataError, match="features and logits"):
-        open_set("b.safetensors", tmp_path)
-    (tmp_path / "c.safetensors").write_bytes(b"junk")
-    with pytest.raises(DataError, match="no safetensors"):
-        open_set("c.safetensors", tmp_path)
+    assert (len(data), data.features, data.classes, data.label_range()) == (7, 4, 3, (0, 2))
+    for _ in range(2):
+        parts = list(data.batches(3))
+        assert [len(part) for part in parts] == [3, 3, 1]
+        for field, wanted in (("features", features), ("logits", logits), ("labels", labels)):
+            assert torch.equal(torch.cat([getattr(part, field) for part in parts]), wanted)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+def test_logits_are_made_by_the_head_where_they_are_missing(tmp_path: Path, suffix: str) -> None:
+    features, head = torch.rand(7, 4, dtype=torch.float64), Head(torch.rand(3, 4), torch.rand(3))
+    save_arrays(tmp_path / f"a{suffix}", features=features)
+    data = open_set(f"a{suffix}", tmp_path)
+    assert isinstance(data, ActivationsSet)
+    assert data.classes is None
+    assert data.label_range() is None
+    with pytest.raises(DataError, match="holds no logits, and there is no head to compute them"):
+        list(data.batches(4))
+    data.head = head
+    assert torch.equal(torch.cat([part.logits for part in data.batches(4)]), head(features.float()))
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"logits": (7, 3)}, "features"),
+        ({"features": (7,)}, r"features must be one row per image, got shape \(7,\)"),
+        (
+            {"features": (7, 4), "logits": (6, 3)},
+            r"logits must be one row per image, got shape \(6, 3\) beside \(7, 4\)",
+        ),
+        ({"features": (7, 4), "labels": (7, 1)}, r"labels must be one number per image"),
+    ],
+)
+def test_what_are_no_activations_is_told(tmp_path: Path, suffix: str, arrays: dict[str, Any], message: str) -> None:
+    save_arrays(tmp_path / f"a{suffix}", **{name: torch.zeros(shape) for name, shape in arrays.items()})
+    with pytest.raises(DataError, match=message):
+        open_set({"path": f"a{suffix}", "kind": "activations"}, tmp_path)
+
+
+def test_damaged_files_of_activations_are_told(tmp_path: Path) -> None:
+    for name in ("c.safetensors", "c.npz"):
+        (tmp_path / name).write_bytes(b"junk")
+        with pytest.raises(DataError, match="is no safetensors or .npz file of activations"):
+            open_set({"path": name, "kind": "activations"}, tmp_path)
+    np.savez(tmp_path / "d.npz", features=np.array([{}, {}], dtype=object))
+    with pytest.raises(DataError, match="holds Python objects, which could run code"):
+        open_set("d.npz", tmp_path)
+    np.savez_compressed(tmp_path / "e.npz", features=np.random.default_rng(0).random((50, 40)))
+    content = bytearray((tmp_path / "e.npz").read_bytes())
+    content[len(content) // 2] ^= 255
+    (tmp_path / "e.npz").write_bytes(content)
+    data = open_set("e.npz", tmp_path)
+    assert isinstance(data, ActivationsSet)
+    data.head = Head(torch.rand(3, 40))
+    with pytest.raises(DataError, match=r"e\.npz: is damaged"):
+        list(data.batches(10))
+
+
+def test_an_archive_with_features_can_hold_images_too(tmp_path: Path) -> None:
+    np.savez(tmp_path / "both.npz", features=np.zeros((3, 4)), images=pixels(3))
+    assert isinstance(open_set("both.npz", tmp_path), ActivationsSet)
+    assert isinstance(open_set({"path": "both.npz", "images": "images"}, tmp_path), NpzSet)
+
+
+def save_arrays(path: Path, **arrays: torch.Tensor) -> None:
+    if path.suffix == ".npz":
+        np.savez_compressed(path, **{name: value.numpy() for name, value in arrays.items()})
+    else:
+        save_file(arrays, path)
 
 
 def test_embedded_set() -> None:
@@ -277,7 +342,7 @@ def test_embedded_set() -> None:
 def test_first_place_that_exists_is_taken(tmp_path: Path) -> None:
     write_images(tmp_path / "second", 1)
     assert len(opened({"path": ["first", "second", "torchvision:SVHN"]}, tmp_path)) == 1
-    with pytest.raises(DataError, match="not found: first or third"):
+    with pytest.raises(DataError, match="first or third does not exist"):
         open_set({"path": ["first", "third"]}, tmp_path)
 
 

@@ -126,7 +126,7 @@ def test_damage_is_told_wherever_it_is(guard: Guard, tmp_path: Path) -> None:
 
 
 def test_missing_files_are_told(guard: Guard, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"nothing: holds no guard\.json; make a guard with idness calibrate"):
+    with pytest.raises(StoreError, match=r"nothing does not exist; make a guard with idness calibrate"):
         Guard.load(tmp_path / "nothing", guard.split)
     folder = guard.save(tmp_path / "guard")
     next(folder.glob("tensors-*")).unlink()

@@ -49,7 +49,7 @@ def test_everything_broken_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_no_folder_and_no_classes(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such folder"):
+    with pytest.raises(DataError, match="does not exist"):
         image_folder(tmp_path / "nowhere")
     with pytest.raises(DataError, match="at least 2 subfolders"):
         image_folder(tmp_path)

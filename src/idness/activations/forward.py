@@ -13,7 +13,7 @@ from torch import Tensor
 from idness.activations.prerelu import Capture, Rectifier, capture
 from idness.core.errors import DataError
 from idness.core.progress import Listener
-from idness.core.types import Activations, InputEditor
+from idness.core.types import Activations, Head, InputEditor
 from idness.data import ActivationsSet, Batch, ImageSet, read_batches
 from idness.data.sets import select
 from idness.data.thumbnails import SIDE, thumbnail
@@ -113,6 +113,9 @@ def collect(
     """
     name = name or data.source
     if isinstance(data, ActivationsSet):
+        if network is not None:
+            head = network.split.head
+            data.head = Head(head.weight.cpu(), head.offset.cpu())
         acts = Activations.concat(data.batches(4096))
         step = 1 if limit is None else max(1, -(-len(acts) // limit))
         return SetActivations(name, acts[::step])

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from zipfile import BadZipFile
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from idness.activations.store import SHARD, FeatureStore, Shard
-from idness.core.errors import DataError, StoreError
+from idness.core.errors import DataError, IdnessError, StoreError
 from idness.core.files import sha256
 from idness.core.types import Activations, Head
 from idness.data import ActivationsSet
@@ -73,13 +76,20 @@ def given(name: str, role: str, data: ActivationsSet) -> Source:
 
 
 def read_head(path: Path) -> tuple[Head, str]:
-    """Read a head, a safetensors file with weight and bias, and hash it."""
+    """Read a head, a safetensors or .npz file with weight and bias, and hash it."""
     try:
-        tensors = load_file(path)
+        tensors = _read_npz(path) if path.suffix == ".npz" else load_file(path)
         return Head(tensors["weight"], tensors.get("bias")), sha256(path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ValueError, BadZipFile) as error:
+        if isinstance(error, IdnessError):
+            raise
         raise DataError(
-            f"{path.name}: is missing or no safetensors file; head names a file with weight and bias"
+            f"{path.name}: is missing or no safetensors or .npz file; head names a file with weight and bias"
         ) from error
     except KeyError as error:
         raise StoreError(f"{path.name}: must hold weight (and bias), got {', '.join(tensors)}") from error
+
+
+def _read_npz(path: Path) -> dict[str, Tensor]:
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}

@@ -16,7 +16,7 @@ from idness.benchmark.settings import Settings
 from idness.core.errors import DataError, ModelError
 from idness.core.progress import Listener
 from idness.core.types import Head
-from idness.data import ImageSet, Preprocessing, embedded
+from idness.data import ActivationsSet, ImageSet, Preprocessing, embedded
 from idness.networks.opening import Network, open_network
 from idness.networks.precision import ChosenPrecision
 
@@ -80,23 +80,36 @@ def check_classes(bench: Benchmark, sets: Sequence[OpenSet], head: Head) -> None
         )
     for entry in sets:
         if not isinstance(entry.data, ImageSet):
-            if (entry.data.features, entry.data.classes) != (head.width, head.classes):
-                got = f"{entry.data.features} features and {entry.data.classes} logits"
-                raise DataError(
-                    f"{entry.name}: has {got} per image, the head {head.width} and {head.classes}; is it of another network?"
-                )
+            _check_activations(entry.name, entry.data, head, labelled=entry.is_id)
         elif entry.is_id and entry.data.labels is not None:
-            named, highest = len(entry.data.classes), int(entry.data.labels.max())
+            named, lowest, highest = len(entry.data.classes), int(entry.data.labels.min()), int(entry.data.labels.max())
+            if lowest < 0:
+                raise DataError(f"{entry.name}: labels must be in [0, {head.classes - 1}], got {lowest} to {highest}")
             if (named and named != head.classes) or highest >= head.classes:
                 raise DataError(
                     f"{entry.name}: has {max(named, highest + 1)} classes, the network gives {head.classes}; is it of other classes?"
                 )
 
 
+def _check_activations(name: str, data: ActivationsSet, head: Head, *, labelled: bool) -> None:
+    """Check that activations are of this head, which makes the logits where they have none."""
+    logits = head.classes if data.classes is None else data.classes
+    if (data.features, logits) != (head.width, head.classes):
+        raise DataError(
+            f"{name}: has {data.features} features and {logits} logits per image, the head {head.width} and {head.classes};"
+            " is it of another network?"
+        )
+    known = data.label_range() if labelled else None
+    if known is not None and (known[0] < 0 or known[1] >= head.classes):
+        raise DataError(f"{name}: labels must be in [0, {head.classes - 1}], got {known[0]} to {known[1]}")
+    data.head = Head(head.weight.cpu(), head.offset.cpu())
+
+
 def _given_head(bench: Benchmark, sets: Sequence[OpenSet], settings: Settings) -> Prepared:
     if bench.head is None:
         raise DataError(
-            f'benchmark {bench.name}: all sets are activations, so it needs head = "file.safetensors" with weight and bias, or model='
+            f"benchmark {bench.name}: all sets are activations, so it needs head = a safetensors or .npz file with weight and bias,"
+            " or model="
         )
     path = bench.root(settings.data) / bench.head
     head, digest = read_head(path)

@@ -90,7 +90,8 @@ class Benchmark:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: cannot be read; idness bench --init writes a template") from error
+            what = "cannot be read" if path.exists() else "does not exist"
+            raise DataError(f"{path} {what}; idness bench --init writes a template") from error
         return cls.from_text(text, path.stem, path.parent)
 
     @classmethod
@@ -127,7 +128,8 @@ class Benchmark:
         """Give the folder at which relative paths begin."""
         if data is not None:
             if not Path(data).is_dir():
-                raise DataError(f"data= must be a folder, got {str(data)!r}")
+                what = "is no folder" if Path(data).exists() else "does not exist"
+                raise DataError(f"data={str(data)!r} {what}; it must be the folder at which relative paths begin")
             return Path(data)
         if self.base is not None:
             return self.base

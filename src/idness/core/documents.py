@@ -94,7 +94,8 @@ class Document(Generic[T]):
         """Read the file itself or one that it names, and check its hash where that is known."""
         try:
             if not path.is_file():  # nor is a pipe or a device one, which would never end
-                raise StoreError(f"{path.parent}: holds no {path.name}; {self.absent}")
+                lacks = f": holds no {path.name}" if path.parent.exists() else " does not exist"
+                raise StoreError(f"{path.parent}{lacks}; {self.absent}")
             found = path.read_bytes()
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror or error}; {self.remedy}") from error

@@ -9,11 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from idness.data.activations import ActivationsSet
     from idness.data.arrays import ArraySet, NpzSet
     from idness.data.decoding import FORMATS, MAX_PIXELS, SUFFIXES, decode
     from idness.data.preprocessing import Preprocessing, preprocessing_for
     from idness.data.reading import Batch, read_batches
-    from idness.data.sets import ActivationsSet, FileSet, ImageSet, folder_set
+    from idness.data.sets import FileSet, ImageSet, folder_set
     from idness.data.sources import open_set
 
 __all__ = [
@@ -39,7 +40,8 @@ _HOMES = {
     "decoding": ("FORMATS", "MAX_PIXELS", "SUFFIXES", "decode"),
     "preprocessing": ("Preprocessing", "preprocessing_for"),
     "reading": ("Batch", "read_batches"),
-    "sets": ("ActivationsSet", "FileSet", "ImageSet", "folder_set"),
+    "activations": ("ActivationsSet",),
+    "sets": ("FileSet", "ImageSet", "folder_set"),
     "sources": ("open_set",),
 }
 

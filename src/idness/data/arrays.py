@@ -52,8 +52,7 @@ class NpzSet(ImageSet):
         super().__init__(path.name, None, classes)
         self.path = path
         try:
-            with zipfile.ZipFile(path) as archive:
-                names = [name.removesuffix(".npy") for name in archive.namelist()]
+            names = array_names(path)
             self.key = pick(path.name, "array", "images", images, ("images", "data", "x", "arr_0"), names)
             label_key = pick(path.name, "array", "labels", labels, ("labels", "label", "y", "targets"), names)
             if label_key:
@@ -115,15 +114,29 @@ class NpzSet(ImageSet):
         return data
 
     def _open(self) -> IO[bytes]:
-        with zipfile.ZipFile(self.path) as archive:
-            file = archive.open(f"{self.key}.npy")  # stays readable: the archive closes with its last member
-        version = np.lib.format.read_magic(file)
-        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        self._shape, fortran, dtype = header(file)
-        _check_images(f"{self.path.name}: array {self.key}", dtype, self._shape)
-        if fortran:
-            raise DataError(f"{self.path.name}: array {self.key} must be in C order; save np.ascontiguousarray of it")
+        file, self._shape, kind = open_array(self.path, self.key)
+        _check_images(f"{self.path.name}: array {self.key}", kind, self._shape)
         return file
+
+
+def array_names(path: Path) -> list[str]:
+    """List the arrays of an .npz file."""
+    with zipfile.ZipFile(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def open_array(path: Path, name: str) -> tuple[IO[bytes], tuple[int, ...], np.dtype[Any]]:
+    """Open an array of an .npz file where its values begin, and give its shape and type; one that holds objects is refused."""
+    with zipfile.ZipFile(path) as archive:
+        file = archive.open(f"{name}.npy")  # stays readable: the archive closes with its last member
+    version = np.lib.format.read_magic(file)
+    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, kind = header(file)
+    if kind.hasobject:
+        raise DataError(f"{path.name}: array {name} holds Python objects, which could run code; save numbers")
+    if fortran and len(shape) > 1:
+        raise DataError(f"{path.name}: array {name} must be in C order; save np.ascontiguousarray of it")
+    return file, shape, kind
 
 
 def _as_rgb(image: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -1,21 +1,19 @@
-"""Sets of images and of activations, each read in order and in bounded memory."""
+"""Sets of images, each read in order and in bounded memory."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from safetensors import SafetensorError, safe_open
 
 from idness.core.errors import DataError
-from idness.core.files import sha256, sha256_of
-from idness.core.types import Activations
+from idness.core.files import sha256_of
 from idness.data.decoding import SUFFIXES, decode
 
 Picture = Image.Image | NDArray[np.uint8]
@@ -110,42 +108,6 @@ class Part(ImageSet):
         if isinstance(part, range) and part.step == 1:
             return self.whole.stamp(part.start, part.stop)
         return sha256_of(self.whole.stamp(place, place + 1) for place in part)
-
-
-class ActivationsSet:
-    """Reads activations that some other program made: a safetensors file with features, logits and perhaps labels."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.source = path, path.name
-        try:
-            with safe_open(path, framework="pt") as file:
-                names = set(file.keys())
-                for name in ("features", "logits"):
-                    if name not in names:
-                        raise DataError(
-                            f"{path.name}: must hold features and logits, got {', '.join(sorted(names)) or 'nothing'}"
-                        )
-                shapes: dict[str, list[int]] = {name: file.get_slice(name).get_shape() for name in names}
-        except (SafetensorError, OSError) as error:
-            raise DataError(f"{path.name}: is no safetensors file of activations ({error})") from error
-        self.count, self.features = shapes["features"]
-        self.classes = shapes["logits"][1]
-        self.labelled = "labels" in names
-
-    def __len__(self) -> int:
-        return self.count
-
-    def batches(self, size: int) -> Iterator[Activations]:
-        """Yield consecutive parts of at most `size` rows, each read when asked for."""
-        with safe_open(self.path, framework="pt") as file:
-            names = ("features", "logits", "labels") if self.labelled else ("features", "logits")
-            slices = [file.get_slice(name) for name in names]
-            for start in range(0, self.count, size):
-                yield Activations(*(part[start : start + size] for part in slices))
-
-    def fingerprint(self) -> str:
-        """Hash the file."""
-        return sha256(self.path)
 
 
 def folder_set(root: Path, classes: Sequence[str] = ()) -> FileSet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from idness.core.errors import DataError
-from idness.data.arrays import ArraySet, NpzSet
-from idness.data.sets import ActivationsSet, FileSet, ImageSet, folder_set, select
+from idness.data.activations import ActivationsSet
+from idness.data.arrays import ArraySet, NpzSet, array_names
+from idness.data.sets import FileSet, ImageSet, folder_set, select
 
 OPTIONS = ("path", "kind", "images", "labels", "rows", "sample", "root", "split", "dataset", "options", "download")
+PREFIXES = ("embedded", "torchvision")
 KINDS = ("folder", "list", "npz", "torchvision", "parquet", "activations", "embedded")
 
 
@@ -36,6 +39,14 @@ def open_set(
     if kind == "activations":
         return ActivationsSet(Path(path))
     return select(_images(kind, path, table, base, classes), table)
+
+
+def open_argument(name: str, value: str | Path) -> ImageSet | ActivationsSet:
+    """Open the set that a caller gave as an argument of this name; where it is not there, the error says so of the argument."""
+    place = str(value)
+    if place.partition(":")[0] not in PREFIXES and not Path(place).expanduser().exists():
+        raise DataError(f"{name}={place!r} does not exist; give a folder of images, or another set")
+    return open_set(place)
 
 
 def _images(kind: str, path: str, table: Mapping[str, Any], base: Path, classes: Sequence[str]) -> ImageSet:
@@ -69,15 +80,16 @@ def _located(table: Mapping[str, Any], base: Path) -> tuple[str, str]:
         raise DataError(f"a set needs a path, or several, got {places!r}")
     for place in listed:
         prefix, _, rest = place.partition(":")
-        if prefix in ("embedded", "torchvision") and rest:
+        if prefix in PREFIXES and rest:
             return prefix, rest
         found = base / Path(place).expanduser()
         if found.exists():
-            return table.get("kind") or _kind_of(found), str(found)
-    raise DataError(f"not found: {' or '.join(listed)}")
+            return table.get("kind") or _kind_of(found, "images" in table), str(found)
+    raise DataError(f"{' or '.join(listed)} does not exist")
 
 
-def _kind_of(path: Path) -> str:
+def _kind_of(path: Path, images: bool = False) -> str:
+    """Tell the kind of a set from its place; `images` says that an array of images was named."""
     if path.is_dir():
         tables = any(path.glob("*.parquet")) or any(path.glob("data/*.parquet")) or any(path.glob("*.arrow"))
         return "parquet" if tables else "folder"
@@ -86,7 +98,15 @@ def _kind_of(path: Path) -> str:
         raise DataError(
             f"{path.name}: must be a folder or end in {', '.join(kinds)}; or say kind = one of {', '.join(KINDS)}"
         )
-    return kinds[path.suffix.lower()]
+    kind = kinds[path.suffix.lower()]
+    return "activations" if kind == "npz" and not images and _holds_features(path) else kind
+
+
+def _holds_features(path: Path) -> bool:
+    try:
+        return "features" in array_names(path)
+    except (OSError, zipfile.BadZipFile):
+        return False  # said when its images are looked for
 
 
 def list_set(path: Path, root: Path) -> FileSet:

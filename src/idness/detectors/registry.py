@@ -129,7 +129,7 @@ def _find(name: str) -> tuple[type[Detector], Mapping[str, Any]]:
             f"{name}: a method of a Python file can be compared, not kept; offer it under the entry-point group {GROUP!r}"
         )
     if wanted not in names:
-        raise unknown_name("method", name, {*known, *rows(costly=True)})
+        raise unknown_name("method", name, rows(costly=True))
     return names[wanted]
 
 

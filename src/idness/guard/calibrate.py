@@ -18,7 +18,8 @@ from idness.core.errors import DataError, IdnessWarning, InputError
 from idness.core.method_text import read_method
 from idness.core.progress import Listener, heard_warnings
 from idness.core.types import Activations, InputEditor
-from idness.data import ActivationsSet, ImageSet, Preprocessing, open_set
+from idness.data import ActivationsSet, ImageSet, Preprocessing
+from idness.data.sources import open_argument
 from idness.detectors.detector import Detector
 from idness.detectors.registry import build, parse
 from idness.guard.guard import Guard
@@ -77,15 +78,18 @@ def prepare_guard(
         listener: hears how far reading has come.
     """
     hear, notes = listener or Listener(), list[str]()
-    images = _open(data)
+    # What is misspelt or not there is told before anything runs.
+    twice = _looks_twice(method)
+    images = _open("data", data)
+    learned = None if train is None else _open("train", train)
+    flagged = None if ood is None else _open("ood", ood)
     with heard_warnings(lambda text: notes.append(f"caution: {text}")):
         network = open_network(spec, weights, layer=layer, preprocessing=preprocessing, images=images)
     split, how = network.split, network.preprocessing
     notes.insert(0, f"network {spec}, final layer {split.layer!r}; pictures: {how.describe()}")
-    twice = _looks_twice(method)
     ids = _read(network, images, notes, hear, edit_with=twice)
-    taught = None if train is None else _read(network, _open(train), notes, hear, edit_with=twice)
-    others = None if ood is None else _read(network, _open(ood), notes, hear, known=False).acts
+    taught = None if learned is None else _read(network, learned, notes, hear, edit_with=twice)
+    others = None if flagged is None else _read(network, flagged, notes, hear, known=False).acts
     detector = _detector(method, network, ids, taught, others, notes, hear)
     learn, calibrate, place = _divide(ids, taught, detector, notes)
     guard = Guard(split, detector, preprocessing=how, class_names=_class_names(network, ids), spec=spec)
@@ -107,8 +111,8 @@ def guard_for(model: str, images: str | os.PathLike[str], recall: float, **optio
     return made.guard
 
 
-def _open(data: str | Path) -> ImageSet:
-    images = open_set(str(data))
+def _open(name: str, data: str | Path) -> ImageSet:
+    images = open_argument(name, data)
     if isinstance(images, ActivationsSet):
         raise DataError(f"{images.source}: is a file of activations; a guard is calibrated on images")
     if len(images) == 0:

@@ -12,7 +12,7 @@ from idness.benchmark.protocol import Benchmark
 from idness.benchmark.results import Report
 from idness.benchmark.runner import run
 from idness.benchmark.settings import Settings
-from idness.core.errors import IdnessError, unknown_name
+from idness.core.errors import DataError, IdnessError, unknown_name
 from idness.core.files import atomic_write, key_of, sha256
 from idness.core.progress import Listener
 from idness.networks import densenet
@@ -81,6 +81,9 @@ def reproduce(
         listener: hears of progress.
     """
     wanted = [_known(name) for name in tables or names()]
+    for folder in data:
+        if not Path(folder).is_dir():
+            raise DataError(f"data={str(folder)!r} does not exist; it must be a folder that holds the sets")
     lab = _Lab(
         [Path(folder) for folder in data] or [Path("data")], Path(out), settings or Settings(), listener or Listener()
     )

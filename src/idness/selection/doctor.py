@@ -13,8 +13,9 @@ from idness.activations.forward import SetActivations, collect
 from idness.activations.prerelu import capture
 from idness.core.progress import Listener
 from idness.core.types import Activations
-from idness.data import ImageSet, Preprocessing, embedded, open_set
+from idness.data import ImageSet, Preprocessing, embedded
 from idness.data.sets import Part
+from idness.data.sources import open_argument
 from idness.metrics import accuracy
 from idness.networks.opening import Network, open_network
 from idness.selection.auto import scale_gains
@@ -58,15 +59,16 @@ def diagnose(
     if place is None or str(weights) == "none":
         # A network without trained weights has nothing to show but its structure.
         return _by_structure(open_network(model, weights, layer=layer, preprocessing=preprocessing))
-    known = open_set(str(place))
+    known = open_argument("data", place)
+    flagged = None if ood is None else open_argument("ood", ood)
     images = known if isinstance(known, ImageSet) else None
     network = open_network(model, weights, layer=layer, preprocessing=preprocessing, images=images)
     if images is not None:
         hear.note(f"preprocessing: {network.preprocessing.describe()}")
     ids = collect(network, known, name="ID images", limit=limit, pre_relu=True, listener=hear)
     others = None
-    if ood is not None:
-        others = collect(network, open_set(str(ood)), name="OOD images", limit=limit, listener=hear).acts
+    if flagged is not None:
+        others = collect(network, flagged, name="OOD images", limit=limit, listener=hear).acts
     return advise(network, ids, ood=others, listener=hear)
 
 

@@ -79,7 +79,8 @@ def image_folder(root: str | Path, size: int | None = None) -> TrainingSet:
     """
     folder = Path(root)
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; it must hold one subfolder of images per class")
+        what = "is no folder" if folder.exists() else "does not exist"
+        raise DataError(f"{folder} {what}; it must hold one subfolder of images per class")
     subfolders = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     if len(subfolders) < 2:
         raise DataError(f"{folder}: needs at least 2 subfolders, one per class, got {len(subfolders)}")
