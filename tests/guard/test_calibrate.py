@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from colour_world import known, write_folder, write_foreign
+from PIL import Image
 
 from idness.core.errors import DataError, IdnessError, InputError, ModelError
 from idness.detectors.registry import rows
@@ -231,3 +232,22 @@ def test_images_of_many_sizes_without_a_fixed_input(trained: torch.nn.Module, tm
     for side in (16, 24, 40):
         known("red", 1, side=side).save(tmp_path / f"{side}.png")
     assert len(list(judge_images(guard, sorted(tmp_path.glob("*.png"))))) == 3
+
+
+@pytest.mark.parametrize(
+    ("flag", "folder"), [("--train", "id_folder"), ("--ood", "id_folder"), ("--train", "one copy")]
+)
+def test_images_that_serve_twice_are_refused(
+    net_spec: str, weights: Path, id_folder: Path, ood_folder: Path, tmp_path: Path, flag: str, folder: str
+) -> None:
+    other = id_folder
+    if folder == "one copy":  # under another name and in another format
+        other = tmp_path / "other"
+        shutil.copytree(ood_folder, other)
+        Image.open(next(id_folder.rglob("*.png"))).save(other / "copy.bmp")
+    given = ("--weights", weights, "--data", id_folder, flag, other, "--method", "knn(k=1)", "-o", tmp_path / "guard")
+    done = idness("calibrate", net_spec, *given)
+    assert done.returncode == 2
+    count = 1 if folder == "one copy" else 240
+    assert f"--data and {flag} must have no image in common, got {count} in both" in done.stderr
+    assert not (tmp_path / "guard").exists()

@@ -29,6 +29,7 @@ class SetActivations:
     Labels are there where they are the network's classes. `images` is the set itself, none where it is activations, and `index`
     has the place of each row in it. `pre` is what enters the final ReLU, pooled, where it was asked for and there is one.
     `skipped` has the place of each image that cannot be read, and why; `repeated` counts those that were there already.
+    `digests` has the hash of each image's pixels.
     """
 
     name: str
@@ -39,6 +40,13 @@ class SetActivations:
     rectifier: Rectifier | None = None
     skipped: Sequence[tuple[int, str]] = field(default_factory=list)
     repeated: int = 0
+    digests: NDArray[np.uint8] | None = None
+
+    def shared_with(self, other: SetActivations) -> int:
+        """Count the images that are in another set too, by the hash of their pixels."""
+        if self.digests is None or other.digests is None:
+            return 0
+        return len({row.tobytes() for row in self.digests} & {row.tobytes() for row in other.digests})
 
     def thumbnails(self, rows: NDArray[np.int64], size: int = SIDE) -> list[NDArray[np.uint8]]:
         """Read the images of some rows, no larger than `size`."""
@@ -125,7 +133,7 @@ def collect(
     hear = listener or Listener()
     hear.phase(name, len(images))
     parts: list[Capture] = []
-    places, skipped = [], []
+    places, digests, skipped = [], [], []
     run = run_images(
         network, images, distinct=distinct, pre_relu=pre_relu, edit=edit, edit_with=edit_with, listener=hear
     )
@@ -134,6 +142,7 @@ def collect(
         if found is not None:
             parts.append(found)
             places.append(batch.index)
+            digests.append(batch.digests)
     if not parts:
         why = skipped[0][1] if skipped else "it is empty"
         raise DataError(f"{name}: none of its {len(images)} images can be read; the first: {why}")
@@ -143,7 +152,9 @@ def collect(
     if labels is not None:
         acts = replace(acts, labels=labels[torch.from_numpy(index)])
     repeated = len(images) - len(index) - len(skipped)
-    return SetActivations(name, acts, images, index, whole.pre, whole.rectifier, skipped, repeated)
+    return SetActivations(
+        name, acts, images, index, whole.pre, whole.rectifier, skipped, repeated, np.concatenate(digests)
+    )
 
 
 def spans_of(count: int, size: int, start: int = 0) -> list[tuple[int, int]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,9 @@ def prepare_guard(
     notes.insert(0, f"network {spec}, final layer {split.layer!r}; pictures: {how.describe()}")
     ids = _read(network, images, notes, hear, edit_with=twice)
     taught = None if learned is None else _read(network, learned, notes, hear, edit_with=twice)
-    others = None if flagged is None else _read(network, flagged, notes, hear, known=False).acts
-    detector = _detector(method, network, ids, taught, others, notes, hear)
+    others = None if flagged is None else _read(network, flagged, notes, hear, known=False)
+    _check_apart({"data": ids, "train": taught, "ood": others})
+    detector = _detector(method, network, ids, taught, None if others is None else others.acts, notes, hear)
     learn, calibrate, place = _divide(ids, taught, detector, notes)
     guard = Guard(split, detector, preprocessing=how, class_names=_class_names(network, ids), spec=spec)
     if detector.needs_train:
@@ -139,6 +141,18 @@ def _read(
     if known and images.labels is not None:
         notes += _classified(images.source, found.acts)
     return found
+
+
+def _check_apart(sets: Mapping[str, SetActivations | None]) -> None:
+    """Refuse images that serve twice: a detector knows those that it learned, and what is ID cannot be OOD."""
+    given = {name: found for name, found in sets.items() if found is not None}
+    for (first, one), (second, other) in combinations(given.items(), 2):
+        shared = one.shared_with(other)
+        if shared:
+            raise InputError(
+                f"{first}= and {second}= must have no image in common, got {shared:,} in both ({one.name}, {other.name});"
+                " the guard would not keep its promise: leave them out of one"
+            )
 
 
 def _looks_twice(method: str) -> InputEditor | None:
