@@ -9,7 +9,7 @@ from PIL import Image
 
 from idness.core.errors import DataError
 from idness.training import TrainingSet, cifar6, image_folder
-from idness.training.augment import crop_flip
+from idness.training.images import crop_flip
 
 
 def folder(root: Path, size: tuple[int, int] = (8, 8)) -> Path:

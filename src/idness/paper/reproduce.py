@@ -12,7 +12,7 @@ from idness.benchmark.protocol import Benchmark
 from idness.benchmark.results import Report
 from idness.benchmark.runner import run
 from idness.benchmark.settings import Settings
-from idness.core.errors import DataError, IdnessError, unknown_name
+from idness.core.errors import DataError, IdnessError
 from idness.core.files import atomic_write, key_of, sha256
 from idness.core.progress import Listener
 from idness.networks import densenet
@@ -80,7 +80,7 @@ def reproduce(
         settings: batch size, precision, cache and the like; `weights` replaces the weights that would be looked for.
         listener: hears of progress.
     """
-    wanted = [_known(name) for name in tables or names()]
+    wanted = [load(name) for name in tables or names()]
     for folder in data:
         if not Path(folder).is_dir():
             raise DataError(f"data={str(folder)!r} does not exist; it must be a folder that holds the sets")
@@ -96,12 +96,6 @@ def not_reproduced(outcome: Outcome) -> list[str]:
     """Name a table without any number of ours in a line, with what hindered it."""
     table = outcome.table
     return [f"{table.name}: {table.title} ({table.where})", *outcome.notes, *outcome.failed.values()]
-
-
-def _known(name: str) -> PaperTable:
-    if name not in names():
-        raise unknown_name("table", name, names())
-    return load(name)
 
 
 class _Lab:

@@ -82,6 +82,9 @@ class PaperTable:
         return listed
 
 
+_TABLE = TypeAdapter(PaperTable)
+
+
 @dataclass(frozen=True)
 class Slip:
     """Names a place where the paper contradicts itself: `average` (not the mean of its parts), `disagreement` of tables, or `text`."""
@@ -112,7 +115,7 @@ def load(name: str) -> PaperTable:
     """Read one table by name."""
     if name not in names():
         raise unknown_name("table", name, names())
-    return TypeAdapter(PaperTable).validate_python({"name": name, **_read(name)})
+    return _TABLE.validate_python({"name": name, **_read(name)})
 
 
 def listed_slips() -> list[Slip]:

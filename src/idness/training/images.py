@@ -1,4 +1,4 @@
-"""Training images in memory: from arrays, from a folder with one subfolder per class, or the six CIFAR-10 classes."""
+"""Training images in memory: from arrays, from a folder with one subfolder per class, or the six CIFAR-10 classes; random crops."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 
 from idness.core.errors import DataError
 from idness.core.files import sha256_of
@@ -102,6 +103,23 @@ def image_folder(root: str | Path, size: int | None = None) -> TrainingSet:
         more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         raise DataError(f"{folder}: {'; '.join(wrong[:SHOWN])}{more}; repair or remove these, then start again")
     return TrainingSet.from_arrays(np.stack(arrays), np.asarray(labels), tuple(p.name for p in subfolders))
+
+
+def crop_flip(images: Tensor, generator: torch.Generator, pad: int = 4) -> Tensor:
+    """Shift each image by up to `pad` pixels, reflecting its border, and mirror every second one.
+
+    Takes and returns (N, H, W, 3) uint8. Drawn from `generator` alone, in one order for the whole batch.
+    """
+    count, height, width, _ = images.shape
+    top, left = torch.randint(0, 2 * pad + 1, (2, count, 1), generator=generator)
+    mirrored = torch.rand(count, 1, generator=generator) < 0.5
+    rows = top + torch.arange(height)
+    columns = left + torch.arange(width)
+    columns = torch.where(mirrored, columns.flip(1), columns)
+    # (N, H, W, 3) is padded as (N, 3, H, W): reflection knows only the last dimensions.
+    padded = F.pad(images.permute(0, 3, 1, 2), (pad, pad, pad, pad), mode="reflect").permute(0, 2, 3, 1)
+    index = torch.arange(count)[:, None, None]
+    return padded[index, rows[:, :, None], columns[:, None, :]]
 
 
 def _read(path: Path, size: int | None) -> NDArray[np.uint8]:

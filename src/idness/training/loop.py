@@ -23,7 +23,6 @@ from idness.core.extras import needed
 from idness.core.progress import Listener
 from idness.networks.precision import bf16_problem
 from idness.networks.split import best_layout
-from idness.training.augment import crop_flip
 from idness.training.checkpoint import (
     load_checkpoint,
     optimizer_tensors,
@@ -32,7 +31,7 @@ from idness.training.checkpoint import (
     save_checkpoint,
     save_tensors,
 )
-from idness.training.images import TrainingSet
+from idness.training.images import TrainingSet, crop_flip
 from idness.training.log import RunLog
 from idness.training.objective import Objective
 from idness.training.settings import Settings
