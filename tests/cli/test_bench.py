@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from idness.benchmark.results import Report
+from idness.core.errors import StoreError
 from tests.cli.running import idness
 from tests.pictures import world
 
@@ -131,3 +132,19 @@ def test_a_run_that_is_stopped_goes_on_where_it_was(place: Path, monkeypatch: py
     assert not (place.parent / "stopped-results").exists()
     assert bench(place, *words).returncode == 0
     assert Report.load(place.parent / "stopped-results").time["images"] == 0  # all are in the store
+
+
+def test_a_full_disk_leaves_no_mixture_of_two_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--methods", "ebo", "--out", "full")
+    assert bench(place, *words).returncode == 0
+
+    def full(*_: object, **__: object) -> None:
+        raise StoreError("cannot write: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("idness.report.tables.atomic_write", full)
+        done = bench(place, "--methods", "msp", "--out", "full")
+    assert done.returncode == 2
+    left = {file.name for file in (place.parent / "full").iterdir()}
+    assert left == {"results.json", "scores.safetensors", "thumbs.safetensors"}
+    assert list(Report.load(place.parent / "full").methods) == ["msp"]

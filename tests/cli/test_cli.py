@@ -172,3 +172,22 @@ def test_an_unknown_method_gets_the_known_ones_each_once(words, tmp_path):
     assert "scale" in listed
     assert sorted(listed) == listed == sorted(set(listed))
     assert [name for name in listed if name.startswith("ash")] == ["ash-b", "ash-p", "ash-s"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "bench --out",
+        "calibrate cifar6:base --data . --out",
+        "train --data . --out",
+        "reproduce --out",
+        "analyze --out",
+        "export guard",
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(words, tmp_path):
+    (tmp_path / "a-file").touch()
+    done = idness(*words.split(), "a-file/inside/results", cwd=tmp_path)
+    assert done.returncode == 2
+    assert re.fullmatch(r"idness: cannot write a-file/inside.*a-file is no folder; free space or .*\n", done.stderr)
+    assert [file.name for file in tmp_path.iterdir()] == ["a-file"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from idness.core.errors import StoreError
-from idness.core.files import atomic_path, atomic_write, sha256
+from idness.core.files import atomic_path, atomic_write, check_writable, sha256
 
 
 def names(folder: Path) -> list[str]:
@@ -46,3 +46,18 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot write"):
         atomic_write(tmp_path / "file" / "a.txt", "new")
+
+
+def test_a_folder_is_looked_at_without_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_writable(tmp_path / "a" / "b")
+    check_writable(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+    def refuse(**_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    with pytest.raises(
+        StoreError, match=r"cannot write .*b: Read-only file system; free space or choose another folder"
+    ):
+        check_writable(tmp_path / "a" / "b")

@@ -55,12 +55,14 @@ def bench(
         return
     from idness.benchmark.runner import run
     from idness.benchmark.settings import Settings
+    from idness.core.files import check_writable
     from idness.core.method_text import split_methods
     from idness.core.progress import shown
     from idness.data import embedded
     from idness.report.tables import fpr_name
 
     fpr_name(fpr)
+    check_writable(out)
     settings = Settings(
         data=data,
         weights=weights,
@@ -85,10 +87,13 @@ def _finish(report: Report, out: Path, fpr: str, *, by_set: bool, as_json: bool,
     from idness.benchmark.results import RESULTS, SCORES, THUMBS
     from idness.cli.terminal import stderr, stdout
     from idness.report import write_html
+    from idness.report.html import PAGE
     from idness.report.table import rich_table
-    from idness.report.tables import terminal_tables, write_tables
+    from idness.report.tables import TABLES, terminal_tables, write_tables
 
     report.save(out)
+    for name in (*TABLES, PAGE):
+        (out / name).unlink(missing_ok=True)  # those of an earlier run must not stay, should the disk be full now
     files = [path for name in (RESULTS, SCORES, THUMBS) if (path := out / name).exists()]
     written = [*files, *write_tables(report, out, fpr), write_html(out, report)]
     if as_json:

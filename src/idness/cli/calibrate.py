@@ -51,12 +51,14 @@ def calibrate(
 
     from idness.cli.preprocessing import preprocessing
     from idness.cli.terminal import stderr
+    from idness.core.files import check_writable
     from idness.core.progress import shown
     from idness.data import embedded
     from idness.guard.calibrate import prepare_guard
     from idness.guard.file import describe
     from idness.networks import trust
 
+    check_writable(out)
     with shown(quiet=quiet) as listener:
         made = prepare_guard(
             model, data, weights=weights, method=method, train=train, ood=ood, recall=recall, false_alarm=false_alarm,

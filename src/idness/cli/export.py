@@ -17,7 +17,9 @@ def export(
 ) -> None:
     """Write a guard as one ONNX graph: images in; label, score, p_value and is_ood out."""
     from idness.cli.score import load
+    from idness.core.files import check_writable
 
+    check_writable(out.parent)
     written = load(guard, model, weights).to_onnx(out)
     if not quiet:
         print(

@@ -35,10 +35,12 @@ def reproduce(
     from idness.benchmark.provenance import without_folder
     from idness.benchmark.settings import Settings
     from idness.cli.terminal import stderr, stdout
+    from idness.core.files import check_writable
     from idness.core.progress import shown
     from idness.paper.reproduce import PAGE, SUMMARY
     from idness.paper.reproduce import reproduce as run
 
+    check_writable(out)
     command = shlex.join(["idness", *(without_folder(word) for word in sys.argv[1:])])
     settings = Settings(
         weights=weights, precision=precision, batch_size=batch_size, device=device, cache=cache, command=command

@@ -45,8 +45,10 @@ def train(
     import torch
 
     from idness.cli.terminal import stdout
+    from idness.core.files import check_writable
     from idness.training import finetune, networks
 
+    check_writable(out)
     given = {"epochs": epochs, "lr": lr, "weight_decay": weight_decay, "batch_size": batch_size, "warmup": warmup}
     options = {name: value for name, value in given.items() if value is not None} | _parse(option or [])
     if threads is not None:

@@ -48,6 +48,19 @@ def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> Path:
     return Path(path)
 
 
+def check_writable(folder: str | os.PathLike[str]) -> None:
+    """Refuse a folder into which nothing can be written, before the work whose results should go there; nothing is left in it."""
+    target = Path(folder)
+    place = next(place for place in (target, *target.absolute().parents) if place.exists())
+    try:
+        if not place.is_dir():
+            raise NotADirectoryError(0, f"{place} is no folder")
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(b"\0")
+    except OSError as error:
+        raise StoreError(_cannot_write(target, error)) from error
+
+
 def sha256(path: str | os.PathLike[str]) -> str:
     """Hash a file's bytes."""
     with Path(path).open("rb") as file:

@@ -17,6 +17,7 @@ from idness.core.wording import percent
 from idness.metrics import FPRS, NAMES, WITH_INTERVAL, meaning, title
 from idness.report.table import Cell, Column, Heading, Table, latex, markdown, of_columns, width
 
+TABLES = ("results.csv", "results.md", "results.tex")
 WIDE = 100
 NARROW = 80
 LEVEL = "≈ cannot be told apart from it"
@@ -137,17 +138,18 @@ def _shortened(report: Report, table: Table) -> Table:
 
 
 def write_tables(report: Report, folder: Path, fpr: str = "id") -> list[Path]:
-    """Write results.csv, results.md and results.tex into a folder."""
+    """Write the three files of tables into a folder."""
     name = fpr_name(fpr)
     tables = [summary(report, fpr), by_set(report, "auroc"), by_set(report, name), options(report)]
     answer = [] if report.answer is None else [report.answer.sentence, report.answer.cost, *report.answer.evidence]
     said = "\n\n".join(filter(None, (" ".join(answer[:2]), " ".join(answer[2:])))) + "\n\n" if answer else ""
     comment = "".join(f"% {line}\n" for line in answer if line)
-    return [
-        atomic_write(folder / "results.csv", csv_text(report)),
-        atomic_write(folder / "results.md", said + "\n".join(markdown(table) for table in tables)),
-        atomic_write(folder / "results.tex", comment + "\n".join(latex(table) for table in tables)),
-    ]
+    texts = (
+        csv_text(report),
+        said + "\n".join(markdown(table) for table in tables),
+        comment + "\n".join(latex(table) for table in tables),
+    )
+    return [atomic_write(folder / name, text) for name, text in zip(TABLES, texts, strict=True)]
 
 
 def left_out(failed: Mapping[str, str]) -> list[str]:
