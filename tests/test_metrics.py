@@ -28,7 +28,7 @@ def by_oracle(ids, oods, recall=0.95):
     threshold = np.sort(ids)[min(round((1 - recall) * len(ids)), len(ids) - 1)]
     return {
         "auroc": oracle.roc_auc_score(inside, s),
-        "fpr_at_id_recall": float(np.mean(np.asarray(oods) > threshold)),
+        "fpr_at_id_recall": float(np.mean(np.asarray(oods) >= threshold)),
         "fpr_at_ood_recall": fpr[np.argmax(tpr >= recall)],
         "aupr_in": oracle.auc(recall_in, precision_in),
         "aupr_out": oracle.auc(recall_out, precision_out),
@@ -73,8 +73,14 @@ def test_energies_of_hundreds_are_not_squashed():
 def test_constant_scores_are_chance():
     ours = metrics.all_metrics([1.0] * 5, [1.0] * 3)
     assert ours["auroc"] == 0.5
-    assert ours["fpr_at_id_recall"] == 0.0  # strictly above: a tie is not accepted
+    assert ours["fpr_at_id_recall"] == 1.0  # ties count against a detector
     assert ours["fpr_at_ood_recall"] == 1.0
+
+
+def test_scores_that_are_nearly_all_alike_are_degenerate():
+    assert metrics.degenerate([3.0] * 90 + list(range(10)), [3.0, 3.0, 1.0])
+    assert not metrics.degenerate([3.0] * 80 + list(range(20)), [3.0, 3.0, 1.0])
+    assert not metrics.degenerate([3.0] * 90 + list(range(10)), [3.0, 2.0, 1.0])  # of use where OOD images score less
 
 
 def test_the_two_conventions_differ():

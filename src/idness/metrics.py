@@ -29,6 +29,8 @@ FPRS: tuple[Convention, ...] = ("fpr_at_id_recall", "fpr_at_ood_recall")
 """The metrics of which less is better."""
 WITH_INTERVAL = ("auroc", *FPRS)
 NAMES = (*WITH_INTERVAL, "aupr_in", "aupr_out")
+ALIKE = 0.9
+"""The share of ID images with one and the same score from which on a detector is degenerate."""
 _WORDS = {
     "auroc": ("AUROC", "chance that an ID image scores above an OOD image; higher is better"),
     "fpr_at_id_recall": (
@@ -56,8 +58,9 @@ def auroc(id_scores: Scores, ood_scores: Scores) -> float:
 def fpr_at_id_recall(id_scores: Scores, ood_scores: Scores, recall: float = 0.95) -> float:
     """Compute the share of OOD images accepted when this share of the ID images is.
 
-    ID is positive. The threshold is the ID score at rank round((1 - recall) N) from below; OOD images strictly above
-    it are accepted. ASH, ReAct and DICE count so, and with them the paper's CIFAR tables.
+    ID is positive. The threshold is the ID score at rank round((1 - recall) N) from below; OOD images at or above it
+    are accepted, so that ties count against a detector. Where no OOD image has just that score, as in the paper's CIFAR
+    tables, this is what the code of ASH, ReAct and DICE gives.
     """
     check_fraction("fpr_at_id_recall", "recall", recall)
     return _fpr_at_id_recall(*sorted_pair(id_scores, ood_scores), recall)
@@ -155,10 +158,23 @@ def count_at_recall(count: int, recall: float) -> int:
 
 
 def id_threshold(id_scores: Scores, recall: float = 0.95) -> float:
-    """Give the score above which this share of the ID images lies."""
+    """Give the score at or above which this share of the ID images lies."""
     check_fraction("id_threshold", "recall", recall)
     scores = np.sort(as_scores("ID scores", id_scores))
     return float(scores[id_rank(len(scores), recall)])
+
+
+def degenerate(id_scores: Scores, ood_scores: Scores) -> bool:
+    """Say whether nearly all ID images have one and the same score, and most OOD images that score too.
+
+    >>> degenerate([0.0] * 19 + [1.0], [0.0, 0.0, 2.0])
+    True
+    """
+    ids, oods = as_scores("ID scores", id_scores), as_scores("OOD scores", ood_scores)
+    values, counts = np.unique(ids, return_counts=True)
+    usual = values[counts.argmax()]
+    # A score that ID images alone share is none: a sure network gives most of them a confidence of 1.
+    return bool((ids == usual).mean() >= ALIKE and (oods == usual).mean() > 0.5)
 
 
 def id_rank(count: int, recall: float) -> int:
@@ -176,7 +192,7 @@ def _auroc(low: Array, high: Array) -> float:
 
 def _fpr_at_id_recall(ids: Array, oods: Array, recall: float) -> float:
     threshold = ids[id_rank(len(ids), recall)]
-    return float((len(oods) - np.searchsorted(oods, threshold, side="right")) / len(oods))
+    return float((len(oods) - np.searchsorted(oods, threshold, side="left")) / len(oods))
 
 
 def _fpr_at_ood_recall(ids: Array, oods: Array, recall: float) -> float:

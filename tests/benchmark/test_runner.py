@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from idness.benchmark import Settings, run
+from idness.benchmark import Benchmark, Settings, run
 from idness.benchmark.results import Report
 from idness.core.errors import DataError, IdnessError, ModelError
 from idness.core.progress import Listener
@@ -254,6 +254,32 @@ def test_mistakes_are_told_before_anything_runs(
     with pytest.raises(IdnessError, match=message) as caught:
         go(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_degenerate_row_is_told_and_never_the_best() -> None:
+    """With one training image per class nothing varies within a class, and MDS gives every image the same score."""
+    sets = {"train": {"path": "train.npz", "rows": [0, 4]}, "val": "val.npz", "test": "test.npz"}
+    benchmark = Benchmark(name="b", title="b", id=sets, ood_val={"veiled": "veiled.npz"}, far={"noise": "noise.npz"},
+                          preprocessing={"mean": [0.5] * 3, "std": [0.25] * 3}, base=Path(drawn().name))  # fmt: skip
+    found = run(benchmark, disturbed(), Settings(methods=("mds", "msp")))
+    worst = found.methods["mds"].sets["noise"]
+    assert (worst.auroc, worst.fpr_at_id_recall, worst.fpr_at_ood_recall) == (0.5, 1.0, 1.0)
+    assert [found.methods[row].degenerate for row in ("mds", "msp")] == [True, False]
+    assert found.answer is not None
+    assert found.answer.best == "msp"
+    marks = [kind.marks for part in (found.methods["mds"].sets, found.methods["mds"].groups) for kind in part.values()]
+    assert not any(marks)
+    assert any("mds: gives nearly all images one and the same score" in text for text in found.warnings)
+    assert any(
+        "MDS: the covariance of 32 features has rank 0 at most with 4 training images" in text
+        for text in found.warnings
+    )
+
+
+def test_forgotten_weights_are_noticed(tmp_path: Path) -> None:
+    chance = "of 150 labelled images are classified rightly, no more than by chance among 4 classes"
+    assert any(chance in text for text in bench(tmp_path / "a", disturbed=None, rows=("msp",)).warnings)
+    assert not any(chance in text for text in bench(tmp_path / "b", rows=("msp",)).warnings)
 
 
 def test_labels_beyond_the_classes_and_misspelt_methods(place: Path, tmp_path: Path) -> None:

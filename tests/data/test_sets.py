@@ -63,7 +63,7 @@ def test_folder_classes_follow_the_given_order(tmp_path: Path) -> None:
     data = folder_set(tmp_path, ["b", "a", "c"])
     assert data.labels is not None
     assert data.item(int(np.argmin(data.labels))) == "b/000.png"
-    with pytest.raises(DataError, match=r"no class of the network \(b\)"):
+    with pytest.raises(DataError, match=r"1 of its 2 folders are classes of the network, 1 are not \(b\); remove them"):
         folder_set(tmp_path, ["a", "c"])
 
 

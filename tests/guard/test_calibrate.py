@@ -13,11 +13,17 @@ import torch
 from colour_world import known, write_folder, write_foreign
 from PIL import Image
 
+from idness.activations.forward import collect
 from idness.core.errors import DataError, IdnessError, InputError, ModelError
-from idness.detectors.registry import rows
+from idness.core.types import Activations
+from idness.data import open_set
+from idness.detectors.registry import parse, rows, short
 from idness.guard import Guard
 from idness.guard.calibrate import prepare_guard
 from idness.guard.judge import find_images, judge_images
+from idness.metrics import auroc
+from idness.networks.opening import open_network
+from idness.selection.doctor import advise
 from tests.cli.running import idness
 
 
@@ -181,6 +187,34 @@ def test_flat_folders_have_no_labels_and_methods_that_need_them_say_so(
     made = prepare_guard(net_spec, flat, weights=weights, method="auto", ood=ood_folder)
     assert any(note.startswith("not tried: mds") for note in made.notes)
     assert made.guard.class_names == ("red", "green", "blue", "yellow")
+
+
+def test_methods_are_compared_on_images_that_they_did_not_learn_from(
+    net_spec: str, weights: Path, id_folder: Path, tmp_path: Path
+) -> None:
+    network = open_network(net_spec, weights)
+    taught = collect(network, open_set(str(write_folder(tmp_path / "train", 12, first=7_000)))).acts
+    known = collect(network, open_set(str(id_folder)))
+    # Between training images of two classes: near what was learned, so that to know it by heart pays.
+    between = taught.features.flip(0) * 0.5 + taught.features * 0.5
+    ood = Activations(between, network.split.head(between))
+    found = advise(network, known, learn=taught, ood=ood).aurocs
+    tried = [parse(text) for text in found if parse(text).needs_train and not parse(text).needs_val]
+    assert len(tried) > 5
+    by_heart = []
+    for detector in tried:
+        detector.fit(network.split.head, taught, val=known.acts)  # of which at most a number or two is taken
+        held, learned = (auroc(detector.score(acts), detector.score(ood)) for acts in (known.acts, taught))
+        assert found[short(detector)] == pytest.approx(held, abs=1e-6), short(detector)
+        by_heart.append(learned - held)
+    assert max(by_heart) > 0.05  # what was reported if they were compared on what they learned
+
+
+def test_forgotten_weights_are_noticed(net_spec: str, weights: Path, id_folder: Path) -> None:
+    said = "labelled images are classified rightly, no more than by chance among 4 classes; are these the network's trained"
+    assert any(said in note for note in prepare_guard(net_spec, id_folder, method="msp", gallery=False).notes)
+    trained = prepare_guard(net_spec, id_folder, weights=weights, method="msp", gallery=False).notes
+    assert not any("caution" in note for note in trained)
 
 
 def test_gallery_is_of_calibration_images(net_spec: str, weights: Path, id_folder: Path) -> None:

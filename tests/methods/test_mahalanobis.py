@@ -3,8 +3,9 @@ import pytest
 import torch
 from scipy.linalg import pinvh
 
+from idness.core.errors import IdnessWarning, OptionError
 from idness.core.types import Activations
-from idness.methods import MDS, RMDS
+from idness.methods import MDS, MDSPP, RMDS, RMDSPP
 
 
 def slow_parts(acts):
@@ -68,3 +69,31 @@ def test_a_class_without_images_is_never_the_nearest(world):
     zero = torch.zeros(1, world.head.width)
     score = MDS().fit(world.head, kept).score(Activations(zero, world.head(zero))).item()
     assert score == pytest.approx(-min(distance(np.zeros(world.head.width), m, precision) for m in means), rel=1e-4)
+
+
+@pytest.mark.parametrize("method", [MDS, RMDS, MDSPP, RMDSPP])
+def test_too_few_images_for_the_covariance_are_told(world, method):
+    some = world.train[: world.head.width]
+    said = rf"{method.__name__}: the covariance of \d+ features has rank \d+ at most with {len(some)} training images"
+    with pytest.warns(IdnessWarning, match=said):
+        method().fit(world.head, some)
+    method(shrinkage=0.1).fit(world.head, some)  # the remedy that the message names
+    method().fit(world.head, world.train)
+
+
+@pytest.mark.parametrize("shrinkage", [0.0, 0.1, 0.9])
+def test_shrinkage_moves_the_covariance_towards_the_identity(world, shrinkage):
+    features, labels = world.train.features.double().numpy(), world.train.labels.numpy()
+    means = np.stack([features[labels == c].mean(axis=0) for c in sorted(set(labels.tolist()))])
+    centred = features - means[labels]
+    covariance = centred.T @ centred / len(centred)
+    shrunk = (1 - shrinkage) * covariance + shrinkage * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+    precision = pinvh(shrunk)
+    scores = MDS(shrinkage=shrinkage).fit(world.head, world.train).score(world.test)
+    for x, score in zip(world.test.features.double().numpy(), scores.tolist(), strict=True):
+        assert score == pytest.approx(-min(distance(x, mean, precision) for mean in means), rel=1e-4)
+
+
+def test_a_shrinkage_outside_its_range_is_refused():
+    with pytest.raises(OptionError, match=r"MDS: shrinkage must be in \[0, 1\), got 1"):
+        MDS(shrinkage=1)

@@ -50,6 +50,7 @@ def test_the_doctor_looks_at_folders(tmp_path: Path) -> None:
     names = {finding.name: finding for finding in measured.findings}
     assert names["final layer"].text == "the features come out of ReLU and average pooling"
     assert "your OOD images" in names["scaling"].text
+    assert "labelled images are classified rightly, no more than by chance" in names["labels"].text  # random weights
     assert measured.why.startswith(f"Use {measured.method}: ")
     alone = diagnose(spec, "embedded:id_val", **how)
     assert "stand-ins for OOD images" in {finding.name: finding for finding in alone.findings}["scaling"].text

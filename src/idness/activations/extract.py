@@ -63,7 +63,8 @@ def extract(
 
 
 def _shard_key(network: Network, images: ImageSet, start: int, stop: int, editor: InputEditor | None) -> str:
-    labels = "" if images.labels is None else sha256_of(images.labels[start:stop].tobytes())
+    known = network.labels_of(images)
+    labels = "" if known is None else sha256_of(known[start:stop].numpy().tobytes())
     change = [] if editor is None else [editor.edit_key()]
     return key_of(network.identity, str(start), images.stamp(start, stop), labels, *change)
 
@@ -95,15 +96,16 @@ def _run(
 def _joined(network: Network, images: ImageSet, parts: Sequence[tuple[Batch, Activations | None]]) -> Shard:
     skipped = [entry for batch, _ in parts for entry in batch.skipped]
     ran = [(batch, acts) for batch, acts in parts if acts is not None]
+    known = network.labels_of(images)
     if not ran:
         head = network.split.head
-        return empty_shard(skipped, head.width, head.classes, images.labels is not None, DIGEST)
+        return empty_shard(skipped, head.width, head.classes, known is not None, DIGEST)
     acts = Activations.concat(acts for _, acts in ran)
     index = torch.cat([torch.from_numpy(batch.index) for batch, _ in ran])
     digests = torch.cat([torch.from_numpy(batch.digests.copy()) for batch, _ in ran])
     # An image for which the network gives no number is as useless as one that cannot be read; the others are not.
     finite = acts.finite
     skipped += [(int(place), "the network gives NaN or Inf for it") for place in index[~finite]]
-    labels = None if images.labels is None else torch.from_numpy(images.labels)[index[finite]]
+    labels = None if known is None else known[index[finite]]
     kept = Activations(acts.features[finite], acts.logits[finite], labels)
     return Shard(kept, index[finite], digests[finite], sorted(skipped))

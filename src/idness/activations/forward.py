@@ -88,6 +88,7 @@ def run_images(
     for batch in read_batches(
         images, network.preprocessing, spans or spans_of(len(images), batch_size), workers=workers
     ):
+        network.check_size(images.source, batch.pixels)
         kept = _fresh(batch, seen) if distinct else batch
         found = None
         if len(kept.pixels):

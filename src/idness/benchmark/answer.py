@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from idness.benchmark.parts import Answer, Rival
-from idness.benchmark.ranking import mark, ood_weights, rivals_of_best, row_ranks
+from idness.benchmark.ranking import contenders, mark, ood_weights, rivals_of_best, row_ranks
 from idness.benchmark.results import Report
 from idness.core.errors import InputError
 from idness.core.method_text import plain
 from idness.core.wording import duration, listed, percent, points, shown
 from idness.intervals import mean_auroc_difference, mean_auroc_interval
+from idness.metrics import degenerate
 from idness.selection.auto import chosen_row
 
 USELESS = 0.6
@@ -18,6 +21,9 @@ USELESS = 0.6
 def conclude(report: Report) -> Report:
     """Fill in the answer and the marks of a report that has neither yet, from its scores."""
     if report.answer is None:
+        for row, method in report.methods.items():
+            oods = np.concatenate([report.scores.of(row, name) for name in ood_weights(report)])
+            method.degenerate = degenerate(report.scores.of(row, "id_test"), oods)
         report.answer = answer(report)
         mark(report)
     return report
@@ -33,7 +39,7 @@ def answer(report: Report) -> Answer:
     weights = ood_weights(report)
     measured = {row: row_ranks(report, row, weights) for row in report.methods}
     found = dict(sorted(measured.items(), key=lambda item: -item[1].auroc))
-    best, rivals = rivals_of_best(found)
+    best, rivals = rivals_of_best(found, contenders(report))
     result = Answer(
         kind="clear",
         use=best,
@@ -173,7 +179,7 @@ def _by_group(report: Report) -> list[str]:
     for group, sets in report.benchmark.groups.items():
         if sets:
             found = {row: row_ranks(report, row, dict.fromkeys(sets, 1.0)) for row in report.methods}
-            best, rivals = rivals_of_best(found)
+            best, rivals = rivals_of_best(found, contenders(report))
             leaders[group] = (best, found[best].auroc, sum(rival.tie for rival in rivals))
     if len({best for best, _, _ in leaders.values()}) < 2:
         return []

@@ -48,6 +48,8 @@ class MethodResult:
     tried: list[Trial] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     id_accuracy_shaped: float | None = None
+    degenerate: bool = False
+    """Whether it gives nearly all images one and the same score; it is never the best then."""
     seconds: dict[str, float] = field(default_factory=dict)
     sets: dict[str, Metrics] = field(default_factory=dict)
     groups: dict[str, Metrics] = field(default_factory=dict)

@@ -16,9 +16,12 @@ from idness.benchmark.settings import Settings
 from idness.core.errors import DataError, ModelError
 from idness.core.progress import Listener
 from idness.core.types import Head
-from idness.data import ActivationsSet, ImageSet, Preprocessing, embedded
+from idness.core.wording import abridged
+from idness.data import ActivationsSet, ImageSet, Preprocessing, embedded, read_batches
+from idness.networks.classes import places_of
 from idness.networks.opening import Network, open_network
 from idness.networks.precision import ChosenPrecision
+from idness.networks.runs import located
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ def prepare(
         layer=settings.layer,
         preprocessing=None if bench.preprocessing is None else Preprocessing.from_dict(bench.preprocessing),
         images=next((pictures[role] for role in roles if role in pictures), None),
+        class_names=bench.class_names,
         precision=settings.precision,
         device=settings.device,
         workers=settings.workers,
@@ -56,12 +60,18 @@ def prepare(
     if pictures:
         listener.note(f"preprocessing: {network.preprocessing.describe()}")
     head, chosen = network.split.head, network.precision
-    check_classes(bench, sets, head)
+    check_classes(bench, sets, head, network)
+    for entry in sets:
+        if isinstance(entry.data, ImageSet):
+            # One image of each, before anything long begins; one that cannot be read is told with the others.
+            [first] = read_batches(entry.data, network.preprocessing, [(0, 1)])
+            network.check_size(entry.name, first.pixels)
     if chosen.asked == "auto":
         listener.note(f"precision: {chosen.used} ({chosen.why})")
+    weights = located(model, settings.weights)[1] if isinstance(model, str) else settings.weights
     info = ModelInfo(
         spec=without_folder(network.name),
-        weights=None if settings.weights is None else Path(settings.weights).name,
+        weights=None if weights is None else Path(weights).name,
         weights_sha256=network.weights_sha256,
         layer=network.split.layer,
         features=head.width,
@@ -71,7 +81,7 @@ def prepare(
     return Prepared(Head(head.weight.cpu(), head.offset.cpu()), network, info, chosen)
 
 
-def check_classes(bench: Benchmark, sets: Sequence[OpenSet], head: Head) -> None:
+def check_classes(bench: Benchmark, sets: Sequence[OpenSet], head: Head, network: Network | None = None) -> None:
     """Compare the numbers of classes of benchmark, sets and network."""
     declared = len(bench.class_names) if bench.class_names else bench.classes
     if declared is not None and declared != head.classes:
@@ -81,14 +91,29 @@ def check_classes(bench: Benchmark, sets: Sequence[OpenSet], head: Head) -> None
     for entry in sets:
         if not isinstance(entry.data, ImageSet):
             _check_activations(entry.name, entry.data, head, labelled=entry.is_id)
-        elif entry.is_id and entry.data.labels is not None:
-            named, lowest, highest = len(entry.data.classes), int(entry.data.labels.min()), int(entry.data.labels.max())
+        elif entry.is_id and entry.data.labels is not None and network is not None:
+            lowest, highest = int(entry.data.labels.min()), int(entry.data.labels.max())
             if lowest < 0:
                 raise DataError(f"{entry.name}: labels must be in [0, {head.classes - 1}], got {lowest} to {highest}")
-            if (named and named != head.classes) or highest >= head.classes:
-                raise DataError(
-                    f"{entry.name}: has {max(named, highest + 1)} classes, the network gives {head.classes}; is it of other classes?"
-                )
+            if network.labels_of(entry.data) is None:
+                raise DataError(f"{entry.name}: {_strange(entry.data, network, head.classes)}")
+
+
+def _strange(images: ImageSet, network: Network, classes: int) -> str:
+    """Say which classes of a set are the network's, which are not, and what to write."""
+    assert images.labels is not None
+    highest = int(images.labels.max())
+    if highest >= (len(images.classes) or classes):
+        return f"has {highest + 1} classes, the network gives {classes}; is it of other classes?"
+    said = f"has {len(images.classes)} classes, the network gives {classes}"
+    if network.class_names is not None:
+        known = [name for name in images.classes if places_of([name], network.class_names, 0) is not None]
+        other = [name for name in images.classes if name not in known]
+        said += f"; {len(known)} are names of its classes, {len(other)} are not ({abridged(other)})"
+    return (
+        f"{said}; write classes = [...] in the benchmark's file, the names of all {classes} in the order of its outputs"
+        " or a text file with one a line, or remove the folders of other classes"
+    )
 
 
 def _check_activations(name: str, data: ActivationsSet, head: Head, *, labelled: bool) -> None:

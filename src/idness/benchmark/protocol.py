@@ -11,6 +11,7 @@ from typing import Any
 
 from idness.core.errors import DataError, IdnessError, unknown_name
 from idness.data import ActivationsSet, ImageSet, embedded, open_set
+from idness.data.classes import read_classes
 
 HOME = Path(__file__).parent / "definitions"
 GROUPS = ("near", "far")
@@ -108,12 +109,16 @@ class Benchmark:
             if not isinstance(table.get(key, {}), dict):
                 raise DataError(f"benchmark {name}: [{key}] must be a table, got {table[key]!r}")
         classes = table.get("classes")
+        if isinstance(classes, str):
+            classes = list(read_classes(classes, base))
         if not (
             classes is None
             or isinstance(classes, int)
             or (isinstance(classes, list) and all(isinstance(item, str) for item in classes))
         ):
-            raise DataError(f"benchmark {name}: classes must be a list of names or their number, got {classes!r}")
+            raise DataError(
+                f"benchmark {name}: classes must be a list of names, a text file of them, or their number, got {classes!r}"
+            )
         called = str(table.get("name", name))
         table |= {"name": called, "title": str(table.get("title", called)), "id": table.get("id", {})}
         table["classes"] = tuple(classes) if isinstance(classes, list) else classes

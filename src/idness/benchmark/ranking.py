@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from scipy.special import ndtri
 
@@ -31,6 +31,12 @@ def mean_auroc(report: Report, row: str) -> float:
     return sum(weight * report.methods[row].sets[name].auroc for name, weight in ood_weights(report).items())
 
 
+def contenders(report: Report) -> list[str]:
+    """List the rows that may be the best: all but degenerate ones, unless there are no others."""
+    able = [row for row, found in report.methods.items() if not found.degenerate]
+    return able or list(report.methods)
+
+
 def row_ranks(report: Report, row: str, weights: Mapping[str, float]) -> Ranks:
     """Rank one row's images over some OOD sets."""
     oods = [report.scores.of(row, name) for name in weights]
@@ -42,12 +48,12 @@ def joint_level(rows: int) -> float:
     return 1 - (1 - LEVEL) / max(rows - 1, 1)
 
 
-def rivals_of_best(found: Mapping[str, Ranks]) -> tuple[str, list[Rival]]:
-    """Find the row with the highest mean AUROC, and its lead over each of the others, the nearest first."""
-    best = max(found, key=lambda row: found[row].auroc)
+def rivals_of_best(found: Mapping[str, Ranks], able: Collection[str]) -> tuple[str, list[Rival]]:
+    """Find the row with the highest mean AUROC among those that may be the best, and its lead over all others, the nearest first."""
+    best = max(able, key=lambda row: found[row].auroc)
     level = joint_level(len(found))
     leads = {row: mean_auroc_difference(found[best], found[row], level) for row in found if row != best}
-    rivals = [Rival(row=row, lead=lead, tie=lead.low <= 0) for row, lead in leads.items()]
+    rivals = [Rival(row=row, lead=lead, tie=lead.low <= 0 and row in able) for row, lead in leads.items()]
     return best, sorted(rivals, key=lambda rival: rival.lead.value)
 
 
@@ -66,12 +72,14 @@ def mark(report: Report) -> None:
             _write("auroc", found, *_by_auroc(report, sets))
             for metric in FPRS:
                 drawn = {row: values[:, places].mean(axis=1) for row, values in draws[metric].items()}
-                _write(metric, found, *_by_fpr({row: getattr(found[row], metric) for row in methods}, drawn))
+                values = {row: getattr(found[row], metric) for row in contenders(report)}
+                _write(metric, found, *_by_fpr(values, drawn))
 
 
 def _by_auroc(report: Report, sets: Sequence[str]) -> tuple[str, list[str]]:
     """Find the best row and its ties by DeLong's paired test."""
-    best, rivals = rivals_of_best({row: row_ranks(report, row, dict.fromkeys(sets, 1.0)) for row in report.methods})
+    found = {row: row_ranks(report, row, dict.fromkeys(sets, 1.0)) for row in report.methods}
+    best, rivals = rivals_of_best(found, contenders(report))
     return best, [rival.row for rival in rivals if rival.tie]
 
 

@@ -30,6 +30,8 @@ from idness.core.progress import Listener, heard_warnings
 from idness.core.types import Activations, Head
 from idness.data import ImageSet
 from idness.detectors.registry import parse
+from idness.networks.classes import doubt
+from idness.networks.opening import Network
 from idness.selection.doctor import MOST, advise
 from idness.selection.search import Choice, Row, choose, wanted_rows
 
@@ -186,9 +188,13 @@ class _Job:
             entry.item = _item(opened[entry.set], entry.index)
         groups = {role: list(found) for role, found in scored.groups.items()}
         network = prepared.network
+        self._doubt(scored.id_test, prepared.info.classes, _classes(self.bench, opened, network))
         report = Report(
             benchmark=BenchmarkInfo(
-                name=self.bench.name, title=self.bench.title, classes=_classes(self.bench, opened), groups=groups
+                name=self.bench.name,
+                title=self.bench.title,
+                classes=_classes(self.bench, opened, network),
+                groups=groups,
             ),
             model=prepared.info,
             preprocessing={} if network is None or network.how is None else network.how.to_dict(),
@@ -217,10 +223,21 @@ class _Job:
         self.time["score"] += time.perf_counter() - start
         return report
 
+    def _doubt(self, found: SetScores, classes: int, names: Sequence[str]) -> None:
+        """Warn where the network hardly ever answers what the labels say: its scores then mean nothing."""
+        said = None if found.labels is None else doubt("id_test", found.labels, found.predicted, classes, names)
+        if said is not None:
+            self.warn(said)
+
     def _tell(self, report: Report) -> None:
         for found in report.duplicates:
             first, second = found["sets"]
             self.warn(f"{found['images']} images are in both {first} and {second}")
+        for row, method in report.methods.items():
+            if method.degenerate:
+                self.warn(
+                    f"{row}: gives nearly all images one and the same score; it says nothing here and is never the best"
+                )
         for name, info in report.sets.items():
             if info.skipped:
                 self.warn(
@@ -259,7 +276,9 @@ def _item(entry: OpenSet, index: int) -> str:
     return entry.data.item(index) if isinstance(entry.data, ImageSet) else str(index)
 
 
-def _classes(bench: Benchmark, opened: Mapping[str, OpenSet]) -> list[str]:
+def _classes(bench: Benchmark, opened: Mapping[str, OpenSet], network: Network | None) -> list[str]:
+    if network is not None and network.class_names is not None:
+        return list(network.class_names)
     data = opened["id_test"].data
     return list(bench.class_names or (data.classes if isinstance(data, ImageSet) else ()))
 

@@ -142,6 +142,7 @@ def with_flags(message: str) -> str:
         spoken["preprocessing"] = "--size, --mean and --std"
     elif "benchmark" in spoken:
         spoken["preprocessing"] = "[preprocessing] in the benchmark's file"
+        spoken["class_names"] = "classes in the benchmark's file"
     return ARGUMENT.sub(lambda m: " ".join(filter(None, (spoken.get(m[1]), m[2]))) if m[1] in spoken else m[0], message)
 
 

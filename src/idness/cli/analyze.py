@@ -13,7 +13,8 @@ OUT = Path("idness-analysis")
 
 def analyze(
     model: Annotated[
-        str, typer.Argument(help="torchvision:NAME, timm:NAME, file.py:function, cifar6:base or cifar6:ish.")
+        str,
+        typer.Argument(help="torchvision:NAME, timm:NAME, file.py:function, a folder of idness train, or cifar6:base."),
     ] = "",
     benchmark: Annotated[
         str, typer.Argument(help="A benchmark's name or TOML file; the embedded one if not given.")

@@ -20,7 +20,8 @@ def bench(
         str, typer.Argument(help="A benchmark's name or TOML file; with --init the file to write.")
     ] = "",
     model: Annotated[
-        str, typer.Option(help="torchvision:NAME, timm:NAME, file.py:function, cifar6:base or cifar6:ish.")
+        str,
+        typer.Option(help="torchvision:NAME, timm:NAME, file.py:function, a folder of idness train, or cifar6:base."),
     ] = "",
     weights: Annotated[Path | None, typer.Option(help="The network's weights: safetensors or a checkpoint.")] = None,
     layer: Annotated[str, typer.Option(help="Name of the final linear layer; found by itself if not given.")] = "",

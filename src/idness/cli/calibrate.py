@@ -10,7 +10,8 @@ import typer
 
 def calibrate(
     model: Annotated[
-        str, typer.Argument(help="torchvision:NAME, timm:NAME, path/to/file.py:FUNCTION, or cifar6:base.")
+        str,
+        typer.Argument(help="torchvision:NAME, timm:NAME, file.py:function, a folder of idness train, or cifar6:base."),
     ],
     data: Annotated[
         str, typer.Option("--data", help="In-distribution images the network was not trained on: a folder.")
@@ -39,6 +40,10 @@ def calibrate(
     mean: Annotated[str | None, typer.Option(help="Mean of each channel in [0, 1], as in 0.49,0.48,0.45.")] = None,
     std: Annotated[str | None, typer.Option(help="Standard deviation of each channel.")] = None,
     layer: Annotated[str | None, typer.Option(help="Name of the final linear layer, where it is not found.")] = None,
+    class_names: Annotated[
+        str | None,
+        typer.Option("--classes", help="Names in the order of the network's outputs: a,b,c, a text file, or imagenet."),
+    ] = None,
     bundle: Annotated[bool, typer.Option(help="Keep a copy of the weights in the guard's folder.")] = True,
     thumbnails: Annotated[
         bool, typer.Option(help="Keep thumbnails of up to 240 calibration images for the page.")
@@ -54,6 +59,7 @@ def calibrate(
     from idness.core.files import check_writable
     from idness.core.progress import shown
     from idness.data import embedded
+    from idness.data.classes import read_classes
     from idness.guard.calibrate import prepare_guard
     from idness.guard.file import describe
     from idness.networks import trust
@@ -62,7 +68,8 @@ def calibrate(
     with shown(quiet=quiet) as listener:
         made = prepare_guard(
             model, data, weights=weights, method=method, train=train, ood=ood, recall=recall, false_alarm=false_alarm,
-            per_class=per_class, preprocessing=preprocessing(size, mean, std), layer=layer, gallery=thumbnails, listener=listener,
+            per_class=per_class, preprocessing=preprocessing(size, mean, std), layer=layer,
+            class_names=read_classes(class_names) if class_names else (), gallery=thumbnails, listener=listener,
         )  # fmt: skip
     trust.remember(model)
     made.guard.save(out, bundle=bundle and not embedded.owns(model))

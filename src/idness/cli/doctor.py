@@ -10,7 +10,8 @@ import typer
 
 def doctor(
     model: Annotated[
-        str, typer.Argument(help="torchvision:NAME, timm:NAME, file.py:function, cifar6:base or cifar6:ish.")
+        str,
+        typer.Argument(help="torchvision:NAME, timm:NAME, file.py:function, a folder of idness train, or cifar6:base."),
     ],
     data: Annotated[
         str,
@@ -22,6 +23,10 @@ def doctor(
     mean: Annotated[str | None, typer.Option(help="Mean of each channel in [0, 1], as in 0.49,0.48,0.45.")] = None,
     std: Annotated[str | None, typer.Option(help="Standard deviation of each channel.")] = None,
     layer: Annotated[str, typer.Option(help="Name of the final linear layer; found by itself if not given.")] = "",
+    class_names: Annotated[
+        str | None,
+        typer.Option("--classes", help="Names in the order of the network's outputs: a,b,c, a text file, or imagenet."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="The most images used of each set, evenly picked.")] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
@@ -32,6 +37,7 @@ def doctor(
     from idness.cli.preprocessing import preprocessing
     from idness.cli.terminal import stdout
     from idness.core.progress import shown
+    from idness.data.classes import read_classes
     from idness.selection.doctor import diagnose
 
     with shown(quiet=quiet) as listener:
@@ -42,6 +48,7 @@ def doctor(
             weights=weights or None,
             preprocessing=preprocessing(size, mean, std),
             layer=layer or None,
+            class_names=read_classes(class_names) if class_names else (),
             limit=limit,
             listener=listener,
         )

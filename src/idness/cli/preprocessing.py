@@ -23,5 +23,7 @@ def preprocessing(size: int | None, mean: str | None, std: str | None) -> Prepro
             try:
                 values[name] = tuple(float(part) for part in text.split(","))
             except ValueError as error:
-                raise OptionError(f"--{name} must be three numbers with commas, got {text!r}") from error
+                raise OptionError(
+                    f"--{name} must be numbers with commas between, one per channel, got {text!r}"
+                ) from error
     return Preprocessing.from_dict(values)

@@ -23,7 +23,10 @@ def train(
     ] = "small_resnet",
     method: Annotated[str, typer.Option(help="plain, ish, logitnorm, regmixup, augmix, cider or confbranch.")] = "ish",
     init: Annotated[
-        str, typer.Option(help="Weights to start from, or pretrained (torchvision, timm); else from scratch.")
+        str,
+        typer.Option(
+            help="Weights or a run's folder to start from, or pretrained (torchvision, timm); else from scratch."
+        ),
     ] = "",
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the images; the method's recipe if not given.")
@@ -46,6 +49,7 @@ def train(
 
     from idness.cli.terminal import stdout
     from idness.core.files import check_writable
+    from idness.networks import trust
     from idness.training import finetune, networks
 
     check_writable(out)
@@ -56,7 +60,8 @@ def train(
     images = _images(data, archive, size)
     checked = _checked(val, data, archive, size, images)
     model = networks.load(arch, len(images.classes), init, seed, example=images.example())
-    done = finetune(model, images, method, val=checked, out=out, progress=not quiet, seed=seed, **options)
+    trust.remember(arch)  # so that the run's folder may be opened again
+    done = finetune(model, images, method, val=checked, out=out, arch=arch, progress=not quiet, seed=seed, **options)
     last = done.log[-1]
     right = "" if last.val_accuracy is None else f", {last.val_accuracy:.2%} right on validation"
     console = stdout()

@@ -68,6 +68,13 @@ def check_fraction(owner: object, name: str, value: float) -> None:
         raise OptionError(f"{_who(owner)}: {name} must be in (0, 1), got {value!r}")
 
 
+def check_share(owner: object, name: str) -> None:
+    """Check that an option is a share in [0, 1)."""
+    value = _number(owner, name)
+    if not 0 <= value < 1:
+        raise OptionError(f"{_who(owner)}: {name} must be in [0, 1), got {value:g}")
+
+
 def check_positive(owner: object, name: str) -> None:
     """Check that an option is a finite number above 0."""
     value = _number(owner, name)

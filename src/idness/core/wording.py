@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]+")
 LONGEST = 40
@@ -54,6 +55,11 @@ def size(count: float) -> str:
 def sentence(text: str) -> str:
     """Begin with a capital and leave the rest as it is: ID stays ID."""
     return text[:1].upper() + text[1:]
+
+
+def abridged(names: Sequence[str], most: int = 5) -> str:
+    """Join the first few names, with dots where there are more."""
+    return ", ".join([*(shown(name) for name in names[:most]), *(["..."] if len(names) > most else [])])
 
 
 def listed(names: list[str]) -> str:

@@ -17,7 +17,7 @@ from idness.data.sets import ImageSet, Picture, pick
 
 
 class ArraySet(ImageSet):
-    """Reads images from an array (N, H, W, 3), (N, H, W) or (N, 3, H, W) of uint8."""
+    """Reads images from an array (N, H, W), (N, H, W, channels) or (N, channels, H, W) of uint8; grey ones become RGB."""
 
     def __init__(
         self,
@@ -27,14 +27,14 @@ class ArraySet(ImageSet):
         classes: Sequence[str] = (),
     ) -> None:
         super().__init__(source, labels, classes)
-        _check_images(source, images.dtype, images.shape)
+        self.channels = _check_images(source, images.dtype, images.shape)
         self.images = images
 
     def __len__(self) -> int:
         return len(self.images)
 
     def picture(self, index: int) -> Picture:
-        return _as_rgb(self.images[index])
+        return _as_picture(self.images[index])
 
     def stamp(self, start: int, stop: int) -> str:
         return sha256_of(np.ascontiguousarray(self.images[start:stop]).data)
@@ -74,7 +74,7 @@ class NpzSet(ImageSet):
         return self._shape[0]
 
     def picture(self, index: int) -> Picture:
-        return _as_rgb(np.frombuffer(self._bytes_of(index), dtype=np.uint8).reshape(self._shape[1:]))
+        return _as_picture(np.frombuffer(self._bytes_of(index), dtype=np.uint8).reshape(self._shape[1:]))
 
     def stamp(self, start: int, stop: int) -> str:
         if (start, stop) not in self._stamps:
@@ -115,7 +115,7 @@ class NpzSet(ImageSet):
 
     def _open(self) -> IO[bytes]:
         file, self._shape, kind = open_array(self.path, self.key)
-        _check_images(f"{self.path.name}: array {self.key}", kind, self._shape)
+        self.channels = _check_images(f"{self.path.name}: array {self.key}", kind, self._shape)
         return file
 
 
@@ -139,17 +139,32 @@ def open_array(path: Path, name: str) -> tuple[IO[bytes], tuple[int, ...], np.dt
     return file, shape, kind
 
 
-def _as_rgb(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    image = image[:, :, None] if image.ndim == 2 else image
-    if image.shape[2] == 1:
-        return np.repeat(image, 3, axis=2)
-    return image if image.shape[2] == 3 else np.ascontiguousarray(image.transpose(1, 2, 0))
+def _as_picture(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Give an image as (H, W, channels), grey as RGB: a network of one channel gets exactly the same grey of it."""
+    if image.ndim == 3 and _channel_axis(image.shape) == 0:
+        image = np.ascontiguousarray(image.transpose(1, 2, 0))
+    elif image.ndim == 2:
+        image = image[:, :, None]
+    return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image
 
 
-def _check_images(name: str, dtype: Any, shape: tuple[int, ...]) -> None:
-    right = len(shape) == 3 or (len(shape) == 4 and (shape[3] in (1, 3) or shape[1] == 3))
-    if dtype != np.uint8 or not right or 0 in shape[1:]:
-        raise DataError(f"{name}: images must be uint8 of shape (N, H, W, 3), got {dtype} of shape {shape}")
+def _channel_axis(shape: tuple[int, ...]) -> int | None:
+    """Say which axis of an image is its channels: one of 1 or 3, else the shortest if it is the first or the last."""
+    for axis in (2, 0):
+        if shape[axis] in (1, 3):
+            return axis
+    return next((axis for axis in (2, 0) if shape[axis] < min(shape[1], shape[2 - axis])), None)
+
+
+def _check_images(name: str, dtype: Any, shape: tuple[int, ...]) -> int:
+    """Refuse an array that does not hold images; give how many channels they have."""
+    axis = _channel_axis(shape[1:]) if len(shape) == 4 else None
+    if dtype != np.uint8 or (len(shape) != 3 and axis is None) or 0 in shape[1:]:
+        raise DataError(
+            f"{name}: images must be uint8 of shape (N, H, W), (N, H, W, channels) or (N, channels, H, W), got {dtype} of shape {shape}"
+        )
+    found = 1 if axis is None else shape[1 + axis]
+    return 3 if found == 1 else found
 
 
 def _as_labels(name: str, values: NDArray[Any]) -> NDArray[np.int64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,15 @@ from idness.data import embedded
 
 Size = int | tuple[int, int] | None
 INTERPOLATIONS = {kind.name.lower(): kind for kind in Image.Resampling}
+MODES = {1: "L", 3: "RGB"}
+"""How Pillow calls a picture of so many channels."""
 STRETCHED = 32
 """The aspect ratio above which a strip is cut before it is enlarged: a 5000 x 1 image would become 1.3 million pixels wide."""
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Turns an RGB image into the tensor a network expects.
+    """Turns an image into the tensor a network expects: of as many channels as mean and std have numbers, grey for one.
 
     Args:
         resize: length of the shorter side, or height and width; none leaves the size.
@@ -47,12 +49,30 @@ class Preprocessing:
             object.__setattr__(self, name, _size(name, getattr(self, name)))
         for name in ("mean", "std"):
             object.__setattr__(self, name, _channels(name, getattr(self, name)))
+        if len(self.mean) != len(self.std):
+            raise OptionError(
+                f"Preprocessing: mean and std must have one number per channel each, got {len(self.mean)} and {len(self.std)}"
+            )
         if not all(value > 0 for value in self.std):
             raise OptionError(f"Preprocessing: std must be above 0, got {list(self.std)}")
         if self.interpolation not in INTERPOLATIONS:
             raise OptionError(
                 f"Preprocessing: interpolation must be one of {', '.join(INTERPOLATIONS)}; got {self.interpolation!r}"
             )
+
+    @property
+    def channels(self) -> int:
+        """How many channels a result has."""
+        return len(self.mean)
+
+    @property
+    def plain(self) -> bool:
+        """Whether values stay in [0, 1] as they are."""
+        return not any(self.mean) and all(value == 1 for value in self.std)
+
+    def of_channels(self, count: int) -> Preprocessing:
+        """Give the same for another number of channels, where no mean and std say otherwise."""
+        return replace(self, mean=(0.0,) * count, std=(1.0,) * count) if self.plain else self
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -63,28 +83,42 @@ class Preprocessing:
         return (final, final) if final is not None and self.crop is not None else None
 
     def pixels(self, image: Image.Image | NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Resize and crop; the values stay as they are, in an array (height, width, 3)."""
+        """Resize and crop; the values stay as they are, in an array (height, width, channels)."""
         if isinstance(image, np.ndarray):
-            if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (3, self.channels):
+                wanted = " or ".join(str(count) for count in dict.fromkeys((self.channels, 3)))
                 raise DataError(
-                    f"Preprocessing: an array must be uint8 of shape (height, width, 3), got {image.dtype} of shape {image.shape}"
+                    f"Preprocessing: an array must be uint8 of shape (height, width, {wanted}), one channel per number of mean and std,"
+                    f" got {image.dtype} of shape {image.shape}"
                 )
-            if not self._changes(image.shape[0], image.shape[1]):
+            if image.shape[2] == self.channels and not self._changes(image.shape[0], image.shape[1]):
                 return image
+            if image.shape[2] != 3:
+                return np.concatenate([self._band(image[:, :, place]) for place in range(self.channels)], axis=2)
             image = Image.fromarray(image)
+        if self.channels not in MODES:
+            raise DataError(
+                f"Preprocessing: mean and std are of {self.channels} channels, got a picture; give arrays (.npz)"
+            )
+        image = image.convert(MODES[self.channels])
         if self.resize is not None:
             image = self._resized(image)
-        return _cropped(np.asarray(image.convert("RGB")), self.crop)
+        return _cropped(np.asarray(image).reshape(image.height, image.width, -1), self.crop)
+
+    def _band(self, band: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Resize and crop one channel of many."""
+        picture = Image.fromarray(np.ascontiguousarray(band))
+        return _cropped(np.asarray(picture if self.resize is None else self._resized(picture))[:, :, None], self.crop)
 
     def normalize(self, pixels: NDArray[np.uint8] | Tensor) -> Tensor:
-        """Make float32 (..., 3, height, width) of uint8 (..., height, width, 3)."""
+        """Make float32 (..., channels, height, width) of uint8 (..., height, width, channels)."""
         values = (
             torch.as_tensor(pixels).movedim(-1, -3).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
         )
         return values.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))
 
     def __call__(self, image: Image.Image | NDArray[np.uint8]) -> Tensor:
-        """Make the tensor (3, height, width) of one image."""
+        """Make the tensor (channels, height, width) of one image."""
         return self.normalize(np.array(self.pixels(image)))
 
     def describe(self) -> str:
@@ -97,16 +131,15 @@ class Preprocessing:
             )
         if self.crop is not None:
             steps.append(f"centre crop {_times(self.crop)}")
-        plain = self.mean == (0.0, 0.0, 0.0) and self.std == (1.0, 1.0, 1.0)
         numbers = (", ".join(f"{value:g}" for value in part) for part in (self.mean, self.std))
         steps.append(
-            "values in [0, 1], not normalised" if plain else "normalise by mean ({}), std ({})".format(*numbers)
+            "values in [0, 1], not normalised" if self.plain else "normalise by mean ({}), std ({})".format(*numbers)
         )
         return ", ".join(steps)
 
     def suspicion(self, sample: NDArray[np.uint8] | Tensor | None = None) -> str | None:
-        """Say what looks wrong with the normalisation, by its values and by a sample of images (N, H, W, 3); none if nothing does."""
-        if self.mean == (0.0, 0.0, 0.0) and self.std == (1.0, 1.0, 1.0):
+        """Say what looks wrong with the normalisation, by its values and by a sample of images (N, H, W, C); none if nothing does."""
+        if self.plain:
             return "images are not normalised (mean 0, std 1); most networks were trained with a mean and std: give them in preprocessing"
         if max(self.mean) > 1.5 or max(self.std) > 1.5:
             return f"mean and std are of values in [0, 1], got mean {list(self.mean)}, std {list(self.std)}; divide them by 255"
@@ -244,6 +277,6 @@ def _size(name: str, value: object) -> Size:
 
 def _channels(name: str, value: object) -> tuple[float, ...]:
     numbers = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    if len(numbers) != 3 or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-        raise OptionError(f"Preprocessing: {name} must be three numbers, got {value!r}")
+    if not numbers or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        raise OptionError(f"Preprocessing: {name} must be numbers, one per channel, got {value!r}")
     return tuple(float(number) for number in numbers)

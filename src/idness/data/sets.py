@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from PIL import Image
 
 from idness.core.errors import DataError
 from idness.core.files import sha256_of
+from idness.core.wording import abridged
 from idness.data.decoding import SUFFIXES, decode
 
 Picture = Image.Image | NDArray[np.uint8]
@@ -30,6 +31,8 @@ class ImageSet(ABC):
 
     parallel = False
     """Whether single images are read independently, so that threads help."""
+    channels = 3
+    """How many channels each image has."""
 
     def __init__(self, source: str, labels: NDArray[np.int64] | None = None, classes: Sequence[str] = ()) -> None:
         self.source = source
@@ -92,7 +95,8 @@ class Part(ImageSet):
     def __init__(self, whole: ImageSet, places: Sequence[int], note: str) -> None:
         labels = None if whole.labels is None else whole.labels[np.asarray(places, np.int64)]
         super().__init__(f"{whole.source}[{note}]", labels, whole.classes)
-        self.whole, self.places, self.parallel = whole, places, whole.parallel
+        self.whole, self.places = whole, places
+        self.parallel, self.channels = whole.parallel, whole.channels
 
     def __len__(self) -> int:
         return len(self.places)
@@ -113,15 +117,15 @@ class Part(ImageSet):
 def folder_set(root: Path, classes: Sequence[str] = ()) -> FileSet:
     """Open a folder of images: one folder per class, or all in one without labels; hidden and dangling entries are ignored.
 
-    `classes` are the class folders in the order of the network's outputs, where that is not by name.
+    `classes` are the class folders in the order of the network's outputs; without them they are sorted, numbers as numbers.
     """
     if not root.is_dir():
         raise DataError(
             f"{root.name}: must be a folder of images, got {'a file' if root.exists() else 'nothing there'}"
         )
     top = sorted(entry for entry in _visible(root) if entry.is_file() and entry.suffix.lower() in SUFFIXES)
-    folders = {entry.name: _images_below(entry) for entry in sorted(_visible(root)) if entry.is_dir()}
-    folders = {name: files for name, files in folders.items() if files}
+    names = in_order([entry.name for entry in _visible(root) if entry.is_dir()])
+    folders = {name: files for name in names if (files := _images_below(root / name))}
     if top or not folders:
         files = [*top, *(file for found in folders.values() for file in found)]
         return FileSet(root, [str(file.relative_to(root)) for file in files], root.name)
@@ -129,7 +133,8 @@ def folder_set(root: Path, classes: Sequence[str] = ()) -> FileSet:
     unknown = sorted(set(folders) - set(order))
     if unknown:
         raise DataError(
-            f"{root.name}: has folders that are no class of the network ({', '.join(unknown[:5])}); remove them or list them in classes"
+            f"{root.name}: {len(folders) - len(unknown)} of its {len(folders)} folders are classes of the network, {len(unknown)} are not"
+            f" ({abridged(unknown)}); remove them or list them in classes"
         )
     pairs = [(file, label) for label, name in enumerate(order) for file in folders.get(name, [])]
     labels = np.array([label for _, label in pairs], dtype=np.int64)
@@ -144,6 +149,13 @@ def pick(source: str, kind: str, what: str, wanted: str | None, usual: Sequence[
     if not found and what == "images":
         raise DataError(f'{source}: which {kind} holds the {what}? It has {", ".join(names)}; say {what} = "..."')
     return found
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Sort the names of classes: as numbers where all are (0, 1, 2, 10), else as text."""
+    listed = list(names)
+    numbers = all(name.isdecimal() for name in listed)
+    return sorted(listed, key=lambda name: (int(name) if numbers else 0, name))
 
 
 def _state(file: Path) -> bytes:

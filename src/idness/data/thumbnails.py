@@ -14,7 +14,9 @@ SIDE = 64
 
 
 def thumbnail(picture: Picture, side: int = SIDE) -> Image.Image:
-    """Copy a picture as RGB, shrunk where a side is longer than `side`."""
+    """Copy a picture as RGB, shrunk where a side is longer than `side`; of many channels the first three, or the first, are shown."""
+    if isinstance(picture, np.ndarray) and picture.shape[2] != 3:
+        picture = np.ascontiguousarray(picture[:, :, :3] if picture.shape[2] > 3 else picture[:, :, 0])
     small = (Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture).convert("RGB")
     small.thumbnail((side, side))
     return small

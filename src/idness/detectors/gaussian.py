@@ -21,13 +21,18 @@ def principal_axes(centred: Tensor) -> tuple[Tensor, Tensor]:
     return vectors.flip(1), torch.where(values > limit, values, 0.0).flip(0)
 
 
-def whitening(centred: Tensor) -> Tensor:
+def whitening(centred: Tensor, shrinkage: float = 0.0) -> Tensor:
     """Compute a matrix V, so that |x V|^2 is the squared Mahalanobis distance of x from the mean.
 
     In float64, as all that follows from it: a score is the difference of distances in the thousands. Directions in
-    which nothing varies (dead features) are left out, as a pseudo-inverse does.
+    which nothing varies (dead features) are left out, as a pseudo-inverse does, unless the variances are shrunk.
+
+    Args:
+        centred: rows without their mean.
+        shrinkage: how far the variances move towards their mean: 0 not at all, 1 all the way.
     """
     axes, variances = principal_axes(centred)
+    variances = (1 - shrinkage) * variances + shrinkage * variances.mean()
     alive = variances > 0
     scaled: Tensor = axes[:, alive] / variances[alive].sqrt()
     return scaled
@@ -46,7 +51,22 @@ def residual_spaces(head: Head, train: Activations, shares: Sequence[float]) -> 
     return origin, [axes[:, min(round(alive * share / 100), len(axes) - 1) :].contiguous() for share in shares]
 
 
-def class_gaussians(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+def too_few(features: Tensor, labels: Tensor) -> str | None:
+    """Say what is missing where the classes' common covariance rests on too few images to have full rank; none where it has."""
+    varying, classes = int((features.amax(dim=0) > features.amin(dim=0)).sum()), int((torch.bincount(labels) > 0).sum())
+    # The mean of each class takes up one image.
+    rank = len(features) - classes
+    if rank >= varying:
+        return None
+    return (
+        f"the covariance of {varying} features has rank {rank} at most with {len(features)} training images of {classes} classes;"
+        f" give more than {varying + classes}, better ten times as many, or set shrinkage"
+    )
+
+
+def class_gaussians(
+    features: Tensor, labels: Tensor, classes: int, shrinkage: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
     """Fit a Gaussian to each class of features in float64, with one covariance for all.
 
     Returns the mean of all images, the whitening of class-centred features, and the whitened means of the classes that
@@ -54,7 +74,7 @@ def class_gaussians(features: Tensor, labels: Tensor, classes: int) -> tuple[Ten
     """
     means, present = class_means(features, labels, classes)
     centre = features.mean(dim=0)
-    white = whitening(features - means[labels])
+    white = whitening(features - means[labels], shrinkage)
     return centre, white, (means[present] - centre) @ white
 
 

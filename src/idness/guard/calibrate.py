@@ -26,6 +26,7 @@ from idness.detectors.registry import build, parse
 from idness.guard.guard import Guard
 from idness.guard.neighbours import Gallery, chosen
 from idness.metrics import accuracy
+from idness.networks.classes import doubt
 from idness.networks.opening import Network, open_network
 from idness.selection.auto import scale_percentile
 from idness.selection.doctor import advise, scaling
@@ -56,6 +57,7 @@ def prepare_guard(
     per_class: bool = False,
     preprocessing: Preprocessing | None = None,
     layer: str | None = None,
+    class_names: Sequence[str] = (),
     gallery: bool = True,
     listener: Listener | None = None,
 ) -> Prepared:
@@ -75,6 +77,7 @@ def prepare_guard(
         per_class: whether each predicted class has its own threshold.
         preprocessing: how pictures become input, where the network does not say.
         layer: the final linear layer's name, where it should not be searched.
+        class_names: the names of the classes in the order of its outputs, where the network does not say.
         gallery: whether to keep thumbnails of some images for display.
         listener: hears how far reading has come.
     """
@@ -85,7 +88,9 @@ def prepare_guard(
     learned = None if train is None else _open("train", train)
     flagged = None if ood is None else _open("ood", ood)
     with heard_warnings(lambda text: notes.append(f"caution: {text}")):
-        network = open_network(spec, weights, layer=layer, preprocessing=preprocessing, images=images)
+        network = open_network(
+            spec, weights, layer=layer, preprocessing=preprocessing, images=images, class_names=class_names
+        )
     split, how = network.split, network.preprocessing
     notes.insert(0, f"network {spec}, final layer {split.layer!r}; pictures: {how.describe()}")
     ids = _read(network, images, notes, hear, edit_with=twice)
@@ -94,7 +99,7 @@ def prepare_guard(
     _check_apart({"data": ids, "train": taught, "ood": others})
     detector = _detector(method, network, ids, taught, None if others is None else others.acts, notes, hear)
     learn, calibrate, place = _divide(ids, taught, detector, notes)
-    guard = Guard(split, detector, preprocessing=how, class_names=_class_names(network, ids), spec=spec)
+    guard = Guard(split, detector, preprocessing=how, class_names=_class_names(network, ids), spec=network.spec)
     if detector.needs_train:
         assert learn is not None
         guard.fit(learn)
@@ -139,7 +144,7 @@ def _read(
             f"{images.source}: left out {found.repeated} images that are there twice; copies would spoil the guarantee"
         )
     if known and images.labels is not None:
-        notes += _classified(images.source, found.acts)
+        notes += _classified(images.source, found.acts, network.class_names)
     return found
 
 
@@ -161,19 +166,15 @@ def _looks_twice(method: str) -> InputEditor | None:
     return None if measured else parse(method).input_edit
 
 
-def _classified(source: str, acts: Activations) -> list[str]:
+def _classified(source: str, acts: Activations, names: Sequence[str] | None) -> list[str]:
     """Say how many images the network classifies as their folders say."""
     classes = acts.logits.shape[1]
     if acts.labels is None:
         return [f"{source}: its classes are not the network's {classes}; labels are not used"]
     share = accuracy(acts.logits, acts.labels)
     said = f"{source}: {len(acts):,} images, of which the network classifies {100 * share:.1f} % as their folder says"
-    if share >= 2 / classes:
-        return [said]
-    return [
-        said,
-        "caution: that is no better than chance; are the folders in the order of the network's classes, and the input right?",
-    ]
+    wrong = doubt(source, acts.labels.numpy(), acts.logits.argmax(dim=1).numpy(), classes, names)
+    return [said] if wrong is None else [said, f"caution: {wrong}"]
 
 
 def _detector(

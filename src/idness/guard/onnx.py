@@ -162,8 +162,8 @@ def score_range(guard: Guard) -> float:
 def _example(guard: Guard, example: Tensor | None) -> Tensor:
     weight = guard.split.linear.weight
     if example is None:
-        size = None if guard.preprocessing is None else guard.preprocessing.size
-        shape = guard.image_shape if size is None else (3, *size)
+        how = guard.preprocessing
+        shape = guard.image_shape if how is None or how.size is None else (how.channels, *how.size)
         if shape is None:
             raise ExportError("to_onnx: the size of the network's images is not known; give example=, a batch of them")
         example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -99,9 +100,9 @@ def _resampled_ranks(rng: np.random.Generator, count: int, rank: int) -> Array:
 def _draws_at_id_recall(
     rng: np.random.Generator, ids: Array, oods: Sequence[Array], recall: float
 ) -> tuple[Array, Array]:
-    """Draw the mean share of OOD images above a threshold that all sets share; with each set's share before its count."""
+    """Draw the mean share of OOD images at or above a threshold that all sets share; with each set's share before its count."""
     thresholds = ids[_resampled_ranks(rng, len(ids), id_rank(len(ids), recall))]
-    shares = np.array([1 - np.searchsorted(ood, thresholds, "right") / len(ood) for ood in oods])
+    shares = np.array([1 - np.searchsorted(ood, thresholds, "left") / len(ood) for ood in oods])
     counts = [rng.binomial(len(ood), share) / len(ood) for ood, share in zip(oods, shares, strict=True)]
     return shares, np.mean(counts, axis=0)
 
@@ -141,10 +142,10 @@ class _Sorted:
             ood_sums = np.cumsum(drawn[:, order], axis=1, dtype=np.int32)
             if convention == "fpr_at_id_recall":
                 threshold = _at_rank(self.ids, id_sums, id_rank(len(self.ids), recall))
-                columns.append(1 - _share_up_to(ood, ood_sums, threshold))
+                columns.append(1 - _share_up_to(ood, ood_sums, threshold, "left"))
             else:
                 threshold = _at_rank(ood, ood_sums, count_at_recall(len(ood), recall) - 1)
-                columns.append(_share_up_to(self.ids, id_sums, threshold))
+                columns.append(_share_up_to(self.ids, id_sums, threshold, "right"))
         return np.stack(columns, axis=1)
 
 
@@ -154,9 +155,9 @@ def _at_rank(values: Array, sums: Array, rank: int) -> Array:
     return read
 
 
-def _share_up_to(values: Array, sums: Array, threshold: Array) -> Array:
-    """Compute, per draw, the share of images that score at most the threshold."""
-    place = np.searchsorted(values, threshold, side="right")
+def _share_up_to(values: Array, sums: Array, threshold: Array, side: Literal["left", "right"]) -> Array:
+    """Compute, per draw, the share of images that score below the threshold (left), or at most that much (right)."""
+    place = np.searchsorted(values, threshold, side=side)
     reached = np.where(place > 0, sums[np.arange(len(sums)), np.maximum(place - 1, 0)], 0)
     return reached / len(values)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from idness.core.checks import check_share
+from idness.core.errors import IdnessWarning
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.gaussian import class_gaussians, nearest_squared
+from idness.detectors.gaussian import class_gaussians, nearest_squared, too_few
 
 
 @dataclass(kw_only=True)
@@ -16,15 +19,29 @@ class MDS(Detector):
     """Take minus the squared Mahalanobis distance to the nearest class mean.
 
     One covariance for all classes, on the penultimate features, without input perturbation, as OpenOOD runs it.
+
+    Args:
+        shrinkage: how far the covariance is moved towards a multiple of the identity, for few training images; in the
+            paper not at all.
     """
 
     needs_train = True
     needs_labels = True
+    other = {"shrinkage": 0.1}
+
+    shrinkage: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_share(self, "shrinkage")
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         assert train.labels is not None
         points = self.place(train.features)
-        self.centre_, self.whitening_, self.means_ = class_gaussians(points, train.labels, head.classes)
+        lacking = None if self.shrinkage else too_few(points, train.labels)
+        if lacking is not None:
+            warnings.warn(f"{type(self).__name__}: {lacking}", IdnessWarning, stacklevel=5)
+        fitted = class_gaussians(points, train.labels, head.classes, self.shrinkage)
+        self.centre_, self.whitening_, self.means_ = fitted
 
     def place(self, features: Tensor) -> Tensor:
         """Give the points whose distances count, in float64; the methods that follow this one move them."""

@@ -16,6 +16,9 @@ class MDSPP(MDS):
 
     The lengths of features differ between classes and are small for many OOD images, which fits one Gaussian per
     class badly; their directions fit it better.
+
+    Args:
+        shrinkage: how far the covariance is moved towards a multiple of the identity, for few training images.
     """
 
     def place(self, features: Tensor) -> Tensor:

@@ -13,11 +13,15 @@ from idness.methods.mds import MDS
 
 @dataclass(kw_only=True)
 class RMDS(MDS):
-    """Take how much nearer an image is to its class than to the data as a whole, in squared Mahalanobis distances."""
+    """Take how much nearer an image is to its class than to the data as a whole, in squared Mahalanobis distances.
+
+    Args:
+        shrinkage: how far the covariance is moved towards a multiple of the identity, for few training images.
+    """
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         super().learn(head, train, val)
-        self.background_ = whitening(self.place(train.features) - self.centre_)
+        self.background_ = whitening(self.place(train.features) - self.centre_, self.shrinkage)
 
     def rate(self, acts: Activations) -> Tensor:
         centred = self.place(acts.features) - self.centre_

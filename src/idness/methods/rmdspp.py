@@ -10,4 +10,8 @@ from idness.methods.rmds import RMDS
 
 @dataclass(kw_only=True)
 class RMDSPP(MDSPP, RMDS):
-    """Take how much nearer an image is to its class than to the data as a whole, on features of length 1."""
+    """Take how much nearer an image is to its class than to the data as a whole, on features of length 1.
+
+    Args:
+        shrinkage: how far the covariance is moved towards a multiple of the identity, for few training images.
+    """

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from idness.core.errors import unknown_name
 from idness.networks.final_layer import final_linear, replace_module
+from idness.networks.runs import WEIGHTS
 from idness.networks.split import load_model, load_weights
 
 
@@ -96,7 +98,7 @@ def load(spec: str, classes: int, init: str = "", seed: int = 0, *, example: Ten
     Args:
         spec: `small_resnet`, `torchvision:NAME`, `timm:NAME`, or `path/to/file.py:FUNCTION`, perhaps with arguments.
         classes: number of classes.
-        init: file of weights; `pretrained` for those that come with the network; empty for none.
+        init: file of weights, or the folder of a run; `pretrained` for those that come with the network; empty for none.
         seed: decides the initial weights where none are given.
         example: a batch of images, for a network that takes no other size.
     """
@@ -104,7 +106,7 @@ def load(spec: str, classes: int, init: str = "", seed: int = 0, *, example: Ten
     given = None if init == "pretrained" else "none"
     model = load_model(spec, weights=given) if ":" in spec else build(spec, classes)
     if init and init != "pretrained":
-        load_weights(model, init)
+        load_weights(model, Path(init) / WEIGHTS if Path(init).is_dir() else init)
     inner, name, linear = final_linear(model, example=example)
     if linear.out_features != classes:
         replace_module(inner, name, nn.Linear(linear.in_features, classes, linear.bias is not None))

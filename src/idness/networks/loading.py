@@ -17,9 +17,12 @@ from idness.core.errors import ModelError, ScriptError, unknown_name
 from idness.core.extras import needed
 from idness.core.scripts import Script
 from idness.data import embedded
+from idness.networks.runs import located
 
-FORMS = "torchvision:NAME, timm:NAME, path/to/file.py:FUNCTION or path/to/file.py:FUNCTION(argument=value)" + "".join(
-    f", {embedded.NAME}:{name}" for name in embedded.NETWORKS
+FORMS = (
+    "torchvision:NAME, timm:NAME, path/to/file.py:FUNCTION or path/to/file.py:FUNCTION(argument=value), small_resnet,"
+    " tiny_resnet, a folder that idness train wrote"
+    + "".join(f", {embedded.NAME}:{name}" for name in embedded.NETWORKS)
 )
 PREFIXES = ("module.", "_orig_mod.", "model.")
 """What wrappers put before parameter names; taken off where every name has it and the network's own have not."""
@@ -30,14 +33,18 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
 
     Args:
         spec: `torchvision:resnet50`, `timm:vit_base_patch16_224`, `path/to/file.py:function`, perhaps with arguments as in
-            `path/to/file.py:function(width=2)`, or an embedded one.
+            `path/to/file.py:function(width=2)`, the folder of a run of `idness train`, one of our architectures, or an
+            embedded network.
         weights: a safetensors file or a checkpoint; `none` leaves the network as it is built. Without it torchvision,
-            timm and embedded networks have their pretrained weights.
+            timm and embedded networks have their pretrained weights, a run's folder its own. Weights of another number of
+            classes give the network a final layer of that number.
     """
+    spec, weights = located(spec, weights)
     script = Script.named(spec)
-    source, _, name = spec.partition(":")
+    source, _, name = spec.partition(":") if ":" in spec else ("", "", spec)
     pretrained = weights is None
     makers: dict[str, Callable[[str, bool], nn.Module]] = {
+        "": _own,
         "torchvision": _torchvision,
         "timm": _timm,
         embedded.NAME: _embedded,
@@ -56,6 +63,7 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
 def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
     """Load weights from a safetensors file or a checkpoint into a network, every name and shape matching."""
     state = _fitting(read_weights(path), set(model.state_dict()))
+    _fit_heads(model, state)
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
     except RuntimeError as error:
@@ -115,6 +123,28 @@ def _fitting(state: dict[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
         if all(name.startswith(prefix) for name in state) and not all(name.startswith(prefix) for name in wanted):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
     return state
+
+
+def _fit_heads(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Give linear layers as many outputs as their weights have: those of a network that was tuned to other classes."""
+    for name, module in list(model.named_modules()):
+        weight = state.get(f"{name}.weight")
+        if type(module) is not nn.Linear or weight is None or weight.ndim != 2:
+            continue
+        if weight.shape[1] == module.in_features and len(weight) != module.out_features:
+            parent, _, child = name.rpartition(".")
+            fitting = nn.Linear(module.in_features, len(weight), module.bias is not None)
+            setattr(model.get_submodule(parent), child, fitting.to(module.weight))
+
+
+def _own(name: str, pretrained: bool) -> nn.Module:
+    from idness.networks.architectures import NETWORKS, build
+
+    if name not in NETWORKS:
+        raise ModelError(f"a model is written as {FORMS}; got {name!r}")
+    if pretrained:
+        raise ModelError(f"{name}: has no pretrained weights; give weights=, the folder of its run, or weights='none'")
+    return build(name, len(embedded.classes()))
 
 
 def _torchvision(name: str, pretrained: bool) -> nn.Module:

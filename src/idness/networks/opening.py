@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from idness.core.errors import IdnessWarning, ModelError
-from idness.core.extras import needed
+from idness.core.errors import DataError, IdnessWarning, ModelError
 from idness.core.files import key_of
 from idness.core.scripts import Script
-from idness.data import Batch, ImageSet, Preprocessing, embedded, preprocessing_for
+from idness.data import Batch, ImageSet, Preprocessing, preprocessing_for
 from idness.data.reading import read_sample
+from idness.networks.classes import ENOUGH, by_chance, class_names_for, places_of, reordered
 from idness.networks.loading import load_model
 from idness.networks.precision import AS_ASKED, ChosenPrecision, choose_precision
+from idness.networks.runs import facts_of, located
 from idness.networks.split import SplitModel, fingerprint
 
 SAMPLE = 64
 """How many images serve to find the head, to measure the precision and to look at the normalisation."""
-CHANCE = 0.01
-"""A guess at the preprocessing stands if luck alone would make as many answers right less often than this."""
+PER_CLASS, MOST = 10, 1_000
+"""How many images of each class serve to find the order of the classes where the answers look wrong, and the most of all."""
+GOOD = 0.9
+"""The share of right answers from which on the order of the classes is not in doubt."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +42,8 @@ class Network:
         how: how a picture becomes its input; none where nothing says, and then it runs on no picture.
         precision: of its forward passes.
         spec: how it was named, where it was loaded by name.
-        class_names: the names of its classes, where they are known.
+        class_names: the names of its classes, in the order of its outputs, where they are known.
+        size: the height and width of every image that it runs on, where they are to be the same.
     """
 
     split: SplitModel
@@ -45,6 +51,7 @@ class Network:
     precision: ChosenPrecision = AS_ASKED
     spec: str = ""
     class_names: tuple[str, ...] | None = None
+    size: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
@@ -79,10 +86,24 @@ class Network:
         if images.labels is None:
             return None
         labels = torch.from_numpy(images.labels)
-        if self.class_names is not None and names and set(names) <= set(self.class_names):
-            return torch.tensor([self.class_names.index(name) for name in names])[labels]
-        other = (names and len(names) != classes) or (len(labels) and int(labels.max()) >= classes)
-        return None if other else labels
+        places = places_of(names, self.class_names, classes) if names else list(range(classes))
+        if places is None or (len(labels) and int(labels.max()) >= len(places)):
+            return None
+        return torch.tensor(places)[labels]
+
+    def predict(self, pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Give the network's answers for images as they are read."""
+        parts = [self.split.split(self.preprocessing.normalize(part)).logits for part in _batches(pixels)]
+        return torch.cat(parts).argmax(dim=1).cpu().numpy()
+
+    def check_size(self, source: str, pixels: NDArray[np.uint8]) -> None:
+        """Refuse images of another size than those that the network was opened with."""
+        found = pixels.shape[1:3]
+        if self.size is not None and len(pixels) and found != self.size:
+            raise DataError(
+                f"{source}: images must be {self.size[0]} x {self.size[1]} after preprocessing, as those of the other sets are,"
+                f" got {found[0]} x {found[1]}; give preprocessing= with resize or crop"
+            )
 
 
 def open_network(
@@ -92,6 +113,7 @@ def open_network(
     layer: str | None = None,
     preprocessing: Preprocessing | None = None,
     images: ImageSet | None = None,
+    class_names: Sequence[str] = (),
     precision: str = "fp32",
     device: str = "cpu",
     workers: int | None = None,
@@ -110,68 +132,115 @@ def open_network(
         layer: the final linear layer's name, where it should not be searched.
         preprocessing: how a picture becomes its input, where the network does not say, or is not to be asked.
         images: a set that it will run on, labelled if possible; some of it is looked at.
+        class_names: the names of its classes in the order of its outputs, where it does not say, or is not to be asked. Where nothing
+            says, they are those of `images`, in another order if only that one explains the network's answers.
         precision: fp32, bf16 or auto.
         device: where it runs; auto takes a GPU where there is one.
         workers: how many threads decode images.
     """
-    spec = model if isinstance(model, str) else ""
-    loaded = (load_model(model, weights) if isinstance(model, str) else model).to(_device(device))
-    known = preprocessing or preprocessing_for(loaded, spec, None if weights is None else str(weights))
-    guess = known or Preprocessing()
+    spec, weights = located(model if isinstance(model, str) else "", weights)
+    loaded = (load_model(spec, weights) if isinstance(model, str) else model).to(_device(device))
+    said = facts_of(weights)
+    own = said.preprocessing or preprocessing_for(loaded, spec, None if weights is None else str(weights))
+    known, guess = _suited(preprocessing or own, loaded, images)
     part, sample = (None, None) if images is None else read_sample(images, guess, SAMPLE, workers=workers)
-    example = None if guess.size is None else torch.zeros(2, 3, *guess.size)
+    example = None if guess.size is None else torch.zeros(2, guess.channels, *guess.size)
     example = example if sample is None else guess.normalize(sample.pixels)
     try:
         split = SplitModel(loaded, layer, example=None if example is None else example[:2])
     except ModelError as error:
         if known is None and sample is not None:
             raise _unknown(spec or type(loaded).__name__, f"; taken as they are, {error}") from error
+        taken = input_channels(loaded)
+        if known is not None and taken not in (None, known.channels):
+            raise ModelError(
+                f"{spec or type(loaded).__name__}: takes images of {taken} channels, mean and std have {known.channels} numbers;"
+                " give preprocessing= with one number per channel"
+            ) from error
         raise
     split.free_layout(weights=bool(spec))
     used = choose_precision(precision, split, None if sample is None else example)
-    network = Network(split, known, used, spec, class_names_for(loaded, spec))
-    doubt = None if known is None or sample is None else known.suspicion(sample.pixels)
-    if known is None and part is not None and sample is not None:
-        network = replace(network, how=guess)
-        doubt = _assumed(network, part, sample)
-    if doubt is not None:
+    classes = split.linear.out_features
+    if class_names and len(class_names) != classes:
+        raise DataError(
+            f"class_names= must name the network's {classes} classes, got {len(class_names)}; is it of other classes?"
+        )
+    names = tuple(class_names) or said.class_names or class_names_for(loaded, spec, classes)
+    network = Network(split, known, used, spec, names)
+    if images is None or part is None or sample is None:
+        return network
+    height, width = sample.pixels.shape[1:3]
+    network = replace(network, how=guess, size=(height, width))
+    network, order = _ordered(network, images, part, sample)
+    doubts = (order, known.suspicion(sample.pixels) if known is not None else _assumed(network, part, sample))
+    for doubt in filter(None, doubts):
         warnings.warn(doubt, IdnessWarning, stacklevel=2)
     return network
 
 
-def class_names_for(model: nn.Module, spec: str) -> tuple[str, ...] | None:
-    """Find the names of a network's classes: its own `class_names`, the embedded benchmark's, or torchvision's."""
-    own = getattr(model, "class_names", None)
-    if isinstance(own, Sequence) and not isinstance(own, str):
-        return tuple(str(name) for name in own)
-    if embedded.owns(spec):
-        return embedded.classes()
-    kind, _, name = spec.partition(":")
-    if kind == "torchvision":
-        models = needed("torchvision.models", spec, "models", ModelError)
-        entry = next(iter(models.get_model_weights(name)), None)
-        return tuple(entry.meta["categories"]) if entry is not None and "categories" in entry.meta else None
-    return None
+def input_channels(model: nn.Module) -> int | None:
+    """Say how many channels a network's images have, by its first convolution; none where it has none."""
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    return None if first is None else first.in_channels
+
+
+def _suited(
+    known: Preprocessing | None, model: nn.Module, images: ImageSet | None
+) -> tuple[Preprocessing | None, Preprocessing]:
+    """Give what is known of a network's input, and what is tried where nothing is, for as many channels as it has."""
+    unusual = images.channels if images is not None and images.channels != 3 else None
+    if input_channels(model) == 1:
+        unusual = 1
+    if unusual is None:
+        return known, known or Preprocessing()
+    known = known and known.of_channels(unusual)
+    return known, known or Preprocessing().of_channels(unusual)
+
+
+def _ordered(network: Network, images: ImageSet, part: ImageSet, sample: Batch) -> tuple[Network, str]:
+    """Name the classes as a labelled set does, where the network does not; what to say if not in the set's order.
+
+    More of the set is looked at only where many answers are wrong.
+    """
+    classes, names = network.split.linear.out_features, images.classes
+    if network.class_names is not None or images.labels is None or len(names) != classes:
+        return network, ""
+    labels, predicted = _answers(network, part, sample)
+    if float((labels == predicted).mean()) >= GOOD or len(labels) < ENOUGH:
+        return replace(network, class_names=names), ""
+    if SAMPLE < PER_CLASS * classes <= MOST:
+        labels, predicted = _answers(network, *read_sample(images, network.preprocessing, PER_CLASS * classes))
+    order, said = reordered(images.source, names, labels, predicted)
+    return replace(network, class_names=order), said
+
+
+def _answers(network: Network, images: ImageSet, batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    assert images.labels is not None
+    return images.labels[batch.index], network.predict(batch.pixels)
 
 
 def _assumed(network: Network, images: ImageSet, sample: Batch) -> str:
     """Say what is assumed of the pictures, if labelled images bear it out; refuse the network otherwise."""
-    from scipy.stats import binom
-
     labels = network.labels_of(images)
     if labels is None:
         raise _unknown(network.name)
-    logits = network.split.split(network.preprocessing.normalize(sample.pixels)).logits
-    right = int((logits.argmax(dim=1).cpu() == labels[torch.from_numpy(sample.index)]).sum())
-    found = f"as they are, with values in [0, 1], {right} of {len(logits)} labelled images are classified rightly"
-    if binom.sf(right - 1, len(logits), 1 / logits.shape[1]) > CHANCE:
-        raise _unknown(network.name, f"; taken {found}, no more than by chance")
+    predicted = network.predict(sample.pixels)
+    right = int((predicted == labels.numpy()[sample.index]).sum())
+    found = f"as they are, with values in [0, 1], {right} of {len(predicted)} labelled images are classified rightly"
+    if by_chance(right, len(predicted), network.split.linear.out_features):
+        tried = f"; taken {found}, no more than by chance"
+        raise _unknown(network.name, tried, ", or weights= if these are not its trained ones")
     return f"{network.name}: how a picture becomes its input is not known; taken {found}, so that is assumed"
 
 
-def _unknown(name: str, tried: str = "") -> ModelError:
+def _batches(pixels: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
+    return (pixels[start : start + SAMPLE] for start in range(0, len(pixels), SAMPLE))
+
+
+def _unknown(name: str, tried: str = "", remedy: str = "") -> ModelError:
     return ModelError(
-        f"{name}: how a picture becomes its input is not known{tried}; give preprocessing=, or set model.preprocessing"
+        f"{name}: how a picture becomes its input is not known{tried};"
+        f" give preprocessing=, or set model.preprocessing{remedy}"
     )
 
 

@@ -31,22 +31,26 @@ def remember(spec: str) -> None:
         atomic_write(_list(), json.dumps(_known() | {_key(script): script.sources()}, indent=1, sort_keys=True))
 
 
-def check(spec: str) -> None:
-    """Refuse a Python file that the user has not asked for before."""
-    script = _script(spec)
+def check(spec: str, what: str = "the guard's network", how: str = "") -> None:
+    """Refuse a Python file that the user has not asked for before.
+
+    Args:
+        spec: the model.
+        what: whose network it is, for the message.
+        how: how the user names it, where it takes more than the model.
+    """
+    script = _script(spec, what)
     if script is not None and not _unchanged(_known().get(_key(script), {})):
         raise ModelError(
-            f"the guard's network is made by {spec}, a Python file that you have not run with idness in its present form;"
-            f" look at it, then name it yourself: model={spec!r}"
+            f"{what} is made by {spec}, a Python file that you have not run with idness in its present form;"
+            f" look at it, then name it yourself: {how or f'model={spec!r}'}"
         )
 
 
-def _script(spec: str) -> Script | None:
+def _script(spec: str, what: str = "the network") -> Script | None:
     script = Script.named(spec)
     if script is not None and not script.file.is_file():
-        raise ModelError(
-            f"the guard's network is made by {spec}, but there is no such file; give model='path/to/file.py:FUNCTION'"
-        )
+        raise ModelError(f"{what} is made by {spec}, but there is no such file; give model='path/to/file.py:FUNCTION'")
     return script
 
 

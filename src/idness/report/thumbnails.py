@@ -85,7 +85,7 @@ def class_name(report: Report, label: int | None) -> str:
 
 
 def _captioned(report: Report, entry: Wrong, threshold: float, is_id: bool, ids: Mapping[str, str]) -> Thumbnail:
-    accepted = entry.score > threshold
+    accepted = entry.score >= threshold
     fooled = accepted != is_id
     verdict = ("kept" if accepted else "rejected") if is_id else ("passes" if accepted else "caught")
     predicted = class_name(report, entry.predicted)

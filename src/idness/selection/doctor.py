@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from idness.core.types import Activations
 from idness.data import ImageSet, Preprocessing, embedded
 from idness.data.sets import Part
 from idness.data.sources import open_argument
-from idness.metrics import accuracy
-from idness.networks.opening import Network, open_network
+from idness.networks.classes import doubt
+from idness.networks.opening import Network, input_channels, open_network
 from idness.selection.auto import scale_gains
 from idness.selection.pseudo_ood import KINDS
 from idness.selection.suitability import ENOUGH, SAFE, Diagnosis, Finding, examine, structure
@@ -39,6 +39,7 @@ def diagnose(
     weights: str | Path | None = None,
     preprocessing: Preprocessing | None = None,
     layer: str | None = None,
+    class_names: Sequence[str] = (),
     limit: int | None = MOST,
     listener: Listener | None = None,
 ) -> Diagnosis:
@@ -51,6 +52,7 @@ def diagnose(
         weights: the network's weights.
         preprocessing: how pictures become input, where the network does not say.
         layer: the name of the final linear layer, where it should not be searched.
+        class_names: the names of the classes in the order of its outputs, where the network does not say.
         limit: the most images used of each set, evenly picked.
         listener: hears of progress.
     """
@@ -62,7 +64,9 @@ def diagnose(
     known = open_argument("data", place)
     flagged = None if ood is None else open_argument("ood", ood)
     images = known if isinstance(known, ImageSet) else None
-    network = open_network(model, weights, layer=layer, preprocessing=preprocessing, images=images)
+    network = open_network(
+        model, weights, layer=layer, preprocessing=preprocessing, images=images, class_names=class_names
+    )
     if images is not None:
         hear.note(f"preprocessing: {network.preprocessing.describe()}")
     ids = collect(network, known, name="ID images", limit=limit, pre_relu=True, listener=hear)
@@ -94,7 +98,9 @@ def advise(
     picked = _picked(ids)
     enough = ood is not None and len(ood) >= ENOUGH
     pseudo = {} if enough else stand_ins(network, picked, every=2 if learn is None else 1, listener=listener)
-    return examine(network.split, _labelled(picked.acts), ood, learn=learn, pseudo=pseudo, rectifier=ids.rectifier)
+    acts, wrong = _labelled(picked, network)
+    found = examine(network.split, acts, ood, learn=learn, pseudo=pseudo, rectifier=ids.rectifier)
+    return found if wrong is None else replace(found, findings=(Finding("labels", wrong, False), *found.findings))
 
 
 def scaling(
@@ -140,17 +146,22 @@ def _edit(network: Network, make: Callable[[Tensor, int], Tensor]) -> Callable[[
     return edit
 
 
-def _labelled(acts: Activations) -> Activations:
-    """Drop labels that are hardly ever the network's answer: folders in another order would make it look untrained."""
-    right = acts.labels is not None and accuracy(acts.logits, acts.labels) > 2 / acts.logits.shape[1]
-    return acts if right else Activations(acts.features, acts.logits)
+def _labelled(ids: SetActivations, network: Network) -> tuple[Activations, str | None]:
+    """Drop labels that are hardly ever the network's answer, as methods would learn nonsense from them, and say so."""
+    acts = ids.acts
+    if acts.labels is None:
+        return acts, None
+    labels, answers = acts.labels.numpy(), acts.logits.argmax(dim=1).numpy()
+    wrong = doubt(ids.name, labels, answers, acts.logits.shape[1], network.class_names)
+    return (acts if wrong is None else replace(acts, labels=None)), wrong
 
 
 def _by_structure(network: Network) -> Diagnosis:
     """Judge a network by what it makes of noise: whether its features are what a ReLU leaves."""
     split, how = network.split, network.how
     shape = how.size if how is not None and how.size is not None else (SIZE, SIZE)
-    found = capture(split, torch.randn(4, 3, *shape, generator=torch.Generator().manual_seed(0)))
+    channels = how.channels if how is not None else input_channels(split.model) or 3
+    found = capture(split, torch.randn(4, channels, *shape, generator=torch.Generator().manual_seed(0)))
     findings = structure(split.head, found.acts, found.rectifier)
     if found.rectifier is None and findings[0].good is not False and found.last not in RELUS:
         # The mean of a smooth activation is positive on noise and negative on images.

@@ -161,7 +161,7 @@ class Batcher:
         if how is None or how.size is None:
             self.size = self.size or SIZES[3]
             return
-        image = torch.rand(3, *how.size)
+        image = torch.rand(how.channels, *how.size)
         self._cost(image, 1)
         if self.size is not None:
             return

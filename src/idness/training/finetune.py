@@ -35,6 +35,7 @@ def finetune(
     *,
     val: TrainingSet | None = None,
     out: str | Path | None = None,
+    arch: str = "",
     progress: bool = False,
     **options: Any,
 ) -> Trained:
@@ -49,6 +50,7 @@ def finetune(
         method: name of the training method.
         val: images to count right answers on after each epoch.
         out: folder of the run.
+        arch: how the network is named, kept with its weights, so that every command takes the folder in its place.
         progress: show a progress bar on standard error.
         options: fields of `Settings`, and the method's own options.
     """
@@ -67,7 +69,7 @@ def finetune(
     facts = {"method": method, "options": own, "classes": list(data.classes)}
     folder = Path(out) if out is not None else None
     with shown(quiet=not progress) as listener:
-        trainer = Trainer(objective, data, settings, val, folder, facts, RunLog(listener))
+        trainer = Trainer(objective, data, settings, val, folder, facts, RunLog(listener), arch=arch)
         try:
             trained = trainer.run()
         except BaseException:

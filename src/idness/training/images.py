@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from idness.core.errors import DataError
 from idness.core.files import sha256_of
 from idness.data import SUFFIXES, decode, embedded
+from idness.data.preprocessing import INTERPOLATIONS
+from idness.data.sets import in_order
+from idness.networks.runs import INTERPOLATION
 
 SHOWN = 5
 """How many broken files one message names."""
@@ -82,7 +84,8 @@ def image_folder(root: str | Path, size: int | None = None) -> TrainingSet:
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else "does not exist"
         raise DataError(f"{folder} {what}; it must hold one subfolder of images per class")
-    subfolders = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    names = in_order(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    subfolders = [folder / name for name in names]
     if len(subfolders) < 2:
         raise DataError(f"{folder}: needs at least 2 subfolders, one per class, got {len(subfolders)}")
     arrays: list[NDArray[np.uint8]] = []
@@ -102,7 +105,7 @@ def image_folder(root: str | Path, size: int | None = None) -> TrainingSet:
     if wrong:
         more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         raise DataError(f"{folder}: {'; '.join(wrong[:SHOWN])}{more}; repair or remove these, then start again")
-    return TrainingSet.from_arrays(np.stack(arrays), np.asarray(labels), tuple(p.name for p in subfolders))
+    return TrainingSet.from_arrays(np.stack(arrays), np.asarray(labels), tuple(names))
 
 
 def crop_flip(images: Tensor, generator: torch.Generator, pad: int = 4) -> Tensor:
@@ -125,7 +128,7 @@ def crop_flip(images: Tensor, generator: torch.Generator, pad: int = 4) -> Tenso
 def _read(path: Path, size: int | None) -> NDArray[np.uint8]:
     rgb = decode(path)
     if size is not None and rgb.size != (size, size):
-        rgb = rgb.resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0)
+        rgb = rgb.resize((size, size), INTERPOLATIONS[INTERPOLATION], reducing_gap=3.0)
     return np.asarray(rgb, dtype=np.uint8)
 
 

@@ -66,6 +66,7 @@ class Trainer:
 
     Right answers are counted on `val` after each epoch. Checkpoints, log and weights go to the folder `out`, where there is one.
     `facts` must be the same for a resumed run too; they are kept in the checkpoint and in the weights' metadata.
+    `arch` is how the network is named, for that metadata.
     """
 
     objective: Objective
@@ -76,6 +77,7 @@ class Trainer:
     facts: dict[str, Any] = field(default_factory=dict)
     log: RunLog = field(default_factory=RunLog)
     step: int = 0
+    arch: str = ""
 
     def run(self) -> nn.Module:
         """Train to the end, from the last checkpoint if there is one, and return the network."""
@@ -257,7 +259,9 @@ class Trainer:
             self.objective.load_state_dict(self.ema)
         model = self.objective.finish()
         if self.out is not None and self.fabric.is_global_zero:
-            about = {**self.facts, "mean": self.settings.mean, "std": self.settings.std}
+            size = list(self.train.images.shape[1:3])
+            about = {**self.facts, "mean": self.settings.mean, "std": self.settings.std, "size": size}
+            about |= {"arch": self.arch} if self.arch else {}
             metadata = {name: json.dumps(value) for name, value in about.items()}
             save_tensors(self.out / "weights.safetensors", model.state_dict(), metadata)
             own = {k: v for k, v in self.objective.state_dict().items() if not k.startswith("model.")}

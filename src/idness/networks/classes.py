@@ -1,0 +1,186 @@
+"""How the labels of a set and the classes of a network belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from idness.core.errors import ModelError
+from idness.core.extras import needed
+from idness.core.wording import abridged
+from idness.data import embedded
+from idness.data.classes import imagenet_classes
+from idness.data.sets import in_order
+
+Numbers = NDArray[np.int64]
+ENOUGH = 16
+"""Labelled images below which nothing is said of how many of them are classified rightly."""
+COUNTED = 64
+"""Images that count when right answers are held against luck, however many there are. An untrained network gives the images of a
+class one and the same answer, so thousands of them say little more than a few dozen do."""
+CHANCE = 0.01
+"""Answers are better than chance if luck alone would make as many of them right less often than this."""
+GAIN = 0.5
+"""The share of the wrong answers that another order of the classes must explain before it is believed."""
+
+
+def by_chance(right: int, count: int, classes: int) -> bool:
+    """Say whether luck alone may make so many answers right: the one rule, wherever labels and answers are compared."""
+    from scipy.stats import binom
+
+    counted = min(count, COUNTED)
+    return bool(binom.sf(round(counted * right / max(count, 1)) - 1, counted, 1 / max(classes, 2)) > CHANCE)
+
+
+def places_of(names: Sequence[str], known: Sequence[str] | None, classes: int) -> list[int] | None:
+    """Find the network's class behind each name of a set; none where they are other classes.
+
+    By name where the network's names are known, or the folders' are those of ImageNet or numbers; else by position where there
+    are as many.
+
+    Args:
+        names: the names of the set's classes.
+        known: the names of the network's classes, in the order of its outputs.
+        classes: how many it has.
+    """
+    for listed in (known, imagenet_classes() if classes == len(imagenet_classes()) else None):
+        place = {_plain(name): number for number, name in reversed(list(enumerate(listed or ())))}
+        if all(_plain(name) in place for name in names):
+            return [place[_plain(name)] for name in names]
+    if len(names) == classes:
+        return list(range(classes))
+    if all(name.isdecimal() for name in names) and len({int(name) for name in names}) == len(names):
+        numbers = [int(name) for name in names]
+        return numbers if max(numbers, default=classes) < classes else None
+    return None
+
+
+def doubt(
+    source: str, labels: Numbers, predicted: Numbers, classes: int, names: Sequence[str] | None = None
+) -> str | None:
+    """Say what is wrong where a network hardly ever answers what the labels say; none where it does, or too few would tell."""
+    right, count = int((labels == predicted).sum()), len(labels)
+    if count < ENOUGH:
+        return None
+    found = f"{source}: {100 * right / count:.1f} % of {count:,} labelled images are classified rightly"
+    order = None if names is None or len(names) != classes else better_order(names, labels, predicted)
+    if order is not None:
+        return f"{found}, and {_told(*order)}; are the classes in the order of the network's outputs?"
+    if not by_chance(right, count, classes):
+        return None
+    return (
+        f"{found}, no more than by chance among {classes} classes; are these the network's trained weights, its"
+        " classes in this order, and its preprocessing right?"
+    )
+
+
+def better_order(names: Sequence[str], labels: Numbers, predicted: Numbers) -> tuple[tuple[str, ...], float] | None:
+    """Find another order of the classes that explains most of a network's wrong answers; none where there is none.
+
+    It is found on every other image and must hold on the rest.
+
+    Args:
+        names: the names of the classes, in the order that the labels mean.
+        labels: the place of each image's class in it.
+        predicted: the network's answers.
+
+    Returns:
+        The names in the order of the network's outputs, and the share of right answers it gives.
+    """
+    if len(set(names)) < len(names):
+        return None
+    before = float((labels == predicted).mean())
+    best: tuple[tuple[str, ...], float] | None = None
+    for order, checked in _orders(names, labels, predicted):
+        place = {name: number for number, name in enumerate(order)}
+        meant = np.array([place[name] for name in names])[labels[checked]]
+        share = float((meant == predicted[checked]).mean())
+        # With few classes, luck finds an order more easily.
+        convincing = share > 0.4 + 0.8 / len(names) and share - before > GAIN * (1 - before)
+        if convincing and (best is None or share > best[1]):
+            best = order, share
+    return best
+
+
+def _orders(
+    names: Sequence[str], labels: Numbers, predicted: Numbers
+) -> Iterator[tuple[tuple[str, ...], NDArray[np.int64]]]:
+    """Give orders worth trying, each with the images that it is to be tried on."""
+    from scipy.optimize import linear_sum_assignment
+
+    every = np.arange(len(labels))
+    for simple in (tuple(sorted(names)), tuple(in_order(names))):
+        if simple != tuple(names):
+            yield simple, every
+    counts = np.zeros((len(names), len(names)))
+    np.add.at(counts, (labels[::2], predicted[::2]), 1)
+    place = linear_sum_assignment(counts, maximize=True)[1]
+    fitted = tuple(names[number] for number in np.argsort(place))
+    if fitted != tuple(names):
+        yield fitted, every[1::2]
+
+
+def reordered(source: str, names: Sequence[str], labels: Numbers, predicted: Numbers) -> tuple[tuple[str, ...], str]:
+    """Give the classes of a set in the order of the network's outputs, and what to say of it; nothing where it is theirs."""
+    found = better_order(names, labels, predicted)
+    if found is None:
+        return tuple(names), ""
+    share = 100 * float((labels == predicted).mean())
+    return found[0], (
+        f"{source}: its classes are not in the order of the network's outputs: as they come ({abridged(names)})"
+        f" {share:.1f} % of {len(labels):,} images are classified rightly, and {_told(*found)}; that order is taken;"
+        " class_names of the network would say it for good"
+    )
+
+
+def class_names_for(model: nn.Module, spec: str, classes: int) -> tuple[str, ...] | None:
+    """Find the names of a network's classes: its own `class_names`, or what is known of the classes that it was published with."""
+    own = getattr(model, "class_names", None)
+    if isinstance(own, Sequence) and not isinstance(own, str):
+        if len(own) != classes:
+            raise ModelError(f"class_names of the network must name its {classes} classes, got {len(own)}")
+        return tuple(str(name) for name in own)
+    known = _published(model, spec)
+    return known if known is not None and len(known) == classes else None  # else it was tuned to other classes
+
+
+def _published(model: nn.Module, spec: str) -> tuple[str, ...] | None:
+    if embedded.owns(spec):
+        return embedded.classes()
+    kind, _, name = spec.partition(":")
+    if kind == "torchvision":
+        models = needed("torchvision.models", spec, "models", ModelError)
+        entry = next(iter(models.get_model_weights(name)), None)
+        return tuple(entry.meta["categories"]) if entry is not None and "categories" in entry.meta else None
+    if kind == "timm" or hasattr(model, "pretrained_cfg"):
+        return _of_timm(model)
+    labels = getattr(getattr(model, "config", None), "id2label", None)
+    if isinstance(labels, Mapping) and sorted(labels) == list(range(len(labels))):
+        listed = tuple(str(labels[number]) for number in range(len(labels)))
+        # Without names of its own, Hugging Face calls them LABEL_0, LABEL_1, ...
+        return None if all(name == f"LABEL_{number}" for number, name in enumerate(listed)) else listed
+    return None
+
+
+def _of_timm(model: nn.Module) -> tuple[str, ...] | None:
+    """Name the classes of a timm network that was published with one of ImageNet's lists of classes."""
+    data = needed("timm.data", type(model).__name__, "models", ModelError)
+    subset = data.infer_imagenet_subset(model)
+    if subset is None:
+        return None
+    info = data.ImageNetInfo(subset)
+    # Of the usual thousand, folders are known by their numbers anyway, and words are better to read.
+    named = info.label_descriptions() if info.num_classes() == len(imagenet_classes()) else info.label_names()
+    return tuple(named)
+
+
+def _plain(name: str) -> str:
+    """Give a name as it is compared: case, spaces, dashes and underscores do not count."""
+    return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
+
+
+def _told(order: Sequence[str], share: float) -> str:
+    return f"{100 * share:.1f} % if they are in the order {abridged(order)}"

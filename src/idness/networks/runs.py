@@ -1,0 +1,75 @@
+"""What `idness train` leaves: a folder whose weights say which network they are of, its classes, and how pictures become its input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from idness.core.errors import IdnessError, ModelError
+from idness.data import Preprocessing
+from idness.networks import trust
+
+WEIGHTS = "weights.safetensors"
+"""The file of a run's folder that holds its network's weights."""
+INTERPOLATION = "bicubic"
+"""How training brings pictures to its size."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Holds what a file of weights says of its network; nothing where it was not written by `idness train`.
+
+    Args:
+        architecture: how the network is named.
+        class_names: the names of its classes, in the order of its outputs.
+        preprocessing: how a picture becomes its input.
+    """
+
+    architecture: str = ""
+    class_names: tuple[str, ...] = ()
+    preprocessing: Preprocessing | None = None
+
+
+def facts_of(weights: str | Path | None) -> Facts:
+    """Read what a file of weights says of its network."""
+    file = Path(weights or "")
+    if file.suffix != ".safetensors" or not file.is_file():
+        return Facts()
+    try:
+        with safe_open(file, framework="pt") as opened:
+            said = opened.metadata() or {}
+        values = {name: json.loads(said[name]) for name in ("arch", "classes", "mean", "std", "size") if name in said}
+        return Facts(str(values.get("arch", "")), tuple(map(str, values.get("classes", ()))), _preprocessing(values))
+    except (SafetensorError, OSError, ValueError, TypeError, IdnessError):
+        return Facts()  # of another program, or damaged, which reading the weights tells
+
+
+def located(model: str, weights: str | Path | None = None) -> tuple[str, str | Path | None]:
+    """Give the network's name and the weights of a run's folder; anything else as it is."""
+    folder = Path(model)
+    if not model or not folder.is_dir():
+        return model, weights
+    file = folder / WEIGHTS
+    if not file.is_file():
+        raise ModelError(f"{folder}: holds no {WEIGHTS}; give a folder that idness train wrote, once it is done")
+    found = facts_of(file).architecture
+    if not found:
+        raise ModelError(
+            f"{file}: does not say which network it is of; name it yourself: model='NAME', weights={str(file)!r}"
+        )
+    trust.check(found, f"the network of {folder}", f"model={found!r}, weights={str(file)!r}")
+    return found, weights or file
+
+
+def _preprocessing(values: Mapping[str, Any]) -> Preprocessing | None:
+    """Make what a picture goes through of a run's mean, std and size; without a size, images are taken as they are."""
+    if "mean" not in values or "std" not in values:
+        return None
+    size = values.get("size")
+    resize = {} if size is None else {"resize": tuple(size), "interpolation": INTERPOLATION}
+    return Preprocessing.from_dict({"mean": values["mean"], "std": values["std"], **resize})
