@@ -113,3 +113,25 @@ def test_it_prints(tab: Any) -> None:
     tab.emulate_media(media="print")
     assert not tab.locator("nav").is_visible()
     assert tab.locator(".sentence").is_visible()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
+def test_nothing_bars_anyone_from_the_page(tab: Any, width: int, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    tab.set_viewport_size({"width": width, "height": 800})
+    tab.emulate_media(color_scheme=scheme)
+    found = axe.run(tab).response["violations"]
+    assert [(each["id"], [node["target"] for node in each["nodes"]][:3]) for each in found] == []
+
+
+SMALLEST = """() => [...document.querySelectorAll("figure.plot > svg")].filter((svg) => svg.getBoundingClientRect().width).map((svg) => {
+  const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+  return Math.min(...[...svg.querySelectorAll("text")].map((text) => parseFloat(getComputedStyle(text).fontSize) * scale));
+})"""
+
+
+def test_text_of_figures_is_readable_on_a_phone(tab: Any) -> None:
+    tab.set_viewport_size({"width": 390, "height": 800})
+    sizes = tab.evaluate(SMALLEST)
+    assert len(sizes) >= 8
+    assert min(sizes) >= 9

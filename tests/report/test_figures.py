@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 
 from idness.benchmark.ranking import mean_auroc
 from idness.benchmark.results import Report
@@ -47,15 +51,52 @@ def test_the_threshold_keeps_the_recall(report: Report) -> None:
     assert (ids > id_threshold(ids, 0.95)).mean() == pytest.approx(0.95, abs=2 / len(ids))
 
 
-def test_the_best_each_groups_best_and_the_well_known_rows_stand_out(report: Report) -> None:
+def test_the_row_to_use_the_best_ones_and_the_well_known_stand_out(report: Report) -> None:
     chosen = figures.highlights(report)
-    assert chosen[0] == max(report.methods, key=lambda row: mean_auroc(report, row))
+    assert report.answer is not None
+    assert chosen[0] == report.answer.use
+    assert max(report.methods, key=lambda row: mean_auroc(report, row)) in chosen
     for group in ("near", "far"):
         assert max(report.methods, key=lambda row: report.methods[row].groups[group].auroc) in chosen
     assert len(chosen) == figures.HIGHLIGHTED
     looks = [figures.look(report, row) for row in chosen]
     assert len({look.colour for look in looks if look}) == len({look.marker for look in looks if look}) == len(chosen)
     assert all(figures.look(report, row) is None for row in report.methods if row not in chosen)
+
+
+def test_the_row_to_use_is_marked_in_the_ranking(report: Report) -> None:
+    assert report.answer is not None
+    labels = figures.ranking(report).get_yticklabels()
+    assert [label.get_text() for label in labels if label.get_fontweight() == "bold"] == [report.answer.use]
+
+
+def test_a_row_has_one_colour_in_curves_and_sweeps(report: Report) -> None:
+    lines = {line.get_label().partition(",")[0]: line for line in figures.percentile_sweep(report, "near").get_lines()}
+    for row, line in lines.items():
+        found = figures.look(report, row)
+        if found is not None and row != "ebo":  # there it is the level line, not a curve
+            assert line.get_color() == found.colour
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda r: figures.ranking(r).get_xlim(), lambda r: figures.tradeoff(r, "far").get_ylim()]
+)
+def test_axes_of_auroc_end_at_100(report: Report, draw: Any) -> None:
+    assert draw(report)[1] <= 100
+    assert max(item.groups["far"].auroc for item in report.methods.values()) > 0.99  # it would reach beyond by itself
+
+
+def test_names_in_the_trade_off_never_touch(report: Report) -> None:
+    one = next(iter(report.methods.values()))
+    many = dataclasses.replace(report, methods={f"row-{number:02d}": one for number in range(40)}, answer=None)
+    ax = figures.tradeoff(many, "near")
+    canvas = FigureCanvasAgg(ax.figure)
+    canvas.draw()
+    texts = [text for text in ax.texts if text.get_text().startswith("row-")]
+    # Of the words alone: an annotation's own extent holds its line too.
+    boxes = sorted((Text.get_window_extent(text, canvas.get_renderer()) for text in texts), key=lambda box: box.y0)
+    assert len(boxes) == 40
+    assert all(above.y0 >= below.y1 for below, above in pairwise(boxes))
 
 
 def test_one_row_far_below_does_not_squeeze_the_rest() -> None:

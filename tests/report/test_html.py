@@ -241,3 +241,13 @@ def test_searched_or_given_options_are_shown(report: Report) -> None:
     given = copy.deepcopy(report)
     given.methods["ebo"].chosen_by = "given"
     assert setting(given, "ebo") == "temperature=1"
+
+
+def test_the_row_to_use_is_marked_in_tables_and_shown_first(report: Report, page: str) -> None:
+    assert report.answer is not None
+    tables = page.split("<table")[1:]
+    marked = [table for table in tables if f'{report.answer.use} <span class="use">recommended</span>' in table]
+    assert len(marked) == 5  # groups, three metrics by set, cost
+    for name in ("scores", "mistakes"):
+        first = page.split(f'<input type="radio" name="{name}" value="0" checked>')[1]
+        assert first.startswith(f"{report.answer.use}</label>")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from idness.benchmark.parts import Answer, Rival
+from idness.benchmark.parts import Answer
 from idness.benchmark.ranking import contenders, mark, ood_weights, rivals_of_best, row_ranks
 from idness.benchmark.results import Report
 from idness.core.errors import InputError
@@ -64,7 +64,7 @@ def answer(report: Report) -> Answer:
         result.sentence = _clear(report, result)
     result.evidence = [
         _criterion(report),
-        *_set_by_set(report, best, rivals),
+        *_set_by_set(report, result),
         *_by_group(report),
         *_on_validation(report),
         *_gain(result.auroc, result.use),
@@ -157,19 +157,20 @@ def _criterion(report: Report) -> str:
     )
 
 
-def _set_by_set(report: Report, best: str, rivals: list[Rival]) -> list[str]:
-    if not rivals:
+def _set_by_set(report: Report, found: Answer) -> list[str]:
+    """Compare the row to use with the runner-up, or with the best where it is not that."""
+    if not found.rivals:
         return []
-    second = rivals[0].row
-    found: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
+    best, leads = found.use, found.use == found.best
+    second, who = (found.rivals[0].row, "the runner-up") if leads else (found.best, "the best in hindsight")
+    sides: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
     for name in ood_weights(report):
         one, other = (row_ranks(report, row, {name: 1.0}) for row in (best, second))
         gap = mean_auroc_difference(one, other)
-        found["better" if gap.low > 0 else "worse" if gap.high < 0 else "undecided"].append(shown(name))
-    parts = [f"{word} on {len(names)} ({listed(names)})" for word, names in found.items() if names]
+        sides["better" if gap.low > 0 else "worse" if gap.high < 0 else "undecided"].append(shown(name))
+    parts = [f"{word} on {len(names)} ({listed(names)})" for word, names in sides.items() if names]
     return [
-        f"Set by set against {shown(second)}, the runner-up, {shown(best)} is {', '.join(parts)}"
-        " (paired DeLong test, 95 %)."
+        f"Set by set against {shown(second)}, {who}, {shown(best)} is {', '.join(parts)} (paired DeLong test, 95 %)."
     ]
 
 

@@ -15,7 +15,7 @@ from idness.benchmark.results import Report
 from idness.core.wording import drawn, percent
 from idness.metrics import id_threshold
 from idness.report import style
-from idness.report.layout import SMALL, labels_beside, lowest_shown, placed, quiet, widen
+from idness.report.layout import SMALL, end_at_100, labels_beside, lowest_shown, placed, quiet, widen
 
 HIGHLIGHTED = 6
 """Series with a look of their own; an eye follows no more."""
@@ -29,7 +29,7 @@ Array = NDArray[Any]
 
 
 def highlights(report: Report) -> list[str]:
-    """Choose the rows that have a look of their own: the best, each group's best, then those that everyone knows."""
+    """Choose the rows that have a look of their own: the one to use, the best of all and of each group, then familiar ones."""
     ranked = sorted(report.methods, key=lambda row: -mean_auroc(report, row))
     leaders = [
         max(report.methods, key=lambda row: report.methods[row].groups[group].auroc)
@@ -37,7 +37,8 @@ def highlights(report: Report) -> list[str]:
         if all(group in item.groups for item in report.methods.values())
     ]
     familiar = [row for row in BASELINES if row in report.methods]
-    return list(dict.fromkeys([*ranked[:1], *leaders, *familiar, *ranked[1:]]))[:HIGHLIGHTED]
+    use = [report.answer.use] if report.answer else []
+    return list(dict.fromkeys([*use, *ranked[:1], *leaders, *familiar, *ranked[1:]]))[:HIGHLIGHTED]
 
 
 def look(report: Report, row: str) -> style.Mark | None:
@@ -119,7 +120,8 @@ def roc_curves(report: Report, name: str, rows: Sequence[str] | None = None, ax:
 
 def tradeoff(report: Report, group: str, ax: Any = None) -> Any:
     """Draw each row's group AUROC against the ID accuracy of its edited network: up and right is better."""
-    ax = style.axes_or_new(ax, size=(4.3, 3.8))
+    # Names stand in a column beside the points, and each needs its line.
+    ax = style.axes_or_new(ax, size=(4.3, max(3.8, 1.0 + 0.125 * len(report.methods))))
     found = [
         (row, 100 * item.id_accuracy_shaped, 100 * item.groups[group].auroc)
         for row, item in report.methods.items()
@@ -143,6 +145,7 @@ def tradeoff(report: Report, group: str, ax: Any = None) -> Any:
             )
         style.headline(ax, f"{drawn(group)} OOD", x="ID accuracy of the edited network, %", y="AUROC, %")
         widen(ax, [accuracy for _, accuracy, _ in found])
+        end_at_100(ax.yaxis)
         names = [drawn(row) + (f" {y:.1f}" if y < floor else "") for row, _, y in found]
         places = [(x, max(y, floor), look(report, row) is not None) for row, x, y in found]
         labels_beside(ax, [(name, *place) for name, place in zip(names, places, strict=True)])
@@ -160,7 +163,8 @@ def percentile_sweep(report: Report, group: str, ax: Any = None) -> Any:
         for index, (row, curves) in enumerate(sweep.auroc.items()):
             if group not in curves:
                 continue
-            mark, values = style.mark(index), 100 * np.asarray(curves[group])
+            mark = look(report, row) or style.mark(HIGHLIGHTED + index)
+            values = 100 * np.asarray(curves[group])
             what = f"{drawn(row)}, {SWEPT[row]}" if row in SWEPT else drawn(row)
             ax.plot(sweep.percentiles, values, color=mark.colour, linestyle=mark.line, label=what)
             chosen = report.methods[row].options.get("percentile") if row in report.methods else None
@@ -171,7 +175,7 @@ def percentile_sweep(report: Report, group: str, ax: Any = None) -> Any:
             top = max(100 * sweep.ebo[group], *(100 * max(curves[group]) for curves in sweep.auroc.values()))
             low = min(100 * sweep.ebo[group], *(100 * min(curves[group]) for curves in sweep.auroc.values()))
             # Curves may fall to chance at high percentiles; what matters happens near the top.
-            ax.set_ylim(bottom=max(low - 0.5, top - DEPTH), top=top + 0.04 * min(top - low, DEPTH) + 0.2)
+            ax.set_ylim(bottom=max(low - 0.5, top - DEPTH), top=min(top + 0.04 * min(top - low, DEPTH) + 0.2, 100))
             ax.axhline(
                 100 * sweep.ebo[group], color=style.MUTED, linewidth=1.2, linestyle=style.LINES[2], label="ebo, neither"
             )
@@ -213,7 +217,12 @@ def ranking(report: Report, ax: Any = None) -> Any:
                 )
         ax.set_yticks(range(len(rows)), [drawn(row) for row in rows])
         ax.tick_params(axis="y", length=0)
+        if report.answer is not None:
+            place = rows.index(report.answer.use)
+            ax.get_yticklabels()[place].set_fontweight("bold")
+            ax.axhspan(place - 0.45, place + 0.45, color=style.MUTED, alpha=0.14, linewidth=0)
         ax.set_ylim(-0.6, len(rows) - 0.4)
+        end_at_100(ax.xaxis)
         ax.grid(True, axis="y", alpha=0.15)
         style.headline(ax, "", x="AUROC, % (line: 95 % interval)")
         style.legend(ax, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=max(len(groups), 1), borderaxespad=0.2)

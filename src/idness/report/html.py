@@ -53,7 +53,8 @@ def render(report: Report) -> str:
     found = conclude(report).answer
     assert found is not None
     order = best_first(report)
-    urls = thumbnails.data_urls(thumbnails.needed(report, order))
+    first = [found.use, *(row for row in order if row != found.use)]
+    urls = thumbnails.data_urls(thumbnails.needed(report, first))
     ids = {name: f"t{index}" for index, name in enumerate(urls)}
     groups = list(report.benchmark.groups)
     return render_page(
@@ -80,17 +81,17 @@ def render(report: Report) -> str:
         meanings={name: meaning(name, report.recall) for name in WITH_INTERVAL},
         group_table=sections.group_table(report, found, order),
         set_tables=sections.set_tables(report, order),
-        names=[shown(row) for row in order],
+        shown_first=[shown(row) for row in first],
         ridges=[
             _figure(figures.score_ridges(report, row), f"ridge{index}", _ridge_alt(report, row))
-            for index, row in enumerate(order)
+            for index, row in enumerate(first)
         ],
         legend=[{"row": shown(row), "sample": _sample(report, row)} for row in figures.highlights(report)],
         rocs=list(_rocs(report)),
         tradeoffs=[] if report.id_accuracy is None else list(_per_group(report, "tradeoff")),
         sweeps=[] if report.sweep is None else list(_per_group(report, "percentile_sweep")),
         thumbs=[(ids[name], Markup(url)) for name, url in urls.items()],
-        mistakes=[thumbnails.strips(report, row, ids) for row in order] if report.wrong else [],
+        mistakes=[thumbnails.strips(report, row, ids) for row in first] if report.wrong else [],
         cost=sections.cost_sentence(report),
         cost_table=sections.cost_table(report, order),
         provenance=sections.provenance(report),

@@ -44,6 +44,12 @@ def widen(ax: Any, values: Sequence[float]) -> None:
         ax.set_xlim(low - room, high + room)
 
 
+def end_at_100(axis: Any) -> None:
+    """End an axis of percent at 100: there is nothing beyond."""
+    low, high = axis.get_view_interval()
+    axis.axes.set(**{f"{axis.axis_name}lim": (low, min(high, 100.0))})
+
+
 def labels_beside(ax: Any, points: Sequence[tuple[str, float, float, bool]]) -> None:
     """Write names in a column right of the axes, apart from each other, with a thin line to each point."""
     if not points:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup
@@ -90,7 +91,7 @@ def cost_table(report: Report, order: Sequence[str]) -> Table:
     meter = Markup('<span class="meter" style="width:{}rem"></span>')
     bars = [Cell("", drawing=meter.format(f"{6 * totals[row] / most:.2f}")) for row in order]
     columns.append((Heading("share", best="", words=True), bars))
-    names = [Cell(shown(row)) for row in order]
+    names = [replace(cell, note="") for cell in _names(report, order)]
     caption = "Seconds per method, over all images and all options tried."
     return of_columns("Time spent per method", names, columns, [caption])
 
@@ -199,8 +200,15 @@ def _tried(report: Report, row: str) -> int:
 
 
 def _names(report: Report, order: Sequence[str]) -> list[Cell]:
+    """Name the rows with their settings; the one to use is marked."""
+    use = report.answer.use if report.answer else None
     return [
-        Cell(shown(row), note=shown(setting(report, row), 80), hint=shown(report.methods[row].about, 200))
+        Cell(
+            shown(row),
+            "use" if row == use else "",
+            note=shown(setting(report, row), 80),
+            hint=shown(report.methods[row].about, 200),
+        )
         for row in order
     ]
 
