@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from idness.benchmark.protocol import Benchmark, names, template
-from idness.core.errors import DataError, IdnessError
+from idness.core.errors import DataError, IdnessError, IdnessWarning
 from idness.data import ArraySet
 from tests.pictures import world
 
@@ -70,9 +70,34 @@ def test_all_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
         DataError, match=r"2 of 6 sets cannot be used: id_val: val.npz does not exist.*mixed: near.npz does not exist"
     ):
         Benchmark.load(path).open()
-    assert [entry.name for entry in Benchmark.load(path).open(partial=True)] == ["id_train", "id_test", "uval", "grey"]
+    with pytest.warns(IdnessWarning) as told:
+        found = Benchmark.load(path).open(partial=True)
+    assert [entry.name for entry in found] == ["id_train", "id_test", "uval", "grey"]
+    assert [str(warning.message) for warning in told] == [
+        "id_val is left out: val.npz does not exist",
+        "mixed is left out: near.npz does not exist",
+    ]
     (tmp_path / "test.npz").unlink()
     with pytest.raises(DataError, match="id_test: test.npz does not exist"):
+        Benchmark.load(path).open(partial=True)
+
+
+@pytest.mark.parametrize(
+    ("far", "message"),
+    [
+        ('{ pth = "far.npz" }', "grey: a set takes path, kind.*; got 'pth'"),
+        ('{ path = "far.npz", kind = "foldr" }', "grey: kind must be one of folder, list.*; got 'foldr'"),
+        ("5", "grey: a set is a path or a table with a path, got 5"),
+        (
+            '"torchvision:LSUN"',
+            "grey: torchvision:LSUN: reads pickled files, which could run code; give its images as a folder",
+        ),
+    ],
+)
+def test_a_mistake_is_told_even_where_sets_may_be_missing(tmp_path: Path, far: str, message: str) -> None:
+    path = world(tmp_path)
+    path.write_text(path.read_text().replace('"far.npz"', far))
+    with pytest.raises(DataError, match=message):
         Benchmark.load(path).open(partial=True)
 
 

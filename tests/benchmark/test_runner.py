@@ -335,6 +335,7 @@ def test_partial_runs_with_what_is_there(tmp_path: Path) -> None:
         (tmp_path / f"{name}.npz").unlink()
     found = go(path, partial=True)
     assert list(found.benchmark.groups) == ["far"]
+    assert "mixed is left out: near.npz does not exist" in found.warnings
     assert "knn" in found.failed
     assert all(method.chosen_by == "default" for method in found.methods.values())
 

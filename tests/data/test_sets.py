@@ -16,6 +16,8 @@ from idness.core.errors import DataError, IdnessError
 from idness.core.types import Head
 from idness.data import ActivationsSet, ArraySet, ImageSet, NpzSet, Preprocessing, folder_set, open_set, read_batches
 from idness.data.torchvision_sets import _wrapped
+from idness.guard.judge import find_images
+from idness.training import image_folder
 
 
 def pixels(count: int, seed: int = 0) -> np.ndarray:
@@ -367,3 +369,34 @@ def test_the_same_picture_has_the_same_digest_in_every_format(tmp_path: Path) ->
     np.savez(tmp_path / "x.npz", images=pixels(2))
     found = [next(read_batches(opened(name, tmp_path), Preprocessing(), [(0, 2)])).digests for name in ("png", "x.npz")]
     assert np.array_equal(*found)
+
+
+def test_a_folder_that_cannot_be_read_is_told_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path / "a", 3)
+    write_images(tmp_path / "b" / "locked", 3)
+    seen = Path.iterdir
+
+    def iterdir(self: Path) -> Any:  # whoever runs the tests may be allowed everything
+        if self.name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return seen(self)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    for read in (folder_set, image_folder, lambda folder: list(find_images([str(folder)]))):
+        with pytest.raises(DataError, match=r"locked: cannot be read \(Permission denied\)"):
+            read(tmp_path)
+
+
+def test_a_pipe_that_is_called_an_image_is_no_image(tmp_path: Path) -> None:
+    write_images(tmp_path, 2)
+    os.mkfifo(tmp_path / "endless.png")
+    assert len(folder_set(tmp_path)) == 2
+    assert len(list(find_images([str(tmp_path)]))) == 2
+
+
+def test_torchvision_unpickles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="reads pickled files, which could run code"):
+        open_set({"dataset": "lsun", "options": {"classes": ["x"]}}, tmp_path)
+    with pytest.raises(IdnessError, match="unknown torchvision data set 'Kinetics'"):
+        open_set("torchvision:Kinetics", tmp_path)

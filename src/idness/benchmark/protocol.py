@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from idness.core.errors import DataError, IdnessError, unknown_name
+from idness.core.errors import DataError, IdnessError, IdnessWarning, MissingError, unknown_name
 from idness.data import ActivationsSet, ImageSet, embedded, open_set
 from idness.data.classes import read_classes
 
@@ -147,17 +148,19 @@ class Benchmark:
             data: the folder at which relative paths begin.
             partial: whether to go on without the sets that are not there, as long as the ID test set and one other are.
         """
-        root, opened, problems = self.root(data), [], {}
+        root, opened, problems, absent = self.root(data), [], dict[str, str](), set[str]()
         for role, name, spec in self._listed():
             try:
                 found = open_set(spec, root, self.class_names if role.startswith("id_") else ())
                 if len(found) == 0:
-                    raise DataError(f"{found.source} holds no images")
+                    raise MissingError(f"{found.source} holds no images")
                 opened.append(OpenSet(name, role, found))
             except IdnessError as error:
                 problems[name] = str(error)
+                absent |= {name} if isinstance(error, MissingError) else set()
         tested = [entry for entry in opened if entry.role in GROUPS]
-        enough = partial and tested and any(entry.role == "id_test" for entry in opened)
+        # A set that is there and cannot be used is a mistake, which nobody asked to pass over.
+        enough = partial and tested and any(entry.role == "id_test" for entry in opened) and absent == set(problems)
         if problems and not enough:
             told = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
             count = f"{len(problems)} of {len(opened) + len(problems)} sets"
@@ -165,6 +168,8 @@ class Benchmark:
                 f"benchmark {self.name}: {count} cannot be used: {told};"
                 " data= says where relative paths begin, partial=True leaves out what is missing"
             )
+        for name, problem in problems.items():
+            warnings.warn(f"{name} is left out: {problem}", IdnessWarning, stacklevel=2)
         return opened
 
     def _listed(self) -> list[tuple[str, str, Any]]:

@@ -42,6 +42,10 @@ class DataError(IdnessError, ValueError):
     """Says that a data set or an image cannot be read."""
 
 
+class MissingError(DataError):
+    """Says that a data set is not there, or empty, so that one may go on without it."""
+
+
 class StoreError(IdnessError, RuntimeError):
     """Says that files on disk are missing, damaged, of another program or cannot be written."""
 

@@ -125,7 +125,7 @@ def folder_set(root: Path, classes: Sequence[str] = ()) -> FileSet:
         )
     top = sorted(entry for entry in _visible(root) if entry.is_file() and entry.suffix.lower() in SUFFIXES)
     names = in_order([entry.name for entry in _visible(root) if entry.is_dir()])
-    folders = {name: files for name in names if (files := _images_below(root / name))}
+    folders = {name: files for name in names if (files := images_below(root / name))}
     if top or not folders:
         files = [*top, *(file for found in folders.values() for file in found)]
         return FileSet(root, [str(file.relative_to(root)) for file in files], root.name)
@@ -168,18 +168,24 @@ def _state(file: Path) -> bytes:
 
 
 def _visible(folder: Path) -> list[Path]:
-    return [entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.exists()]
+    try:
+        return [entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.exists()]
+    except OSError as error:
+        raise DataError(
+            f"{folder}: cannot be read ({error.strerror}); its images would be missing unnoticed"
+        ) from error
 
 
-def _images_below(folder: Path, seen: frozenset[Path] = frozenset()) -> list[Path]:
+def images_below(folder: Path, seen: frozenset[Path] = frozenset()) -> list[Path]:
+    """List the image files in a folder and in those below it; hidden ones are ignored, and a folder that cannot be read is told."""
     here = folder.resolve()
     if here in seen:  # a link to a folder above
         return []
     found: list[Path] = []
     for entry in sorted(_visible(folder)):
         if entry.is_dir():
-            found += _images_below(entry, seen | {here})
-        elif entry.suffix.lower() in SUFFIXES:
+            found += images_below(entry, seen | {here})
+        elif entry.suffix.lower() in SUFFIXES and entry.is_file():
             found.append(entry)
     return found
 

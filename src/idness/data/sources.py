@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from idness.core.errors import DataError
+from idness.core.errors import DataError, MissingError
 from idness.data.activations import ActivationsSet
 from idness.data.arrays import ArraySet, NpzSet, array_names
 from idness.data.sets import FileSet, ImageSet, folder_set, select
@@ -30,10 +30,14 @@ def open_set(
         root: where relative paths begin.
         classes: the names of the network's classes, for folders with one folder per class.
     """
+    if not isinstance(spec, str | Mapping):
+        raise DataError(f"a set is a path or a table with a path, got {spec!r}")
     table = {"path": spec} if isinstance(spec, str) else dict(spec)
     for key in table:
         if key not in OPTIONS:
             raise DataError(f"a set takes {', '.join(OPTIONS)}; got {key!r}")
+    if table.get("kind", KINDS[0]) not in KINDS:
+        raise DataError(f"kind must be one of {', '.join(KINDS)}; got {table['kind']!r}")
     base = Path() if root is None else root
     kind, path = _located(table, base)
     if kind == "activations":
@@ -85,7 +89,7 @@ def _located(table: Mapping[str, Any], base: Path) -> tuple[str, str]:
         found = base / Path(place).expanduser()
         if found.exists():
             return table.get("kind") or _kind_of(found, "images" in table), str(found)
-    raise DataError(f"{' or '.join(listed)} does not exist")
+    raise MissingError(f"{' or '.join(listed)} does not exist")
 
 
 def _kind_of(path: Path, images: bool = False) -> str:
@@ -126,7 +130,7 @@ def list_set(path: Path, root: Path) -> FileSet:
         labels.append(int(label))
     known = np.array(labels, dtype=np.int64)
     if items and not any((root / name).is_file() for name in (items[0], items[len(items) // 2], items[-1])):
-        raise DataError(
+        raise MissingError(
             f"{path.name}: its images are not below {root.name or 'the root'} (looked for {items[0]}); set root"
         )
     return FileSet(root, items, path.name, known if len(known) and known.min() >= 0 else None)

@@ -10,11 +10,21 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from idness.core.errors import DataError, unknown_name
+from idness.core.errors import DataError, MissingError, unknown_name
 from idness.core.extras import needed
 from idness.core.files import sha256_of
 from idness.data.arrays import ArraySet
 from idness.data.sets import FileSet, ImageSet, Picture
+
+SETS = (
+    "CIFAR10", "CIFAR100", "CLEVRClassification", "Caltech101", "Caltech256", "CelebA", "Country211", "DTD", "EMNIST", "EuroSAT",
+    "FER2013", "FGVCAircraft", "FakeData", "FashionMNIST", "Flowers102", "Food101", "GTSRB", "INaturalist", "ImageFolder",
+    "ImageNet", "Imagenette", "KMNIST", "LFWPeople", "MNIST", "Omniglot", "OxfordIIITPet", "PCAM", "Places365", "QMNIST",
+    "RenderedSST2", "SBU", "SEMEION", "STL10", "SUN397", "SVHN", "StanfordCars", "USPS",
+)  # fmt: skip
+"""The sets of images that torchvision reads without unpickling, or, as CIFAR's, only files with the official checksums."""
+UNPICKLING = ("LSUN", "LSUNClass")
+"""Those that unpickle a file of the folder they are run in, whoever wrote it."""
 
 
 class IndexedSet(ImageSet):
@@ -58,7 +68,7 @@ def torchvision_set(name: str, root: Path, table: Mapping[str, Any]) -> ImageSet
         dataset = cls(root, **options)
     except (RuntimeError, OSError, ValueError, TypeError) as error:
         remedy = "set download = true or " if "download" in takes and not table.get("download") else ""
-        raise DataError(
+        raise MissingError(
             f"{source}: cannot be opened ({' '.join(str(error).split())}); {remedy}put it where relative paths begin"
         ) from error
     return _wrapped(dataset, source)
@@ -66,7 +76,9 @@ def torchvision_set(name: str, root: Path, table: Mapping[str, Any]) -> ImageSet
 
 def _class_of(name: str) -> Any:
     datasets = needed("torchvision.datasets", f"torchvision:{name}", "models", DataError)
-    known = {key.lower(): key for key in datasets.__all__}
+    known = {key.lower(): key for key in SETS}
+    if name.lower() in map(str.lower, UNPICKLING):
+        raise DataError(f"torchvision:{name}: reads pickled files, which could run code; give its images as a folder")
     if name.lower() not in known:
         raise unknown_name("torchvision data set", name, known)
     return getattr(datasets, known[name.lower()])

@@ -11,7 +11,8 @@ from typing import Any
 from idness.activations.forward import run_images
 from idness.core.errors import DataError
 from idness.core.progress import Listener
-from idness.data import SUFFIXES, FileSet
+from idness.data import FileSet
+from idness.data.sets import images_below
 from idness.guard.guard import Guard
 from idness.networks.opening import Network
 
@@ -23,7 +24,7 @@ def find_images(arguments: Iterable[str]) -> Iterator[Path]:
     for text in arguments:
         path = Path(text).expanduser()
         if path.is_dir():
-            found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+            found = images_below(path)
         elif path.exists():
             found = [path]
         else:

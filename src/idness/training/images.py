@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from idness.core.errors import DataError
 from idness.core.files import sha256_of
-from idness.data import SUFFIXES, decode, embedded
+from idness.data import decode, embedded
 from idness.data.preprocessing import INTERPOLATIONS
-from idness.data.sets import in_order
+from idness.data.sets import images_below, in_order
 from idness.networks.runs import INTERPOLATION
 
 SHOWN = 5
@@ -92,7 +92,7 @@ def image_folder(root: str | Path, size: int | None = None) -> TrainingSet:
     labels: list[int] = []
     wrong: list[str] = []
     for label, subfolder in enumerate(subfolders):
-        files = [p for p in sorted(subfolder.rglob("*")) if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")]
+        files = images_below(subfolder)
         if not files:
             wrong.append(f"class {subfolder.name!r} has no image")
         for path in files:
