@@ -18,7 +18,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from idness.core.errors import OptionError, StoreError, UnknownNameError
+from idness.core.errors import ModelError, OptionError, StoreError, UnknownNameError
+from idness.core.files import alone_in
 from idness.networks.loading import load_weights
 from idness.networks.precision import bf16_problem
 from idness.training import METHODS, Settings, TrainingSet, finetune, networks
@@ -388,3 +389,26 @@ def test_networks_that_flatten_with_view_are_trained(method: str, options: dict[
     done = finetune(model, small_world(24), method, epochs=1, batch_size=8, **options)
     assert math.isfinite(done.log[-1].loss)
     assert not torch.equal(model.conv.weight, before)
+
+
+def test_training_that_diverges_fails_and_leaves_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = r"training has diverged: NaN or Inf after step \d of \d; .* a lower lr="
+    with pytest.raises(ModelError, match=told):
+        finetune(Flattening(), small_world(24), "plain", out=tmp_path, epochs=1, batch_size=8, lr=1e38)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+    def last_step(self: torch.optim.SGD, *_: object, **__: object) -> None:
+        self.param_groups[0]["params"][0].data.fill_(math.inf)  # after a loss that was still a number
+
+    monkeypatch.setattr(torch.optim.SGD, "step", last_step)
+    with pytest.raises(ModelError, match=told):
+        finetune(Flattening(), small_world(8), "plain", out=tmp_path, epochs=1, batch_size=8)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_two_trainings_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
+    with alone_in(tmp_path), pytest.raises(StoreError, match="another process is writing into it"):
+        finetune(Flattening(), small_world(8), "plain", out=tmp_path, epochs=1, batch_size=8)
+    assert not list(tmp_path.iterdir())
+    finetune(Flattening(), small_world(8), "plain", out=tmp_path, epochs=1, batch_size=8)
+    assert (tmp_path / "weights.safetensors").exists()

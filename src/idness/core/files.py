@@ -48,6 +48,33 @@ def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> Path:
     return Path(path)
 
 
+@contextmanager
+def alone_in(folder: Path | None) -> Iterator[None]:
+    """Keep other processes that ask for the same out of a folder while the block runs, where the system has locks."""
+    try:
+        import fcntl
+    except ImportError:
+        folder = None
+    if folder is None:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise StoreError(_cannot_write(folder, error)) from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StoreError(
+                f"{folder}: another process is writing into it; wait for it, or choose another folder"
+            ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
 def check_writable(folder: str | os.PathLike[str]) -> None:
     """Refuse a folder into which nothing can be written, before the work whose results should go there; nothing is left in it."""
     target = Path(folder)

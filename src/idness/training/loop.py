@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from idness.core.errors import OptionError, StoreError
+from idness.core.errors import ModelError, OptionError, StoreError
 from idness.core.extras import needed
+from idness.core.files import alone_in
 from idness.core.progress import Listener
 from idness.networks.precision import bf16_problem
 from idness.networks.split import best_layout
@@ -81,9 +83,13 @@ class Trainer:
 
     def run(self) -> nn.Module:
         """Train to the end, from the last checkpoint if there is one, and return the network."""
-        s = self.settings
-        self.fabric = make_fabric(s.precision)
+        self.fabric = make_fabric(self.settings.precision)
         self.fabric.launch()
+        with alone_in(self.out if self.fabric.is_global_zero else None):
+            return self._train()
+
+    def _train(self) -> nn.Module:
+        s = self.settings
         self.per_step = s.batch_size * s.accumulate * self.fabric.world_size
         self.steps_per_epoch = len(self.train) // self.per_step
         if self.steps_per_epoch == 0:
@@ -131,6 +137,7 @@ class Trainer:
         for position in range(done, self.steps_per_epoch):
             loss, right = self._step(order[position * self.per_step : (position + 1) * self.per_step])
             self.step += 1
+            self._check_sane(math.isfinite(loss))
             self.log.step(loss, right, self.per_step // self.fabric.world_size)
             if self.step % self.settings.checkpoint_every == 0 and position + 1 < self.steps_per_epoch:
                 self._checkpoint()
@@ -224,7 +231,15 @@ class Trainer:
             **self.facts,
         }
 
+    def _check_sane(self, sane: bool) -> None:
+        if not sane:
+            # Nothing of it is written: what is on disk is from before.
+            raise ModelError(
+                f"training has diverged: NaN or Inf after step {self.step} of {self.total}; start anew with a lower lr="
+            )
+
     def _checkpoint(self) -> None:
+        self._check_sane(all(bool(p.isfinite().all()) for p in self.named.values()))
         if self.out is None:
             return
         if self.fabric.is_global_zero:
