@@ -84,6 +84,7 @@ function say(card, headline, text, note = "") {
 function clear() {
   for (const id of ["class", "score", "p-value"]) one(id).textContent = "–";
   for (const id of ["preview", "seen", "neighbours"]) one(id).hidden = true;
+  one("preview").onload = null;
   one("preview").removeAttribute("src");
   one("neighbours").querySelector("ol").replaceChildren();
   one("drop").classList.remove("filled");
@@ -217,10 +218,10 @@ async function judge(given, role = null) {
   }
 }
 
-// On a narrow screen the verdict lies below the samples.
+// On a narrow screen the verdict lies below the samples. At once: a slow scroll ends at the wrong place when the page changes.
 function reveal() {
   const box = one("card").getBoundingClientRect();
-  if (box.top < 0 || box.bottom > innerHeight) one("verdict").scrollIntoView({ behavior: "smooth", block: "start" });
+  if (box.top < 0 || box.bottom > innerHeight) one("verdict").scrollIntoView({ behavior: "instant", block: "start" });
 }
 
 const GROUPS = { id: "ID images", near: "Near misses", far: "Far away", picture: "Pictures" };
