@@ -30,14 +30,14 @@ def analyze(
 ) -> None:
     """Run the paper's analyses on a network: Gaussianity, moments, C(p), percentiles, ratios, trade-off, ISH."""
     from idness.benchmark.settings import Settings
-    from idness.cli.terminal import stderr, stdout
+    from idness.cli.terminal import command_line, stderr, stdout
     from idness.core.files import check_writable
     from idness.core.progress import shown
     from idness.data import embedded
     from idness.paper.studies.analyze import analyze as run
 
     check_writable(out)
-    settings = Settings(weights=weights, layer=layer or None, data=data, device=device)
+    settings = Settings(weights=weights, layer=layer or None, data=data, device=device, command=command_line())
     with shown(quiet=quiet) as listener:
         found = run(model or None, benchmark or embedded.NAME, settings=settings, limit=limit, listener=listener)
         written = found.save(out)

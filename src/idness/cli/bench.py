@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,6 +55,7 @@ def bench(
         return
     from idness.benchmark.runner import run
     from idness.benchmark.settings import Settings
+    from idness.cli.terminal import command_line
     from idness.core.files import check_writable
     from idness.core.method_text import split_methods
     from idness.core.progress import shown
@@ -76,7 +76,7 @@ def bench(
         device=device,
         seed=seed,
         partial=partial,
-        command=_command(),
+        command=command_line(),
     )
     with shown(quiet=quiet) as listener:
         report = run(benchmark or embedded.NAME, model or None, settings, listener)
@@ -122,10 +122,3 @@ def _write_template(path: Path) -> None:
         raise StoreError(f"{path} exists; choose another name for the template")
     atomic_write(path, template())
     stderr().print(f"wrote {path}; edit it, then run: idness bench {path} --model ...", markup=False, soft_wrap=True)
-
-
-def _command() -> str:
-    """Write the command line down without the folders of this machine."""
-    from idness.benchmark.provenance import without_folder
-
-    return shlex.join(["idness", *(without_folder(word) for word in sys.argv[1:])])

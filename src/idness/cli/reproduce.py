@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,18 +31,16 @@ def reproduce(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
 ) -> None:
     """Run the paper's tables on what data there is, and print ours, theirs and the difference."""
-    from idness.benchmark.provenance import without_folder
     from idness.benchmark.settings import Settings
-    from idness.cli.terminal import stderr, stdout
+    from idness.cli.terminal import command_line, stderr, stdout
     from idness.core.files import check_writable
     from idness.core.progress import shown
     from idness.paper.reproduce import PAGE, SUMMARY
     from idness.paper.reproduce import reproduce as run
 
     check_writable(out)
-    command = shlex.join(["idness", *(without_folder(word) for word in sys.argv[1:])])
     settings = Settings(
-        weights=weights, precision=precision, batch_size=batch_size, device=device, cache=cache, command=command
+        weights=weights, precision=precision, batch_size=batch_size, device=device, cache=cache, command=command_line()
     )
     with shown(quiet=quiet) as listener:
         done = run(tables or [], data or [], out=out, settings=settings, listener=listener)

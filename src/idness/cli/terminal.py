@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -27,3 +28,10 @@ def _console(*, stderr: bool) -> Console:
     # A pipe or file has no width of its own: 120 columns, unless the caller sets COLUMNS.
     width = None if stream.isatty() or "COLUMNS" in os.environ else 120
     return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+
+
+def command_line() -> str:
+    """Write the command line down without the folders of this machine."""
+    from idness.benchmark.provenance import without_folder
+
+    return shlex.join(["idness", *(without_folder(word) for word in sys.argv[1:])])

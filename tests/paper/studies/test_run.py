@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from idness.benchmark.protocol import Benchmark
+from idness.benchmark.settings import Settings
 from idness.paper.studies.analyze import STUDIES, analyze
 from idness.report.style import figure_svg
 
@@ -49,7 +50,7 @@ def bench() -> Benchmark:
 
 @pytest.mark.timeout(900)
 def test_every_analysis_speaks_and_draws(bench: Benchmark, tmp_path: Path) -> None:
-    found = analyze(small(), bench)
+    found = analyze(small(), bench, settings=Settings(command="idness analyze small.toml"))
     assert [study.name for study in found.studies] == list(STUDIES)
     for study in found.studies:
         assert not study.line.startswith(("not done", "does not apply")), study.line
@@ -71,6 +72,9 @@ def test_every_analysis_speaks_and_draws(bench: Benchmark, tmp_path: Path) -> No
     assert all(50 <= count <= 60 for count in numbers["images"].values())
     assert set(numbers["analyses"]["Gaussianity"]["sets"]) == {"ID", "cat", "mnist", "textures"}
     text = (tmp_path / "README.md").read_text()
+    counts = ", ".join(f"{name} {count}" for name, count in numbers["images"].items())
+    assert f"Made by `idness analyze small.toml`. Images: {counts}; at most 1,000 of a set, evenly picked" in text
+    assert numbers["command"] == "idness analyze small.toml"
     for name in (name for name in names if name.endswith(".svg")):
         assert f"]({name})" in text
     again = [study.figures for study in analyze(small(), bench, limit=60).studies[:2]]

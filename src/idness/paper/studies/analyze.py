@@ -48,11 +48,23 @@ class Analysis:
 
     def to_markdown(self) -> str:
         """Write what was found, with the figures."""
-        parts = [f"# {self.title}\n"]
+        parts = [f"# {self.title}\n", self._source()]
         for study in self.studies:
             pictures = "\n".join(f"![{alt}]({name}.svg)\n" for name, (_, alt) in study.figures.items())
             parts.append(f"## {study.name}\n\n{study.line[:1].upper()}{study.line[1:]}.\n\n{pictures}")
         return "\n".join(part.rstrip() + "\n" for part in parts)
+
+    def _source(self) -> str:
+        """Say what made the numbers, of how many images, and why others may differ."""
+        counts = ", ".join(f"{name} {count:,}" for name, count in self.about["images"].items())
+        made = f"Made by `{self.about['command']}`. " if self.about.get("command") else ""
+        limit = self.about.get("limit")
+        few = (
+            f"; at most {limit:,} of a set, evenly picked, so that numbers differ from those of all images"
+            if limit
+            else ""
+        )
+        return f"{made}Images: {counts}{few}.\n"
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write everything into a folder and give the paths."""
@@ -87,7 +99,8 @@ def analyze(
     """
     specimen = take_specimen(model, benchmark, settings=settings, limit=limit, listener=listener)
     sizes = {name: len(found.acts) for name, found in {"id": specimen.ids, **specimen.oods}.items()}
-    about = {"images": sizes, "features": specimen.head.width, "classes": specimen.head.classes}
+    about: dict[str, Any] = {"images": sizes, "features": specimen.head.width, "classes": specimen.head.classes}
+    about |= {"limit": limit, "command": settings.command if settings else ""}
     about["final_relu"] = None if specimen.ids.rectifier is None else str(specimen.ids.rectifier)
     return Analysis(specimen.title, about, [_guarded(name, step, specimen) for name, step in STUDIES.items()])
 
