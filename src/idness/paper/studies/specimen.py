@@ -86,7 +86,8 @@ def take_specimen(
         part = collect(ready.network, entry.data, name=shown, limit=limit, pre_relu=True, listener=hear)
         found.setdefault(entry.role, {})[entry.name] = part
     one = {role: next(iter(parts.values())) for role, parts in found.items() if role.startswith("id_")}
-    names = bench.class_names or (one["id_test"].images.classes if one["id_test"].images is not None else ())
+    known = None if ready.network is None else ready.network.class_names
+    names = known or bench.class_names or (one["id_test"].images.classes if one["id_test"].images is not None else ())
     return Specimen(
         f"{ready.info.spec} on {bench.title}",
         ready.head,
