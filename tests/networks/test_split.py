@@ -61,33 +61,6 @@ def test_the_common_families_are_split(spec):
     assert hooks_of(model) == 0
 
 
-def test_squeezenet_is_told_what_to_do():
-    with pytest.raises(ModelError, match=r"has no nn.Linear.*replace its classifier"):
-        SplitModel(load_model("torchvision:squeezenet1_1", weights="none"))
-
-
-class Temperature(nn.Module):
-    """Ends in something other than its linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = small()
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.net(images) / 2
-
-
-def test_logits_changed_after_the_layer_are_told_and_a_named_layer_is_taken():
-    model = Temperature()
-    with pytest.raises(ModelError, match="gives the model's output as it is"):
-        SplitModel(model)
-    split = SplitModel(model, layer="net.7")
-    images = torch.rand(3, 3, 16, 16)
-    torch.testing.assert_close(split.split(images).logits / 2, model.eval()(images).detach())
-    with pytest.raises(ModelError, match=r"got 'net.0'; it has net.5, net.7"):
-        SplitModel(model, layer="net.0")
-
-
 @pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile], ids=["DataParallel", "compile"])
 def test_wrappers_are_looked_through(wrap):
     model = small()
@@ -243,20 +216,16 @@ def test_grey_networks_are_probed_with_one_channel():
     )
 
 
-def test_headless_gives_features_and_puts_the_head_back():
+def test_a_copy_shares_the_parameters_and_nothing_else():
     model = small().eval()
     split = SplitModel(model)
+    other = split.copy()
     images = torch.rand(2, 3, 16, 16)
-    with split.headless() as body, torch.no_grad():
-        torch.testing.assert_close(body(images), split_features(model, images))
-    assert isinstance(model[7], nn.Linear)
-    with pytest.raises(ZeroDivisionError), split.headless():
-        _ = 1 / 0
-    assert isinstance(model[7], nn.Linear)
-
-
-def split_features(model: nn.Sequential, images: torch.Tensor) -> torch.Tensor:
-    return model[:7](images)
+    assert torch.equal(other.split(images).logits, split.split(images).logits)
+    assert other.model[7] is not model[7]
+    assert all(own is theirs for own, theirs in zip(model.parameters(), other.model.parameters(), strict=True))
+    other.model[1].running_mean += 1
+    assert not torch.equal(other.split(images).logits, split.split(images).logits)
 
 
 def test_fingerprints_tell_weights_apart():

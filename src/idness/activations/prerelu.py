@@ -65,7 +65,7 @@ class Capture:
 
 def capture(split: SplitModel, batch: Any) -> Capture:
     """Run one batch, in any form that `SplitModel.stream` takes, and capture what enters the final ReLU."""
-    watch = _Watch(split.linear.in_features)
+    watch = _Watch(split.width)
     with watch:
         acts = next(iter(split.stream([batch])))
     # The last one is nearly always it; an auxiliary branch may come after.

@@ -145,7 +145,7 @@ def load_guard(
         detector.load_state(split.head, state)
         how = None if manifest.preprocessing is None else Preprocessing.from_dict(manifest.preprocessing)
         guard = Guard(split, detector, preprocessing=how, class_names=manifest.class_names, spec=known.spec)
-        device = split.linear.weight.device
+        device = split.device
         detector.to(device)
         guard.calibration = Calibration(tensors["calibration.scores"], tensors["calibration.sizes"]).to(device)
         guard.gallery = Gallery.from_tensors(tensors)

@@ -65,7 +65,7 @@ class Guard(nn.Module):
         self.gallery: Gallery | None = None
         self.image_shape: tuple[int, ...] | None = None
         self._thresholds: dict[float, Tensor] = {}
-        classes = self.split.linear.out_features
+        classes = self.split.classes
         if self.class_names is not None and len(self.class_names) != classes:
             raise InputError(
                 f"Guard: class_names must name the network's {classes} classes, got {len(self.class_names)}"
@@ -108,7 +108,7 @@ class Guard(nn.Module):
                 )
             self.detector.fit(self.split.head)
         labels, scores = self._collect([data] if isinstance(data, Activations) else self._stream(data))
-        classes = self.split.linear.out_features
+        classes = self.split.classes
         fresh = Calibration.by_class(scores, labels, classes) if per_class else Calibration.pooled(scores)
         self._thresholds = {value: fresh.thresholds(value, self.class_names) for value in recalls}
         self.calibration, self.recalls = fresh, recalls
@@ -277,7 +277,7 @@ class Guard(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move what is not a parameter along with the network; scores stay in float32 whatever its precision."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        device = self.split.linear.weight.device
+        device = self.split.device
         self.detector.to(device)
         if self.calibration is not None:
             self.calibration = self.calibration.to(device)

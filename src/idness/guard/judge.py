@@ -42,7 +42,7 @@ def judge_images(
     guard: Guard, paths: Iterable[Path], *, batch: int = BATCH, listener: Listener | None = None
 ) -> Iterator[dict[str, Any]]:
     """Judge image files one after another; a file that cannot be read gets its reason and no verdict."""
-    network, device = Network(guard.split, guard.preprocessing), guard.split.linear.weight.device
+    network, device = Network(guard.split, guard.preprocessing), guard.split.device
     # Without a fixed size each picture is a batch of its own.
     size = batch if guard.preprocessing is not None and guard.preprocessing.size is not None else 1
     waiting = iter(paths)

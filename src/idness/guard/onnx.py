@@ -21,7 +21,7 @@ from idness.core.files import atomic_path
 from idness.core.types import Activations, Head
 from idness.detectors.detector import LARGEST, Detector, Enhancer
 from idness.guard.file import describe
-from idness.networks.split import inference, logits_of
+from idness.networks.split import inference
 
 if TYPE_CHECKING:
     from idness.guard.guard import Guard
@@ -39,24 +39,22 @@ NEEDED = "needs onnx, onnxscript and onnxruntime; run pip install 'idness[onnx]'
 class GuardGraph(nn.Module):
     """Computes a guard's verdict as plain tensors: what is exported.
 
-    Meant to run inside `SplitModel.headless()`, where the network returns its features.
+    It runs a copy of the network, as tracing changes a network for as long as it takes, and others may be using it.
     """
 
     def __init__(self, guard: Guard) -> None:
         super().__init__()
         calibration = guard.calibration
         assert calibration is not None  # Guard.to_onnx has looked
-        self.model = guard.model
+        self.split = guard.split.copy()
+        self.model = self.split.model
         self.detector, self.calibration = guard.detector, calibration
         self.limits = guard.threshold()
-        head = guard.split.head
-        self.weight, self.bias = head.weight, head.offset
         # The edited head does not depend on the image: it goes into the graph as it is.
-        self.edited = _edited_head(guard.detector, head)
+        self.edited = _edited_head(guard.detector, guard.split.head)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        features = logits_of(self.model(images)).float()
-        logits = linear(features, self.weight, self.bias)
+        features, logits = (value.float() for value in self.split.look(images))
         # A sum is finite when every value is, and cheaper than looking at each; features whose sum overflows are no ID image's.
         finite = (features * 0).sum(dim=1) + (logits * 0).sum(dim=1) == 0
         features, logits = (torch.where(finite.unsqueeze(1), value, 0.0) for value in (features, logits))
@@ -85,9 +83,8 @@ def to_onnx(guard: Guard, path: str | os.PathLike[str], *, example: Tensor | Non
     onnx = _onnx()
     images = _example(guard, example)
     graph = GuardGraph(guard)
-    # Inside the block the network has no head, so what torch says is taken before.
     expected = guard(images)
-    with guard.split.headless(), inference(graph), _quiet():
+    with inference(graph), _quiet():
         proto = _export(graph, images, guard.detector.name)
     facts = describe(guard)
     _annotate(
@@ -160,7 +157,6 @@ def score_range(guard: Guard) -> float:
 
 
 def _example(guard: Guard, example: Tensor | None) -> Tensor:
-    weight = guard.split.linear.weight
     if example is None:
         how = guard.preprocessing
         shape = guard.image_shape if how is None or how.size is None else (how.channels, *how.size)
@@ -169,7 +165,7 @@ def _example(guard: Guard, example: Tensor | None) -> Tensor:
         example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     if len(example) == 1:
         example = example.repeat(2, *(1 for _ in example.shape[1:]))  # a batch of one would be taken for a fixed size
-    return example[:2].to(weight.device, weight.dtype)
+    return example[:2].to(guard.split.device, guard.split.dtype)
 
 
 def _traced(features: Tensor, logits: Tensor) -> Activations:

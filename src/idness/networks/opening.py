@@ -22,6 +22,7 @@ from idness.data.reading import read_sample
 from idness.networks.classes import ENOUGH, by_chance, class_names_for, places_of, reordered
 from idness.networks.loading import load_model
 from idness.networks.precision import AS_ASKED, ChosenPrecision, choose_precision
+from idness.networks.probing import noise
 from idness.networks.runs import facts_of, located
 from idness.networks.split import SplitModel, fingerprint
 
@@ -82,7 +83,7 @@ class Network:
 
     def labels_of(self, images: ImageSet) -> Tensor | None:
         """Give a set's labels in the order of the network's classes; none where it has none, or other classes."""
-        classes, names = self.split.linear.out_features, images.classes
+        classes, names = self.split.classes, images.classes
         if images.labels is None:
             return None
         labels = torch.from_numpy(images.labels)
@@ -144,10 +145,10 @@ def open_network(
     own = said.preprocessing or preprocessing_for(loaded, spec, None if weights is None else str(weights))
     known, guess = _suited(preprocessing or own, loaded, images)
     part, sample = (None, None) if images is None else read_sample(images, guess, SAMPLE, workers=workers)
-    example = None if guess.size is None else torch.zeros(2, guess.channels, *guess.size)
+    example = None if guess.size is None else noise((guess.channels, *guess.size))
     example = example if sample is None else guess.normalize(sample.pixels)
     try:
-        split = SplitModel(loaded, layer, example=None if example is None else example[:2])
+        split = SplitModel(loaded, layer, example=example)
     except ModelError as error:
         if known is None and sample is not None:
             raise _unknown(spec or type(loaded).__name__, f"; taken as they are, {error}") from error

@@ -56,7 +56,7 @@ def choose_precision(
         return ChosenPrecision("fp32", "fp32", "no images to run")
     if asked == "fp32":
         return AS_ASKED
-    on_cpu = next(split.model.parameters()).device.type == "cpu"
+    on_cpu = split.device.type == "cpu"
     problem = bf16_problem() if on_cpu else ""
     if problem:
         if asked == "bf16":
@@ -88,7 +88,7 @@ def _seconds(split: SplitModel, images: Tensor, precision: Precision, clock: Cal
     for _ in range(3):
         start = clock()
         split.split(images, precision=precision)
-        if next(split.model.parameters()).is_cuda:
+        if split.device.type == "cuda":
             torch.cuda.synchronize()  # a GPU answers before it is done
         times.append(clock() - start)
     return min(times)

@@ -1,11 +1,11 @@
-"""Any torch classifier, seen as features and a final linear layer."""
+"""Any torch classifier, seen as features and a head that makes logits of them."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sized
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from threading import Lock
 from typing import Any, Literal
 
 import torch
@@ -14,25 +14,35 @@ from torch import Tensor, nn
 from idness.core.errors import DataError, InputError, ModelError
 from idness.core.progress import shown
 from idness.core.types import Activations, Head, InputEditor
+from idness.networks.identity import fingerprint as fingerprint
+from idness.networks.identity import unwrap as unwrap
+from idness.networks.layout import best_layout as best_layout
 from idness.networks.loading import load_model as load_model
 from idness.networks.loading import load_weights as load_weights
 from idness.networks.modes import differentiable
 from idness.networks.modes import inference as inference
+from idness.networks.probing import NotProbedError, as_input, call, copied, find_recipe, probe
+from idness.networks.recovery import Part, Recipe, explain
+from idness.networks.watching import Step, is_function, is_layer, watching
 
 Precision = Literal["fp32", "bf16"]
-SIZES = (32, 224, 64, 96, 128, 256, 299, 384, 28)
-"""Image sizes tried, in this order, when a network is probed without an example: small ones are cheap."""
+_DECIDING = Lock()
+"""Held while a network's memory is laid out, for which others that run it wait."""
 
 
 class SplitModel:
     """Shows any torch classifier as features and a head.
 
-    The head is the `nn.Linear` whose output is the model's output, found by one forward pass. Hooks live only inside
-    one call, and the network is left as it was: its parameters, buffers and training mode.
+    The head is the linear layer whose output is the model's output, found by running a copy of it once. A softmax, a
+    sigmoid, a factor or constants behind it are undone, and several heads whose logits are averaged are one; what cannot be
+    undone is refused. That the network's output follows from features and head is checked with every batch. Hooks live
+    only inside one call and hear only its own thread, and the network is left as it was.
+
+    A network with a single output says yes or no; it is shown with the two logits -z / 2 and z / 2.
 
     Args:
         model: the classifier; wrappers (DataParallel, DistributedDataParallel, torch.compile) are looked through.
-        layer: the final linear layer's dotted name, where it should not be searched.
+        layer: the final layer's dotted name, where it should not be searched.
         example: a batch of images for the search, where the network takes unusual input.
     """
 
@@ -40,25 +50,71 @@ class SplitModel:
         if not isinstance(model, nn.Module):
             raise ModelError(f"SplitModel: model must be a torch nn.Module, got {type(model).__name__}")
         self.model = unwrap(model)
-        self.layer = _named_layer(self.model, layer) if layer is not None else _find_layer(self.model, example)
+        self._layer, self._example = layer, example
+        self._recipe: Recipe | None = None
+        self._shape: tuple[int, int] | None = None
         self._layout: torch.memory_format | None = torch.preserve_format
         self._moves_weights = False
+        if layer is not None:
+            _check_named(self.model, layer)
+        if layer is None or example is not None:
+            self._find()
+
+    @property
+    def layer(self) -> str:
+        """The name of the final layer, or of several whose logits are added up, joined by `+`."""
+        return self._recipe.layer if self._recipe is not None else self._layer or ""
+
+    @property
+    def ending(self) -> str:
+        """What the network does to the output of its final layer, in few words; nothing where it returns it as it is."""
+        return self._found().describe()
 
     @property
     def linear(self) -> nn.Linear:
-        """The final linear layer itself."""
-        found = self.model.get_submodule(self.layer)
-        assert isinstance(found, nn.Linear)
+        """The final linear layer itself, for those who replace it; an error where the head is another or has several parts."""
+        found = dict(self.model.named_modules()).get(self.layer)
+        if not isinstance(found, nn.Linear):
+            raise ModelError(f"the network's head is {self.layer!r}, but one nn.Linear is needed here")
         return found
 
     @property
     def head(self) -> Head:
-        """The final linear layer's weight and bias, as they are now, in float32."""
-        linear = self.linear
-        return Head(
-            linear.weight.detach().float().clone(),
-            None if linear.bias is None else linear.bias.detach().float().clone(),
-        )
+        """What makes the logits of the features: weight and bias as they are now, in float32."""
+        head = self._found().head(self._weights())
+        if head.classes > 1:
+            return head
+        return Head(_two(head.weight, 0), _two(head.offset, 0))
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return max(2, self._sizes()[0])
+
+    @property
+    def width(self) -> int:
+        """The number of features."""
+        return self._sizes()[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return next((value.device for value in self.model.parameters()), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the network's input."""
+        return as_input(self.model, torch.zeros(())).dtype
+
+    def copy(self) -> SplitModel:
+        """Give the same over a copy of the network, which has its parameters in common with it and nothing else."""
+        other = SplitModel(copied(self.model), self.layer)
+        other._recipe, other._example = self._found(), self._example
+        return other
+
+    def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Run images as the network takes them, in the mode in which it is, and give features and logits."""
+        return self._watched(images, "fp32")
 
     def split(
         self, images: Tensor, *, precision: Precision = "fp32", edit_with: InputEditor | None = None
@@ -109,17 +165,6 @@ class SplitModel:
         """Let the first batch decide how images lie in memory, and the weights too where nobody else has them in use."""
         self._layout, self._moves_weights = None, weights
 
-    @contextmanager
-    def headless(self) -> Iterator[nn.Module]:
-        """Give the network without its final layer: inside the block it returns the features."""
-        parent_name, _, name = self.layer.rpartition(".")
-        parent, linear = self.model.get_submodule(parent_name), self.linear
-        setattr(parent, name, nn.Identity())
-        try:
-            yield self.model
-        finally:
-            setattr(parent, name, linear)
-
     def _split_twice(self, images: Tensor, precision: Precision, editor: InputEditor) -> Activations:
         seen: list[Activations] = []
         if not images.is_floating_point():
@@ -147,161 +192,118 @@ class SplitModel:
         return replace(plain, edited=self.split(changed, precision=precision))
 
     def _run(self, images: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-        parameter = next(self.model.parameters())
-        images = images.to(parameter.device, parameter.dtype if images.is_floating_point() else None)
-        if self._layout is None:
-            self._layout = best_layout(self.model, images[:2], weights=self._moves_weights)
-        images = images.to(memory_format=self._layout)
-        seen: list[tuple[Tensor, Tensor]] = []
+        images = as_input(self.model, images)
+        with _DECIDING:
+            if self._layout is None:
+                self._layout = best_layout(self.model, images[:2], weights=self._moves_weights)
+        return self._watched(images.to(memory_format=self._layout), precision)
 
-        def remember(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            seen.append((inputs[0], output))
+    def _watched(self, images: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
+        recipe = self._recipe
+        wanted = (Recipe(_parts(self.layer)) if recipe is None else recipe).wanted()
+        with watching(self.model, wanted) as seen, _autocast(images.device, precision):
+            output = call(self.model, images)
+        if recipe is None:
+            recipe = self._settled(seen, output)
+        steps = recipe.steps(seen)
+        features, logits = recipe.features(steps), recipe.logits(steps)
+        # What is traced has no values to compare, and asking for its length would fix it.
+        if not torch.compiler.is_exporting():
+            self._check(recipe, steps, images, features, output)
+        return features, logits if logits.shape[1] > 1 else _two(logits, 1)
 
-        handle = self.linear.register_forward_hook(remember)
-        try:
-            with _autocast(images.device, precision):
-                self.model(images)
-        finally:
-            handle.remove()
-        if not seen:
-            raise ModelError(
-                f"SplitModel: the layer {self.layer!r} was not used for this batch; name the final layer with layer="
-            )
-        features, logits = seen[-1]
+    def _check(self, recipe: Recipe, steps: Sequence[Step], images: Tensor, features: Tensor, output: Any) -> None:
+        """Refuse features that are not one row per image, and an output that does not follow from them."""
         if features.ndim != 2 or len(features) != len(images):
             raise ModelError(
                 f"SplitModel: the features at {self.layer!r} must be one row per image, got shape {tuple(features.shape)}"
             )
-        if logits.dtype != torch.float32:
-            # A head in low precision moves scores by up to a third of their spread: do it again in float32, it is cheap.
-            linear = self.linear
-            logits = nn.functional.linear(
-                features.float(), linear.weight.float(), None if linear.bias is None else linear.bias.float()
+        if not recipe.explains(steps, output):
+            raise ModelError(
+                f"SplitModel: the network's output for these images is not what its layer {self.layer!r} gives"
+                f"{f' with {recipe.describe()}' if recipe.describe() else ''}, as it was for those it was probed with;"
+                " give example=, a batch of its images"
             )
-        return features, logits
+
+    def _find(self) -> None:
+        recipe, self._example, steps = find_recipe(self.model, self._example, self._layer)
+        self._recipe, self._shape = recipe, _shape_of(steps)
+
+    def _found(self) -> Recipe:
+        """Give the recipe; where a layer was named and no image has run yet, noise shows what becomes of its output."""
+        if self._recipe is None:
+            try:
+                self._find()
+            except NotProbedError:
+                # Taken at its word; the first batch shows whether its output is the network's.
+                self._recipe = Recipe(_parts(self.layer))
+        assert self._recipe is not None
+        return self._recipe
+
+    def _settled(self, seen: list[Step], output: Any) -> Recipe:
+        """Find out from the first batch what becomes of the output of a layer that was named."""
+        steps = Recipe(_parts(self.layer)).steps(seen)
+        recipe = explain(seen, output, self.layer)
+        if recipe is None:  # one image may be too few to tell
+            return self._found()
+        self._recipe, self._shape = recipe, _shape_of(steps)
+        return recipe
+
+    def _weights(self) -> list[Step]:
+        """Give the parts of the head with the weights that they have now."""
+        recipe = self._found()
+        if not any(is_function(part.key) for part in recipe.parts):
+            return [_at_rest(part.key, self.model.get_submodule(part.key)) for part in recipe.parts]
+        # Weights that are computed, as those of a cosine classifier, show only when the network runs.
+        assert self._example is not None
+        return recipe.steps(probe(self.model, self._example)[0])
+
+    def _sizes(self) -> tuple[int, int]:
+        """Give the numbers of outputs and features; a layer that was named tells without running."""
+        if self._shape is None:
+            named = [part.key for part in _parts(self.layer)]
+            if any(map(is_function, named)):
+                self._shape = _shape_of(self._weights())
+            else:
+                self._shape = _shape_of([_at_rest(key, self.model.get_submodule(key)) for key in named])
+        return self._shape
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """Look through DataParallel, DistributedDataParallel and torch.compile."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
-def best_layout(model: nn.Module, images: Tensor, *, weights: bool) -> torch.memory_format:
-    """Find how a network's images, and its weights if they may be moved, best lie in memory: channels last where it can.
-
-    That makes convolutions about a third faster on a CPU. A network that flattens with `.view` cannot run so, and gets
-    contiguous memory.
-    """
-    if images.ndim != 4:
-        return torch.preserve_format
-    try:
-        if weights:
-            model.to(memory_format=torch.channels_last)
-        with inference(model):
-            model(images.to(memory_format=torch.channels_last))
-    except RuntimeError:
-        if weights:
-            model.to(memory_format=torch.contiguous_format)
-        return torch.contiguous_format
-    return torch.channels_last
-
-
-def fingerprint(model: nn.Module) -> str:
-    """Hash a network's parameters and buffers: names, shapes, types and bytes."""
-    digest = hashlib.sha256()
-    for name, value in sorted(unwrap(model).state_dict().items()):
-        tensor = value.detach().cpu().contiguous()
-        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _named_layer(model: nn.Module, layer: str) -> str:
-    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if layer not in linears:
-        raise ModelError(
-            f"SplitModel: layer must name an nn.Linear of the model, got {layer!r}; it has {', '.join(linears[-5:]) or 'none'}"
-        )
-    return layer
-
-
-def _find_layer(model: nn.Module, example: Tensor | None) -> str:
-    linears = {module: name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    if not linears:
-        raise ModelError(
-            f"SplitModel: {type(model).__name__} has no nn.Linear, so no head to split off;"
-            " replace its classifier by pooling and an nn.Linear (a 1x1 convolution becomes one by reshaping its weight)"
-        )
-    problem: Exception | None = None
-    for images in [example] if example is not None else _examples(model):
-        try:
-            return _final_of(model, images, linears)
-        except ModelError:
-            raise
-        except Exception as error:  # whatever a network says to an input it does not take; the next size may suit
-            problem = problem or error
-    reason = str(problem).strip().splitlines()[0][:200] if problem else "no input could be guessed"
-    raise ModelError(
-        f"SplitModel: {type(model).__name__} could not be probed ({reason}); give example=, one batch of its images, or layer="
-    )
-
-
-def _final_of(model: nn.Module, images: Tensor, linears: Mapping[nn.Linear, str]) -> str:
-    """Run once and return the name of the linear layer whose output is the model's."""
-    outputs: list[tuple[str, Tensor]] = []
-    handles = [
-        module.register_forward_hook(lambda _m, _i, output, name=name: outputs.append((name, output)))
-        for module, name in linears.items()
+def _check_named(model: nn.Module, layer: str) -> None:
+    named = [(name, module) for name, module in model.named_modules() if is_layer(module)]
+    # Of convolutions that see more than one place, the last one alone may be a head, if no linear layer follows it.
+    names = [
+        name
+        for place, (name, module) in enumerate(named, 1)
+        if isinstance(module, nn.Linear) or tuple(module.kernel_size) == (1, 1) or place == len(named)
     ]
-    try:
-        with inference(model):
-            parameter = next(model.parameters())
-            result = logits_of(model(images.to(parameter.device, parameter.dtype)))
-    finally:
-        for handle in handles:
-            handle.remove()
-    for name, output in reversed(outputs):
-        if output.shape == result.shape and (output is result or torch.equal(output, result)):
-            return name
-    raise ModelError(
-        f"SplitModel: no nn.Linear of {type(model).__name__} gives the model's output as it is (shape {tuple(result.shape)}):"
-        " it has another classifier (SqueezeNet: a convolution) or changes the logits afterwards; end it in one, or name it with layer="
-    )
+    for part in _parts(layer):
+        if part.key not in names and not is_function(part.key):
+            raise ModelError(
+                f"SplitModel: layer must name an nn.Linear of the model, got {layer!r}; it has {', '.join(names[-5:]) or 'none'}"
+            )
 
 
-def _examples(model: nn.Module) -> Iterator[Tensor]:
-    config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
-    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)), None)
-    if isinstance(first, nn.Linear):
-        yield torch.zeros(2, first.in_features)
-    channels = first.in_channels if isinstance(first, nn.Conv2d) else 3
-    sizes = [(channels, size, size) for size in SIZES]
-    if isinstance(config, Mapping) and "input_size" in config:
-        # timm says what a network takes; a transformer of 384 pixels takes nothing else.
-        sizes.insert(0, tuple(config["input_size"]))
-    generator = torch.Generator().manual_seed(0)
-    for shape in sizes:
-        yield torch.rand((2, *shape), generator=generator)
+def _parts(layer: str) -> tuple[Part, ...]:
+    return tuple(Part.parse(text) for text in layer.split("+"))
 
 
-def logits_of(output: Any) -> Tensor:
-    """Find the logits in what a network returns."""
-    if isinstance(output, Tensor):
-        return output
-    logits = getattr(output, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits
-    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
-        return output[0]
-    raise ModelError(
-        f"SplitModel: the model must return logits as a tensor, got {type(output).__name__}; wrap it so that it does"
-    )
+def _shape_of(steps: Sequence[Step]) -> tuple[int, int]:
+    return steps[0].weight.shape[0], sum(step.weight.shape[1] for step in steps)
+
+
+def _at_rest(name: str, module: nn.Module) -> Step:
+    """Show a layer's weights as a step that nothing has entered."""
+    weight, bias = module.weight, module.bias
+    assert isinstance(weight, Tensor)
+    assert bias is None or isinstance(bias, Tensor)
+    flat = weight.flatten(1)
+    return Step(name, "", flat[:0], flat, bias, flat[:0])
+
+
+def _two(yes: Tensor, dim: int) -> Tensor:
+    """Make two classes of one output: the softmax of (-z / 2, z / 2) is the sigmoid of z, and neither class is preferred."""
+    return torch.cat([-0.5 * yes, 0.5 * yes], dim=dim)
 
 
 def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:

@@ -175,7 +175,7 @@ class Batcher:
 
     def _cost(self, image: Tensor, size: int) -> float:
         """Measure one batch: seconds on the processor, which other programs do not lengthen, or on the device's clock."""
-        device = self.guard.split.linear.weight.device
+        device = self.guard.split.device
         batch = image.expand(size, *image.shape).to(device).contiguous()
         clock = time.process_time if device.type == "cpu" else time.perf_counter
         started = clock()

@@ -1,0 +1,255 @@
+"""Watches the linear steps of one forward pass: what enters them, their weights and what comes out.
+
+Every call watches for itself, in its own thread: others may run the same network at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from math import prod
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from idness.core.errors import ModelError
+
+MAPS = 16
+"""How many steps that give more than one row per image are kept, the last ones: a head is at the end."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Holds one linear step of a forward pass: a layer, or a call of a function, at every place of an image.
+
+    Args:
+        layer: the layer's dotted name; empty where it is the whole network; none where the step is no layer.
+        function: the function that computes it, as `linear()`.
+        entered: what entered it, with one row per image, or one per place of an image.
+        weight: (C, D).
+        bias: (C,), or none.
+        output: what came out.
+        spatial: whether channels come second, as those of a convolution, and not last.
+    """
+
+    layer: str | None
+    function: str
+    entered: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    output: Tensor
+    spatial: bool = False
+    versions: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "versions", (self.entered._version, self.output._version))
+
+    @property
+    def key(self) -> str:
+        """What it is called: the layer, or else the function."""
+        return self.function if self.layer is None else self.layer
+
+    @property
+    def features(self) -> Tensor:
+        """What entered it, one row per image: the mean over all places, with which a linear step commutes."""
+        if self.entered._version != self.versions[0]:
+            raise ModelError(
+                f"SplitModel: the network changes in place what has entered {self.key!r}; copy it first, with .clone()"
+            )
+        if self.spatial and prod(self.entered.shape[1:]) == self.weight.shape[1]:
+            return self.entered.flatten(1)
+        return _rows(self.entered, self.spatial)
+
+    @property
+    def logits(self) -> Tensor:
+        """What came out of it in float32, one row per image.
+
+        It is computed anew where the network went on to change it in place, and where it was of lower precision: that moves
+        scores by up to a third of their spread.
+        """
+        if self.kept and self.output.dtype in (torch.float32, torch.float64):
+            return _rows(self.output, self.spatial).float()
+        bias = None if self.bias is None else self.bias.float()
+        return nn.functional.linear(self.features.float(), self.weight.float(), bias)
+
+    @property
+    def kept(self) -> bool:
+        """Whether what came out was left as it was."""
+        return self.output._version == self.versions[1]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of images and of outputs."""
+        return len(self.output), self.weight.shape[0]
+
+
+@contextmanager
+def watching(model: nn.Module, wanted: Mapping[str, int] | None = None) -> Iterator[list[Step]]:
+    """Collect a network's linear steps while the block runs it.
+
+    Args:
+        model: the network.
+        wanted: the layers, and the functions, whose steps are wanted, and how many of the last ones; all where none is given.
+    """
+    steps: list[Step] = []
+    mine = get_ident()
+
+    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def note(module: nn.Module, entered: tuple[Any, ...], output: Any) -> None:
+            # The layer is shared by all threads that run the network, and so are its hooks.
+            if get_ident() == mine and entered and isinstance(output, Tensor):
+                _note_layer(steps, name, module, entered[0], output, alone=not functions)
+
+        return note
+
+    functions = wanted is None or any(is_function(key) for key in wanted)
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if (wanted is None or name in wanted) and is_layer(module):
+                stack.callback(module.register_forward_hook(hook(name)).remove)
+        if functions:
+            stack.enter_context(_Functions(steps, wanted))
+        yield steps
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Tell whether a module is a linear step: a linear layer, or a convolution that sees one place at a time, or all of them."""
+    if isinstance(module, nn.Conv2d):
+        return module.groups == 1 and tuple(module.stride) == (1, 1) and _unpadded(module.padding)
+    return isinstance(module, nn.Linear)
+
+
+def is_function(key: str) -> bool:
+    """Tell whether this names a function, not a layer."""
+    return key.endswith("()")
+
+
+def _note_layer(
+    steps: list[Step], name: str, module: nn.Module, entered: Tensor, output: Tensor, *, alone: bool
+) -> None:
+    """Note what a layer did; where functions are watched too, only if its function did exactly that."""
+    weight, bias = module.weight, module.bias
+    assert isinstance(weight, Tensor)
+    assert bias is None or isinstance(bias, Tensor)
+    if alone:
+        made = _step(name, "conv2d()" if weight.ndim == 4 else "linear()", entered, weight, bias, output)
+        if made is not None:
+            steps.append(made)
+        return
+    last = steps[-1] if steps else None
+    # A layer that normalises its weight, or changes what it computes, is more than its weight and bias.
+    if last is not None and last.output is output and last.entered is entered and last.layer is None:
+        flat = weight.flatten(1)
+        if _same(flat, last.weight) and (last.bias is bias or _same(bias, last.bias)):
+            steps[-1] = replace(last, layer=name, weight=flat)
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None or one.shape != other.shape:
+        return False
+    return one.data_ptr() == other.data_ptr() or torch.equal(one, other)
+
+
+def _step(
+    layer: str | None, function: str, entered: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor
+) -> Step | None:
+    if weight.ndim == 2:
+        return Step(layer, function, entered, weight, bias, output)
+    sees_one, sees_all = tuple(weight.shape[2:]) == (1, 1), weight.shape[2:] == entered.shape[2:]
+    if weight.ndim != 4 or entered.ndim != 4 or not (sees_one or sees_all):
+        return None
+    return Step(layer, function, entered, weight.flatten(1), bias, output, spatial=True)
+
+
+def _rows(values: Tensor, spatial: bool) -> Tensor:
+    if values.ndim <= 2:
+        return values
+    return values.flatten(2).mean(dim=2) if spatial else values.flatten(1, -2).mean(dim=1)
+
+
+def _unpadded(padding: Any) -> bool:
+    return padding == "valid" or (not isinstance(padding, str) and all(side == 0 for side in padding))
+
+
+class _Functions(TorchFunctionMode):
+    """Notes calls of the functions that compute linear steps; torch keeps such modes apart by thread."""
+
+    def __init__(self, steps: list[Step], wanted: Mapping[str, int] | None) -> None:
+        super().__init__()
+        self.steps, self.wanted = steps, wanted
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        output = func(*args, **options)
+        reader = _READERS.get(func)
+        if reader is not None and isinstance(output, Tensor) and output.ndim > 1:
+            made = reader(output, *args, **options)
+            if made is not None:
+                self._keep(made)
+        return output
+
+    def _keep(self, made: Step) -> None:
+        """Keep a step; older ones that nobody wants any more are let go, as they hold what a whole batch became."""
+        if self.wanted is None:
+            self.steps.append(made)
+            self._forget(lambda step: step.output.ndim > 2, MAPS)
+        elif made.function in self.wanted:
+            self.steps.append(made)
+            self._forget(lambda step: step.function == made.function, self.wanted[made.function])
+
+    def _forget(self, alike: Callable[[Step], bool], most: int) -> None:
+        places = [place for place, step in enumerate(self.steps) if alike(step)]
+        if len(places) > most:
+            del self.steps[places[0]]
+
+
+def _linear(output: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Step | None:
+    return _step(None, "linear()", input, weight, bias, output) if weight.ndim == 2 else None
+
+
+def _conv2d(
+    output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Step | None:
+    listed = padding if isinstance(padding, str | tuple | list) else (padding,)
+    plain = groups == 1 and stride in (1, (1, 1), [1, 1]) and _unpadded(listed)
+    return _step(None, "conv2d()", input, weight, bias, output) if plain else None
+
+
+def _matmul(output: Tensor, input: Tensor, other: Any) -> Step | None:
+    if not isinstance(other, Tensor) or other.ndim != 2 or input.ndim < 2:
+        return None
+    return _step(None, "matmul()", input, other.t(), None, output)
+
+
+def _mm(output: Tensor, input: Tensor, mat2: Tensor) -> Step | None:
+    return _matmul(output, input, mat2)
+
+
+def _addmm(output: Tensor, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Step | None:
+    return _step(None, "addmm()", mat1, alpha * mat2.t(), beta * input, output) if input.ndim == 1 else None
+
+
+_READERS: dict[Any, Callable[..., Step | None]] = {
+    nn.functional.linear: _linear,
+    torch.conv2d: _conv2d,
+    torch.matmul: _matmul,
+    Tensor.matmul: _matmul,
+    Tensor.__matmul__: _matmul,
+    torch.mm: _mm,
+    Tensor.mm: _mm,
+    torch.addmm: _addmm,
+    Tensor.addmm: _addmm,
+}
