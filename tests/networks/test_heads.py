@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,118 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from idness import Guard
-from idness.core.errors import ModelError
+from idness.core.errors import InputError, ModelError
 from idness.networks.split import SplitModel
-
-CLASSES, WIDTH = 5, 12
-
-
-class Ends(nn.Module):
-    """Computes features of an image, and then what a function makes of the module and them."""
-
-    def __init__(self, end: Callable[[Any, Tensor], Any], classes: int = CLASSES) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Sequential(nn.Conv2d(3, WIDTH, 3), nn.BatchNorm2d(WIDTH), nn.ReLU())
-        self.fc, self.other = nn.Linear(WIDTH, classes), nn.Linear(WIDTH, classes)
-        self.conv = nn.Conv2d(WIDTH, classes, 1)
-        self.register_parameter("prototypes", nn.Parameter(torch.randn(classes, WIDTH)))
-        self.end = end
-
-    def maps(self, images: Tensor) -> Tensor:
-        return self.body(images)
-
-    def forward(self, images: Tensor) -> Any:
-        return self.end(self, self.maps(images))
-
-
-def pooled(maps: Tensor) -> Tensor:
-    return maps.mean(dim=(2, 3))
-
-
-def logits(net: Any, maps: Tensor) -> Tensor:
-    return net.fc(pooled(maps))
-
-
-def cosine(net: Any, maps: Tensor) -> Tensor:
-    return 16 * functional.linear(functional.normalize(pooled(maps)), functional.normalize(net.prototypes))
-
-
-@dataclass
-class Answer:
-    """Holds what some networks return."""
-
-    scores: Tensor
-    embedding: Tensor
-
-
-def adjusted(net: Any, maps: Tensor) -> Tensor:
-    return logits(net, maps) - torch.linspace(-1, 1, net.fc.out_features)
-
-
-# Each with what its logits are: the output before a softmax or a sigmoid, and else the output itself.
-TAKEN: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Any, Tensor], Tensor]]] = {
-    "softmax": (lambda net, maps: logits(net, maps).softmax(dim=1), logits),
-    "log-softmax": (lambda net, maps: functional.log_softmax(logits(net, maps), dim=-1), logits),
-    "sigmoid": (lambda net, maps: logits(net, maps).sigmoid(), logits),
-    "temperature": (lambda net, maps: logits(net, maps) / 2.5, lambda net, maps: logits(net, maps) / 2.5),
-    "temperature in place": (lambda net, maps: logits(net, maps).div_(3), lambda net, maps: logits(net, maps) / 3),
-    "temperature, softmax": (
-        lambda net, maps: (logits(net, maps) / 2).softmax(dim=1),
-        lambda net, maps: logits(net, maps) / 2,
-    ),
-    "logit adjustment": (adjusted, adjusted),
-    "cosine": (cosine, cosine),
-    "cosine, softmax": (lambda net, maps: cosine(net, maps).softmax(dim=1), cosine),
-    "1x1 convolution, then mean": (
-        lambda net, maps: net.conv(maps).mean(dim=(2, 3)),
-        lambda net, maps: pooled(net.conv(maps)),
-    ),
-    "mean, then 1x1 convolution": (
-        lambda net, maps: net.conv(maps.mean(dim=(2, 3), keepdim=True)),
-        lambda net, maps: pooled(net.conv(maps)),
-    ),
-    "matmul": (
-        lambda net, maps: pooled(maps) @ net.prototypes.t(),
-        lambda net, maps: pooled(maps) @ net.prototypes.t(),
-    ),
-    "matmul and bias": (
-        lambda net, maps: pooled(maps) @ net.prototypes.t() + net.fc.bias,
-        lambda net, maps: pooled(maps) @ net.prototypes.t() + net.fc.bias,
-    ),
-    "functional": (
-        lambda net, maps: functional.linear(pooled(maps), net.prototypes, net.fc.bias),
-        lambda net, maps: pooled(maps) @ net.prototypes.t() + net.fc.bias,
-    ),
-    "addmm": (
-        lambda net, maps: torch.addmm(net.fc.bias, pooled(maps), net.prototypes.t()),
-        lambda net, maps: pooled(maps) @ net.prototypes.t() + net.fc.bias,
-    ),
-    "features and logits": (lambda net, maps: (pooled(maps), logits(net, maps)), logits),
-    "logits and features": (lambda net, maps: (logits(net, maps), pooled(maps)), logits),
-    "dictionary": (lambda net, maps: {"embedding": pooled(maps), "prediction": logits(net, maps)}, logits),
-    "dictionary with logits": (
-        lambda net, maps: {"auxiliary": net.other(pooled(maps)), "logits": logits(net, maps)},
-        logits,
-    ),
-    "dataclass": (lambda net, maps: Answer(logits(net, maps), pooled(maps)), logits),
-    "two heads, averaged": (
-        lambda net, maps: (logits(net, maps) + net.other(maps.amax(dim=(2, 3)))) / 2,
-        lambda net, maps: (logits(net, maps) + net.other(maps.amax(dim=(2, 3)))) / 2,
-    ),
-    "two heads, averaged, softmax": (
-        lambda net, maps: (0.3 * logits(net, maps) + 0.7 * net.other(maps.amax(dim=(2, 3)))).softmax(dim=1),
-        lambda net, maps: 0.3 * logits(net, maps) + 0.7 * net.other(maps.amax(dim=(2, 3))),
-    ),
-    "one layer, two looks": (
-        lambda net, maps: (net.fc(pooled(maps)) + net.fc(maps.amax(dim=(2, 3)))) / 2,
-        lambda net, maps: (net.fc(pooled(maps)) + net.fc(maps.amax(dim=(2, 3)))) / 2,
-    ),
-    "every place, then mean": (
-        lambda net, maps: net.fc(maps.flatten(2).transpose(1, 2)).mean(dim=1),
-        logits,
-    ),
-}
+from tests.networks.endings import BINARY, CLASSES, REFUSED, TAKEN, Ends, cosine, logits, plain, pooled
 
 
 @pytest.mark.parametrize("kind", TAKEN)
@@ -144,15 +36,6 @@ def test_logits_and_head_are_recovered(kind: str, classes: int) -> None:
     torch.testing.assert_close(split.head(acts.features), wanted, rtol=1e-5, atol=1e-5)
     assert split.classes == classes
     assert split.width == acts.features.shape[1] == split.head.width
-
-
-BINARY: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "logit": logits,
-    "squeezed": lambda net, maps: logits(net, maps).squeeze(1),
-    "sigmoid": lambda net, maps: logits(net, maps).sigmoid(),
-    "sigmoid, squeezed": lambda net, maps: logits(net, maps).sigmoid().squeeze(1),
-    "convolution": lambda net, maps: pooled(net.conv(maps)),
-}
 
 
 @pytest.mark.parametrize("kind", BINARY)
@@ -205,69 +88,6 @@ def test_a_named_layer_that_is_not_the_output_is_refused() -> None:
             SplitModel(squashed, layer).split(torch.randn(2, 3, 9, 9))
     with pytest.raises(ModelError, match="the layer 'other' was not used for this batch"):
         SplitModel(Ends(logits), "other").split(torch.randn(2, 3, 9, 9))
-
-
-class Averaged(nn.Module):
-    """Averages the probabilities of several networks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.nets = nn.ModuleList([Ends(logits) for _ in range(3)])
-        for seed, net in enumerate(self.nets):
-            torch.manual_seed(seed)
-            net.fc.reset_parameters()
-
-    def forward(self, images: Tensor) -> Tensor:
-        return torch.stack([net(images).softmax(dim=1) for net in self.nets]).mean(dim=0)
-
-
-def scripted() -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.jit.trace(plain().eval(), torch.rand(1, 3, 9, 9))
-
-
-def quantized() -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.ao.quantization.quantize_dynamic(plain().eval(), {nn.Linear})
-
-
-def plain() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(3, WIDTH, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, CLASSES)
-    )
-
-
-def distances(net: Any, maps: Tensor) -> Tensor:
-    return -torch.cdist(pooled(maps), net.prototypes)
-
-
-REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "squashed": (
-        lambda: Ends(lambda net, maps: torch.tanh(logits(net, maps))),
-        "changes what its last linear layer 'fc'",
-    ),
-    "ReLU": (
-        lambda: Ends(lambda net, maps: logits(net, maps).relu()),
-        "puts a ReLU or the like behind its last layer 'fc'",
-    ),
-    "convolution, ReLU": (
-        lambda: Ends(lambda net, maps: pooled(net.conv(maps).relu_())),
-        "puts a ReLU or the like behind its last layer 'conv'",
-    ),
-    "largest place": (
-        lambda: Ends(lambda net, maps: net.conv(maps).amax(dim=(2, 3))),
-        "changes what its last linear layer 'conv'",
-    ),
-    "distances": (lambda: Ends(distances), "ends in no linear layer that gives its 5 outputs"),
-    "mean of probabilities": (Averaged, "averages the probabilities of 3 heads.*average their logits"),
-    "TorchScript": (
-        scripted,
-        "the network is TorchScript, whose layers cannot be watched; give the network that it was made of",
-    ),
-    "int8": (quantized, r"has int8 layers \(the last is '4'\).*leave its last layer in float"),
-}
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -416,3 +236,55 @@ def test_the_size_is_taken_from_where_networks_say_it() -> None:
     with pytest.raises(ModelError, match="could not be probed"):
         SplitModel(Fixed())
     assert SplitModel(Fixed(), example=torch.rand(2, 2, 40, 48)).layer == "inner.1"
+
+
+def test_several_labels_are_noticed_or_named() -> None:
+    several, one = Ends(lambda net, maps: logits(net, maps).sigmoid()), Ends(logits)
+    assert SplitModel(several).head.multi_label
+    assert not SplitModel(several, multi_label=False).head.multi_label
+    assert not SplitModel(one).head.multi_label
+    assert SplitModel(one, multi_label=True).head.multi_label
+    one.config = SimpleNamespace(problem_type="multi_label_classification")
+    assert SplitModel(nn.Sequential(one)).head.multi_label
+    assert not SplitModel(Ends(BINARY["sigmoid"], classes=1), multi_label=True).head.multi_label
+
+
+def test_a_guard_of_several_labels_reads_each_for_itself(tmp_path: Path) -> None:
+    model, images = Ends(lambda net, maps: logits(net, maps).sigmoid()), torch.randn(60, 3, 9, 9)
+    guard = Guard(model, "ebo").calibrate([images])
+    answers = logits(model.eval(), model.maps(images)).detach()
+    expected = [sum(math.log1p(math.exp(answer)) for answer in row) for row in answers.tolist()]
+    torch.testing.assert_close(guard(images).score, torch.tensor(expected), rtol=1e-5, atol=1e-5)
+    again = Guard.load(guard.save(tmp_path / "guard"), model)
+    assert again.split.multi_label
+    torch.testing.assert_close(again(images).score, guard(images).score)
+    for method, read in (("msp", lambda rows: rows.sigmoid().amax(dim=1)), ("mls", lambda rows: rows.amax(dim=1))):
+        found = Guard(model, method).calibrate([images])(images).score
+        torch.testing.assert_close(found, read(answers), rtol=1e-5, atol=1e-5)
+    with pytest.raises(InputError, match=r"GEN: scores by which one of the classes.*multi-label\); use ebo, mls, msp"):
+        Guard(model, "gen").calibrate([images])
+
+
+@pytest.mark.parametrize("classes", [1, CLASSES])
+def test_scores_that_are_all_the_same_stop_calibration(classes: int) -> None:
+    model = Ends(lambda net, maps: net.fc(0 * pooled(maps)), classes)
+    said = r"calibrate: msp gives all 60 in-distribution images nearly the same score, .* no image could ever be told"
+    guard = Guard(model, "msp", layer="fc")
+    with pytest.raises(InputError, match=said):
+        guard.calibrate([torch.randn(60, 3, 9, 9)])
+    assert guard.calibration is None
+
+
+def test_a_guard_keeps_what_its_network_ends_in(tmp_path: Path) -> None:
+    images = torch.randn(60, 3, 9, 9)
+    for end in (TAKEN["temperature"][0], TAKEN["two heads, averaged"][0], cosine):
+        model = Ends(end).eval()
+        guard = Guard(model, "mls").calibrate([images])
+        again = Guard.load(guard.save(tmp_path / "guard"), model)
+        torch.testing.assert_close(again(images).score, guard(images).score)
+        torch.testing.assert_close(guard(images).score, model(images).amax(dim=1).detach(), rtol=1e-5, atol=1e-5)
+    other = Ends(logits)
+    other.load_state_dict(model.state_dict())
+    saved = Guard(Ends(TAKEN["temperature"][0]), "mls", layer="fc").calibrate([images]).save(tmp_path / "other")
+    with pytest.raises(ModelError, match="was calibrated on other logits"):
+        Guard.load(saved, other)

@@ -78,7 +78,7 @@ def prepare(
         classes=head.classes,
         parameters=sum(parameter.numel() for parameter in network.split.model.parameters()),
     )
-    return Prepared(Head(head.weight.cpu(), head.offset.cpu()), network, info, chosen)
+    return Prepared(head.to("cpu"), network, info, chosen)
 
 
 def check_classes(bench: Benchmark, sets: Sequence[OpenSet], head: Head, network: Network | None = None) -> None:

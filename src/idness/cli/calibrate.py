@@ -44,6 +44,10 @@ def calibrate(
         str | None,
         typer.Option("--classes", help="Names in the order of the network's outputs: a,b,c, a text file, or imagenet."),
     ] = None,
+    multi_label: Annotated[
+        bool | None,
+        typer.Option("--multi-label/--single-label", help="Whether an image may get several labels, or none."),
+    ] = None,
     bundle: Annotated[bool, typer.Option(help="Keep a copy of the weights in the guard's folder.")] = True,
     thumbnails: Annotated[
         bool, typer.Option(help="Keep thumbnails of up to 240 calibration images for the page.")
@@ -68,7 +72,7 @@ def calibrate(
     with shown(quiet=quiet) as listener:
         made = prepare_guard(
             model, data, weights=weights, method=method, train=train, ood=ood, recall=recall, false_alarm=false_alarm,
-            per_class=per_class, preprocessing=preprocessing(size, mean, std), layer=layer,
+            per_class=per_class, preprocessing=preprocessing(size, mean, std), layer=layer, multi_label=multi_label,
             class_names=read_classes(class_names) if class_names else (), gallery=thumbnails, listener=listener,
         )  # fmt: skip
     trust.remember(model)

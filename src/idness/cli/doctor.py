@@ -27,6 +27,10 @@ def doctor(
         str | None,
         typer.Option("--classes", help="Names in the order of the network's outputs: a,b,c, a text file, or imagenet."),
     ] = None,
+    multi_label: Annotated[
+        bool | None,
+        typer.Option("--multi-label/--single-label", help="Whether an image may get several labels, or none."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="The most images used of each set, evenly picked.")] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
@@ -49,6 +53,7 @@ def doctor(
             preprocessing=preprocessing(size, mean, std),
             layer=layer or None,
             class_names=read_classes(class_names) if class_names else (),
+            multi_label=multi_label,
             limit=limit,
             listener=listener,
         )

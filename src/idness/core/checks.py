@@ -154,6 +154,15 @@ def check_labels(owner: object, what: str, acts: Activations, classes: int) -> N
         raise InputError(f"{_who(owner)}: {what} labels must be in [0, {classes - 1}], got {low} to {high}")
 
 
+def check_labelling(owner: object, head: Head, takes_labels: bool) -> None:
+    """Check that a method that asks which one of the classes an image shows is not used where it may get several labels."""
+    if head.multi_label and not takes_labels:
+        raise InputError(
+            f"{_who(owner)}: scores by which one of the classes an image shows, but the network gives each image any number of"
+            " labels (multi-label); use ebo, mls, msp, react, scale or knn"
+        )
+
+
 def check_match(owner: object, what: str, acts: Activations, head: Head) -> None:
     """Check on a few rows that the head makes these logits of these features."""
     rows = acts[:4]

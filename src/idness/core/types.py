@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -105,10 +105,14 @@ class InputEditor(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Makes logits of features, as the final linear layer does: weight (C, D), and bias (C,), zero where the layer has none."""
+    """Makes logits of features, as the final linear layer does: weight (C, D), and bias (C,), zero where the layer has none.
+
+    Where `multi_label` is set, each class is a label that an image has or has not: it may have several, or none.
+    """
 
     weight: Tensor
     bias: Tensor | None = None
+    multi_label: bool = False
 
     def __post_init__(self) -> None:
         weight = _matrix("weight", self.weight, owner="Head")
@@ -127,6 +131,10 @@ class Head:
     def __call__(self, features: Tensor) -> Tensor:
         """Compute the logits of features."""
         return torch.nn.functional.linear(features, self.weight, self.bias)
+
+    def to(self, device: torch.device | str) -> Head:
+        """Give the same on a device."""
+        return replace(self, weight=self.weight.to(device), bias=self.offset.to(device))
 
     @property
     def offset(self) -> Tensor:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 import torch
 from torch import Tensor
 
+from idness.core import checks
 from idness.core.checks import check_acts, check_edited, check_labels, check_match, check_options, one_of, warn_signed
 from idness.core.errors import InputError, NotFittedError, StoreError
 from idness.core.method_text import write_method
 from idness.core.types import Activations, Head, InputEditor
 from idness.detectors.hooks import complete
-from idness.detectors.readouts import READOUTS
+from idness.detectors.readouts import READOUTS, readout_for
 
 LARGEST = torch.finfo(torch.float32).max
 
@@ -43,6 +44,8 @@ class Detector(ABC):
     """Whether scores depend on the head, so that another network's must be refused."""
     assumes_nonnegative: ClassVar[bool] = False
     """Whether features below zero make the scores meaningless."""
+    takes_labels: ClassVar[bool] = False
+    """Whether scores mean something where an image may get several labels, or none, and not one of the classes."""
     forward_passes: ClassVar[int] = 1
     """How often the network runs on an image: once, or more for methods that extend `InputEdit`."""
     backward_passes: ClassVar[int] = 0
@@ -178,7 +181,7 @@ class Detector(ABC):
             if isinstance(value, Tensor):
                 setattr(self, key, value.to(device))
         if self.fitted:
-            self.head_ = Head(self.head_.weight.to(device), self.head_.offset.to(device))
+            self.head_ = self.head_.to(device)
         for _, part in self.inner():
             part.to(device)
         return self
@@ -225,7 +228,7 @@ class Detector(ABC):
 class Enhancer(Detector):
     """Edits the features or the head, then reads a score off the new logits."""
 
-    uses_head = True
+    uses_head = takes_labels = True
 
     readout: str = one_of(*READOUTS)
 
@@ -244,7 +247,7 @@ class Enhancer(Detector):
     @final
     def read(self, logits: Tensor) -> Tensor:
         """Read the score off logits."""
-        return READOUTS[self.readout](logits)
+        return readout_for(self.head_, self.readout)(logits)
 
     def rate(self, acts: Activations) -> Tensor:
         return self.read(self.shaped_logits(acts))
@@ -264,7 +267,7 @@ def fit_many(
             check_match(detectors[0], what, acts, head)
     seen: list[Any] = [acts for acts in (train, val) if acts is not None] or [None]
     for group in _grouped(detectors, type):
-        method = type(group[0])
+        checks.check_labelling(group[0], head, (method := type(group[0])).takes_labels)
         learned_from = _learned_from(group[0], head, train, val)
         if learned_from is not None and method.assumes_nonnegative:
             warn_signed(group[0], learned_from)

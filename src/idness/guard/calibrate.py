@@ -58,6 +58,7 @@ def prepare_guard(
     preprocessing: Preprocessing | None = None,
     layer: str | None = None,
     class_names: Sequence[str] = (),
+    multi_label: bool | None = None,
     gallery: bool = True,
     listener: Listener | None = None,
 ) -> Prepared:
@@ -78,6 +79,7 @@ def prepare_guard(
         preprocessing: how pictures become input, where the network does not say.
         layer: the final linear layer's name, where it should not be searched.
         class_names: the names of the classes in the order of its outputs, where the network does not say.
+        multi_label: whether an image may get several labels, or none, where the network does not show it.
         gallery: whether to keep thumbnails of some images for display.
         listener: hears how far reading has come.
     """
@@ -89,10 +91,19 @@ def prepare_guard(
     flagged = None if ood is None else _open("ood", ood)
     with heard_warnings(lambda text: notes.append(f"caution: {text}")):
         network = open_network(
-            spec, weights, layer=layer, preprocessing=preprocessing, images=images, class_names=class_names
+            spec,
+            weights,
+            layer=layer,
+            multi_label=multi_label,
+            preprocessing=preprocessing,
+            images=images,
+            class_names=class_names,
         )
     split, how = network.split, network.preprocessing
-    notes.insert(0, f"network {spec}, final layer {split.layer!r}; pictures: {how.describe()}")
+    ending = f" ({split.ending})" if split.ending else ""
+    notes.insert(0, f"network {spec}, final layer {split.layer!r}{ending}; pictures: {how.describe()}")
+    if split.multi_label:
+        notes.append("an image may get several labels, or none (multi-label): scores add up what each label says")
     ids = _read(network, images, notes, hear, edit_with=twice)
     taught = None if learned is None else _read(network, learned, notes, hear, edit_with=twice)
     others = None if flagged is None else _read(network, flagged, notes, hear, known=False)

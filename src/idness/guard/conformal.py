@@ -14,10 +14,36 @@ import torch
 from torch import Tensor
 
 from idness.core.checks import check_fraction
-from idness.core.errors import InputError
+from idness.core.errors import InputError, OptionError
 
 PLACES = 9
 """Decimals to which products of rates and counts are rounded: 1 - 0.95 is not 0.05 in binary, and a rank must not hang on that."""
+CONSTANT = 1e-6
+"""By how much scores must differ, relative to their size, to be more than rounding."""
+
+
+def check_spread(method: str, scores: Tensor, logits: Tensor, blank: Tensor) -> None:
+    """Refuse scores that are all the same, unless it is because the network is sure of every image: such a guard never flags.
+
+    Args:
+        method: who gave the scores.
+        scores: of in-distribution images.
+        logits: of some of them.
+        blank: the score of an image without any feature.
+    """
+    if len(scores) < 2 or not _same(scores):
+        return
+    if float(blank.min()) < float(scores.min()) and not (len(logits) > 1 and bool(_same(logits))):
+        return
+    raise InputError(
+        f"calibrate: {method} gives all {len(scores):,} in-distribution images nearly the same score, {float(scores.min()):.7g},"
+        " so that no image could ever be told from them; are the network's weights and its input right? else use another method"
+    )
+
+
+def _same(values: Tensor) -> bool:
+    """Tell whether what images give is the same for all, up to rounding."""
+    return bool((values.amax(dim=0) - values.amin(dim=0) <= CONSTANT * values.abs().amax(dim=0)).all())
 
 
 def needed(recall: float) -> int:
@@ -28,6 +54,26 @@ def needed(recall: float) -> int:
 def false_alarm_rate(recall: float) -> float:
     """Turn a recall into the share of in-distribution images that may be flagged, free of binary dust."""
     return round(1 - recall, 12)
+
+
+def wanted_recalls(
+    recall: float | Sequence[float] | None, false_alarm: float | Sequence[float] | None
+) -> tuple[float, ...]:
+    """Give the recalls that were asked for, as such or as false-alarm rates; 0.95 where neither was."""
+    if recall is not None and false_alarm is not None:
+        raise OptionError("calibrate: give recall or false_alarm, got both; false_alarm is 1 - recall")
+    if false_alarm is not None:
+        recall = [round(1 - rate, 12) for rate in _listed("false_alarm", false_alarm)]
+    return _listed("recall", 0.95 if recall is None else recall)
+
+
+def _listed(name: str, value: float | Sequence[float]) -> tuple[float, ...]:
+    values = tuple(value) if isinstance(value, Sequence) else (value,)
+    if not values:
+        raise OptionError(f"calibrate: {name} must be at least one number in (0, 1), got none")
+    for each in values:
+        check_fraction("calibrate", name, each)
+    return tuple(float(each) for each in values)
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,6 +66,8 @@ class ModelEntry:
     layer: str
     fingerprint: str
     file: FileEntry | None = None
+    multi_label: bool = False
+    ending: str = ""
 
     @property
     def name(self) -> str:
@@ -137,6 +139,11 @@ def load_guard(
             f"{folder}: was calibrated with another network: the weights given are not those of {known.name};"
             " load the same weights, or calibrate anew"
         )
+    if split.ending != known.ending:
+        raise ModelError(
+            f"{folder}: was calibrated on other logits: the network's are now those of {known.layer!r} {split.ending or 'as they are'},"
+            f" then {known.ending or 'as they are'}; calibrate anew"
+        )
     try:
         detector = build(manifest.detector.method, **manifest.detector.options)
         state = {
@@ -172,6 +179,8 @@ def describe(guard: Guard) -> dict[str, Any]:
             "class": type(guard.model).__name__,
             "layer": guard.split.layer,
             "fingerprint": fingerprint(guard.model),
+            "multi_label": guard.split.multi_label,
+            "ending": guard.split.ending,
         },
         "preprocessing": None if guard.preprocessing is None else guard.preprocessing.to_dict(),
         "class_names": None if guard.class_names is None else list(guard.class_names),
@@ -235,12 +244,14 @@ def _opened(folder: Path, manifest: Manifest, spec: str | None, weights: str | P
         _read_tensors(folder, known.file)  # damage is told as damage, before anything is built from it
         weights = known.file.below(folder)
     given = None if how is None else Preprocessing.from_dict(how)
-    return open_network(spec or known.spec or "", weights, layer=known.layer, preprocessing=given).split
+    return open_network(
+        spec or known.spec or "", weights, layer=known.layer, preprocessing=given, multi_label=known.multi_label
+    ).split
 
 
 def _split(model: nn.Module, known: ModelEntry, folder: Path) -> SplitModel:
     try:
-        return SplitModel(model, known.layer)
+        return SplitModel(model, known.layer, multi_label=known.multi_label)
     except ModelError as error:
         raise ModelError(
             f"{folder}: was calibrated with {known.name}, whose final layer is {known.layer!r};"

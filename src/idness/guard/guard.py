@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -11,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from idness.core.checks import check_fraction
-from idness.core.errors import InputError, NotFittedError, OptionError
+from idness.core.errors import InputError, NotFittedError
 from idness.core.types import Activations
 from idness.detectors.detector import LARGEST, Detector
 from idness.detectors.registry import parse
-from idness.guard.conformal import Calibration, false_alarm_rate
+from idness.guard.conformal import Calibration, check_spread, false_alarm_rate, wanted_recalls
 from idness.guard.verdict import Verdict
+from idness.networks.probing import example_for
 from idness.networks.split import SplitModel
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Guard(nn.Module):
         model: any torch classifier, or a SplitModel.
         detector: a detector, or its text such as `scale(percentile=85)`.
         layer: the final linear layer's name, where it should not be searched.
+        multi_label: whether an image may get several labels, or none, where the network does not show it.
         preprocessing: how a picture becomes the network's input; needed for `judge`, and saved with the guard.
         class_names: the classes' names, in the order of the logits.
         spec: the network's name, as `load_model` takes it, so that a saved guard finds it again.
@@ -49,12 +51,15 @@ class Guard(nn.Module):
         detector: Detector | str,
         *,
         layer: str | None = None,
+        multi_label: bool | None = None,
         preprocessing: Preprocessing | None = None,
         class_names: Sequence[str] | None = None,
         spec: str | None = None,
     ) -> None:
         super().__init__()
-        self.split = model if isinstance(model, SplitModel) else SplitModel(model, layer)
+        if not isinstance(model, SplitModel):
+            model = SplitModel(model, layer, example=example_for(preprocessing), multi_label=multi_label)
+        self.split = model
         self.model = self.split.model
         self.detector = parse(detector) if isinstance(detector, str) else detector
         self.preprocessing = preprocessing
@@ -100,7 +105,7 @@ class Guard(nn.Module):
             false_alarm: share of in-distribution images that may be flagged, in place of recall.
             per_class: whether each predicted class has a threshold of its own, so that the promise holds within each.
         """
-        recalls = _recalls(recall, false_alarm)
+        recalls = wanted_recalls(recall, false_alarm)
         if not self.detector.fitted:
             if self.detector.needs_train:
                 raise NotFittedError(
@@ -117,7 +122,7 @@ class Guard(nn.Module):
     def set_recall(self, *recalls: float) -> Self:
         """Decide at other recalls from now on, with the same calibration images."""
         calibration = self._ready()
-        wanted = _recalls(recalls, None)
+        wanted = wanted_recalls(recalls, None)
         self._thresholds = {value: calibration.thresholds(value, self.class_names) for value in wanted}
         self.recalls = wanted
         return self
@@ -241,7 +246,9 @@ class Guard(nn.Module):
 
     def _collect(self, parts: Iterable[Activations]) -> tuple[Tensor, Tensor]:
         labels, scores, seen = [], [], 0
+        first = None
         for part in parts:
+            first = first or part
             label, score, finite = self._score(part)
             if not bool(finite.all()):
                 row = seen + int((~finite).nonzero()[0])
@@ -251,7 +258,15 @@ class Guard(nn.Module):
             seen += len(part)
         if not seen:
             raise InputError("calibrate: needs in-distribution images, got none; is the folder or loader empty?")
+        assert first is not None
+        check_spread(self.detector.label(), torch.cat(scores), first.logits, self.detector.score(self._blank(first)))
         return torch.cat(labels), torch.cat(scores)
+
+    def _blank(self, like: Activations) -> Activations:
+        """Make the activations of an image without any feature."""
+        features = torch.zeros(1, like.features.shape[1], device=self.split.device)
+        blank = Activations(features, self.split.head(features))
+        return blank if like.edited is None else replace(blank, edited=blank)
 
     def _stream(self, data: Iterable[Any]) -> Iterator[Activations]:
         """Run batches through the network, and remember the shape of their images."""
@@ -310,20 +325,3 @@ class Guard(nn.Module):
         """Show what the guard does and promises in a notebook."""
         rows = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in self._facts())
         return f"<table>{rows}</table>"
-
-
-def _recalls(recall: float | Sequence[float] | None, false_alarm: float | Sequence[float] | None) -> tuple[float, ...]:
-    if recall is not None and false_alarm is not None:
-        raise OptionError("calibrate: give recall or false_alarm, got both; false_alarm is 1 - recall")
-    if false_alarm is not None:
-        recall = [round(1 - rate, 12) for rate in _listed("false_alarm", false_alarm)]
-    return _listed("recall", 0.95 if recall is None else recall)
-
-
-def _listed(name: str, value: float | Sequence[float]) -> tuple[float, ...]:
-    values = tuple(value) if isinstance(value, Sequence) else (value,)
-    if not values:
-        raise OptionError(f"calibrate: {name} must be at least one number in (0, 1), got none")
-    for each in values:
-        check_fraction("calibrate", name, each)
-    return tuple(float(each) for each in values)

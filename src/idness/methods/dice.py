@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -35,4 +35,4 @@ class DICE(Enhancer):
             detector.weight_ = torch.where(contribution > limit, head.weight, 0.0)
 
     def edit(self, head: Head) -> Head:
-        return Head(self.weight_, head.bias)
+        return replace(head, weight=self.weight_)

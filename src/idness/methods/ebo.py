@@ -9,7 +9,7 @@ from torch import Tensor
 from idness.core.checks import positive
 from idness.core.types import Activations
 from idness.detectors.detector import Detector
-from idness.detectors.readouts import energy
+from idness.detectors.readouts import readout_for
 
 
 @dataclass(kw_only=True)
@@ -20,9 +20,10 @@ class EBO(Detector):
         temperature: T; the paper and every table use 1.
     """
 
+    takes_labels = True
     other = {"temperature": 5.0}
 
     temperature: float = positive(1.0)
 
     def rate(self, acts: Activations) -> Tensor:
-        return self.temperature * energy(acts.logits / self.temperature)
+        return self.temperature * readout_for(self.head_, "energy")(acts.logits / self.temperature)

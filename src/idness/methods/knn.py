@@ -23,6 +23,7 @@ class KNN(Detector):
     """
 
     needs_train = True
+    takes_labels = True
     grid = {"k": (1, 5, 10, 50, 100, 200, 500, 1000)}
 
     k: int = count(50)

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from idness.core.types import Activations
 from idness.detectors.detector import Detector
-from idness.detectors.readouts import max_logit
+from idness.detectors.readouts import readout_for
 
 
 @dataclass(kw_only=True)
 class MLS(Detector):
     """Take the largest logit."""
 
+    takes_labels = True
+
     def rate(self, acts: Activations) -> Tensor:
-        return max_logit(acts.logits)
+        return readout_for(self.head_, "max_logit")(acts.logits)

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from idness.core.types import Activations
 from idness.detectors.detector import Detector
-from idness.detectors.readouts import msp
+from idness.detectors.readouts import readout_for
 
 
 @dataclass(kw_only=True)
 class MSP(Detector):
     """Take the largest softmax probability."""
 
+    takes_labels = True
+
     def rate(self, acts: Activations) -> Tensor:
-        return msp(acts.logits)
+        return readout_for(self.head_, "msp")(acts.logits)

@@ -25,6 +25,7 @@ class Residual(Detector):
     """
 
     needs_train = True
+    takes_labels = True
     uses_head = True
     grid = {"share": (12.5, 25.0, 50.0, 75.0)}
 

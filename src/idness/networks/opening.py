@@ -22,7 +22,7 @@ from idness.data.reading import read_sample
 from idness.networks.classes import ENOUGH, by_chance, class_names_for, places_of, reordered
 from idness.networks.loading import load_model
 from idness.networks.precision import AS_ASKED, ChosenPrecision, choose_precision
-from idness.networks.probing import noise
+from idness.networks.probing import example_for
 from idness.networks.runs import facts_of, located
 from idness.networks.split import SplitModel, fingerprint
 
@@ -78,8 +78,8 @@ class Network:
         script = Script.named(self.spec)
         code = "" if script is None else script.identity()
         settings = json.dumps(self.preprocessing.to_dict(), sort_keys=True)
-        model = self.split.model
-        return key_of(self.weights_sha256, repr(model), self.split.layer, code, settings, self.precision.used)
+        model, layer = self.split.model, ": ".join(filter(None, (self.split.layer, self.split.ending)))
+        return key_of(self.weights_sha256, repr(model), layer, code, settings, self.precision.used)
 
     def labels_of(self, images: ImageSet) -> Tensor | None:
         """Give a set's labels in the order of the network's classes; none where it has none, or other classes."""
@@ -112,6 +112,7 @@ def open_network(
     weights: str | Path | None = None,
     *,
     layer: str | None = None,
+    multi_label: bool | None = None,
     preprocessing: Preprocessing | None = None,
     images: ImageSet | None = None,
     class_names: Sequence[str] = (),
@@ -131,6 +132,7 @@ def open_network(
         model: the network, or how to load it, as `load_model` takes it.
         weights: the file of its weights, for a network that is loaded by name.
         layer: the final linear layer's name, where it should not be searched.
+        multi_label: whether an image may get several labels, or none, where the network does not show it.
         preprocessing: how a picture becomes its input, where the network does not say, or is not to be asked.
         images: a set that it will run on, labelled if possible; some of it is looked at.
         class_names: the names of its classes in the order of its outputs, where it does not say, or is not to be asked. Where nothing
@@ -145,10 +147,9 @@ def open_network(
     own = said.preprocessing or preprocessing_for(loaded, spec, None if weights is None else str(weights))
     known, guess = _suited(preprocessing or own, loaded, images)
     part, sample = (None, None) if images is None else read_sample(images, guess, SAMPLE, workers=workers)
-    example = None if guess.size is None else noise((guess.channels, *guess.size))
-    example = example if sample is None else guess.normalize(sample.pixels)
+    example = example_for(guess) if sample is None else guess.normalize(sample.pixels)
     try:
-        split = SplitModel(loaded, layer, example=example)
+        split = SplitModel(loaded, layer, example=example, multi_label=multi_label)
     except ModelError as error:
         if known is None and sample is not None:
             raise _unknown(spec or type(loaded).__name__, f"; taken as they are, {error}") from error
@@ -161,7 +162,7 @@ def open_network(
         raise
     split.free_layout(weights=bool(spec))
     used = choose_precision(precision, split, None if sample is None else example)
-    classes = split.linear.out_features
+    classes = split.classes
     if class_names and len(class_names) != classes:
         raise DataError(
             f"class_names= must name the network's {classes} classes, got {len(class_names)}; is it of other classes?"
@@ -203,7 +204,7 @@ def _ordered(network: Network, images: ImageSet, part: ImageSet, sample: Batch) 
 
     More of the set is looked at only where many answers are wrong.
     """
-    classes, names = network.split.linear.out_features, images.classes
+    classes, names = network.split.classes, images.classes
     if network.class_names is not None or images.labels is None or len(names) != classes:
         return network, ""
     labels, predicted = _answers(network, part, sample)
@@ -228,7 +229,7 @@ def _assumed(network: Network, images: ImageSet, sample: Batch) -> str:
     predicted = network.predict(sample.pixels)
     right = int((predicted == labels.numpy()[sample.index]).sum())
     found = f"as they are, with values in [0, 1], {right} of {len(predicted)} labelled images are classified rightly"
-    if by_chance(right, len(predicted), network.split.linear.out_features):
+    if by_chance(right, len(predicted), network.split.classes):
         tried = f"; taken {found}, no more than by chance"
         raise _unknown(network.name, tried, ", or weights= if these are not its trained ones")
     return f"{network.name}: how a picture becomes its input is not known; taken {found}, so that is assumed"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from idness.core.errors import ModelError
+from idness.data import Preprocessing
 from idness.networks.answers import answers, as_rows, close
 from idness.networks.modes import inference
 from idness.networks.recovery import Recipe, explain
@@ -112,18 +113,33 @@ def noise(shape: tuple[int, ...]) -> Tensor:
     return torch.rand((MANY, *shape), generator=generator) * (1 + rows % 3) - 0.5 * (rows % 4)
 
 
+def example_for(how: Preprocessing | None) -> Tensor | None:
+    """Make noise of the size that pictures have when they reach a network; none where nothing says it."""
+    return None if how is None or how.size is None else noise((how.channels, *how.size))
+
+
 def _said_shapes(model: nn.Module, channels: int) -> Iterator[tuple[int, ...]]:
     """Give the input shapes that a network, or one inside it, says it takes: a transformer of 384 pixels takes nothing else."""
     for module in model.modules():
         config = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
         if isinstance(config, Mapping) and config.get("input_size"):
             yield tuple(int(side) for side in config["input_size"])
-        for holder in (getattr(module, "config", None), module):
-            size = getattr(holder, "image_size", None)
+        for holder, name in (
+            (getattr(module, "config", None), "image_size"),
+            (module, "image_size"),
+            (module, "img_size"),
+        ):
+            size = getattr(holder, name, None)
             size = (size, size) if isinstance(size, int) else size
             if isinstance(size, tuple | list) and len(size) == 2 and all(isinstance(side, int) for side in size):
                 said = getattr(holder, "num_channels", None)
                 yield (said if isinstance(said, int) else channels, *size)
+
+
+def says_multi_label(model: nn.Module) -> bool:
+    """Tell whether a network, or one inside it, says of itself that an image may get several labels."""
+    said = (getattr(getattr(module, "config", None), "problem_type", None) for module in model.modules())
+    return any(kind == "multi_label_classification" for kind in said)
 
 
 def _refuse_closed(model: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from threading import Lock
@@ -11,9 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from idness.core.errors import DataError, InputError, ModelError
+from idness.core.errors import InputError, ModelError
 from idness.core.progress import shown
 from idness.core.types import Activations, Head, InputEditor
+from idness.networks.batches import unpacked
 from idness.networks.identity import fingerprint as fingerprint
 from idness.networks.identity import unwrap as unwrap
 from idness.networks.layout import best_layout as best_layout
@@ -21,7 +22,7 @@ from idness.networks.loading import load_model as load_model
 from idness.networks.loading import load_weights as load_weights
 from idness.networks.modes import differentiable
 from idness.networks.modes import inference as inference
-from idness.networks.probing import NotProbedError, as_input, call, copied, find_recipe, probe
+from idness.networks.probing import NotProbedError, as_input, call, copied, find_recipe, probe, says_multi_label
 from idness.networks.recovery import Part, Recipe, explain
 from idness.networks.watching import Step, is_function, is_layer, watching
 
@@ -44,13 +45,22 @@ class SplitModel:
         model: the classifier; wrappers (DataParallel, DistributedDataParallel, torch.compile) are looked through.
         layer: the final layer's dotted name, where it should not be searched.
         example: a batch of images for the search, where the network takes unusual input.
+        multi_label: whether an image may get several labels, or none; where not given, it may if the network ends in a
+            sigmoid, or says so as Hugging Face's do, by `config.problem_type`.
     """
 
-    def __init__(self, model: nn.Module, layer: str | None = None, *, example: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layer: str | None = None,
+        *,
+        example: Tensor | None = None,
+        multi_label: bool | None = None,
+    ) -> None:
         if not isinstance(model, nn.Module):
             raise ModelError(f"SplitModel: model must be a torch nn.Module, got {type(model).__name__}")
         self.model = unwrap(model)
-        self._layer, self._example = layer, example
+        self._layer, self._example, self._multi_label = layer, example, multi_label
         self._recipe: Recipe | None = None
         self._shape: tuple[int, int] | None = None
         self._layout: torch.memory_format | None = torch.preserve_format
@@ -83,8 +93,15 @@ class SplitModel:
         """What makes the logits of the features: weight and bias as they are now, in float32."""
         head = self._found().head(self._weights())
         if head.classes > 1:
-            return head
+            return replace(head, multi_label=self.multi_label)
         return Head(_two(head.weight, 0), _two(head.offset, 0))
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether an image may get several labels, or none; a single output says yes or no to one."""
+        if self._multi_label is not None or self._sizes()[0] == 1:
+            return bool(self._multi_label) and self._sizes()[0] > 1
+        return self._found().ending == "sigmoid" or says_multi_label(self.model)
 
     @property
     def classes(self) -> int:
@@ -108,7 +125,7 @@ class SplitModel:
 
     def copy(self) -> SplitModel:
         """Give the same over a copy of the network, which has its parameters in common with it and nothing else."""
-        other = SplitModel(copied(self.model), self.layer)
+        other = SplitModel(copied(self.model), self.layer, multi_label=self.multi_label)
         other._recipe, other._example = self._found(), self._example
         return other
 
@@ -144,7 +161,7 @@ class SplitModel:
         with shown(quiet=not progress) as listener:
             listener.phase("network", len(loader) if isinstance(loader, Sized) else None)
             for batch in loader:
-                images, labels = _unpack(batch)
+                images, labels = unpacked(batch)
                 # Entered per batch: a generator that is abandoned half-way must not leave the network in another mode.
                 acts = self.split(images, precision=precision, edit_with=edit_with)
                 listener.advance(1)
@@ -310,18 +327,3 @@ def _autocast(device: torch.device, precision: Precision) -> AbstractContextMana
     if precision not in ("fp32", "bf16"):
         raise InputError(f"SplitModel: precision must be fp32 or bf16, got {precision!r}")
     return nullcontext() if precision == "fp32" else torch.autocast(device.type, torch.bfloat16)
-
-
-def _unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
-    if isinstance(batch, Tensor):
-        return batch, None
-    if isinstance(batch, Mapping):
-        images = next((batch[key] for key in ("images", "image", "pixel_values") if key in batch), None)
-        labels = next((batch[key] for key in ("labels", "label") if key in batch), None)
-        if isinstance(images, Tensor):
-            return images, labels
-    if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor):
-        return batch[0], batch[1] if len(batch) > 1 else None
-    raise DataError(
-        f"SplitModel: a batch must be images, (images, labels) or a mapping with 'images', got {type(batch).__name__}"
-    )

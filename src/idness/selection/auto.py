@@ -36,6 +36,10 @@ MOST = 5_000
 """ID images used on either side; more make no recommendation surer."""
 
 
+LABELS = "use ebo: an image may get several labels or none, and of the scores for such networks the joint energy is the one to start from"
+"""What is said of networks for which `fuse` and most methods were not made."""
+
+
 @dataclass(frozen=True)
 class Recommendation:
     """Says what to use on a network and why, in the words that every command shows; the detector is not fitted yet.
@@ -71,6 +75,8 @@ def recommend(
     """
     if len(learn) < 1 or len(ids) < 1:
         raise InputError("auto: needs ID images to learn from and others to compare on, got too few; add images")
+    if head.multi_label and not ood:
+        return Recommendation(build("ebo"), LABELS)
     learn, ids = learn[:MOST], ids[:MOST]
     with warnings.catch_warnings():
         # That a method does not suit the features shows in its measured place; no need to say so for each.

@@ -13,12 +13,13 @@ from idness.activations.forward import SetActivations, collect
 from idness.activations.prerelu import capture
 from idness.core.progress import Listener
 from idness.core.types import Activations
+from idness.core.wording import sentence
 from idness.data import ImageSet, Preprocessing, embedded
 from idness.data.sets import Part
 from idness.data.sources import open_argument
 from idness.networks.classes import doubt
 from idness.networks.opening import Network, input_channels, open_network
-from idness.selection.auto import scale_gains
+from idness.selection.auto import LABELS, scale_gains
 from idness.selection.pseudo_ood import KINDS
 from idness.selection.suitability import ENOUGH, SAFE, Diagnosis, Finding, examine, structure
 
@@ -40,6 +41,7 @@ def diagnose(
     preprocessing: Preprocessing | None = None,
     layer: str | None = None,
     class_names: Sequence[str] = (),
+    multi_label: bool | None = None,
     limit: int | None = MOST,
     listener: Listener | None = None,
 ) -> Diagnosis:
@@ -53,6 +55,7 @@ def diagnose(
         preprocessing: how pictures become input, where the network does not say.
         layer: the name of the final linear layer, where it should not be searched.
         class_names: the names of the classes in the order of its outputs, where the network does not say.
+        multi_label: whether an image may get several labels, or none, where the network does not show it.
         limit: the most images used of each set, evenly picked.
         listener: hears of progress.
     """
@@ -60,12 +63,20 @@ def diagnose(
     place = data or (embedded.TEST_SET if embedded.owns(model) else None)
     if place is None or str(weights) == "none":
         # A network without trained weights has nothing to show but its structure.
-        return _by_structure(open_network(model, weights, layer=layer, preprocessing=preprocessing))
+        return _by_structure(
+            open_network(model, weights, layer=layer, multi_label=multi_label, preprocessing=preprocessing)
+        )
     known = open_argument("data", place)
     flagged = None if ood is None else open_argument("ood", ood)
     images = known if isinstance(known, ImageSet) else None
     network = open_network(
-        model, weights, layer=layer, preprocessing=preprocessing, images=images, class_names=class_names
+        model,
+        weights,
+        layer=layer,
+        multi_label=multi_label,
+        preprocessing=preprocessing,
+        images=images,
+        class_names=class_names,
     )
     if images is not None:
         hear.note(f"preprocessing: {network.preprocessing.describe()}")
@@ -167,6 +178,8 @@ def _by_structure(network: Network) -> Diagnosis:
         # The mean of a smooth activation is positive on noise and negative on images.
         last = f"the last activation function is {found.last or 'unknown'}, no ReLU"
         findings.append(Finding("final layer", last, False))
+    if split.multi_label:
+        return Diagnosis("ebo", f"{sentence(LABELS)}.", findings=tuple(findings))
     suits = all(finding.good is not False for finding in findings if finding.name != "width")
     why = (
         f"Use {SAFE}, which is safe on every network that was tried; by its structure SCALE"

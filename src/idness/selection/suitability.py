@@ -17,7 +17,7 @@ from idness.core.wording import sentence
 from idness.detectors.kernels import kept_count
 from idness.detectors.registry import short
 from idness.networks.split import SplitModel
-from idness.selection.auto import HARMS, HELPS, Recommendation, recommend, scale_gains
+from idness.selection.auto import HARMS, HELPS, LABELS, Recommendation, recommend, scale_gains
 
 NEGATIVE = 1e-6
 """Below minus this share of the largest feature, a feature is negative and not rounding."""
@@ -100,6 +100,8 @@ def examine(
         check_acts("examine", "ood", ood, head)
     findings = [*structure(head, acts, rectifier), _training(acts)]
     real = {"OOD images": ood} if ood is not None and len(ood) >= ENOUGH else None
+    if head.multi_label and real is None:
+        return Diagnosis("ebo", f"{sentence(LABELS)}.", findings=tuple(findings[:-1]))
     if ood is not None and real is None:
         findings.insert(-1, Finding("OOD images", f"{len(ood)} are too few to choose by, which needs {ENOUGH}"))
     if findings[-1].good is False or len(acts) < ENOUGH:
