@@ -121,6 +121,14 @@ def test_a_detector_of_a_file_is_a_row(place: Path) -> None:
     assert str(folder) not in (folder / "own" / "results.json").read_text()
 
 
+def test_a_network_may_be_said_to_give_several_labels(place: Path) -> None:
+    done = bench(place, "--methods", "ebo,gen", "--multi-label", "--out", "several")
+    assert done.returncode == 0, done.stderr
+    found = Report.load(place.parent / "several")
+    assert list(found.methods) == ["ebo"]
+    assert "multi-label" in found.failed["gen"]
+
+
 def test_a_run_that_is_stopped_goes_on_where_it_was(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

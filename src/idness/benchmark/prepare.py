@@ -50,6 +50,7 @@ def prepare(
         model,
         settings.weights,
         layer=settings.layer,
+        multi_label=settings.multi_label,
         preprocessing=None if bench.preprocessing is None else Preprocessing.from_dict(bench.preprocessing),
         images=next((pictures[role] for role in roles if role in pictures), None),
         class_names=bench.class_names,

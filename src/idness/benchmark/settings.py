@@ -18,6 +18,7 @@ class Settings:
         data: the folder at which relative paths begin.
         weights: a file with the network's weights.
         layer: the name of the final linear layer, where it should not be searched.
+        multi_label: whether an image may get several labels, or none, where the network does not show it.
         methods: the rows to compare: texts such as `scale`, `scale(percentile=95)` or `my_file.py:MyDetector`, classes of
             detectors, whose options are searched, and detectors; all that need one pass of the network if empty.
         precision: fp32, bf16 or auto.
@@ -34,6 +35,7 @@ class Settings:
     data: str | Path | None = None
     weights: str | Path | None = None
     layer: str | None = None
+    multi_label: bool | None = None
     methods: Sequence[Method] = ()
     precision: str = "fp32"
     batch_size: int = 128

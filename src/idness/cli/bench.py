@@ -24,6 +24,10 @@ def bench(
     ] = "",
     weights: Annotated[Path | None, typer.Option(help="The network's weights: safetensors or a checkpoint.")] = None,
     layer: Annotated[str, typer.Option(help="Name of the final linear layer; found by itself if not given.")] = "",
+    multi_label: Annotated[
+        bool | None,
+        typer.Option("--multi-label/--single-label", help="Whether an image may get several labels, or none."),
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder at which the benchmark's relative paths begin.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = OUT,
     methods: Annotated[
@@ -68,6 +72,7 @@ def bench(
         data=data,
         weights=weights,
         layer=layer or None,
+        multi_label=multi_label,
         methods=split_methods(methods),
         precision=precision,
         batch_size=batch_size,
