@@ -108,5 +108,6 @@ def test_a_guard_decides_while_it_is_exported(tmp_path: Path) -> None:
         while not export.done():
             seen.append(guard(images).score)
         assert export.result().is_file()
-    assert all(torch.equal(score, expected) for score in seen)
+    for score in seen:  # torch's export turns kernels of the whole process off and on, which moves the last bit
+        torch.testing.assert_close(score, expected, rtol=1e-6, atol=1e-6)
     assert len(seen) > 5
