@@ -78,5 +78,5 @@ def test_vim_among_the_parts_measures_its_residual_on_images_that_did_not_shape_
     fitted = ViM(share=50).fit(world.head, world.train, val=world.val)
     alone = ViM(share=50).fit(world.head, world.train)
     largest = world.val.logits.double().amax(dim=1).mean()
-    assert float(fitted.alpha_ * fitted._residual(world.val).mean()) == pytest.approx(float(largest))
+    assert float(fitted.alpha_ * fitted.residual(world.val).mean()) == pytest.approx(float(largest))
     assert float(alone.alpha_) > 1.5 * float(fitted.alpha_)
