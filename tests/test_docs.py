@@ -98,7 +98,7 @@ def test_commands_are_described_as_the_command_line_has_them() -> None:
         flags = set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", said, re.MULTILINE)) - {"--help"}
         assert flags, name
         assert flags <= set(re.findall(r"--[a-z-]+", section)), name
-    assert "| `--out` | `idness-results` | Folder for the results. |" in text
+    assert "| `--out` | `idness-results` | Where results go. |" in text
 
 
 def test_every_public_name_is_in_the_reference() -> None:

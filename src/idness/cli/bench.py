@@ -29,7 +29,7 @@ def bench(
         typer.Option("--multi-label/--single-label", help="Whether an image may get several labels, or none."),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder at which the benchmark's relative paths begin.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the results.")] = OUT,
+    out: Annotated[Path, typer.Option(help="Where results go.")] = OUT,
     methods: Annotated[
         str,
         typer.Option(
