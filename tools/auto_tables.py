@@ -111,10 +111,17 @@ def goals(networks: Mapping[str, Network]) -> list[str]:
             *([f"`fuse` is {-fuse:.2f} below EBO"] if fuse < 0 else []),
             *([f"`auto` is {scale - auto:.2f} below SCALE"] if scale > 0 and scale - auto > OF_SCALE else []),
         ]
+        why = _why(network, network["best single"]) if missed else ""
         near = 100 * (network["methods"]["auto"]["near"]["auroc"][0] - network["methods"]["ebo"]["near"]["auroc"][0])
         cost = f" On near sets alone `auto` is {-near:.1f} below EBO." if near < -0.05 else ""
-        lines.append(f"- {name}: {'missed: ' + '; '.join(missed) if missed else 'all met'}.{cost}")
+        lines.append(f"- {name}: {'missed: ' + '; '.join(missed) if missed else 'all met'}.{why}{cost}")
     return lines
+
+
+def _why(network: Network, best: str) -> str:
+    """Say what `auto` saw of the method that it should have taken."""
+    ahead = network["methods"][best]["stand-ins"] - network["methods"]["fuse"]["stand-ins"]
+    return f" Why: on stand-ins, which is all that `auto` sees, {best} is {ahead:+.2f} logits to `fuse`, and it would take +1.00."
 
 
 def doctor(networks: Mapping[str, Network]) -> list[str]:
