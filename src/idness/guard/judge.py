@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 from idness.activations.forward import run_images
 from idness.core.errors import DataError
 from idness.core.progress import Listener
-from idness.data import FileSet
+from idness.data import ActivationsSet, FileSet, ImageSet, open_set
 from idness.data.sets import images_below
 from idness.guard.guard import Guard
 from idness.networks.opening import Network
@@ -45,13 +45,25 @@ def judge_images(
     network, device = Network(guard.split, guard.preprocessing), guard.split.device
     # Without a fixed size each picture is a batch of its own.
     size = batch if guard.preprocessing is not None and guard.preprocessing.size is not None else 1
-    waiting = iter(paths)
-    while chunk := [str(path) for path in islice(waiting, batch)]:
-        images = FileSet(Path(), chunk, "images")
+    for names, images in _sets(paths, batch):
         run = run_images(network, images, batch_size=size, edit_with=guard.detector.input_edit, listener=listener)
         for read, found in run:
             records = iter([] if found is None else guard.decide(found.acts.to(device)).records())
             unread = dict(read.skipped)
             for index in range(read.start, read.stop):
                 known = {"error": unread[index]} if index in unread else next(records)
-                yield {"image": chunk[index]} | known
+                yield {"image": names[index]} | known
+
+
+def _sets(paths: Iterable[Path], batch: int) -> Iterator[tuple[list[str], ImageSet]]:
+    """Put image files together, as many as a batch; the images of an array file are named by their place in it."""
+    for arrays, some in groupby(paths, key=lambda path: path.suffix == ".npz"):
+        if arrays:
+            for path in some:
+                images = open_set(str(path.absolute()))
+                if isinstance(images, ActivationsSet):
+                    raise DataError(f"{path}: must hold images, got activations; give pictures or an array of images")
+                yield [f"{path}#{place}" for place in range(len(images))], images
+        else:
+            while chunk := [str(path) for path in islice(some, batch)]:
+                yield chunk, FileSet(Path(), chunk, "images")
