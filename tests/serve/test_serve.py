@@ -264,12 +264,14 @@ def test_oversize_bodies_are_refused_announced_or_not(served: Served) -> None:
     )
     assert [announced.status_code, streamed.status_code, packed.status_code] == [413, 413, 415]
     assert "200,000 bytes" in error_of(announced)
-    claim = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 99999999999\r\n\r\n"
+    claim = (
+        b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 99999999999\r\n\r\n"
+    )
     assert served.raw(claim).startswith(b"HTTP/1.1 413")
 
 
 def test_slow_clients_are_cut_off(served: Served) -> None:
-    head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\n"
+    head = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\n"
     started = time.monotonic()
     assert served.raw(head, *(b"x" for _ in range(20)), pause=0.08).startswith(b"HTTP/1.1 408")
     assert served.raw(b"GET / HT") == b""  # a head that never ends
@@ -280,7 +282,7 @@ def test_slow_clients_are_cut_off(served: Served) -> None:
 
 def test_broken_http_is_answered_and_survived(served: Served) -> None:
     assert served.raw(b"\x16\x03\x01\x02\x00hello\r\n\r\n").startswith(b"HTTP/1.1 400")
-    endless = served.raw(b"GET / HTTP/1.1\r\nHost: x\r\na: " + b"b" * 2_000_000 + b"\r\n\r\n")
+    endless = served.raw(b"GET / HTTP/1.1\r\nHost: localhost\r\na: " + b"b" * 2_000_000 + b"\r\n\r\n")
     assert endless == b"" or endless.startswith(b"HTTP/1.1 400")
     assert served.client.get("/healthz").status_code == 200
 
@@ -296,7 +298,7 @@ def test_broken_http_is_answered_and_survived(served: Served) -> None:
     ],
 )
 def test_no_path_reaches_the_file_system(served: Served, path: str) -> None:
-    answer = served.raw(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    answer = served.raw(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     assert answer.startswith((b"HTTP/1.1 404", b"HTTP/1.1 422"))
 
 

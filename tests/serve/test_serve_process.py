@@ -60,7 +60,7 @@ def process(guard: Guard, tmp_path: Path):
 
 def request(body: bytes) -> bytes:
     kind = b"Content-Type: image/png\r\nConnection: close"
-    return b"POST /v1/score HTTP/1.1\r\nHost: x\r\n%s\r\nContent-Length: %d\r\n\r\n" % (kind, len(body)) + body
+    return b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\n%s\r\nContent-Length: %d\r\n\r\n" % (kind, len(body)) + body
 
 
 def read_all(link: socket.socket) -> bytes:

@@ -138,6 +138,8 @@ def with_flags(message: str) -> str:
     spoken = {}
     for parameter in command.commands[named].params if named else ():
         spoken[parameter.name] = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.name.upper()
+    if "token_file" in spoken:
+        spoken["key"] = spoken["token_file"]
     if "mean" in spoken:
         spoken["preprocessing"] = "--size, --mean and --std"
     elif "benchmark" in spoken:

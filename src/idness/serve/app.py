@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,12 @@ FILES = {
 
 
 def make_app(
-    guard: Guard, limits: Limits | None = None, *, key: str | None = None, batch: int | None = None
+    guard: Guard,
+    limits: Limits | None = None,
+    *,
+    key: str | None = None,
+    batch: int | None = None,
+    hosts: Collection[str] = (),
 ) -> tuple[App, Service]:
     """Make the application for a guard.
 
@@ -47,6 +53,7 @@ def make_app(
         limits: the limits.
         key: the API key; none means open.
         batch: images per batch at most; the fastest size where not given.
+        hosts: names that the service is called by, beside `localhost` and addresses.
     """
     bounds = limits or Limits()
     service = Service(guard, bounds, batch)
@@ -56,7 +63,7 @@ def make_app(
     _add_scoring(app, service)
     _add_looking(app, service)
     _add_watching(app, service)
-    return Intake(app, bounds, key, service.monitor.request), service
+    return Intake(app, bounds, key, service.monitor.request, hosts), service
 
 
 def _add_scoring(app: FastAPI, service: Service) -> None:
@@ -91,6 +98,7 @@ def _add_looking(app: FastAPI, service: Service) -> None:
             "max_images": service.limits.images,
             "max_bytes": service.limits.body,
             "max_pixels": service.limits.pixels,
+            "max_request_pixels": service.limits.request_pixels,
         }
 
     @app.get("/v1/calibration", response_model=CalibrationInfo, tags=["look"])

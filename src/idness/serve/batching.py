@@ -53,6 +53,7 @@ class Batcher:
         linger: seconds to wait for a second image.
         room: images that may wait or be worked on.
         told: called with each batch's size.
+        failed: called with what went wrong where the network cannot even be warmed up; the worker has ended then.
     """
 
     def __init__(
@@ -63,9 +64,10 @@ class Batcher:
         linger: float = 0.002,
         room: int = 512,
         told: Callable[[int], None] | None = None,
+        failed: Callable[[Exception], None] | None = None,
     ) -> None:
         self.guard, self.size, self.linger, self.room = guard, size, linger, room
-        self._told = told or (lambda _: None)
+        self._told, self._failed = told or (lambda _: None), failed or (lambda _: None)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock, self._taken = threading.Lock(), 0
         self.ready = threading.Event()
@@ -113,7 +115,11 @@ class Batcher:
         return answer
 
     def _work(self) -> None:
-        self._warm_up()
+        try:
+            self._warm_up()
+        except Exception as error:  # a network fails in whatever way it likes
+            self._failed(error)
+            return
         self.ready.set()
         while (first := self._jobs.get()) is not None:
             batch, last = self._gather(first)
@@ -162,7 +168,7 @@ class Batcher:
             self.size = self.size or SIZES[3]
             return
         image = torch.rand(how.channels, *how.size)
-        self._cost(image, 1)
+        self.guard(image.unsqueeze(0).to(self.guard.split.device))
         if self.size is not None:
             return
         started, costs = time.monotonic(), {}

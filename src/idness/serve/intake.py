@@ -1,11 +1,14 @@
-"""Stands in front of the application: keys, body size, slow bodies, too many requests, headers, counting."""
+"""Stands in front of the application: hosts, keys, body size, slow bodies, too many requests, headers, counting."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
+import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 from idness.serve.limits import Limits
@@ -29,6 +32,8 @@ HEADERS = (
 GUARDED = ("/v1/", "/metrics")
 """Where the API key is asked for; the page itself holds nothing worth a key."""
 DRAIN_SECONDS = 2.0
+PATIENCE = 0.25
+"""Seconds that a body may take before another request may have its place."""
 
 
 class Intake:
@@ -39,12 +44,16 @@ class Intake:
         limits: the limits.
         key: the API key; none means open.
         told: called with path, status and seconds of each request.
+        hosts: names that the service is called by beside `localhost` and addresses. Asked for only where there is no key: a page of
+            a stranger whose name leads here would read, in its visitor's browser, what the service shows to all.
     """
 
-    def __init__(self, app: App, limits: Limits, key: str | None, told: Told) -> None:
+    def __init__(self, app: App, limits: Limits, key: str | None, told: Told, hosts: Collection[str] = ()) -> None:
         self.app, self.limits, self.told = app, limits, told
         self._key = key.encode() if key else None
-        self.active = 0
+        self._hosts = {"localhost", *(host.lower() for host in hosts)}
+        self._readers: list[_Reader] = []
+        self.active = self.held = 0
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -59,24 +68,41 @@ class Intake:
             if not answer.status:
                 await _drain(receive, self.limits.body)
                 await _tell(answer.send, problem)
+        except Exception as error:
+            # The application has told its client already: the connection is good for the next request.
+            logging.getLogger("uvicorn.error").error("a request failed", exc_info=error)
+            if not answer.status:
+                await _tell(answer.send, Problem(500, f"the server failed on this request ({type(error).__name__})"))
         finally:
             self.told(scope["path"], answer.status or 499, time.perf_counter() - started)
 
     async def _handle(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
+        self._check_host(headers)
         self._check_key(scope["path"], headers)
         if scope["method"] not in ("POST", "PUT", "PATCH", "DELETE"):
             await self.app(scope, receive, send)
             return
-        if self.active >= self.limits.requests:
-            raise overloaded(f"{self.active} requests are under way")
-        self.active += 1
-        try:
-            body = await self._body(headers, receive)
-            if body is not None:
+        with self._reading() as reader:
+            body = await self._body(headers, receive, reader)
+            if body is None:
+                return
+            reader.leave()
+            if self.active >= self.limits.requests:
+                raise overloaded(f"{self.active} requests are under way")
+            self.active += 1
+            try:
                 await self.app(scope, _replay(body, receive), send)
-        finally:
-            self.active -= 1
+            finally:
+                self.active -= 1
+
+    def _check_host(self, headers: dict[bytes, bytes]) -> None:
+        given = headers.get(b"host")
+        if self._key is not None or given is None:
+            return
+        name = _host_name(given.decode("latin-1"))
+        if name not in self._hosts and not _is_address(name):
+            raise Problem(421, f"this server is not called {name[:80]!r}; its owner can name it with --allow-host")
 
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
         if self._key is None or not path.startswith(GUARDED):
@@ -89,7 +115,23 @@ class Intake:
                 {"WWW-Authenticate": "Bearer"},
             )
 
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
+    @contextmanager
+    def _reading(self) -> Iterator[_Reader]:
+        """Hold a place for a request that is read; where all are taken, the slowest gives way."""
+        if len(self._readers) >= self.limits.requests:
+            now = time.monotonic()
+            slow = [reader for reader in self._readers if now - reader.started > PATIENCE]
+            if not slow:
+                raise overloaded(f"{len(self._readers)} requests arrive")
+            min(slow, key=lambda reader: reader.rate(now)).send_away()
+        reader = _Reader(self._readers)
+        try:
+            yield reader
+        finally:
+            reader.leave()
+            self.held -= reader.size
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive, reader: _Reader) -> bytes | None:
         """Read the body; none when the client has gone."""
         too_large = Problem(413, f"the body must be at most {self.limits.body:,} bytes")
         if headers.get(b"content-encoding", b"identity").lower() not in (b"", b"identity"):
@@ -98,22 +140,68 @@ class Intake:
         if length.isdigit() and int(length) > self.limits.body:
             raise too_large
         parts: list[bytes] = []
-        size = 0
         try:
-            async with asyncio.timeout(self.limits.body_seconds):
+            async with asyncio.timeout(self.limits.body_seconds) as reader.clock:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return None
                     part = message.get("body", b"")
-                    size += len(part)
-                    if size > self.limits.body:
+                    reader.size += len(part)
+                    self.held += len(part)
+                    if reader.size > self.limits.body:
                         raise too_large
+                    if self.held > self.limits.held:
+                        raise overloaded(f"{self.held:,} bytes are held")
                     parts.append(part)
                     if not message.get("more_body"):
                         return b"".join(parts)
         except TimeoutError:
+            if reader.sent_away:
+                raise Problem(408, "the body came too slowly, and others were waiting; send it again") from None
             raise Problem(408, f"the body must arrive within {self.limits.body_seconds:g} seconds") from None
+
+
+class _Reader:
+    """Keeps how fast a request's body comes, and its place among those that are read."""
+
+    def __init__(self, readers: list[_Reader]) -> None:
+        self._readers, self.started, self.size, self.sent_away = readers, time.monotonic(), 0, False
+        self.clock: asyncio.Timeout | None = None
+        readers.append(self)
+
+    def rate(self, now: float) -> float:
+        """Give the bytes per second so far."""
+        return self.size / max(now - self.started, 1e-9)
+
+    def send_away(self) -> None:
+        """End the reading at once, as if its time were up."""
+        self.sent_away = True
+        self.leave()
+        if self.clock is not None:
+            self.clock.reschedule(0.0)
+
+    def leave(self) -> None:
+        """Give the place to another."""
+        if self in self._readers:
+            self._readers.remove(self)
+
+
+def _host_name(given: str) -> str:
+    """Take the port off a Host header."""
+    if given.startswith("["):
+        return given[1:].partition("]")[0]
+    name, _, port = given.rpartition(":")
+    return (name if port.isdigit() and name else given).lower().rstrip(".")
+
+
+def _is_address(name: str) -> bool:
+    """Say whether a name is an address, which no foreign name server can change."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class _Answer:

@@ -14,9 +14,12 @@ class Limits:
     Args:
         body: bytes of a request's body.
         pixels: pixels of one image.
+        request_pixels: pixels of all images of a request together: small files may unpack to many.
         images: images in one request.
         queue: images that wait or are worked on; more are turned away.
-        requests: requests that are read or worked on at once; more are turned away.
+        requests: requests that are read at once, and as many that are worked on. Where more come, the slowest of those that are read
+            has to go; where all of them are worked on, new ones are turned away.
+        held: bytes of all bodies that are read or worked on; more are turned away.
         connections: open connections; more are turned away.
         head_seconds: time for a request's head to arrive.
         body_seconds: time for its body to arrive.
@@ -26,9 +29,11 @@ class Limits:
 
     body: int = 32_000_000
     pixels: int = 25_000_000
+    request_pixels: int = 200_000_000
     images: int = 64
     queue: int = 512
     requests: int = 128
+    held: int = 512_000_000
     connections: int = 1_024
     head_seconds: float = 10.0
     body_seconds: float = 20.0

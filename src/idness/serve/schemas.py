@@ -66,6 +66,7 @@ class GuardInfo(BaseModel):
     max_images: int
     max_bytes: int
     max_pixels: int
+    max_request_pixels: int
 
 
 class CalibrationInfo(BaseModel):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,14 +15,16 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from idness.core.errors import OptionError
+from idness.core.errors import ModelError, OptionError
+from idness.core.wording import shown
 from idness.guard.guard import Guard
 from idness.serve.app import make_app
 from idness.serve.limits import Limits
 from idness.serve.service import Service
 
 BACKLOG = 1024
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+DOOR = 0.1
+"""Seconds in which connections that are there already are accepted after the signal to stop."""
 GRACE = 0.3
 """Seconds that an idle connection stays open after the signal to stop: a request may be on its way."""
 
@@ -32,6 +35,8 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     key: str | None = None,
+    no_token: bool = False,
+    hosts: Collection[str] = (),
     limits: Limits | None = None,
     batch: int | None = None,
     started: Callable[[str], None] | None = None,
@@ -43,13 +48,38 @@ def serve(
         host: the address to listen on; loopback unless another is named.
         port: the port; 0 takes a free one.
         key: the API key; none means open.
+        no_token: whether an address that others can reach may be listened on without a key.
+        hosts: names that the service is called by, beside `localhost` and addresses; they matter only without a key.
         limits: the limits.
         batch: images per batch at most; the fastest size where not given.
         started: called with the address once connections are taken.
     """
-    server, listener = make_server(guard, host=host, port=port, key=key, limits=limits, batch=batch, started=started)
+    check_reach(host, key, no_token=no_token)
+    server, listener = make_server(
+        guard, host=host, port=port, key=key, hosts=hosts, limits=limits, batch=batch, started=started
+    )
     with _signals_end_here(), listener:
         server.run([listener])
+    failure = server.service.failure
+    if failure is not None:
+        reason = shown(f"{type(failure).__name__}: {failure}", 300)
+        raise ModelError(f"serve: the network fails on its first image ({reason}); is it the one that was calibrated?")
+
+
+def check_reach(host: str, key: str | None, *, no_token: bool) -> None:
+    """Refuse an address that others can reach unless clients need a key, or nobody minds."""
+    if key is None and not no_token and not is_loopback(host):
+        raise OptionError(
+            f"serve: {host} can be reached by others, so that clients must show a key; give key=, or no_token=True if anybody may ask"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can reach an address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def make_server(
@@ -58,13 +88,14 @@ def make_server(
     host: str = "127.0.0.1",
     port: int = 0,
     key: str | None = None,
+    hosts: Collection[str] = (),
     limits: Limits | None = None,
     batch: int | None = None,
     started: Callable[[str], None] | None = None,
-) -> tuple[uvicorn.Server, socket.socket]:
+) -> tuple[_Server, socket.socket]:
     """Make a server that does not run yet, and the socket that it will listen on."""
     bounds = limits or Limits()
-    app, service = make_app(guard, bounds, key=key, batch=batch)
+    app, service = make_app(guard, bounds, key=key, batch=batch, hosts=hosts)
     config = uvicorn.Config(
         app,
         host=host,
@@ -90,7 +121,11 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, service: Service, started: Callable[[str], None] | None) -> None:
         super().__init__(config)
-        self._service, self._told = service, started
+        self.service, self._told = service, started
+        service.end = self._end
+
+    def _end(self) -> None:
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -99,8 +134,10 @@ class _Server(uvicorn.Server):
             self._told(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._service.stopping = True
-        await asyncio.sleep(0.05)  # the loop accepts the connections that the system has already made
+        self.service.stopping = True
+        for listener in sockets or ():
+            listener.listen(0)  # the system makes no more connections ...
+        await asyncio.sleep(DOOR)  # ... and the loop accepts those that it has already made
         await super().shutdown(sockets)
 
 

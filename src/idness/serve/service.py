@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from idness.core.errors import DataError, InputError
 from idness.data import decode
-from idness.data.decoding import is_animated
+from idness.data.decoding import is_animated, pixels_of
 from idness.data.thumbnails import encoded
 from idness.guard.guard import Guard
 from idness.serve.batching import Answer, Batcher
@@ -31,6 +31,7 @@ from idness.serve.uploads import Upload
 
 T = TypeVar("T")
 BINS = 48
+DECODERS = max(2, os.cpu_count() or 1)
 SIDE = 320
 """The longest side of the picture that is sent back."""
 
@@ -62,12 +63,19 @@ class Service:
             )
         self.guard, self.limits, self.calibration = guard, limits, guard.calibration.to("cpu")
         self.monitor = Monitor(self.calibration)
-        self.batcher = Batcher(guard, size=batch, room=limits.queue, told=self.monitor.batch)
+        self.batcher = Batcher(guard, size=batch, room=limits.queue, told=self.monitor.batch, failed=self._give_up)
         self.monitor.watch_queue(lambda: self.batcher.waiting)
-        self.decoders = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="idness-decode")
+        self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="idness-decode")
         self.stopping = False
+        self.failure: Exception | None = None
+        self.end: Callable[[], None] = lambda: None
+        """What ends the server that this service is part of."""
         self._rates: dict[str, list[float]] = {}
         self._trying = asyncio.Lock()
+
+    def _give_up(self, error: Exception) -> None:
+        self.failure = error
+        self.end()
 
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -83,7 +91,10 @@ class Service:
     async def judge(self, uploads: list[Upload], wish: Wish) -> list[dict[str, Any]]:
         """Decode and judge images within the time that a request has; each has its verdict, or its problem."""
         with self.batcher.reserved(len(uploads)):
-            results = await self._in_time([self._judge(upload, wish) for upload in uploads])
+            self._check_pixels(uploads)
+            # As many at a time as leave a decoder for others: a request of large images must not hold up small ones.
+            turn = asyncio.Semaphore(max(1, DECODERS // 2))
+            results = await self._in_time([self._judge(upload, wish, turn) for upload in uploads])
         judged = [result for result in results if "problem" not in result]
         if not judged:
             first = f"image 1 ({uploads[0].name[:80]}): {results[0]['problem']}"
@@ -118,10 +129,19 @@ class Service:
     async def _answer(self, image: Tensor) -> Answer:
         return await asyncio.wrap_future(self.batcher.submit(image))
 
-    async def _judge(self, upload: Upload, wish: Wish) -> dict[str, Any]:
+    def _check_pixels(self, uploads: list[Upload]) -> None:
+        """Refuse a request whose images unpack to too much together, before any of them is unpacked."""
+        total, most = sum(pixels_of(upload.content or b"") for upload in uploads), self.limits.request_pixels
+        if total > most:
+            raise Problem(
+                413, f"the images of a request must have at most {most:,} pixels together, got {total:,}; send fewer"
+            )
+
+    async def _judge(self, upload: Upload, wish: Wish, turn: asyncio.Semaphore) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         try:
-            decoded = await loop.run_in_executor(self.decoders, self._decoded, upload, wish.picture)
+            async with turn:
+                decoded = await loop.run_in_executor(self.decoders, self._decoded, upload, wish.picture)
         except DataError as error:
             return {"name": upload.name, "problem": str(error).removeprefix("image: ")}
         answer = await self._answer(decoded.image)
