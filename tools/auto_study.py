@@ -26,7 +26,7 @@ from torch import Tensor
 
 import auto_tables
 from auto_images import Places
-from auto_left_out import left_out
+from auto_left_out import Case, left_out
 from auto_networks import NETS
 from auto_worlds import PLANS, World, open_world
 from fetch import FetchError
@@ -37,7 +37,7 @@ from idness.detectors.detector import Detector, fit_many, score_many
 from idness.detectors.registry import build, rows
 from idness.intervals import Ranks, mean_auroc_difference, mean_auroc_interval, mean_fpr_interval, ranks
 from idness.metrics import accuracy, auroc, fpr_at_id_recall
-from idness.selection.auto import recommend, scale_gains, scale_percentile, stand_in_score
+from idness.selection.auto import PERCENTILES, recommend, scale_gains, scale_percentile, stand_in_score
 from idness.selection.suitability import examine
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -59,7 +59,8 @@ class Scored:
     """Holds the scores of every row on every set of one network, and what could not be scored.
 
     Args:
-        scores: by row and set; the sets are val, test, the OOD sets, and pseudo- and a kind.
+        scores: by row and set; the sets are val, test, the OOD sets, and `stand-in` and its kind, also of kinds that idness
+            does not make.
         labels: by row, the detector as the command line takes it.
         failed: by row, why it could not be fitted.
     """
@@ -74,13 +75,17 @@ class Scored:
             detector.fit(world.head, world.train, val=world.val)
             self.scores[row] = {name: detector.score(acts) for name, acts in sets_of(world).items()}
             self.labels[row] = detector.label()
+            if detector.needs_val and detector.remembers:  # what it knows by heart says nothing; so `auto` sees it too
+                blind = detector.variants({})[0].fit(world.head, world.train)
+                seen = ("val", *(name for name in self.scores[row] if name.startswith("stand-in ")))
+                self.scores[row] |= {name: blind.score(sets_of(world)[name]) for name in seen}
         except IdnessError as error:
             self.failed[row] = str(error)
 
 
 def sets_of(world: World) -> dict[str, Activations]:
     """List all sets but the one that methods learn from."""
-    stand_ins = {f"pseudo-{kind}": acts for kind, acts in world.pseudo.items()}
+    stand_ins = {f"stand-in {kind}": acts for kind, acts in (world.pseudo | dict(world.rivals)).items()}
     return {"val": world.val, "test": world.test, **world.near, **world.far, **stand_ins}
 
 
@@ -108,10 +113,17 @@ def score_all(world: World) -> tuple[Scored, dict[str, Any]]:
     }
 
 
+def scores_of_scale(world: World) -> dict[float, dict[str, Tensor]]:
+    """Score every set by SCALE at each percentile that it may choose."""
+    detectors = [build("scale", percentile=p).fit(world.head) for p in PERCENTILES]
+    found = {name: score_many(detectors, acts) for name, acts in sets_of(world).items()}
+    return {p: {name: values[place] for name, values in found.items()} for place, p in enumerate(PERCENTILES)}
+
+
 def best_setting(world: World, plain: Ranks) -> dict[str, Any]:
     """Find the single method that is best on the test sets at any setting of its search grid: what no choice can promise."""
     best = ("ebo", plain.auroc)
-    tested = {name: acts for name, acts in sets_of(world).items() if name != "val" and not name.startswith("pseudo-")}
+    tested = {name: acts for name, acts in sets_of(world).items() if name != "val" and not name.startswith("stand-in ")}
     for detector in rows().values():
         if detector.name == "fuse":
             continue
@@ -145,7 +157,9 @@ def measure(scores: Mapping[str, Tensor], world: World, plain: Ranks) -> dict[st
     found: dict[str, Any] = {
         "mean": {"auroc": _rounded(both.auroc, *mean_auroc_interval(both))},
         "difference to ebo": _rounded(*mean_auroc_difference(both, plain)[:3]),
-        "stand-ins": round(stand_in_score(scores["val"], _stand_ins(scores)), 4),
+        "stand-ins": round(
+            stand_in_score(scores["val"], {kind: scores[f"stand-in {kind}"] for kind in world.pseudo}), 4
+        ),
     }
     for group, names in (("near", world.near), ("far", world.far)):
         oods = [scores[name] for name in names]
@@ -198,10 +212,6 @@ def _with_former(networks: Mapping[str, Any], former: Mapping[str, Any]) -> dict
     return {name: (kept | dict(networks))[name] for name in PLANS if name in kept or name in networks}
 
 
-def _stand_ins(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: values for name, values in scores.items() if name.startswith("pseudo-")}
-
-
 def _rounded(*values: float) -> list[float]:
     return [round(float(value), 5) for value in values]
 
@@ -223,7 +233,7 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     places = Places(given.data, given.shared, given.nets)
-    networks, scored = {}, {}
+    networks, cases = {}, {}
     for name in given.names or PLANS:
         try:
             world = open_world(name, places)
@@ -231,13 +241,14 @@ def main() -> int:
             print(f"{name}: passed over: {error}", flush=True)
             continue
         networks[name], found = study(world, settings=given.settings)
-        scored[name] = (found.scores, tuple(world.near), tuple(world.far), world.plan.family or name)
+        cases[name] = Case(
+            found.scores, tuple(world.near), tuple(world.far), world.plan.family or name, scores_of_scale(world)
+        )
         item = networks[name]
         print(
             f"{name}: auto {item['methods']['auto']['mean']['auroc'][0]:.4f}, regret {item['regret'][0]:+.4f}",
             flush=True,
         )
-    scored_now = len(networks)
     if given.keep and (given.to / "auto.json").is_file():
         networks = _with_former(networks, json.loads((given.to / "auto.json").read_text(encoding="utf-8")))
     missing = {name: plan.about for name, plan in PLANS.items() if name not in networks}
@@ -250,7 +261,7 @@ def main() -> int:
         ]
     )
     results = {"command": asked, "networks": networks, "passed over": missing}
-    results["left out"] = left_out(scored) if scored_now > 2 else {}
+    results["left out"] = left_out(cases) if len(cases) > 2 else {}
     atomic_write(given.to / "auto.json", json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     atomic_write(given.to / "auto.md", auto_tables.page(results))
     print(auto_tables.summary(results["networks"]))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import auto_networks
 from auto_images import SIZE, Images, Places, Sets, cifar6, cifar10, imagenet
+from auto_kinds import RIVALS
 from fetch import fetch, members
 from idness.core.files import atomic_write, sha256_of
 from idness.core.types import Activations, Head, InputEditor
@@ -50,6 +51,7 @@ class World:
         near: OOD sets of the same kind of picture.
         far: OOD sets of another kind.
         pseudo: stand-ins for OOD images by kind, made of images of `val`.
+        rivals: stand-ins of kinds that idness does not make; none where the network looks twice.
         plan: how it came about.
         edited: gives the same sets with what the network makes of the images as an editor changes them; none where that
             takes too long.
@@ -63,6 +65,7 @@ class World:
     near: Mapping[str, Activations]
     far: Mapping[str, Activations]
     pseudo: Mapping[str, Activations]
+    rivals: Mapping[str, Activations]
     plan: Plan
     edited: Callable[[InputEditor], World] | None = None
 
@@ -227,12 +230,14 @@ def open_world(name: str, places: Places) -> World:
             found = pictures(key)
             some = Images(found.pixels[: plan.stand_ins]) if kind else found
             print(f"{name}: {file.stem}{' twice' if editor else ''}, {len(some.pixels)} images", flush=True)
-            atomic_write(file, save(_run(split(), some, plan, KINDS[kind] if kind else None, editor)))
+            edit = (KINDS | RIVALS)[kind] if kind else None
+            atomic_write(file, save(_run(split(), some, plan, edit, editor)))
         return load_file(file)
 
     def all_sets(editor: InputEditor | None = None) -> World:
         found = {key: get(key, editor=editor) for key in images}
-        found |= {f"pseudo-{kind}": get("id_val", kind, editor) for kind in KINDS}
+        kinds = KINDS if editor else KINDS | RIVALS
+        found |= {f"pseudo-{kind}": get("id_val", kind, editor) for kind in kinds}
         return _sorted(name, plan, load_file(folder / "head.safetensors"), found)
 
     if not (folder / "head.safetensors").is_file():
@@ -278,6 +283,7 @@ def _sorted(name: str, plan: Plan, head: dict[str, Tensor], found: dict[str, dic
         {key: acts[key] for key in plan.near},
         {key: acts[key] for key in plan.far},
         {kind: acts[f"pseudo-{kind}"] for kind in KINDS},
+        {kind: acts[f"pseudo-{kind}"] for kind in RIVALS if f"pseudo-{kind}" in acts},
         plan,
     )
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from PIL import Image
 from idness.activations.forward import collect, run_images
 from idness.core.errors import DataError
 from idness.core.progress import Listener
+from idness.core.types import Activations
 from idness.data import ArraySet, Preprocessing, open_set
 from idness.networks.opening import Network
 from idness.networks.split import SplitModel
@@ -82,6 +85,16 @@ def test_activations_are_those_of_the_normalised_images(net: Network) -> None:
     assert found.pre.shape == found.acts.features.shape
 
 
+def test_labels_stay_with_their_images_where_one_cannot_be_read(net: Network, folder: Path) -> None:
+    for index in range(6):
+        (folder / f"class {index % 4}").mkdir(exist_ok=True)
+        (folder / f"{index}.png").rename(folder / f"class {index % 4}" / f"{index}.png")
+    (folder / "class 0" / "0.png").write_bytes(b"no picture")
+    found = collect(net, open_set(str(folder)))
+    assert found.acts.labels is not None
+    assert found.acts.labels.tolist() == [0, 1, 1, 2, 3]
+
+
 def test_input_can_be_edited_by_the_place_of_its_batch(net: Network) -> None:
     images = ArraySet(pictures(5, 0)[0], "x")
     starts = []
@@ -90,9 +103,25 @@ def test_input_can_be_edited_by_the_place_of_its_batch(net: Network) -> None:
         starts.append((start, len(batch)))
         return batch * 0
 
-    found = collect(net, images, edit=dark)
-    assert starts == [(0, 5)]
-    assert torch.equal(found.acts.features[0], found.acts.features[4])
+    parts = [found for _, found in run_images(net, images, batch_size=3, edit=dark) if found]
+    assert starts == [(0, 3), (3, 2)]
+    assert torch.equal(parts[0].acts.features[0], parts[1].acts.features[1])
+
+
+def test_the_chosen_precision_is_used(net: Network) -> None:
+    images = ArraySet(pictures(5, 0)[0], "x")
+    asked = []
+
+    class Split(SplitModel):
+        """Notes the precision of its passes."""
+
+        def split(self, images: torch.Tensor, **how: Any) -> Activations:
+            asked.append(how["precision"])
+            return super().split(images, **how | {"precision": "fp32"})
+
+    split = Split(network(), example=torch.rand(2, 3, 16, 16))
+    collect(replace(net, split=split, precision=replace(net.precision, used="bf16")), images)
+    assert asked == ["bf16"]
 
 
 def test_a_set_of_images_needs_a_network(folder: Path) -> None:

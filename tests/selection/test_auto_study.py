@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ TOOLS = Path(__file__).parents[2] / "tools"
 def tools() -> Iterator[SimpleNamespace]:
     sys.path.insert(0, str(TOOLS))
     try:
+        import auto_kinds
         import auto_left_out
         import auto_study
         import auto_tables
@@ -30,7 +32,12 @@ def tools() -> Iterator[SimpleNamespace]:
         import methods_table
 
         yield SimpleNamespace(
-            left_out=auto_left_out, study=auto_study, tables=auto_tables, worlds=auto_worlds, methods=methods_table
+            kinds=auto_kinds,
+            left_out=auto_left_out,
+            study=auto_study,
+            tables=auto_tables,
+            worlds=auto_worlds,
+            methods=methods_table,
         )
     finally:
         sys.path.remove(str(TOOLS))
@@ -44,7 +51,7 @@ def tiny(worlds: ModuleType, name: str, seed: int, *, chosen_on: bool) -> Any:
     other = make_world(seed + 10, width=24, count=60).test.features
     pseudo = {"mosaic": Activations(other, made.head(other))}
     ood = {"faint": faint}, {"ood": made.ood}
-    return worlds.World(name, made.head, made.train, made.val, made.test, *ood, pseudo, plan)
+    return worlds.World(name, made.head, made.train, made.val, made.test, *ood, pseudo, {"tiles": made.ood}, plan)
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +84,12 @@ def test_figures_are_means_over_groups(studied: dict[str, Any]) -> None:
     assert network["best at any option"]["auroc"] >= max(singles.values()) - 1e-5
 
 
-def test_page_tells_what_was_looked_at_and_what_was_missed(tools: SimpleNamespace, studied: dict[str, Any]) -> None:
+def test_page_tells_what_was_looked_at_and_what_was_missed(
+    tools: SimpleNamespace, studied: dict[str, Any], cases: dict[str, Any]
+) -> None:
     results = copy.deepcopy(studied["results"])
+    chosen = tools.left_out.left_out(cases)["c"] | {"difference to ebo": 0.0123, "difference to the best single": -0.02}
+    results["left out"] = {"new": chosen}
     methods = results["networks"]["new"]["methods"]
     methods["auto"]["difference to ebo"] = [0.004, 0.0, 0.008]
     methods["fuse"]["difference to ebo"] = [-0.002, -0.003, 0.0]
@@ -89,6 +100,10 @@ def test_page_tells_what_was_looked_at_and_what_was_missed(tools: SimpleNamespac
     best = results["networks"]["new"]["best single"]
     assert f"`auto` is only +0.40 above EBO; `auto` is 3.10 below {best}; `fuse` is 0.20 below EBO" in line
     assert "`auto` is 1.60 below SCALE" in line
+    (row,) = [line for line in page.splitlines() if line.startswith("| new | sees")]
+    assert row == (
+        f"| new | sees-far + sees-near | good | 1 | {chosen['spearman']:.2f} | the fusion | +1.2 | -2.0 | no scaling | +0.0 | +0.4 | -3.1 |"
+    )
     assert "**made up (`new`)**" in page
     assert "| made up (`old`) |" in page
     assert "**Not looked at for any choice**: new." in page
@@ -96,35 +111,93 @@ def test_page_tells_what_was_looked_at_and_what_was_missed(tools: SimpleNamespac
     assert page.count("<details") == page.count("</details>") == 2
 
 
-def blind_on(near: float, far: float, seed: int) -> dict[str, torch.Tensor]:
-    """Scores that tell near and far images from known ones by so many standard deviations."""
+def blind_on(near: float, far: float, seed: int, seen: float = 0.0) -> dict[str, torch.Tensor]:
+    """Scores that tell near, far and stand-in images from known ones by so many standard deviations."""
     rng = torch.Generator().manual_seed(seed)
-    shifts = {"val": 0.0, "test": 0.0, "faint": near, "ood": far}
+    shifts = {"val": 0.0, "test": 0.0, "faint": near, "ood": far, "stand-in good": near + far, "stand-in bad": seen}
     return {name: 10 - shift + torch.randn(200, generator=rng) for name, shift in shifts.items()}
 
 
-def test_choice_without_a_network_does_not_see_it(tools: SimpleNamespace) -> None:
-    names = (["faint"], ["ood"])
-    rows = {"ebo": (0.5, 0.5), "sees-near": (3.0, 0.0), "sees-far": (0.0, 3.0)}
-    old, new = ({row: blind_on(*rows[row], 3 * seed + place) for place, row in enumerate(rows)} for seed in range(2))
-    networks = {"a": (old, *names, "one"), "b": (old, *names, "one"), "c": (new, *names, "c")}
-    before = tools.left_out.left_out(networks)
-    upside_down = {row: {name: -values for name, values in one.items()} for row, one in new.items()}
-    after = tools.left_out.left_out(networks | {"c": (upside_down, *names, "c")})
+def negated(scores: dict[str, Any]) -> dict[str, Any]:
+    return {row: {name: -values for name, values in one.items()} for row, one in scores.items()}
+
+
+@pytest.fixture
+def cases(tools: SimpleNamespace) -> dict[str, Any]:
+    """Two networks of one family and one of another; on both only a sum sees everything, and one kind of stand-in misleads."""
+    rows = {
+        "ebo": (0.5, 0.5, 3.0),
+        "sees-near": (3.0, 0.0, 0.0),
+        "sees-far": (0.0, 3.0, 0.0),
+        "worst": (-1.0, -1.0, 5.0),
+    }
+    old, new = (
+        {
+            row: blind_on(near, far, 5 * seed + place, seen)
+            for place, (row, (near, far, seen)) in enumerate(rows.items())
+        }
+        for seed in range(2)
+    )
+    scales = [{85.0: blind_on(gain, gain, 50 + seed, gain)} for seed, gain in enumerate((2.0, -2.0))]
+    case = tools.left_out.Case
+    return {
+        "a": case(old, ["faint"], ["ood"], "one", scales[0]),
+        "b": case(old, ["faint"], ["ood"], "one", scales[0]),
+        "c": case(new, ["faint"], ["ood"], "c", scales[1]),
+    }
+
+
+def test_choice_without_a_network_does_not_see_it(tools: SimpleNamespace, cases: dict[str, Any]) -> None:
+    before = tools.left_out.left_out(cases)
+    other = replace(cases["c"], scores=negated(cases["c"].scores), scales=negated(cases["c"].scales))
+    after = tools.left_out.left_out(cases | {"c": other})
     assert before["a"]["chosen on"] == ["c"]
     assert before["c"]["parts"] == after["c"]["parts"] == ["sees-far", "sees-near"]
+    assert before["c"]["kinds"] == after["c"]["kinds"] == ["good"]
+    assert (before["c"]["lead"], before["c"]["gain"]) == (after["c"]["lead"], after["c"]["gain"])
     assert after["a"]["parts"] != before["a"]["parts"]
+
+
+def test_what_is_chosen_without_a_network_is_measured_on_all_its_images(
+    tools: SimpleNamespace, cases: dict[str, Any]
+) -> None:
+    found, scores = tools.left_out.left_out(cases)["c"], cases["c"].scores
+    assert found["auto"] == "sees-far+sees-near"
     z = {
         name: sum(
-            (new[row][name] - new[row]["val"].mean()) / new[row]["val"].std(correction=0)
-            for row in rows
-            if row != "ebo"
+            (scores[row][name] - scores[row]["val"].mean()) / scores[row]["val"].std(correction=0)
+            for row in ("sees-far", "sees-near")
         )
         for name in ("test", "faint", "ood")
     }
-    plain = np.mean([auroc(new["ebo"]["test"], new["ebo"][name]) for name in ("faint", "ood")])
+    plain = np.mean([auroc(scores["ebo"]["test"], scores["ebo"][name]) for name in ("faint", "ood")])
     summed = np.mean([auroc(z["test"], z[name]) for name in ("faint", "ood")])
-    assert before["c"]["difference to ebo"] == pytest.approx(summed - plain, abs=1e-4)
+    assert found["difference to ebo"] == pytest.approx(summed - plain, abs=1e-4)
+
+
+def test_scale_is_used_where_it_gains_on_stand_ins(tools: SimpleNamespace, cases: dict[str, Any]) -> None:
+    found = tools.left_out.left_out(cases)
+    assert found["a"]["percentile"] == 85.0
+    assert found["a"]["scale to ebo"] > 0.1
+    assert found["c"]["percentile"] is None
+    assert found["c"]["scale to ebo"] == 0.0
+
+
+def test_a_score_that_is_the_same_for_all_images_wins_nothing(tools: SimpleNamespace, cases: dict[str, Any]) -> None:
+    flat = {name: torch.ones(200) for name in cases["a"].scores["ebo"]}
+    assert cases["a"].truth([flat]) == 0.5
+
+
+@pytest.mark.parametrize("side", [32, 33, 224])
+def test_every_rival_kind_gives_other_pictures_of_the_same_size(tools: SimpleNamespace, side: int) -> None:
+    images = torch.rand(3, 3, side, side, generator=torch.Generator().manual_seed(0))
+    for name, make in tools.kinds.RIVALS.items():
+        made = make(images, 7)
+        assert made.shape == images.shape, name
+        assert made.min() >= 0, name
+        assert made.max() <= 1, name
+        assert (made - images).abs().mean() > 0.02, name
+        assert torch.equal(made, make(images, 7)), name
 
 
 def test_classes_that_are_cut_become_a_near_set(tools: SimpleNamespace) -> None:
