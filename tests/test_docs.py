@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -132,20 +133,63 @@ def test_results_come_from_files() -> None:
     assert [name for name in named if name not in text] == []
 
 
-def test_the_site_builds_strictly_and_asks_no_one(tmp_path: Path) -> None:
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site."""
     pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("site")
     # Not --quiet, which would keep --strict from seeing any warning.
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = sorted(tmp_path.rglob("*.html"))
+    return folder
+
+
+def test_the_site_builds_strictly_and_asks_no_one(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
     assert len(pages) >= 60
-    assert 'id="idness.guard.guard.Guard.calibrate"' in (tmp_path / "api" / "guard.html").read_text()
+    assert 'id="idness.guard.guard.Guard.calibrate"' in (site / "api" / "guard.html").read_text()
     for page in pages:
         fetched = re.findall(
             r'<(?:script|img|iframe)[^>]+src="(https?:[^"]+)|<link[^>]+rel="stylesheet"[^>]+href="(https?:[^"]+)',
             page.read_text(),
         )
         assert fetched == [], page
+
+
+CUT_OFF = """() => {
+  const width = document.documentElement.clientWidth, apart = ".md-typeset__scrollwrap, pre, .highlight, nav, math";
+  const formulas = [...document.querySelectorAll("math[display=block]")].filter((each) => each.scrollWidth > each.clientWidth + 1);
+  const leaves = [...document.querySelectorAll(".md-content *")].filter((each) => !each.children.length && !each.closest(apart));
+  const beyond = leaves.filter((each) => each.getBoundingClientRect().right > width + 1);
+  return [...formulas, ...beyond].map((each) => each.tagName + ": " + each.textContent.slice(0, 60));
+}"""
+
+
+def cut_off(tab: Any, pages: list[Path]) -> list[str]:
+    """Say what of the pages cannot be read without being moved sideways, apart from wide tables and code."""
+    found = []
+    for page in pages:
+        tab.goto(page.as_uri())
+        wide = tab.evaluate("document.documentElement.scrollWidth") > tab.viewport_size["width"]
+        found += [f"{page.name}: {each}" for each in [*(["the page"] if wide else []), *tab.evaluate(CUT_OFF)]]
+    return found
+
+
+@pytest.mark.browser
+def test_nothing_of_the_site_is_cut_off_on_a_phone(site: Path, chromium: Any) -> None:
+    names = ("methods/index", "methods/cadref", "methods/rmdspp", "results", "migrating")
+    tab = chromium.new_page(viewport={"width": 390, "height": 900})
+    assert cut_off(tab, [site / f"{name}.html" for name in names]) == []
+    tab.close()
+
+
+@pytest.mark.long
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [390, 800, 1440])
+def test_nothing_of_the_whole_site_is_cut_off(site: Path, chromium: Any, width: int) -> None:
+    tab = chromium.new_page(viewport={"width": width, "height": 900})
+    assert cut_off(tab, [page for page in sorted(site.rglob("*.html")) if page.name != "404.html"]) == []
+    tab.close()

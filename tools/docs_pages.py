@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 import sys
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -132,40 +133,68 @@ def methods_index() -> str:
     from idness.detectors.catalogue import catalogue
 
     lines = [
+        "---",
+        "hide: [toc]",
+        "---",
         "# Methods",
         "",
         "Each is a function of a network's features, its logits and its final linear layer, so a comparison of all of them",
         "runs the network once per image. The same list is printed by `idness list`.",
         "",
-        "| method | what it does | training images | features below zero | passes, forward + backward |",
-        "|---|---|---|---|---|",
+        "| method | what it does |",
+        "|---|---|",
     ]
-    for entry in catalogue():
-        signed = "unsuited" if entry.assumes_nonnegative else "fine"
-        known = f"[`{entry.name}`]({entry.name}.md) | {entry.summary} | {entry.learns_from}"
-        lines.append(f"| {known} | {signed} | {entry.passes} |")
-    if MEASURED.is_file():
-        lines += ["", text_section(MEASURED)]
-    return "\n".join(lines) + "\n"
+    methods = catalogue()
+    lines += [f"| [`{entry.name}`]({entry.name}.md) | {entry.summary} |" for entry in methods]
+    homes = {row: entry.name for entry in methods for row in (entry.rows or [entry.name])}
+    measured = re.sub(
+        r"^\| ([a-z-]+) \|",
+        lambda match: f"| [`{match[1]}`]({homes[match[1]]}.md) |" if match[1] in homes else match[0],
+        text_section(MEASURED),
+        flags=re.MULTILINE,
+    )
+    return "\n".join([*lines, "", measured]) + "\n"
 
 
 def method_page(name: str, cls: Any) -> str:
     """Describe one method from its dataclass."""
+    from idness.detectors.catalogue import describe
+
     source = inspect.getsource(sys.modules[cls.__module__])
     title, _, paper = (sys.modules[cls.__module__].__doc__ or name).strip().partition(" -- ")
     about, arguments = docstring(cls)
     lines = [f"# {title}", "", f"**{summary(cls)}**", ""]
     lines += [about, ""] if about else []
     lines += [f"*{paper}*", ""] if paper else []
+    if cls.formula:
+        parts = [line for part in describe(name, cls).parts for line in (f"$`{part}`$", "")]
+        lines += ["## Formula", "", *parts, "[What the letters mean](index.md#letters-in-the-formulas).", ""]
     lines += ["## What it needs", "", *(f"- {line}" for line in needs(cls)), "", "## Options", ""]
     lines += options_table(cls, arguments)
     if cls.rows:
         rows = ", ".join(f"`{row}`" for row in cls.rows)
         lines += ["", f"A comparison lists its variants apart: {rows}."]
-    lines += ["", "## Use", "", "```python", *example(name, cls).splitlines(), "```", ""]
+    lines += ["", *brought(name, cls)]
+    lines += ["## Use", "", "```python", *example(name, cls).splitlines(), "```", ""]
     lines += [f"On the command line it is written with its options: `{cls().label()}`.", ""]
     lines += ["## The whole method", "", "```python", *source.rstrip().splitlines(), "```", ""]
     return "\n".join(lines)
+
+
+def brought(name: str, cls: Any) -> list[str]:
+    """Show what was measured of a method on each network, beside the energy score."""
+    methods = json.loads(MEASURED.with_suffix(".json").read_text(encoding="utf-8"))["methods"]
+    rows = {row: methods[row]["difference to ebo"] for row in (cls.rows or [name]) if row in methods}
+    networks = list(dict.fromkeys(network for gains in rows.values() for network in gains))
+    if name == "ebo" or not networks:
+        return []
+    said = "Points of AUROC above the energy score, ± half of a 95 % interval, at its defaults; from `results/methods.json`."
+    lines = ["## By our own results", "", said, "", f"| network | {' | '.join(rows)} |", f"|---|{'--:|' * len(rows)}"]
+    for network in networks:
+        found = (gains.get(network) for gains in rows.values())
+        cells = [f"{100 * gain[0]:+.1f} ± {50 * (gain[2] - gain[1]):.1f}" if gain else "" for gain in found]
+        lines.append(f"| {' | '.join([network, *cells])} |")
+    return [*lines, ""]
 
 
 def needs(cls: Any) -> list[str]:
@@ -177,8 +206,9 @@ def needs(cls: Any) -> list[str]:
     else:
         learns = "nothing"
     found = [f"It learns from {learns}."]
+    found += [f"It assumes that {cls.assumes}."] if cls.assumes else []
     if cls.assumes_nonnegative:
-        found.append("It assumes features that are not negative, as a ReLU leaves them; it warns when they are.")
+        found.append("Features below zero, of which a ReLU leaves none, make its scores meaningless; it warns of them.")
     else:
         found.append("It takes features of any sign.")
     found.append(
@@ -383,6 +413,17 @@ def on_config(config: Any) -> Any:
         if "Reference" in entry:
             entry["Reference"] += [{about[0]: f"api/{name}.md"} for name, about in API.items()]
     return config
+
+
+FORMULA = re.compile(r"(<p>)?\$<code>([^<]*)</code>\$(?(1)</p>)")
+"""A formula in a line, or as a paragraph of its own."""
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Set formulas, which GitHub reads in the same notation, as MathML, which browsers draw without any script."""
+    from latex2mathml.converter import convert
+
+    return FORMULA.sub(lambda match: convert(unescape(match[2]), display="block" if match[1] else "inline"), html)
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -2,6 +2,7 @@
 
     python tools/auto_study.py        # measures every method on every network at hand
     python tools/methods_table.py     # sets it beside the catalogue, and measures the cost of a score
+    python tools/methods_table.py --keep      # the same with the costs that were measured last
 
 The cost is that of scoring activations that are there, as a ratio to the energy score on the same images in the same run:
 CPU seconds of this process, the least of several turns, fitting not counted. The network's own forward pass, which all
@@ -13,9 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +70,15 @@ def table(networks: Mapping[str, Any], entries: list[Entry], cost: Mapping[str, 
                 for name, network in networks.items()
                 if row in network["methods"]
             }
-            values = [gain for gain, *_ in gains.values()]
             found[row] = {
+                "formula": entry.parts,
                 "learns from": _learns_from(entry),
-                "assumes ReLU": entry.assumes_nonnegative,
+                "assumes": entry.assumes,
                 "passes": entry.passes,
                 "paper": entry.paper,
-                "mean": round(sum(values) / len(values), 5) if values else None,
-                "worst": min(values, default=None),
+                "mean": _mean(gain for gain, *_ in gains.values()),
+                "near": _mean(_ahead(network, row, "near") for network in networks.values()),
+                "far": _mean(_ahead(network, row, "far") for network in networks.values()),
                 "cost": {name: ratios[row] for name, ratios in cost.items() if row in ratios},
                 "difference to ebo": gains,
             }
@@ -83,35 +86,53 @@ def table(networks: Mapping[str, Any], entries: list[Entry], cost: Mapping[str, 
     return {row: found[row] for row in order}
 
 
+LETTERS = """*a* are the features of an image, *z = Wa + b* its logits, *w*<sub>c</sub> the weights of class *c*, *ŷ* the predicted one
+of *C* classes, *p* the softmax; *E* is the readout, log Σ<sub>c</sub> exp *z*<sub>c</sub> unless set otherwise. *ā* is *a* at length 1, *ã*
+standardised. *P*<sub>p</sub> is a percentile over ID images; *top* and the mask *m* are the features above an image's own percentile,
+*k* is their number, or that of neighbours, *r* the sum of all features over that of the top ones. *μ* and *Σ* are means and
+covariances of training images, *P* and *P*<sup>⊥</sup> project into their principal space and out of it, *i* counts them. Options have
+their own letters, and what else a formula names is on the method's page."""
+
+
 def page(results: Mapping[str, Any]) -> str:
     """Write the two tables."""
     methods, networks = results["methods"], results["networks"]
-    timed = list(results["timed"])
-    sizes = "".join(f"; {name}: {size}" for name, size in results["timed"].items())
+    sizes = " ".join(f"On {name}: {size}." for name, size in results["timed"].items())
     lines = [
         "# Every method: what it needs, costs and brings",
         "",
-        f"Made by `{results['command']}` from `auto.json`; every number is in `methods.json`. Methods at their defaults.",
-        f"Mean and worst: points of AUROC (mean of near and far) above the energy score (EBO), over those of {len(networks)} networks",
-        "that it was run on; the second table shows which.",
-        "Cost: of scoring one image's activations, in units of EBO's, in the same run; fitting is not counted, and a pass of the network",
-        f"is far more than all of them{sizes}. {results['load']}",
+        f"Made by `{results['command']}` from `auto.json`; every number is in `methods.json`. Methods at their defaults, the best first.",
         "",
-        f"| method | mean | worst | learns from | assumes ReLU | passes | {' | '.join(f'cost, {name}' for name in timed)} | paper |",
-        f"|---|--:|--:|---|---|--:|{'--:|' * len(timed)}---|",
+        "- **mean**, **near**, **far**: points of AUROC above the energy score (`ebo`), the mean over those of",
+        f"  {len(networks)} networks that it was run on.",
+        "- **wins**, **loses**: on how many of them it is above or below `ebo` by more than chance (by the 95 % interval of the",
+        "  paired difference, DeLong), and where most.",
+        "- **cost**: of scoring one image's activations, in units of `ebo`'s, without fitting. A pass of the network, which all",
+        f"  share, is far more than any. {sizes} {results['load']}",
+        "- **formula**: the score, higher is more in-distribution; its letters are explained below the table.",
+        "",
+        "| method | formula | learns from | assumes | cost | mean | near | far | wins | loses | paper |",
+        "|---|---|---|---|---|--:|--:|--:|---|---|---|",
     ]
     for row, item in methods.items():
+        gains = item["difference to ebo"]
         cells = [
             row,
-            *(_points(item[key]) for key in ("mean", "worst")),
+            "<br>".join(f"$`{part}`$" for part in item["formula"]),
             item["learns from"],
-            "yes" if item["assumes ReLU"] else "no",
-            item["passes"],
-            *(f"{item['cost'][name]:.3g}" if name in item["cost"] else "" for name in timed),
-            item["paper"].replace("|", "\\|"),
+            item["assumes"],
+            _cost(item),
+            *(_points(item[key]) for key in ("mean", "near", "far")),
+            _most({name: gain for name, (gain, low, _) in gains.items() if low > 0}, len(gains), max),
+            _most({name: gain for name, (gain, _, high) in gains.items() if high < 0}, len(gains), min),
+            short_paper(item["paper"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
+        "",
+        "## Letters in the formulas",
+        "",
+        LETTERS,
         "",
         "## On each network",
         "",
@@ -124,6 +145,39 @@ def page(results: Mapping[str, Any]) -> str:
         cells = [_gain(item["difference to ebo"].get(name)) for name in networks]
         lines.append(f"| {' | '.join([row, *cells])} |")
     return "\n".join(lines) + "\n"
+
+
+def short_paper(paper: str) -> str:
+    """Leave out a paper's title: authors, venue and year tell it from the others."""
+    known = (paper.partition(" -- ")[2] or paper).rpartition("; ")[2]
+    return re.sub(r' "[^"]*",?', "", known).rstrip(".").replace("|", "\\|")
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(sum(known) / len(known), 5) if known else None
+
+
+def _ahead(network: Mapping[str, Any], row: str, group: str) -> float | None:
+    """Compute how far a row is ahead of the energy score on one group of sets."""
+    measured = network["methods"]
+    return measured[row][group]["auroc"][0] - measured["ebo"][group]["auroc"][0] if row in measured else None
+
+
+def _cost(item: Mapping[str, Any]) -> str:
+    """Write a row's costs, or the passes of the network beside which no other cost counts."""
+    if item["passes"] != "1":
+        forward, _, backward = item["passes"].partition(" + ")
+        return f"{forward} passes" + (f", {backward} backward" if backward else "")
+    return " / ".join(f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}" for ratio in item["cost"].values())
+
+
+def _most(gains: Mapping[str, float], of: int, extreme: Callable[..., str]) -> str:
+    """Say on how many networks, and on which one most."""
+    if not gains:
+        return "–"
+    name = extreme(gains, key=lambda each: gains[each])
+    return f"{len(gains)} of {of}: {name} {_points(gains[name])}"
 
 
 def _learns_from(entry: Entry) -> str:
@@ -155,13 +209,29 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=REPOSITORY / ".data", help="folder of tools/fetch.py")
     parser.add_argument("--shared", type=Path, default=SHARED, help="folder of real data beside the repository")
     parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the results, and of auto.json")
+    parser.add_argument("--keep", action="store_true", help="keep the costs that were measured last")
     given = parser.parse_args()
     torch.set_num_threads(1)
     networks = json.loads((given.to / "auto.json").read_text(encoding="utf-8"))["networks"]
+    timed = kept_costs(given.to) if given.keep else measured_costs(Places(given.data, given.shared, NETS))
+    results = {
+        "command": "python tools/methods_table.py",
+        "networks": list(networks),
+        "timed": timed["timed"],
+        "load": timed["load"],
+        "methods": table(networks, catalogue(), timed["cost"]),
+    }
+    atomic_write(given.to / "methods.json", json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    atomic_write(given.to / "methods.md", page(results))
+    return 0
+
+
+def measured_costs(places: Places) -> dict[str, Any]:
+    """Measure the costs on those networks that are there."""
     cost, sizes = {}, {}
     for name in TIMED:
         try:
-            world = open_world(name, Places(given.data, given.shared, NETS))
+            world = open_world(name, places)
         except TURNED_BACK as error:
             print(f"{name}: passed over: {error}")
             continue
@@ -169,16 +239,15 @@ def main() -> int:
         sizes[name] = (
             f"{world.head.width} features, {world.head.classes} classes, {len(world.train)} images to learn from"
         )
-    results = {
-        "command": "python tools/methods_table.py",
-        "networks": list(networks),
-        "timed": sizes,
-        "load": _load(),
-        "methods": table(networks, catalogue(), cost),
-    }
-    atomic_write(given.to / "methods.json", json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-    atomic_write(given.to / "methods.md", page(results))
-    return 0
+    return {"cost": cost, "timed": sizes, "load": _load()}
+
+
+def kept_costs(folder: Path) -> dict[str, Any]:
+    """Read the costs that were measured last."""
+    last = json.loads((folder / "methods.json").read_text(encoding="utf-8"))
+    by_row = {row: item["cost"] for row, item in last["methods"].items()}
+    cost = {name: {row: ratios[name] for row, ratios in by_row.items() if name in ratios} for name in last["timed"]}
+    return {"cost": cost, "timed": last["timed"], "load": last["load"]}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 
@@ -34,6 +35,17 @@ def test_every_method_is_listed_with_its_options_and_its_paper():
     assert listed["tempscale"].needs_val
     assert (listed["scale"].passes, listed["odin"].passes) == ("1", "2 + 1")
     assert listed["ash"].rows["ash-b"] == {"variant": "b"}
+
+
+@pytest.mark.parametrize("name", sorted(registry.available()))
+def test_every_method_has_a_formula_and_an_assumption_of_its_own(name):
+    convert = pytest.importorskip("latex2mathml.converter").convert
+    cls = registry.available()[name]
+    assert {"formula", "assumes"} <= set(vars(cls)), "inherited from another method"
+    drawn = re.sub(r"<[^>]+>", "", convert(cls.formula))
+    assert "\\" not in drawn, f"unknown to MathML: {drawn}"
+    assert "|" not in cls.formula  # ends a cell of the table
+    assert not cls.assumes.endswith(".")
 
 
 def test_every_method_of_the_paper_is_there():

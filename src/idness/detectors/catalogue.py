@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 PLACE = Path(__file__).parents[1] / "methods" / "catalogue.json"
-FLAGS = ("needs_train", "needs_labels", "needs_val", "assumes_nonnegative", "forward_passes", "backward_passes")
+DECLARED = (
+    "formula",
+    "assumes",
+    "needs_train",
+    "needs_labels",
+    "needs_val",
+    "assumes_nonnegative",
+    "forward_passes",
+    "backward_passes",
+)
 
 
 @dataclass(frozen=True)
@@ -18,7 +27,7 @@ class Entry:
     """Describes a method to those who choose one.
 
     It has the name on the command line, what the method does, its paper (its name there, authors, title, venue and year), its
-    options with their defaults, and of its class `rows` and the flags, which `Detector` explains.
+    options with their defaults, and of its class `formula`, `assumes`, `rows` and the flags, which `Detector` explains.
     """
 
     name: str
@@ -26,12 +35,19 @@ class Entry:
     paper: str
     options: dict[str, Any]
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    formula: str = ""
+    assumes: str = ""
     needs_train: bool = False
     needs_labels: bool = False
     needs_val: bool = False
     assumes_nonnegative: bool = False
     forward_passes: int = 1
     backward_passes: int = 0
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts of the formula, each short enough for a line."""
+        return self.formula.split(r", \quad ")
 
     @property
     def signature(self) -> str:
@@ -79,7 +95,7 @@ def describe(name: str, cls: Any) -> Entry:
         paper=" ".join(paper.split()),
         options=cls().options(),
         rows={row: dict(fixed) for row, fixed in cls.rows.items()},
-        **{flag: getattr(cls, flag) for flag in FLAGS},
+        **{flag: getattr(cls, flag) for flag in DECLARED},
     )
 
 

@@ -32,6 +32,10 @@ class Detector(ABC):
     end in an underscore.
     """
 
+    formula: ClassVar[str] = ""
+    """The score as LaTeX, in the letters that the list of methods explains."""
+    assumes: ClassVar[str] = ""
+    """What must hold for the score to tell images apart, in a few words."""
     needs_train: ClassVar[bool] = False
     """Whether `fit` needs activations of training images."""
     needs_labels: ClassVar[bool] = False
@@ -159,12 +163,8 @@ class Detector(ABC):
         self._forget()
         remaining = dict(state)
         for prefix, part in self.inner():
-            nested = {
-                key.removeprefix(f"{prefix}."): remaining.pop(key)
-                for key in list(remaining)
-                if key.startswith(f"{prefix}.")
-            }
-            part.load_state(head, nested)
+            own = [key for key in remaining if key.startswith(f"{prefix}.")]
+            part.load_state(head, {key.removeprefix(f"{prefix}."): remaining.pop(key) for key in own})
         for key, value in remaining.items():
             if not key.endswith("_"):
                 raise StoreError(

@@ -26,6 +26,11 @@ class ActSub(Detector):
         k: how many of the nearest training images count.
     """
 
+    formula = (
+        r"E(W a_D\, e^{r(a_D)} + b) \cdot (-\log(1 - s))^{\lambda}, \quad "
+        r"s = \frac{1}{k} \sum_{i \in kNN} \langle \bar a_I, \bar a_{I,i} \rangle"
+    )
+    assumes = "what the head sees and what it does not both tell ID images"
     needs_train = True
     uses_head = True
     grid = {"percentile": (85.0, 90.0, 92.5, 95.0, 97.5), "power": (0.5, 1.0, 1.5, 2.0)}

@@ -33,6 +33,12 @@ class AdaScale(InputEdit):
         eps: how far they move in the network's input, normalised as it is, in favour of that logit.
     """
 
+    formula = (
+        r"E(W a\, e^{r_p} + b) \ \text{(a)}, \quad "
+        r"E(r_p^2\, z) \ \text{(l)}, \quad "
+        r"p = p_{low} + (p_{high} - p_{low})\, (1 - F_{ID}(Q))"
+    )
+    assumes = "the largest features of OOD images shift more when the image is changed a little"
     needs_train = True
     needs_val = True
     uses_head = True

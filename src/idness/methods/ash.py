@@ -24,6 +24,13 @@ class Ash(Enhancer):
         percentile: share of features, in percent, that is pruned.
     """
 
+    formula = (
+        r"E(W a' + b), \quad "
+        r"a' = m \odot a\, e^{r} \ \text{(s)}, \quad "
+        r"a' = m \odot a \ \text{(p)}, \quad "
+        r"a' = m \, \frac{1}{k} \sum_j a_j \ \text{(b)}"
+    )
+    assumes = "features are at least 0, and the small ones say little"
     assumes_nonnegative = True
     grid = {"percentile": (10.0, 30.0, 50.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
     rows = {"ash-s": {"variant": "s"}, "ash-p": {"variant": "p"}, "ash-b": {"variant": "b"}}

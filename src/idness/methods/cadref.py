@@ -25,6 +25,12 @@ class CADRef(Detector):
         readout: how confidence is read off the logits.
     """
 
+    formula = (
+        r"-\frac{1}{\lVert a \rVert_1} \left(\frac{\sum_j \max(0, e_j)}{S(z)} "
+        r"+ \frac{\sum_j \max(0, -e_j)}{\operatorname{mean} S}\right), \quad "
+        r"e = (a - \mu_{\hat y}) \odot \operatorname{sign} w_{\hat y}"
+    )
+    assumes = "ID images are near the mean of those that are taken for the same class"
     needs_train = True
     uses_head = True
     grid = {"readout": ("energy", "msp", "max_logit")}

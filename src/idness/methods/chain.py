@@ -23,6 +23,8 @@ class Chain(Enhancer):
             `react(percentile=90)+dice(percentile=10)`.
     """
 
+    formula = r"E(W' s_n(\dots s_1(a)) + b)"
+    assumes = "what its steps assume holds"
     needs_train = True
     needs_val = False
     grid = {

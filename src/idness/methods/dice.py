@@ -22,6 +22,8 @@ class DICE(Enhancer):
         percentile: share of all C x D weights, in percent, that is set to zero.
     """
 
+    formula = r"E((M \odot W) a + b), \quad M_{cj} = [\mu_j W_{cj} > P_p(\mu \odot W)]"
+    assumes = "few weights carry a class; the rest is noise that OOD images excite"
     needs_train = True
     grid = {"percentile": (10.0, 30.0, 50.0, 70.0, 90.0)}
 

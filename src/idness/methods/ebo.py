@@ -20,6 +20,8 @@ class EBO(Detector):
         temperature: T; the paper and every table use 1.
     """
 
+    formula = r"T \log \sum_c e^{z_c / T}"
+    assumes = "OOD images have smaller logits"
     takes_labels = True
     other = {"temperature": 5.0}
 

@@ -16,6 +16,11 @@ from idness.detectors.kernels import lengths
 class FDBD(Detector):
     """Take the mean distance to the decision boundaries, relative to the distance from the mean training image."""
 
+    formula = (
+        r"\frac{1}{C - 1} \sum_{c \ne \hat y} \frac{z_{\hat y} - z_c}{\lVert w_{\hat y} - w_c \rVert} \, / \, "
+        r"\lVert a - \mu \rVert"
+    )
+    assumes = "ID images lie further from the decision boundaries"
     needs_train = True
     uses_head = True
 

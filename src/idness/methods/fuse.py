@@ -31,6 +31,8 @@ class Fuse(Detector):
         parts: detectors, or one text such as `vra+actsub+vim`.
     """
 
+    formula = r"\sum_i (s_i - m_i) / \sigma_i"
+    assumes = "the parts fail on different images"
     needs_train = True
     needs_val = True
     uses_head = True

@@ -23,6 +23,8 @@ class GEN(Detector):
         m: how many of the largest probabilities enter; all where the network has fewer classes.
     """
 
+    formula = r"-\sum_{c=1}^{m} p_{(c)}^{\gamma} (1 - p_{(c)})^{\gamma}"
+    assumes = "OOD images make the softmax less sure"
     grid = {"gamma": (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0), "m": (10, 50, 100, 200, 500, 1000)}
 
     gamma: float = positive(0.1)

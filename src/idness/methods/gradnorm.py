@@ -23,6 +23,11 @@ class GradNorm(Detector):
         temperature: T; the paper finds 1 best.
     """
 
+    formula = (
+        r"\frac{1}{T} \, \lVert p - \frac{1}{C} \rVert_1 \, \lVert a \rVert_1, \quad p = "
+        r"\operatorname{softmax}(z / T)"
+    )
+    assumes = "ID images have large features and a sure softmax"
     grid = {"temperature": (0.5, 1.0, 2.0, 4.0)}
 
     temperature: float = positive(1.0)

@@ -20,6 +20,8 @@ class KLM(Detector):
     training images; labels are not used. The score is -min_k KL(p || d_k).
     """
 
+    formula = r"-\min_k \operatorname{KL}(p \,\Vert\, d_k)"
+    assumes = "each class has its usual probabilities"
     needs_train = True
     needs_val = True
     remembers = True  # with one image a class its templates are these images themselves

@@ -22,6 +22,8 @@ class KNN(Detector):
         k: which neighbour; fewer training images want a smaller one.
     """
 
+    formula = r"-\lVert \bar a - \bar a_{(k)} \rVert^2"
+    assumes = "ID images have training images near them, by direction"
     needs_train = True
     takes_labels = True
     grid = {"k": (1, 5, 10, 50, 100, 200, 500, 1000)}

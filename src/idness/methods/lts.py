@@ -25,6 +25,8 @@ class LTS(Detector):
         percentile: share of activations, in percent, left out of the sum of the largest.
     """
 
+    formula = r"E(r^2 z), \quad r = \frac{\sum_j a_j}{\sum_{j \in top} a_j}"
+    assumes = "ID images have many active features beside the largest"
     grid = {"percentile": (10.0, 30.0, 50.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
 
     percentile: float = percent(95.0)

@@ -25,6 +25,8 @@ class MDS(Detector):
             paper not at all.
     """
 
+    formula = r"-\min_c\, (a - \mu_c)^\top \Sigma^{-1} (a - \mu_c)"
+    assumes = "classes are Gaussian with one covariance"
     needs_train = True
     needs_labels = True
     other = {"shrinkage": 0.1}

@@ -21,5 +21,8 @@ class MDSPP(MDS):
         shrinkage: how far the covariance is moved towards a multiple of the identity, for few training images.
     """
 
+    formula = r"-\min_c\, (\bar a - \mu_c)^\top \Sigma^{-1} (\bar a - \mu_c)"
+    assumes = "classes are Gaussian with one covariance, by direction"
+
     def place(self, features: Tensor) -> Tensor:
         return unit(features.double())

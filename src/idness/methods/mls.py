@@ -15,6 +15,8 @@ from idness.detectors.readouts import readout_for
 class MLS(Detector):
     """Take the largest logit."""
 
+    formula = r"\max_c z_c"
+    assumes = "OOD images have smaller logits"
     takes_labels = True
 
     def rate(self, acts: Activations) -> Tensor:

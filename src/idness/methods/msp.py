@@ -15,6 +15,8 @@ from idness.detectors.readouts import readout_for
 class MSP(Detector):
     """Take the largest softmax probability."""
 
+    formula = r"\max_c p_c"
+    assumes = "OOD images make the softmax less sure"
     takes_labels = True
 
     def rate(self, acts: Activations) -> Tensor:

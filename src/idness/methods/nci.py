@@ -20,6 +20,8 @@ class NCI(Detector):
         alpha: weight of the size, the sum of absolute features; wide networks want a smaller one. The authors search it.
     """
 
+    formula = r"\frac{\langle w_{\hat y},\, a - \mu \rangle}{\lVert a - \mu \rVert} + \alpha \lVert a \rVert_1"
+    assumes = "ID features gather around the weights of their class"
     needs_train = True
     uses_head = True
     grid = {"alpha": (0.0001, 0.001, 0.01, 0.1)}

@@ -26,6 +26,8 @@ class NECO(Detector):
         times: logit multiplies by the largest logit, as the authors do for all networks but ResNets; nothing does not.
     """
 
+    formula = r"\frac{\lVert P \tilde a \rVert}{\lVert \tilde a \rVert} \cdot \max_c z_c"
+    assumes = "ID features fill few directions"
     needs_train = True
     grid = {"variance": (50.0, 70.0, 90.0, 95.0), "times": ("logit", "nothing")}
 

@@ -25,6 +25,8 @@ class NNGuide(Detector):
         k: how many of the nearest training images count.
     """
 
+    formula = r"E(z) \cdot \frac{1}{k} \sum_{i \in kNN} E(z_i)\, \langle \bar a, \bar a_i \rangle"
+    assumes = "ID images have sure training images near them, by direction"
     needs_train = True
     grid = {"k": (1, 5, 10, 50, 100, 200)}
 

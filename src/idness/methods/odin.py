@@ -25,6 +25,11 @@ class ODIN(InputEdit):
             quarter, and the default here is the result.
     """
 
+    formula = (
+        r"\max_c \operatorname{softmax}(z(x') / T)_c, \quad "
+        r"x' = x + \varepsilon \operatorname{sign} \nabla_x \log p_{\hat y}"
+    )
+    assumes = "ID images gain more certainty from a small step than OOD images"
     other = {"temperature": 1.0, "eps": 0.5}
     changed_by = ("temperature", "eps")
 

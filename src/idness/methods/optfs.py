@@ -30,6 +30,12 @@ class OptFS(Enhancer):
         bins: how many sizes are told apart.
     """
 
+    formula = (
+        r"E(W a' + b), \quad "
+        r"a'_j = \theta(a_j)\, a_j, \quad "
+        r"\theta_{bin} \propto \operatorname{mean} \sum_{j \in bin} w_{\hat y j}\, a_j"
+    )
+    assumes = "how much a feature tells depends on its size alone"
     needs_train = True
     grid = {"bins": (25, 50, 100, 200)}
 

@@ -18,6 +18,8 @@ class RAS(Enhancer):
     After it all images have the same values; only which feature has which differs.
     """
 
+    formula = r"E(W a' + b), \quad a'_{(j)} = \operatorname{mean} a_{(j)}"
+    assumes = "which features are large tells more than how large"
     needs_train = True
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:

@@ -24,6 +24,8 @@ class ReAct(Enhancer):
         percentile: share of activations, in percent, that lie below the clip.
     """
 
+    formula = r"E(W \min(a, P_p) + b)"
+    assumes = "OOD images excite a few features far too much"
     needs_train = True
     needs_val = True
     grid = {"percentile": (85.0, 90.0, 95.0, 99.0)}

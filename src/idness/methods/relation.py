@@ -28,6 +28,8 @@ class Relation(Detector):
         power: exponent of relations before they are added; the paper finds 1 best for OOD images.
     """
 
+    formula = r"\frac{1}{N} \sum_i \left(\max(0, \langle \bar a, \bar a_i \rangle)\, \langle p, p_i \rangle\right)^{s}"
+    assumes = "ID images are near many training images of their class"
     needs_train = True
     grid = {"power": (1.0, 2.0, 4.0, 6.0, 8.0)}
 

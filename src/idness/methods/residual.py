@@ -24,6 +24,8 @@ class Residual(Detector):
             OpenOOD take (1,000 of 2,048, 256 of 512).
     """
 
+    formula = r"-\lVert P^{\perp} (a - u) \rVert, \quad u = -W^{+} b"
+    assumes = "ID features fill a part of the space"
     needs_train = True
     takes_labels = True
     uses_head = True

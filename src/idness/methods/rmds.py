@@ -19,6 +19,13 @@ class RMDS(MDS):
         shrinkage: how far the covariance is moved towards a multiple of the identity, for few training images.
     """
 
+    formula = (
+        r"d_0(a) - \min_c d_c(a), \quad "
+        r"d_c(a) = (a - \mu_c)^\top \Sigma^{-1} (a - \mu_c), \quad "
+        r"d_0(a) = (a - \mu)^\top \Sigma_0^{-1} (a - \mu)"
+    )
+    assumes = "classes are Gaussian with one covariance, and so is the whole"
+
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         super().learn(head, train, val)
         self.background_ = whitening(self.place(train.features) - self.centre_, self.shrinkage)

@@ -15,3 +15,10 @@ class RMDSPP(MDSPP, RMDS):
     Args:
         shrinkage: how far the covariance is moved towards a multiple of the identity, for few training images.
     """
+
+    formula = (
+        r"d_0(\bar a) - \min_c d_c(\bar a), \quad "
+        r"d_c(\bar a) = (\bar a - \mu_c)^\top \Sigma^{-1} (\bar a - \mu_c), \quad "
+        r"d_0(\bar a) = (\bar a - \mu)^\top \Sigma_0^{-1} (\bar a - \mu)"
+    )
+    assumes = "classes are Gaussian with one covariance, and so is the whole, by direction"

@@ -25,6 +25,8 @@ class Scale(Enhancer):
         percentile: share of activations, in percent, left out of the sum of the largest.
     """
 
+    formula = r"E(W a\, e^{r} + b), \quad r = \frac{\sum_j a_j}{\sum_{j \in top} a_j}"
+    assumes = "features are at least 0, and ID images have many active features beside the largest"
     assumes_nonnegative = True
     grid = {"percentile": (10.0, 30.0, 50.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
 

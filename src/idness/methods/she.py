@@ -24,6 +24,8 @@ class SHE(Detector):
         metric: inner_product is the paper's score; cosine and euclidean are what it compares it to.
     """
 
+    formula = r"\langle a, \mu_{\hat y} \rangle"
+    assumes = "ID images look like the stored pattern of their class, and as strong"
     needs_train = True
     needs_labels = True
     grid = {"metric": ("inner_product", "cosine", "euclidean")}

@@ -28,6 +28,8 @@ class SSD(Detector):
         clusters: how many clusters; the paper finds 1 best.
     """
 
+    formula = r"-\min_k\, (\tilde a - \mu_k)^\top \Sigma_k^{-1} (\tilde a - \mu_k)"
+    assumes = "ID images make a few Gaussian clusters, by direction"
     needs_train = True
     grid = {"clusters": (1, 2, 5, 10)}
 

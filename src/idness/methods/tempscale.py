@@ -19,6 +19,8 @@ BOUNDS = (0.05, 20.0)
 class TempScale(Detector):
     """Take the largest softmax probability at the temperature that calibrates the network."""
 
+    formula = r"\max_c \operatorname{softmax}(z / T^{*})_c"
+    assumes = "OOD images make the calibrated softmax less sure"
     needs_train = True
     needs_val = True
     needs_labels = True

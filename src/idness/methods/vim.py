@@ -22,6 +22,13 @@ class ViM(Residual):
             OpenOOD take (1,000 of 2,048, 256 of 512).
     """
 
+    formula = (
+        r"E(z) - \alpha \lVert P^{\perp} (a - u) \rVert, \quad "
+        r"\alpha = \frac{\lvert \operatorname{mean} \max_c z_c \rvert}{\operatorname{mean} \lVert P^{\perp} (a - u) \rVert}, \quad "
+        r"u = -W^{+} b"
+    )
+    assumes = "ID features fill a part of the space, and have large logits"
+
     @classmethod
     def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
         super().learn_many(detectors, head, train, val)

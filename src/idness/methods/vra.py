@@ -27,6 +27,8 @@ class VRA(Enhancer):
         high: share of activations, in percent, that lie below the clip.
     """
 
+    formula = r"E(W a' + b), \quad a'_j = 0 \ \text{if} \ a_j < P_{low}, \ \text{else} \ \min(a_j, P_{high})"
+    assumes = "small features say little, and OOD images excite a few far too much"
     needs_train = True
     needs_val = True
     grid = {"low": (50.0, 60.0, 70.0), "high": (90.0, 95.0, 99.0)}

@@ -35,6 +35,11 @@ class WeiPer(Detector):
         lambda_2: weight of the mean largest probability.
     """
 
+    formula = (
+        r"-D(a) - \lambda_1 D(\tilde z) + \lambda_2 \operatorname{mean} \max_c \operatorname{softmax}(\tilde z)_c, \quad "
+        r"\tilde z = \tilde W a + b"
+    )
+    assumes = "features and perturbed logits of ID images have a usual histogram"
     needs_train = True
     uses_head = True
     grid = {"delta": (1.8, 2.4), "s_1": (4, 40), "s_2": (15, 40), "lambda_1": (0.1, 2.5), "lambda_2": (0.1, 1.0)}
