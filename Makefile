@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help bench test lint mutants test-browser docs pictures speed auto clean
+.PHONY: help bench test lint long mutants test-browser docs pictures speed auto clean
 
 help: ## print these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ lint: $(VENV)/ready ## run ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+long: $(VENV)/ready ## run the tests that take too long for make test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
 mutants: $(VENV)/ready ## break one line at a time, and see that the tests notice; about half an hour
 	$(BIN)/python tools/mutants.py --jobs 2

@@ -64,6 +64,15 @@ def test_the_recall_is_reached_with_as_few_images_as_can_be(recall):
         assert needed == 1 or (needed - 1) / count < recall
 
 
+@pytest.mark.parametrize(
+    ("count", "recall", "rank"), [(10, 0.9, 1), (18, 0.95, 1), (29, 0.95, 1), (31, 0.95, 2), (3, 0.01, 2)]
+)
+def test_the_threshold_is_the_score_nearest_to_the_share_that_may_be_lost(count, recall, rank):
+    """(1 - 0.9) * 10 is a little less than 1, and must not become 0."""
+    assert metrics.id_threshold(range(count), recall) == rank
+    assert metrics.fpr_at_id_recall(range(count), [rank - 0.5, rank], recall) == 0.5
+
+
 def test_energies_of_hundreds_are_not_squashed():
     """A sigmoid, which some libraries apply to scores outside [0, 1], would make all of these equal."""
     ids, oods = [300.0, 250.0, 200.0], [150.0, 120.0, 199.0]

@@ -23,6 +23,8 @@ from idness.guard.onnx import score_range
 from idness.networks.split import SplitModel
 
 onnxruntime = pytest.importorskip("onnxruntime")
+ALWAYS = ("msp", "scale", "dice", "knn", "gradnorm", "fuse")
+"""An export takes seconds; these stand for all methods, the others are tried by `make long`."""
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "onnx_without_torch.py"
 
 
@@ -50,8 +52,9 @@ def agree(guard: Guard, path: Path) -> None:
         assert found["is_ood"].dtype == bool
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(rows()))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.long) for name in rows()]
+)
 def test_every_method_decides_in_onnxruntime_as_in_torch(name: str, trained: nn.Module, tmp_path: Path) -> None:
     guard = Guard(trained, name, preprocessing=HOW).fit([known_tensors(120, first=3_000)])
     guard.calibrate([known_tensors(120)[0]], per_class=name == "msp", recall=0.9)
