@@ -109,12 +109,16 @@ def test_suspicious_normalisation() -> None:
 
 def test_torchvision_weights_say_what_they_expect() -> None:
     model = nn.Linear(1, 1)
-    first = preprocessing_for(model, "torchvision:resnet50")
+    first = preprocessing_for(model, "torchvision:resnet50:IMAGENET1K_V1")
     second = preprocessing_for(model, "torchvision:resnet50", "x/resnet50-11ad3fa6.pth")
+    pretrained = preprocessing_for(model, "torchvision:resnet50")
+    unknown = preprocessing_for(model, "torchvision:resnet50", "mine.safetensors")
     assert first is not None
     assert second is not None
     assert (first.resize, first.crop) == (256, 224)
     assert second.resize == 232
+    assert pretrained == second  # of the same version as the weights that load_model takes
+    assert unknown == first
 
 
 def test_timm_configuration() -> None:

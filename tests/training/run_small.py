@@ -18,10 +18,10 @@ from tests.training.conftest import small_world
 class NoNorm(nn.Module):
     """A network without batch norm, so that the joint batch of two processes is one batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, classes: int = 3) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
-        self.fc = nn.Linear(32, 3)
+        self.fc = nn.Linear(32, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.fc(self.body(images))

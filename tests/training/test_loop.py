@@ -25,7 +25,8 @@ from idness.networks.precision import bf16_problem
 from idness.training import METHODS, Settings, TrainingSet, finetune, networks
 from idness.training.checkpoint import load_checkpoint, save_checkpoint
 from idness.training.log import LogState
-from idness.training.loop import Trainer, _generator
+from idness.training.loop import Trainer
+from idness.training.plan import seeded
 from tests.training.conftest import small_world
 from tests.training.run_small import NoNorm, small_run
 
@@ -101,7 +102,7 @@ def test_step_is_sgd_with_nesterov_and_cosine(world: TrainingSet) -> None:
         mean=(0.0,) * 3,
         std=(1.0,) * 3,
     )
-    order = torch.randperm(16, generator=_generator(0, "order", 0))
+    order = torch.randperm(16, generator=seeded(0, "order", 0))
     momentum = [torch.zeros_like(p) for p in twin.parameters()]
     for step in range(2):
         chosen = order[step * 8 : step * 8 + 8]
@@ -211,7 +212,7 @@ def test_run_folder(tmp_path: Path, world: TrainingSet) -> None:
     start(1).load_state_dict(weights)
     assert all(torch.equal(weights[k], v) for k, v in done.model.state_dict().items())
     lines = (tmp_path / "log.csv").read_text().splitlines()
-    assert lines[0] == "epoch,step,lr,loss,accuracy,val_accuracy,images_per_second"
+    assert lines[0] == "epoch,step,lr,loss,accuracy,val_accuracy,images_per_second,waited"
     assert len(lines) == 4
     facts = json.loads((tmp_path / "checkpoint.json").read_text())
     assert facts["step"] == 18
@@ -297,10 +298,10 @@ def test_stopped_at_any_step_and_resumed_gives_the_same_bits(
     whole = finetune(start(), world, method, **options)
     step = Trainer._step
 
-    def stopping(self: Trainer, chosen: Tensor) -> tuple[float, int]:
+    def stopping(self: Trainer) -> tuple[float, int]:
         if self.step == stop:
             raise KeyboardInterrupt
-        return step(self, chosen)
+        return step(self)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Trainer, "_step", stopping)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-
-if TYPE_CHECKING:
-    from idness.training import TrainingSet
 
 CIFAR10 = Path(".data/cifar10.npz")
 
 
 def train(
-    data: Annotated[str, typer.Option(help="Folder with one subfolder of images per class, or cifar6.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="Folder with one subfolder of images per class, image list (.txt), Parquet, WebDataset shards (.tar), or cifar6."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder of the run: checkpoints, log.csv, weights.safetensors.")],
-    val: Annotated[str, typer.Option(help="Folder like --data, to count right answers on after each epoch.")] = "",
+    val: Annotated[str, typer.Option(help="Images like --data, to count right answers on after each epoch.")] = "",
+    root: Annotated[
+        Path | None, typer.Option(help="Folder below which an image list's files lie; the list's own.")
+    ] = None,
     arch: Annotated[
         str, typer.Option(help="small_resnet, tiny_resnet, torchvision:NAME, timm:NAME or path/to/file.py:FUNCTION.")
     ] = "small_resnet",
@@ -25,7 +30,7 @@ def train(
     init: Annotated[
         str,
         typer.Option(
-            help="Weights or a run's folder to start from, or pretrained (torchvision, timm); else from scratch."
+            help="Weights or a run's folder to start from, pretrained, or exactly torchvision:resnet50:IMAGENET1K_V1; else from scratch."
         ),
     ] = "",
     epochs: Annotated[
@@ -36,7 +41,15 @@ def train(
     batch_size: Annotated[int | None, typer.Option(help="Images per step and process.")] = None,
     warmup: Annotated[float | None, typer.Option(help="Epochs of rising learning rate.")] = None,
     seed: Annotated[int, typer.Option(help="Decides the order of images and all else that is random.")] = 0,
-    size: Annotated[int | None, typer.Option(help="Bring the images of a folder to this many pixels a side.")] = None,
+    size: Annotated[int | None, typer.Option(help="Pixels a side that the network sees; its own if not given.")] = None,
+    crops: Annotated[
+        str, typer.Option(help="shift (by up to 4 pixels), resized (random parts), or auto: by the network's size.")
+    ] = "auto",
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that read images; without it small images are held in memory.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="32-true, bf16-mixed, 16-mixed or auto.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Batches whose gradients make one step.")] = None,
     option: Annotated[
         list[str] | None, typer.Option("--set", help="Any other option as name=value, e.g. percentile=90 or ema=0.999.")
     ] = None,
@@ -50,18 +63,27 @@ def train(
     from idness.cli.terminal import stdout
     from idness.core.files import check_writable
     from idness.networks import trust
-    from idness.training import finetune, networks
+    from idness.training import finetune, open_training
 
     check_writable(out)
-    given = {"epochs": epochs, "lr": lr, "weight_decay": weight_decay, "batch_size": batch_size, "warmup": warmup}
+    given: dict[str, Any] = {
+        "epochs": epochs,
+        "lr": lr,
+        "weight_decay": weight_decay,
+        "batch_size": batch_size,
+        "warmup": warmup,
+    }
+    given |= {"precision": precision, "accumulate": accumulate, "crops": crops, "seed": seed}
     options = {name: value for name, value in given.items() if value is not None} | _parse(option or [])
     if threads is not None:
         torch.set_num_threads(threads)
-    images = _images(data, archive, size)
-    checked = _checked(val, data, archive, size, images)
-    model = networks.load(arch, len(images.classes), init, seed, example=images.example())
+    opened = open_training(
+        data, arch, val=val, root=root, init=init, size=size, crops=crops, workers=workers, seed=seed, archive=archive
+    )
     trust.remember(arch)  # so that the run's folder may be opened again
-    done = finetune(model, images, method, val=checked, out=out, arch=arch, progress=not quiet, seed=seed, **options)
+    done = finetune(
+        opened.model, opened.train, method, val=opened.val, out=out, arch=arch, progress=not quiet, **options
+    )
     last = done.log[-1]
     right = "" if last.val_accuracy is None else f", {last.val_accuracy:.2%} right on validation"
     console = stdout()
@@ -82,25 +104,3 @@ def _parse(pairs: list[str]) -> dict[str, Any]:
         except (ValueError, SyntaxError):
             options[name.strip()] = text
     return options
-
-
-def _images(data: str, archive: Path, size: int | None) -> TrainingSet:
-    from idness.data import embedded
-    from idness.training import cifar6, image_folder
-
-    return cifar6(archive) if data == embedded.NAME else image_folder(data, size)
-
-
-def _checked(val: str, data: str, archive: Path, size: int | None, images: TrainingSet) -> TrainingSet | None:
-    from idness.core.errors import DataError
-    from idness.data import embedded
-    from idness.training import cifar6, image_folder
-
-    if data == embedded.NAME and not val:
-        return cifar6(archive, "val")
-    found = image_folder(val, size) if val else None
-    if found is not None and found.classes != images.classes:
-        raise DataError(
-            f"{val}: must have the classes of {data} ({', '.join(images.classes[:5])}), got {', '.join(found.classes[:5])}"
-        )
-    return found

@@ -33,7 +33,7 @@ def decode(source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXE
         source: the file's bytes, or its path.
         max_pixels: images with more are refused before any pixel is decoded.
     """
-    name, data = ("image", source) if isinstance(source, bytes) else (Path(source).name, _read(Path(source)))
+    name, data = ("image", source) if isinstance(source, bytes) else (Path(source).name, contents(Path(source)))
     if not data:
         raise DataError(f"{name}: is an empty file; an image is expected")
     try:
@@ -77,7 +77,8 @@ def _opened(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
-def _read(path: Path) -> bytes:
+def contents(path: Path) -> bytes:
+    """Read a file's bytes; one that cannot be read is told by its name."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -17,7 +17,7 @@ from idness.data.sets import ImageSet, Picture, pick
 
 
 class TableSet(ImageSet):
-    """Reads images from tables with a column of encoded images, one row group in memory at a time.
+    """Reads images from tables with a column of encoded images, `hold` row groups in memory at a time.
 
     The columns of images and labels are guessed where they are not given; `split` is how the names of a folder's files begin.
     """
@@ -41,7 +41,7 @@ class TableSet(ImageSet):
                 self._starts.append(self._starts[-1] + count)
         self._column = pick(path.name, "column", "images", images, ("image", "img", "images", "picture"), columns)
         label = pick(path.name, "column", "labels", labels, ("label", "labels", "fine_label", "class"), columns)
-        self._held: tuple[int, Any] = (-1, None)
+        self._held: dict[int, Any] = {}
         self.classes = tuple(names)
         if label:
             values = [
@@ -55,15 +55,23 @@ class TableSet(ImageSet):
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def picture(self, index: int) -> Picture:
+    def blocks(self) -> list[int]:
+        return list(self._starts)
+
+    def encoded(self, index: int) -> bytes:
         group = bisect_right(self._starts, index) - 1
-        if self._held[0] != group:
-            self._held = (group, self._read(group, [self._column]).column(self._column))
-        value = self._held[1][index - self._starts[group]].as_py()
+        if group not in self._held:
+            while len(self._held) >= self.hold:
+                del self._held[next(iter(self._held))]
+            self._held[group] = self._read(group, [self._column]).column(self._column)
+        value = self._held[group][index - self._starts[group]].as_py()
         data = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(data, bytes):
             raise DataError(f"row {index}: column {self._column} must hold encoded images, got {type(data).__name__}")
-        return decode(data)
+        return data
+
+    def picture(self, index: int) -> Picture:
+        return decode(self.encoded(index))
 
     def stamp(self, start: int, stop: int) -> str:
         states = ((file.name, file.stat()) for file in self._files)

@@ -194,7 +194,7 @@ def preprocessing_for(model: nn.Module, spec: str = "", weights: str | None = No
     Args:
         model: the network.
         spec: how it was named, such as `torchvision:resnet50`.
-        weights: the file its weights came from; torchvision's files carry their version in their name.
+        weights: the file its weights came from; torchvision's files carry their version in their name. None for the pretrained ones.
 
     Returns:
         The preprocessing, or none where the network does not say.
@@ -216,8 +216,10 @@ def preprocessing_for(model: nn.Module, spec: str = "", weights: str | None = No
 
 def _of_torchvision(name: str, weights: str | None) -> Preprocessing:
     models = needed("torchvision.models", f"torchvision:{name}", "models", ModelError)
+    name, _, version = name.partition(":")
     known = list(models.get_model_weights(name))
-    file = Path(weights).name if weights else ""
+    # Pretrained weights are torchvision's best, unless a version is named.
+    file = Path(weights).name if weights else version or models.get_model_weights(name).DEFAULT.name
     # The first version is the plain recipe of the papers; a file that is named like another version is that one.
     chosen = next((entry for entry in known if entry.url.rsplit("/", 1)[-1] == file or entry.name == file), known[0])
     transform = chosen.transforms()

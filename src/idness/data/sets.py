@@ -15,7 +15,7 @@ from PIL import Image
 from idness.core.errors import DataError
 from idness.core.files import sha256_of
 from idness.core.wording import abridged
-from idness.data.decoding import SUFFIXES, decode
+from idness.data.decoding import SUFFIXES, contents, decode
 
 Picture = Image.Image | NDArray[np.uint8]
 
@@ -33,6 +33,8 @@ class ImageSet(ABC):
     """Whether single images are read independently, so that threads help."""
     channels = 3
     """How many channels each image has."""
+    hold = 1
+    """How many blocks are kept in memory, of a set that is read in blocks."""
 
     def __init__(self, source: str, labels: NDArray[np.int64] | None = None, classes: Sequence[str] = ()) -> None:
         self.source = source
@@ -49,6 +51,14 @@ class ImageSet(ABC):
     @abstractmethod
     def stamp(self, start: int, stop: int) -> str:
         """Give a text that changes when any image of this range does."""
+
+    def encoded(self, index: int) -> bytes | None:
+        """Give one image's file as it is, where there is one; none where images are arrays."""
+        return None
+
+    def blocks(self) -> list[int] | None:
+        """Say where the parts begin that are read as a whole, and where the last ends; none where any order is as good."""
+        return None
 
     def item(self, index: int) -> str:
         """Name one image."""
@@ -82,6 +92,9 @@ class FileSet(ImageSet):
     def item(self, index: int) -> str:
         return self.items[index].encode("utf-8", "replace").decode()
 
+    def encoded(self, index: int) -> bytes:
+        return contents(self.root / self.items[index])
+
     def picture(self, index: int) -> Picture:
         return decode(self.root / self.items[index])
 
@@ -103,6 +116,9 @@ class Part(ImageSet):
 
     def item(self, index: int) -> str:
         return self.whole.item(self.places[index])
+
+    def encoded(self, index: int) -> bytes | None:
+        return self.whole.encoded(self.places[index])
 
     def picture(self, index: int) -> Picture:
         return self.whole.picture(self.places[index])

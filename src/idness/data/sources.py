@@ -16,7 +16,7 @@ from idness.data.sets import FileSet, ImageSet, folder_set, select
 
 OPTIONS = ("path", "kind", "images", "labels", "rows", "sample", "root", "split", "dataset", "options", "download")
 PREFIXES = ("embedded", "torchvision")
-KINDS = ("folder", "list", "npz", "torchvision", "parquet", "activations", "embedded")
+KINDS = ("folder", "list", "npz", "torchvision", "parquet", "webdataset", "activations", "embedded")
 
 
 def open_set(
@@ -67,6 +67,10 @@ def _images(kind: str, path: str, table: Mapping[str, Any], base: Path, classes:
         from idness.data.parquet import TableSet
 
         return TableSet(Path(path), table.get("images"), table.get("labels"), table.get("split"))
+    if kind == "webdataset":
+        from idness.data.shards import ShardSet
+
+        return ShardSet(Path(path), classes)
     if kind == "npz":
         return NpzSet(Path(path), table.get("images"), table.get("labels"), classes)
     if kind == "list":
@@ -96,8 +100,9 @@ def _kind_of(path: Path, images: bool = False) -> str:
     """Tell the kind of a set from its place; `images` says that an array of images was named."""
     if path.is_dir():
         tables = any(path.glob("*.parquet")) or any(path.glob("data/*.parquet")) or any(path.glob("*.arrow"))
-        return "parquet" if tables else "folder"
-    kinds = {".npz": "npz", ".txt": "list", ".parquet": "parquet", ".arrow": "parquet", ".safetensors": "activations"}
+        return "parquet" if tables else "webdataset" if any(path.glob("*.tar")) else "folder"
+    kinds = {".npz": "npz", ".txt": "list", ".parquet": "parquet", ".arrow": "parquet", ".tar": "webdataset"}
+    kinds |= {".safetensors": "activations"}
     if path.suffix.lower() not in kinds:
         raise DataError(
             f"{path.name}: must be a folder or end in {', '.join(kinds)}; or say kind = one of {', '.join(KINDS)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from idness.core.errors import unknown_name
+from idness.core.errors import ModelError, unknown_name
 from idness.networks.final_layer import final_linear, replace_module
 from idness.networks.runs import WEIGHTS
 from idness.networks.split import load_model, load_weights
@@ -98,14 +98,20 @@ def load(spec: str, classes: int, init: str = "", seed: int = 0, *, example: Ten
     Args:
         spec: `small_resnet`, `torchvision:NAME`, `timm:NAME`, or `path/to/file.py:FUNCTION`, perhaps with arguments.
         classes: number of classes.
-        init: file of weights, or the folder of a run; `pretrained` for those that come with the network; empty for none.
+        init: file of weights, or the folder of a run; `pretrained` for those that come with the network, or exactly which, as in
+            `torchvision:resnet50:IMAGENET1K_V1`; empty for none.
         seed: decides the initial weights where none are given.
         example: a batch of images, for a network that takes no other size.
     """
     torch.manual_seed(seed)
-    given = None if init == "pretrained" else "none"
-    model = load_model(spec, weights=given) if ":" in spec else build(spec, classes)
-    if init and init != "pretrained":
+    exact = init.startswith(("torchvision:", "timm:"))
+    if exact and init.split(":")[:2] != spec.split(":")[:2]:
+        raise ModelError(f"init={init!r} are weights of another network than {spec!r}; name the same one")
+    if exact:
+        model = load_model(init)
+    else:
+        model = load_model(spec, "none" if init != "pretrained" else None) if ":" in spec else build(spec, classes)
+    if init and init != "pretrained" and not exact:
         load_weights(model, Path(init) / WEIGHTS if Path(init).is_dir() else init)
     inner, name, linear = final_linear(model, example=example)
     if linear.out_features != classes:

@@ -153,7 +153,7 @@ def _published(model: nn.Module, spec: str) -> tuple[str, ...] | None:
     kind, _, name = spec.partition(":")
     if kind == "torchvision":
         models = needed("torchvision.models", spec, "models", ModelError)
-        entry = next(iter(models.get_model_weights(name)), None)
+        entry = next(iter(models.get_model_weights(name.partition(":")[0])), None)
         return tuple(entry.meta["categories"]) if entry is not None and "categories" in entry.meta else None
     if kind == "timm" or hasattr(model, "pretrained_cfg"):
         return _of_timm(model)

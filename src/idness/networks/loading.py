@@ -20,8 +20,8 @@ from idness.data import embedded
 from idness.networks.runs import located
 
 FORMS = (
-    "torchvision:NAME, timm:NAME, path/to/file.py:FUNCTION or path/to/file.py:FUNCTION(argument=value), small_resnet,"
-    " tiny_resnet, a folder that idness train wrote"
+    "torchvision:NAME, torchvision:NAME:WEIGHTS, timm:NAME, path/to/file.py:FUNCTION or"
+    " path/to/file.py:FUNCTION(argument=value), small_resnet, tiny_resnet, a folder that idness train wrote"
     + "".join(f", {embedded.NAME}:{name}" for name in embedded.NETWORKS)
 )
 PREFIXES = ("module.", "_orig_mod.", "model.")
@@ -32,7 +32,8 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
     """Load a network by name, in evaluation mode.
 
     Args:
-        spec: `torchvision:resnet50`, `timm:vit_base_patch16_224`, `path/to/file.py:function`, perhaps with arguments as in
+        spec: `torchvision:resnet50`, `torchvision:resnet50:IMAGENET1K_V1` for exactly these weights,
+            `timm:vit_base_patch16_224`, `path/to/file.py:function`, perhaps with arguments as in
             `path/to/file.py:function(width=2)`, the folder of a run of `idness train`, one of our architectures, or an
             embedded network.
         weights: a safetensors file or a checkpoint; `none` leaves the network as it is built. Without it torchvision,
@@ -149,11 +150,14 @@ def _own(name: str, pretrained: bool) -> nn.Module:
 
 def _torchvision(name: str, pretrained: bool) -> nn.Module:
     models = needed("torchvision.models", f"torchvision:{name}", "models", ModelError)
+    name, _, version = name.partition(":")
     if name not in models.list_models(module=models):
         raise unknown_name("torchvision model", name, models.list_models(module=models))
-    made: nn.Module = _fetched(
-        f"torchvision:{name}", lambda: models.get_model(name, weights="DEFAULT" if pretrained else None)
-    )
+    versions = models.get_model_weights(name).__members__
+    if version and version not in versions:
+        raise unknown_name(f"weights of torchvision:{name}", version, versions)
+    wanted = (version or "DEFAULT") if pretrained else None
+    made: nn.Module = _fetched(f"torchvision:{name}", lambda: models.get_model(name, weights=wanted))
     return made
 
 

@@ -16,6 +16,8 @@ from idness.networks import trust
 
 WEIGHTS = "weights.safetensors"
 """The file of a run's folder that holds its network's weights."""
+KEPT = ("arch", "classes", "mean", "std", "size", "preprocessing")
+"""What the weights' metadata say of the network."""
 INTERPOLATION = "bicubic"
 """How training brings pictures to its size."""
 
@@ -43,7 +45,7 @@ def facts_of(weights: str | Path | None) -> Facts:
     try:
         with safe_open(file, framework="pt") as opened:
             said = opened.metadata() or {}
-        values = {name: json.loads(said[name]) for name in ("arch", "classes", "mean", "std", "size") if name in said}
+        values = {name: json.loads(said[name]) for name in KEPT if name in said}
         return Facts(str(values.get("arch", "")), tuple(map(str, values.get("classes", ()))), _preprocessing(values))
     except (SafetensorError, OSError, ValueError, TypeError, IdnessError):
         return Facts()  # of another program, or damaged, which reading the weights tells
@@ -67,7 +69,9 @@ def located(model: str, weights: str | Path | None = None) -> tuple[str, str | P
 
 
 def _preprocessing(values: Mapping[str, Any]) -> Preprocessing | None:
-    """Make what a picture goes through of a run's mean, std and size; without a size, images are taken as they are."""
+    """Read what a picture goes through; in runs of 0.1, from mean, std and size; without a size, images are taken as they are."""
+    if "preprocessing" in values:
+        return Preprocessing.from_dict(values["preprocessing"])
     if "mean" not in values or "std" not in values:
         return None
     size = values.get("size")

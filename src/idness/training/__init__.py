@@ -11,8 +11,10 @@ from idness.training.images import TrainingSet, cifar6, image_folder
 from idness.training.ish import Ish, IshLinear, ish
 from idness.training.logitnorm import LogitNorm
 from idness.training.objective import METHODS, Objective, Outcome, Plain, method
+from idness.training.opening import open_training
 from idness.training.regmixup import RegMixup
 from idness.training.settings import Settings
+from idness.training.streaming import StreamedSet
 
 __all__ = [
     "METHODS",
@@ -27,6 +29,7 @@ __all__ = [
     "Plain",
     "RegMixup",
     "Settings",
+    "StreamedSet",
     "Trained",
     "TrainingSet",
     "cifar6",
@@ -35,4 +38,5 @@ __all__ = [
     "ish",
     "method",
     "networks",
+    "open_training",
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,6 +79,12 @@ def augmix(images: Tensor, severity: float = 3.0, width: int = 3, alpha: float =
     return (1 - kept) * images + kept * mixed
 
 
+def three_views(image: Tensor, severity: float = 3.0, width: int = 3, alpha: float = 1.0) -> Tensor:
+    """Give an image (3, H, W) and two mixtures of it, as one tensor (3, 3, H, W)."""
+    mixed = [augmix(image[None], severity, width, alpha)[0] for _ in range(2)]
+    return torch.stack([image.float(), *mixed])
+
+
 @method("augmix")
 @dataclass(eq=False, repr=False)
 class AugMix(Objective):
@@ -95,11 +103,15 @@ class AugMix(Objective):
             raise OptionError(f"AugMix: severity must be in (0.1, 10], got {self.severity}")
         needed("torchvision", "augmix", "train")
 
+    def view(self) -> Callable[[Tensor], Tensor]:
+        """Let workers mix streamed images: it takes longer than the network."""
+        return partial(three_views, severity=self.severity, width=self.width, alpha=self.alpha)
+
     def forward(self, images: Tensor, labels: Tensor) -> Outcome:
-        """Compute the loss of one batch in three views, in one pass."""
-        views = [
-            images.float(),
-            *(augmix(images.cpu(), self.severity, self.width, self.alpha).to(images.device) for _ in range(2)),
-        ]
-        clean, first, second = self.model(self.normalise(torch.cat(views))).chunk(3)
+        """Compute the loss of one batch in three views, in one pass; they are made here where no worker has made them."""
+        views = [images.float(), *(self._mixed(images) for _ in range(2))] if images.ndim == 4 else images.unbind(1)
+        clean, first, second = self.model(self.normalise(torch.cat(list(views)))).chunk(3)
         return Outcome(F.cross_entropy(clean, labels) + self.weight * jsd_loss(clean, first, second), clean)
+
+    def _mixed(self, images: Tensor) -> Tensor:
+        return augmix(images.cpu(), self.severity, self.width, self.alpha).to(images.device)

@@ -13,6 +13,9 @@ from idness.core.errors import OptionError
 from idness.networks.final_layer import entering, final_linear
 from idness.training.objective import Objective, Outcome, method
 
+LOOKED_AT = 64
+"""Images of one pass before the first step: 512 of ImageNet's size would take gigabytes."""
+
 
 def update_prototypes(prototypes: Tensor, embeddings: Tensor, labels: Tensor, momentum: float) -> Tensor:
     """Move each class's prototype towards its images, one after another in their order, on the unit sphere.
@@ -105,7 +108,9 @@ class Cider(Objective):
     def prepare(self, images: Tensor, labels: Tensor) -> None:
         """Start each prototype at the mean of its class's embeddings."""
         self._network[0].eval()
-        embeddings = self._network[0].embed(self.normalise(images))
+        embeddings = torch.cat(
+            [self._network[0].embed(self.normalise(part)) for part in torch.split(images, LOOKED_AT)]
+        )
         self._network[0].train()
         for label in sorted(set(labels.tolist())):
             self.prototypes[label] = F.normalize(embeddings[labels == label].mean(0), dim=0)

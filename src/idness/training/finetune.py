@@ -10,12 +10,15 @@ from torch import nn
 
 from idness.core.errors import OptionError
 from idness.core.progress import shown
+from idness.data import Preprocessing, preprocessing_for
+from idness.networks.architectures import SmallResNet
 from idness.networks.final_layer import final_linear
-from idness.training.images import TrainingSet
+from idness.training.checkpoint import load_checkpoint
+from idness.training.images import Images
 from idness.training.log import Epoch, RunLog
 from idness.training.loop import Trainer
 from idness.training.objective import Objective, find_method
-from idness.training.settings import SETTING_NAMES, Settings
+from idness.training.settings import CIFAR_MEAN, CIFAR_STD, SETTING_NAMES, Settings
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,10 @@ class Trained:
 
 def finetune(
     model: nn.Module,
-    data: TrainingSet,
+    data: Images,
     method: str = "ish",
     *,
-    val: TrainingSet | None = None,
+    val: Images | None = None,
     out: str | Path | None = None,
     arch: str = "",
     progress: bool = False,
@@ -42,7 +45,8 @@ def finetune(
     """Train a classifier in place with one of the training methods, by its paper's recipe unless told otherwise.
 
     With `out`, checkpoints, log.csv and weights.safetensors go there, and a run that was stopped goes on from its last
-    checkpoint to the same result.
+    checkpoint to the same result. Images are normalised as the network says, by its attribute `preprocessing` or as torchvision
+    and timm know it, unless `mean` and `std` are given; a network that says nothing gets values in [0, 1].
 
     Args:
         model: any classifier that ends in a linear layer.
@@ -56,7 +60,8 @@ def finetune(
     """
     kind = find_method(method)
     chosen = dict(kind.recipe) | {k: v for k, v in options.items() if k in SETTING_NAMES}
-    settings = Settings(**chosen)
+    folder = Path(out) if out is not None else None
+    settings = Settings(**{**normalisation(model, arch, folder), **chosen})
     own = {k: v for k, v in options.items() if k not in SETTING_NAMES}
     known = [field.name for field in fields(kind) if field.init and field not in fields(Objective)]
     for name in own:
@@ -67,7 +72,6 @@ def finetune(
     found = {"layer": final_linear(model, example=data.example())[1]} if "layer" in known and "layer" not in own else {}
     objective = kind(model, len(data.classes), settings.mean, settings.std, **found, **own)
     facts = {"method": method, "options": own, "classes": list(data.classes)}
-    folder = Path(out) if out is not None else None
     with shown(quiet=not progress) as listener:
         trainer = Trainer(objective, data, settings, val, folder, facts, RunLog(listener), arch=arch)
         try:
@@ -76,3 +80,15 @@ def finetune(
             objective.finish()  # a network that fails must not keep a layer of its training method
             raise
     return Trained(trained, trainer.log.state.rows, settings, objective)
+
+
+def normalisation(model: nn.Module, arch: str = "", folder: Path | None = None) -> dict[str, tuple[float, ...]]:
+    """Give the mean and std that a run's images are normalised by: those of the run that goes on, else the network's own."""
+    found = load_checkpoint(folder) if folder is not None else None
+    if found is not None:
+        told = found[0].run.get("settings", {})
+        return {name: tuple(told[name]) for name in ("mean", "std") if name in told}
+    own = preprocessing_for(model, arch, "none")
+    if own is None:
+        own = Preprocessing(mean=CIFAR_MEAN, std=CIFAR_STD) if isinstance(model, SmallResNet) else Preprocessing()
+    return {"mean": own.mean, "std": own.std}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,13 +15,32 @@ from torch.nn import functional as F
 
 from idness.core.errors import DataError
 from idness.core.files import sha256_of
-from idness.data import decode, embedded
+from idness.data import ArraySet, Preprocessing, decode, embedded
 from idness.data.preprocessing import INTERPOLATIONS
 from idness.data.sets import images_below, in_order
 from idness.networks.runs import INTERPOLATION
+from idness.training.plan import Plan, seeded
+from idness.training.streaming import EVALUATED, StreamedSet, View, crops_for
 
 SHOWN = 5
 """How many broken files one message names."""
+
+
+class Images(Protocol):
+    """What the loop asks of training images, in memory or streamed; `StreamedSet` says what each of these is."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    def __len__(self) -> int: ...
+    def example(self) -> Tensor: ...
+    def fingerprint(self) -> str: ...
+    def preprocessing(self, mean: Sequence[float], std: Sequence[float]) -> Preprocessing: ...
+    def blocks(self) -> Sequence[int] | None: ...
+    def problems(self) -> list[str]: ...
+    def evaluated(self, places: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def batches(
+        self, plan: Plan, first: int, last: int, *, crops: str, augment: bool, view: View | None
+    ) -> Iterator[tuple[Tensor, Tensor]]: ...
 
 
 @dataclass(frozen=True)
@@ -55,6 +76,46 @@ class TrainingSet:
         """Hash images, labels and class names."""
         arrays = (np.ascontiguousarray(tensor.numpy()).data for tensor in (self.images, self.labels))
         return sha256_of(("\0".join(self.classes), *arrays))
+
+    def preprocessing(self, mean: Sequence[float], std: Sequence[float]) -> Preprocessing:
+        """Say what a picture goes through before the trained network."""
+        height, width = self.images.shape[1:3]
+        return Preprocessing(resize=(height, width), mean=tuple(mean), std=tuple(std), interpolation=INTERPOLATION)
+
+    def blocks(self) -> None:
+        """Say that any order is as good."""
+        return
+
+    def problems(self) -> list[str]:
+        """Say that all images could be read."""
+        return []
+
+    def evaluated(self, places: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Give batches of images, uint8 (N, 3, H, W), and their labels."""
+        for start in range(0, len(places), EVALUATED):
+            part = torch.as_tensor(places[start : start + EVALUATED])
+            yield self.images[part].permute(0, 3, 1, 2), self.labels[part]
+
+    def batches(
+        self, plan: Plan, first: int, last: int, *, crops: str = "auto", augment: bool = True, view: View | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Give this process's batches from one step to before another; shifts are drawn for a whole step, then shared out.
+
+        Random crops that are resized are drawn image by image, as for streamed images.
+        """
+        if augment and crops_for(crops, (self.images.shape[1], self.images.shape[2])) == "resized":
+            pictures = ArraySet(self.images.numpy(), "training images", self.labels.numpy(), self.classes)
+            how = self.preprocessing((0.0,) * 3, (1.0,) * 3)
+            yield from StreamedSet(pictures, how).batches(plan, first, last, crops="resized", view=view)
+            return
+        shares = plan.shares()
+        for step, _, chosen in plan.steps(first, last):
+            images, labels = self.images[chosen], self.labels[chosen]
+            if augment:
+                images = crop_flip(images, seeded(plan.seed, "augment", step))
+            for mine in shares:
+                # (N, H, W, 3) seen as (N, 3, H, W) is channels_last as it stands.
+                yield images[mine].permute(0, 3, 1, 2), labels[mine]
 
     @classmethod
     def from_arrays(

@@ -14,7 +14,10 @@ from idness.core.progress import Listener
 
 @dataclass(frozen=True)
 class Epoch:
-    """Holds what the log says of one pass over the images; accuracies are shares in [0, 1]."""
+    """Holds what the log says of one pass over the images; accuracies are shares in [0, 1].
+
+    `waited` is the share of the time in which the network waited for images.
+    """
 
     epoch: int
     step: int
@@ -23,6 +26,7 @@ class Epoch:
     accuracy: float
     val_accuracy: float | None
     images_per_second: float
+    waited: float = 0.0
 
 
 @dataclass
@@ -58,13 +62,17 @@ class RunLog:
         self.listener.advance(1)
         self.listener.status(f"loss {now.loss_sum / now.steps:.3f}  accuracy {now.right / now.seen:.1%}")
 
-    def epoch(self, epoch: int, step: int, lr: float, speed: float, val_accuracy: float | None) -> None:
+    def epoch(
+        self, epoch: int, step: int, lr: float, speed: float, val_accuracy: float | None, waited: float = 0.0
+    ) -> None:
         """Close an epoch with one row."""
         done = self.state
         loss, accuracy = done.loss_sum / max(done.steps, 1), done.right / max(done.seen, 1)
-        row = Epoch(epoch, step, lr, loss, accuracy, val_accuracy, round(speed, 1))
+        row = Epoch(epoch, step, lr, loss, accuracy, val_accuracy, round(speed, 1), round(waited, 4))
         val = "" if val_accuracy is None else f"  validation {val_accuracy:.2%}"
-        self.listener.note(f"epoch {epoch}: loss {loss:.4f}  accuracy {accuracy:.2%}{val}  {speed:,.0f} images/s")
+        self.listener.note(
+            f"epoch {epoch}: loss {loss:.4f}  accuracy {accuracy:.2%}{val}  {speed:,.0f} images/s, {waited:.1%} waiting"
+        )
         self.state = LogState([*done.rows, row])
 
     def write(self, path: Path) -> None:

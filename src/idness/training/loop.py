@@ -1,17 +1,15 @@
 """The training loop: SGD, one rate per step, checkpoints, exact resume; one process or several.
 
-Every random number is a function of (seed, step), never of what was drawn before: a run that is killed and resumed, at
-any step, ends with the same bits, and several processes draw what one process of their joint batch would draw.
+Every random number is a function of (seed, step) or (seed, epoch, image), never of what was drawn before: a run that is killed
+and resumed, at any step, ends with the same bits, and several processes draw what one process of their joint batch would draw.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,24 +31,20 @@ from idness.training.checkpoint import (
     save_checkpoint,
     save_tensors,
 )
-from idness.training.images import TrainingSet, crop_flip
+from idness.training.images import Images
 from idness.training.log import RunLog
 from idness.training.objective import Objective
+from idness.training.plan import Plan, mix, seeded
 from idness.training.settings import Settings
 
 PREPARE = 512
 """How many training images a method may look at before the first step."""
 
 
-def mix(*numbers: int | str) -> int:
-    """Mix seed, step and purpose into one 63-bit seed."""
-    text = "/".join(map(str, numbers)).encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
-
-
 def make_fabric(precision: str) -> Any:
     """Set up Lightning Fabric for this process: alone, or one of those that torchrun started."""
     fabric = needed("lightning_fabric", "training", "train")
+    precision = _available(precision)
     problem = bf16_problem() if precision == "bf16-mixed" and not torch.cuda.is_available() else ""
     if problem:
         raise OptionError(f"training: precision bf16-mixed cannot be used on this machine ({problem}); use 32-true")
@@ -60,6 +54,15 @@ def make_fabric(precision: str) -> Any:
     nodes = int(os.environ["WORLD_SIZE"]) // world
     strategy = fabric.strategies.DDPStrategy(process_group_backend=None if torch.cuda.is_available() else "gloo")
     return fabric.Fabric(accelerator="auto", devices=world, num_nodes=nodes, strategy=strategy, precision=precision)
+
+
+def _available(precision: str) -> str:
+    """Choose `auto`: mixed precision where it is faster. CPUs announce bf16 that makes training slower."""
+    if precision != "auto":
+        return precision
+    if not torch.cuda.is_available():
+        return "32-true"
+    return "bf16-mixed" if torch.cuda.is_bf16_supported() else "16-mixed"
 
 
 @dataclass
@@ -72,9 +75,9 @@ class Trainer:
     """
 
     objective: Objective
-    train: TrainingSet
+    train: Images
     settings: Settings
-    val: TrainingSet | None = None
+    val: Images | None = None
     out: Path | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     log: RunLog = field(default_factory=RunLog)
@@ -90,16 +93,16 @@ class Trainer:
 
     def _train(self) -> nn.Module:
         s = self.settings
-        self.per_step = s.batch_size * s.accumulate * self.fabric.world_size
-        self.steps_per_epoch = len(self.train) // self.per_step
+        rank, world = self.fabric.global_rank, self.fabric.world_size
+        self.plan = Plan(len(self.train), s.batch_size, s.accumulate, s.seed, rank, world, self.train.blocks())
+        self.per_step, self.steps_per_epoch = self.plan.per_step, self.plan.steps_per_epoch
         if self.steps_per_epoch == 0:
             raise OptionError(
                 f"training: {len(self.train)} images are fewer than one batch of {self.per_step}; lower batch_size"
             )
         self.total = s.epochs * self.steps_per_epoch
         self.layout = self._lay_out()
-        some = torch.randperm(len(self.train), generator=_generator(s.seed, "prepare"))[:PREPARE]
-        self.objective.prepare(self.train.images[some].permute(0, 3, 1, 2), self.train.labels[some])
+        self._prepare()
         self.named = {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.SGD(
             self.named.values(),
@@ -115,49 +118,65 @@ class Trainer:
         if not self.fabric.is_global_zero:
             self.log.listener = Listener()  # one process speaks for all
         self.log.begin(self.step, self.total, self._parameters())
+        self.feed = self.train.batches(
+            self.plan, self.step, self.total, crops=s.crops, augment=s.augment, view=self.objective.view()
+        )
         with torch.random.fork_rng(devices=[]):
             while self.step < self.total:
                 self._epoch()
         return self._finish()
 
+    def _prepare(self) -> None:
+        """Show the method some training images, if it wants to see any."""
+        if type(self.objective).prepare is Objective.prepare:
+            return
+        some = torch.randperm(len(self.train), generator=seeded(self.settings.seed, "prepare"))[:PREPARE]
+        images, labels = zip(*self.train.evaluated(some.tolist()), strict=True)
+        self.objective.prepare(torch.cat(images), torch.cat(labels))
+
     def _lay_out(self) -> torch.memory_format:
         """Lay the weights out as asked, or as the network can take them."""
         if not self.settings.channels_last:
             return torch.contiguous_format
-        images = self.objective.normalise(self.train.images[:2].permute(0, 3, 1, 2))
+        images = self.objective.normalise(self.train.example() * 255)
         return best_layout(self.objective.model, images, weights=True)
 
     # One epoch, one step
 
     def _epoch(self) -> None:
         epoch, done = divmod(self.step, self.steps_per_epoch)
-        order = torch.randperm(len(self.train), generator=_generator(self.settings.seed, "order", epoch))
         self.module.train()
-        started = time.perf_counter()
+        started, self.waited = time.perf_counter(), 0.0
         for position in range(done, self.steps_per_epoch):
-            loss, right = self._step(order[position * self.per_step : (position + 1) * self.per_step])
+            loss, right = self._step()
             self.step += 1
             self._check_sane(math.isfinite(loss))
             self.log.step(loss, right, self.per_step // self.fabric.world_size)
             if self.step % self.settings.checkpoint_every == 0 and position + 1 < self.steps_per_epoch:
                 self._checkpoint()
-        speed = (self.steps_per_epoch - done) * self.per_step / (time.perf_counter() - started)
-        self.log.epoch(epoch + 1, self.step, self.optimizer.param_groups[0]["lr"], speed, self._accuracy())
+        taken = time.perf_counter() - started
+        speed = (self.steps_per_epoch - done) * self.per_step / taken
+        rate = self.optimizer.param_groups[0]["lr"]
+        self.log.epoch(epoch + 1, self.step, rate, speed, self._accuracy(), self.waited / taken)
         self._checkpoint()
+        if problems := self.train.problems():
+            self.log.listener.note(
+                f"{len(problems)} images could not be read, and their next neighbours were taken instead; the first: {problems[0]}"
+            )
 
-    def _step(self, chosen: Tensor) -> tuple[float, int]:
+    def _step(self) -> tuple[float, int]:
         s = self.settings
         for group in self.optimizer.param_groups:
             group["lr"] = s.rate(self.step, self.steps_per_epoch)
-        torch.manual_seed(mix(s.seed, "method", self.step, self.fabric.global_rank))
-        batches = list(self._batches(chosen))
         total, right = 0.0, 0
-        for number, (images, labels) in enumerate(batches):
-            last = number == len(batches) - 1
+        for part in range(s.accumulate):
+            images, labels = self._batch()
+            torch.manual_seed(mix(s.seed, "method", self.step, part * self.fabric.world_size + self.fabric.global_rank))
+            last = part == s.accumulate - 1
             with self.fabric.no_backward_sync(self.module, enabled=not last and self.fabric.world_size > 1):
                 outcome = self.module(images, labels)
-                self.fabric.backward(outcome.loss / len(batches))
-            total += float(outcome.loss.detach()) / len(batches)
+                self.fabric.backward(outcome.loss / s.accumulate)
+            total += float(outcome.loss.detach()) / s.accumulate
             right += int((outcome.logits.detach().argmax(1) == labels).sum())
         if s.clip is not None:
             self.fabric.clip_gradients(self.module, self.wrapped_optimizer, max_norm=s.clip)
@@ -167,17 +186,14 @@ class Trainer:
         self._update_ema()
         return total, right
 
-    def _batches(self, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Cut one step's images into this process's batches: drawn and augmented as a whole, then shared out."""
-        images, labels = self.train.images[chosen], self.train.labels[chosen]
-        if self.settings.augment:
-            images = crop_flip(images, _generator(self.settings.seed, "augment", self.step))
-        rank, world = self.fabric.global_rank, self.fabric.world_size
-        for part in range(self.settings.accumulate):
-            mine = slice(part * world + rank, None, world * self.settings.accumulate)
-            # (N, H, W, 3) seen as (N, 3, H, W) is channels_last as it stands.
-            batch = images[mine].permute(0, 3, 1, 2).contiguous(memory_format=self.layout)
-            yield batch.to(self.fabric.device), labels[mine].to(self.fabric.device)
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        """Wait for this process's next batch, and lay it out as the network takes it."""
+        began = time.perf_counter()
+        images, labels = next(self.feed)
+        self.waited += time.perf_counter() - began
+        if images.ndim == 4:
+            images = images.contiguous(memory_format=self.layout)
+        return images.to(self.fabric.device), labels.to(self.fabric.device)
 
     def _accuracy(self) -> float | None:
         if self.val is None:
@@ -186,15 +202,15 @@ class Trainer:
         if self.ema:
             self.objective.load_state_dict(self.ema)
         self.objective.eval()
-        right = 0
+        mine = range(self.fabric.global_rank, len(self.val), self.fabric.world_size)
+        right = torch.zeros((), dtype=torch.int64, device=self.fabric.device)
         with torch.no_grad():
-            for start in range(0, len(self.val), 500):
-                images = self.val.images[start : start + 500].permute(0, 3, 1, 2).to(self.fabric.device)
-                logits = self.objective.model(self.objective.normalise(images))
-                right += int((logits.argmax(1).cpu() == self.val.labels[start : start + 500]).sum())
+            for images, labels in self.val.evaluated(mine):
+                logits = self.objective.model(self.objective.normalise(images.to(self.fabric.device)))
+                right += (logits.argmax(1) == labels.to(logits.device)).sum()
         if self.ema:
             self.objective.load_state_dict(kept)
-        return right / len(self.val)
+        return int(self.fabric.all_reduce(right, reduce_op="sum")) / len(self.val)
 
     # What is learned
 
@@ -256,7 +272,7 @@ class Trainer:
         if found is None:
             return
         index, tensors = found
-        then, now = index.run, self._identity()
+        then, now = _completed(index.run), self._identity()
         differing = sorted(k for k in then.keys() | now.keys() if then.get(k) != now.get(k))
         if differing:
             raise StoreError(
@@ -274,8 +290,9 @@ class Trainer:
             self.objective.load_state_dict(self.ema)
         model = self.objective.finish()
         if self.out is not None and self.fabric.is_global_zero:
-            size = list(self.train.images.shape[1:3])
-            about = {**self.facts, "mean": self.settings.mean, "std": self.settings.std, "size": size}
+            s = self.settings
+            how = self.train.preprocessing(s.mean, s.std)
+            about = {**self.facts, "mean": s.mean, "std": s.std, "size": how.size, "preprocessing": how.to_dict()}
             about |= {"arch": self.arch} if self.arch else {}
             metadata = {name: json.dumps(value) for name, value in about.items()}
             save_tensors(self.out / "weights.safetensors", model.state_dict(), metadata)
@@ -286,5 +303,7 @@ class Trainer:
         return model
 
 
-def _generator(*numbers: int | str) -> torch.Generator:
-    return torch.Generator().manual_seed(mix(*numbers))
+def _completed(run: dict[str, Any]) -> dict[str, Any]:
+    """Add to what an older run was told the defaults of settings that came later."""
+    usual = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(Settings()).items()}
+    return {**run, "settings": {**usual, **run.get("settings", {})}}

@@ -62,6 +62,10 @@ class Objective(nn.Module):
         logits = self.model(self.normalise(images))
         return Outcome(F.cross_entropy(logits, labels), logits)
 
+    def view(self) -> Callable[[Tensor], Tensor] | None:
+        """Give what makes, in a worker process, of one streamed image (3, H, W) what `forward` takes of it; none for the image itself."""
+        return None
+
     def prepare(self, images: Tensor, labels: Tensor) -> None:
         """Look at some training images before the first step."""
 

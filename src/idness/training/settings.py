@@ -30,11 +30,12 @@ class Settings:
         clip: largest norm of the gradient; None leaves it alone.
         ema: decay of a running mean of the weights, which then is the result; None keeps the last weights.
         augment: random crops and flips.
-        precision: 32-true, bf16-mixed or 16-mixed.
+        crops: `shift` by up to 4 pixels, `resized` random parts, or `auto`: shifts up to 64 pixels a side, resized above.
+        precision: 32-true, bf16-mixed, 16-mixed, or auto: mixed on a GPU, bf16 where it has it, and 32-true on a CPU.
         channels_last: memory layout of images and kernels, where the network can take it; faster on most machines.
         seed: decides the order of the images and whatever else is random.
         checkpoint_every: steps between checkpoints.
-        mean: mean of each colour, in [0, 1].
+        mean: mean of each colour, in [0, 1]; `finetune` takes the network's own if not given.
         std: standard deviation of each colour.
     """
 
@@ -51,7 +52,8 @@ class Settings:
     clip: float | None = None
     ema: float | None = None
     augment: bool = True
-    precision: str = one_of("32-true", "bf16-mixed", "16-mixed")
+    crops: str = one_of("auto", "shift", "resized")
+    precision: str = one_of("32-true", "bf16-mixed", "16-mixed", "auto")
     channels_last: bool = True
     seed: int = 0
     checkpoint_every: int = count(200)

@@ -1,0 +1,104 @@
+"""Reads images from WebDataset shards: tar files in which the files of one name are one sample."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from idness.core.errors import DataError
+from idness.core.files import sha256_of
+from idness.data.decoding import SUFFIXES, decode
+from idness.data.sets import ImageSet, Picture
+
+LABELS = ("label", "cls", "class")
+"""Where a sample's .json may say its class."""
+
+
+@dataclass
+class _Sample:
+    """Collects where a sample's image lies in its shard, and its class."""
+
+    start: int = -1
+    size: int = 0
+    label: int = -1
+
+
+class ShardSet(ImageSet):
+    """Reads images from tar files by their places in them: any order, nothing unpacked, a few numbers an image in memory.
+
+    The class is in a `.cls` file of the image's name, as a number, or in a `.json` as its `label`, `cls` or `class`.
+    """
+
+    parallel = True
+
+    def __init__(self, path: Path, classes: Sequence[str] = ()) -> None:
+        super().__init__(path.name, None, classes)
+        self._files = sorted(path.glob("*.tar")) if path.is_dir() else [path]
+        found = [(number, sample) for number, file in enumerate(self._files) for sample in _samples(file)]
+        self._places = np.array([(number, s.start, s.size) for number, s in found], np.int64).reshape(-1, 3)
+        labels = np.array([sample.label for _, sample in found], np.int64)
+        if len(labels) and labels.min() >= 0:
+            self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def item(self, index: int) -> str:
+        number, start, _ = self._places[index]
+        return f"{self._files[number].name}@{start}"
+
+    def encoded(self, index: int) -> bytes:
+        number, start, size = (int(value) for value in self._places[index])
+        try:
+            with self._files[number].open("rb") as file:
+                file.seek(start)
+                return file.read(size)
+        except OSError as error:
+            raise DataError(f"{self._files[number].name}: cannot be read ({error.strerror or error})") from error
+
+    def picture(self, index: int) -> Picture:
+        return decode(self.encoded(index))
+
+    def stamp(self, start: int, stop: int) -> str:
+        states = ((file.name, file.stat()) for file in self._files)
+        return sha256_of((f"{start} {stop}", *(f"{name} {at.st_size} {at.st_mtime_ns} " for name, at in states)))
+
+
+def _samples(file: Path) -> Iterator[_Sample]:
+    """Give the samples of one shard in order; those without an image are passed over."""
+    samples: dict[str, _Sample] = {}
+    try:
+        whole = file.stat().st_size
+        with tarfile.open(file, "r:") as archive:
+            for member in archive:
+                # As WebDataset has it: a sample's name ends at the first dot of the file's.
+                place = PurePosixPath(member.name)
+                stem, _, kind = place.name.partition(".")
+                if not member.isreg() or not stem:
+                    continue
+                if member.offset_data + member.size > whole:
+                    raise DataError(f"{file.name}: is cut off: its end is missing; fetch it again")
+                _note(samples.setdefault(str(place.with_name(stem)), _Sample()), archive, member, kind.lower())
+    except (OSError, tarfile.TarError) as error:
+        raise DataError(f"{file.name}: is no tar file that can be read ({error}); unpack it if it is packed") from error
+    return (sample for sample in samples.values() if sample.start >= 0)
+
+
+def _note(sample: _Sample, archive: tarfile.TarFile, member: tarfile.TarInfo, kind: str) -> None:
+    """Add what one file of a shard says of its sample."""
+    if f".{kind.rpartition('.')[2]}" in SUFFIXES:
+        sample.start, sample.size = member.offset_data, member.size
+    elif kind in ("cls", "json"):
+        content = archive.extractfile(member)
+        assert content is not None  # a regular file
+        try:
+            said = json.loads(content.read())
+            value = next((said[name] for name in LABELS if name in said), -1) if isinstance(said, dict) else said
+            sample.label = int(value)
+        except (ValueError, TypeError):
+            sample.label = -1
