@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from idness.benchmark.provenance import duplicates, without_folder
+from idness.benchmark.provenance import duplicates
+from idness.core.wording import without_folder
 
 ROLES = ("id_train", "id_val", "id_test", "ood_val", "near", "far")
 MAY_SHARE = {("id_train", "id_val"), ("near", "far")}

@@ -253,7 +253,7 @@ def test_a_guard_of_a_models_file_needs_it_named_elsewhere(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
     refused = idness("score", made, image)
     assert refused.returncode == 2
-    assert f"name it yourself: --model {net_spec}" in refused.stderr
+    assert f"name it yourself: --model path/to/{Path(net_spec).name}" in refused.stderr
     assert idness("score", made, image, "--model", net_spec).returncode == 0
     assert idness("score", made, image).returncode == 0
 

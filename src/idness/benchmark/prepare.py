@@ -11,12 +11,11 @@ from torch import nn
 from idness.activations.source import read_head
 from idness.benchmark.parts import ModelInfo
 from idness.benchmark.protocol import Benchmark, OpenSet
-from idness.benchmark.provenance import without_folder
 from idness.benchmark.settings import Settings
 from idness.core.errors import DataError, ModelError
 from idness.core.progress import Listener
 from idness.core.types import Head
-from idness.core.wording import abridged
+from idness.core.wording import abridged, without_folder
 from idness.data import ActivationsSet, ImageSet, Preprocessing, embedded, read_batches
 from idness.networks.classes import places_of
 from idness.networks.opening import Network, open_network

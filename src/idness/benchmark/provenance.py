@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +21,6 @@ from idness.core.errors import DataError
 from idness.data import ActivationsSet, ImageSet
 from idness.data.thumbnails import thumbnail
 from idness.metrics import Array
-
-FOLDERS = re.compile(r"""(?<![^\s'",(=])/(?:[^/'",()=]+/)*(?=[^/\s'",()=])""")
-"""The folders of an absolute path: at the beginning of a text, or after what sets values apart, as in `--data=/images`."""
 
 
 def provenance(command: str, seed: int) -> dict[str, Any]:
@@ -49,12 +44,6 @@ def peak_memory() -> int:
         return 0
     # Linux counts in kilobytes, macOS in bytes.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def without_folder(text: str) -> str:
-    """Take the folders off absolute paths in a text, so that a report says nothing of its writer's machine."""
-    shortened = FOLDERS.sub("", text)
-    return Path(shortened).name if Path(shortened).is_absolute() else shortened
 
 
 def duplicates(sets: Mapping[str, tuple[str, Array]]) -> list[dict[str, Any]]:

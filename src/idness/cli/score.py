@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from idness.guard.guard import Guard
 
-COLUMNS = ("image", "class", "score", "p_value", "is_ood", "reason")
+COLUMNS = ("image", "class", "score", "p_value", "is_ood", "reason", "caution")
 WIDEST = 24
 """Longer names of classes are cut where people read them."""
 LONGEST = 1000
@@ -148,7 +148,7 @@ class Lines(Rows):
             style, verdict = ("bold red", "OUT") if record["is_ood"] else ("green", "in")
             numbers = f"{record['score']:.4g}", f"{record['p_value']:.4f}"
             self._put(style, verdict, record["class"], *numbers, record["image"])
-        note = record.get("error") or record.get("reason")
+        note = record.get("error") or record.get("reason") or record.get("caution")
         if note:
             self.console.print(f"         {shown(note, LONGEST)}", style="dim", markup=False, soft_wrap=True)
 

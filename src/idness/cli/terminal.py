@@ -32,6 +32,6 @@ def _console(*, stderr: bool) -> Console:
 
 def command_line() -> str:
     """Write the command line down without the folders of this machine."""
-    from idness.benchmark.provenance import without_folder
+    from idness.core.wording import without_folder
 
     return shlex.join(["idness", *(without_folder(word) for word in sys.argv[1:])])

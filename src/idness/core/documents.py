@@ -61,8 +61,8 @@ class Document(Generic[T]):
         if self.finite and place is not None:
             raise self.damaged(name, f"{place}: must be a finite number")
         version = values.get(self.key) if isinstance(values, dict) else None
-        if type(version) is not int:
-            raise self.damaged(name, f"no {self.key}, a whole number")
+        if type(version) is not int or version < 1:
+            raise self.damaged(name, f"no {self.key}, a whole number from 1")
         if version > self.version:
             raise StoreError(f"{name}: {self.key} {version} is newer than {self.version}; update idness")
         if self.sealed and values.pop(CHECKSUM, None) != checksum(values):

@@ -11,9 +11,11 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +32,10 @@ _run: dict[Path, dict[str, str]] = {}
 """The files that each script consists of, itself first, each with the hash of what was run."""
 _imported: dict[str, ModuleType] = {}
 """The neighbours that scripts have imported."""
+_read: dict[str, str] = {}
+"""The hash of each neighbour as it was run."""
+_expected: dict[str, str] = {}
+"""Files that were checked and have not run yet, with the hash that they must have."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,53 @@ class Script:
 
     def identity(self) -> str:
         """Hash the call and the code, neighbours included, wherever it lies."""
-        return key_of(self.call, *self.sources().values())
+        return identity_of(self.call, self.sources())
+
+
+def identity_of(call: str, sources: Mapping[str, str]) -> str:
+    """Hash a call and the code that it runs, given the hash of each of its files."""
+    return key_of(call, *sources.values())
+
+
+def expect(sources: Mapping[str, str]) -> None:
+    """Let these files run from now on only as they are: what was checked is what runs."""
+    _expected.update({str(Path(file).resolve()): digest for file, digest in sources.items()})
+
+
+def _read_once(file: Path) -> tuple[bytes, str]:
+    """Read code that is about to run, with its hash."""
+    content = file.read_bytes()
+    digest = sha256_of(content)
+    if _expected.pop(str(file.resolve()), digest) != digest:
+        raise ScriptError(f"{file}: has changed since it was looked at; name it yourself again")
+    return content, digest
+
+
+class _Loader(SourceFileLoader):
+    """Runs the very bytes of a neighbour that were hashed, never a compiled copy that may be of other ones."""
+
+    def get_code(self, fullname: str) -> Any:
+        file = Path(self.get_filename(fullname))
+        content, _read[str(file)] = _read_once(file)
+        return compile(content, str(file), "exec")
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules of one folder before any other finder does."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        found = PathFinder.find_spec(name, [str(self._folder)] if path is None else list(path), target)
+        if found is None or not found.origin or not found.origin.endswith(".py"):
+            return None
+        if not _lies_in(self._folder, name, Path(found.origin)):
+            return None
+        places = found.submodule_search_locations
+        return importlib.util.spec_from_file_location(
+            name, found.origin, loader=_Loader(name, found.origin), submodule_search_locations=places
+        )
 
 
 def _check_call(script: Script, found: Any, options: dict[str, Any]) -> None:
@@ -114,7 +166,7 @@ def _module(path: Path) -> ModuleType:
     """Run a file anew, with what it imports of its folder."""
     file = path.resolve()
     try:
-        content = file.read_bytes()
+        content, digest = _read_once(file)
     except OSError as error:
         raise ScriptError(f"no file at {path} ({error.strerror}); write path/to/file.py:NAME") from error
     _forget()
@@ -122,7 +174,7 @@ def _module(path: Path) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and forward references look their module up there
-    _run[file] = {str(file): sha256_of(content)}
+    _run[file] = {str(file): digest}
     with _neighbours(file):
         try:
             # Of the bytes that were hashed: what is known of the file is what ran.
@@ -138,14 +190,18 @@ def _neighbours(path: Path) -> Iterator[None]:
     file, before = path.resolve(), dict(sys.modules)
     importlib.invalidate_caches()
     sys.path.insert(0, str(file.parent))
+    finder = _Finder(file.parent)
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
+        sys.meta_path.remove(finder)
         sys.path.remove(str(file.parent))
         beside = {name: place for name, place in _files().items() if _lies_in(file.parent, name, place)}
         _imported.update({name: sys.modules[name] for name in beside if sys.modules[name] is not before.get(name)})
         if file in _run:
-            _run[file] |= {str(place): sha256_of(place.read_bytes()) for _, place in sorted(beside.items())}
+            hashes = {place: _read.get(str(place)) or sha256_of(place.read_bytes()) for place in beside.values()}
+            _run[file] |= {str(place): hashes[place] for _, place in sorted(beside.items())}
 
 
 def _files() -> dict[str, Path]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]+")
 LONGEST = 40
+FOLDERS = re.compile(r"""(?<![^\s'",(=])/(?:[^/'",()=]+/)*(?=[^/\s'",()=])""")
+"""The folders of an absolute path: at the beginning of a text, or after what sets values apart, as in `--data=/images`."""
 
 
 def shown(name: object, longest: int = LONGEST) -> str:
@@ -67,3 +70,9 @@ def listed(names: list[str]) -> str:
     if len(names) < 2:
         return "".join(names)
     return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def without_folder(text: str) -> str:
+    """Take the folders off absolute paths in a text, so that a report says nothing of its writer's machine."""
+    shortened = FOLDERS.sub("", text)
+    return Path(shortened).name if Path(shortened).is_absolute() else shortened

@@ -55,7 +55,7 @@ class Preprocessing:
             )
         if not all(value > 0 for value in self.std):
             raise OptionError(f"Preprocessing: std must be above 0, got {list(self.std)}")
-        if self.interpolation not in INTERPOLATIONS:
+        if not isinstance(self.interpolation, str) or self.interpolation not in INTERPOLATIONS:
             raise OptionError(
                 f"Preprocessing: interpolation must be one of {', '.join(INTERPOLATIONS)}; got {self.interpolation!r}"
             )

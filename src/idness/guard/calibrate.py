@@ -24,6 +24,7 @@ from idness.data.sources import open_argument
 from idness.detectors.detector import Detector
 from idness.detectors.registry import build, parse
 from idness.guard.guard import Guard
+from idness.guard.inputs import InputWatch
 from idness.guard.neighbours import Gallery, chosen
 from idness.metrics import accuracy
 from idness.networks.classes import doubt
@@ -104,7 +105,8 @@ def prepare_guard(
     notes.insert(0, f"network {spec}, final layer {split.layer!r}{ending}; pictures: {how.describe()}")
     if split.multi_label:
         notes.append("an image may get several labels, or none (multi-label): scores add up what each label says")
-    ids = _read(network, images, notes, hear, edit_with=twice)
+    watch = InputWatch()
+    ids = _read(network, images, notes, hear, edit_with=twice, watch=watch)
     taught = None if learned is None else _read(network, learned, notes, hear, edit_with=twice)
     others = None if flagged is None else _read(network, flagged, notes, hear, known=False)
     _check_apart({"data": ids, "train": taught, "ood": others})
@@ -115,6 +117,7 @@ def prepare_guard(
         assert learn is not None
         guard.fit(learn)
     guard.calibrate(calibrate, recall, false_alarm=false_alarm, per_class=per_class)
+    guard.input_range = watch.found(how)
     if gallery:
         guard.gallery = _gallery(guard, images, calibrate, place)
     return Prepared(guard, notes)
@@ -146,9 +149,11 @@ def _read(
     *,
     known: bool = True,
     edit_with: InputEditor | None = None,
+    watch: InputWatch | None = None,
 ) -> SetActivations:
     """Run a set through the network; what cannot be read and what is there twice is left out and noted."""
-    found = collect(network, images, distinct=True, edit_with=edit_with, listener=hear)
+    look = None if watch is None else lambda inputs, _: watch.note(inputs)
+    found = collect(network, images, distinct=True, edit=look, edit_with=edit_with, listener=hear)
     notes += [f"skipped {images.item(index)}: {reason}" for index, reason in found.skipped]
     if found.repeated:
         notes.append(

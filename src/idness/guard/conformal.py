@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -89,12 +90,17 @@ class Calibration:
     sizes: Tensor
 
     def __post_init__(self) -> None:
-        if self.scores.ndim != 1 or len(self.scores) == 0 or int(self.sizes.sum()) != len(self.scores):
+        whole = self.sizes.ndim == 1 and not self.sizes.is_floating_point() and not bool((self.sizes < 0).any())
+        if not whole or self.scores.ndim != 1 or len(self.scores) == 0 or int(self.sizes.sum()) != len(self.scores):
             raise InputError(
-                f"Calibration: sizes must add up to the number of scores, got {int(self.sizes.sum())} and shape {tuple(self.scores.shape)}"
+                f"Calibration: sizes must be counts that add up to the number of scores, got {int(self.sizes.sum())}"
+                f" and shape {tuple(self.scores.shape)}"
             )
         if not bool(torch.isfinite(self.scores).all()):
             raise InputError("Calibration: scores must be finite, got NaN or Inf")
+        falls = (self.scores.diff() < 0).nonzero().flatten() + 1
+        if not bool(torch.isin(falls, self.sizes.cumsum(0)).all()):
+            raise InputError("Calibration: scores must rise within each group, got others")
 
     @staticmethod
     def pooled(scores: Tensor) -> Calibration:
@@ -112,6 +118,12 @@ class Calibration:
     def per_class(self) -> bool:
         """Whether each predicted class has scores of its own."""
         return len(self.sizes) > 1
+
+    @cached_property
+    def ceiling(self) -> float:
+        """The score above which one is far from all of calibration: as far above the highest as that is above the median."""
+        ordered = self.scores.sort().values.double()
+        return float(2 * ordered[-1] - ordered[len(ordered) // 2])
 
     def __len__(self) -> int:
         return len(self.scores)

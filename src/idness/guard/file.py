@@ -10,7 +10,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,11 +19,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from idness.core.documents import Document, packed
-from idness.core.errors import IdnessError, ModelError, StoreError
+from idness.core.errors import IdnessError, InputError, ModelError, StoreError
 from idness.core.files import atomic_write, sha256_of
+from idness.core.scripts import Script
+from idness.core.wording import without_folder
 from idness.data import Preprocessing
 from idness.detectors.registry import build
 from idness.guard.conformal import Calibration
+from idness.guard.inputs import InputRange, of_preprocessing
 from idness.guard.neighbours import Gallery
 from idness.networks import trust
 from idness.networks.opening import open_network
@@ -68,6 +71,7 @@ class ModelEntry:
     file: FileEntry | None = None
     multi_label: bool = False
     ending: str = ""
+    code: str = ""
 
     @property
     def name(self) -> str:
@@ -85,6 +89,7 @@ class Manifest:
     tensors: FileEntry
     preprocessing: dict[str, Any] | None = None
     class_names: list[str] | None = None
+    input_range: InputRange | None = None
 
 
 _DOCUMENT = Document(
@@ -126,13 +131,33 @@ def load_guard(
     weights: str | Path | None = None,
 ) -> Guard:
     """Read a guard from a folder, and its network by name unless it is given."""
-    from idness.guard.guard import Guard
-
     folder = Path(path)
     manifest, tensors = _read_both(folder)
+    try:
+        guard = _made(folder, manifest, tensors, model, weights)
+        _try_out(guard)
+    except IdnessError:
+        raise
+    except Exception as error:  # a forged file fails in whatever way it likes
+        raise _DOCUMENT.damaged(folder / MANIFEST, f"{type(error).__name__}: {error}") from error
+    return guard
+
+
+def _made(
+    folder: Path,
+    manifest: Manifest,
+    tensors: Mapping[str, Tensor],
+    model: str | nn.Module | SplitModel | None,
+    weights: str | Path | None,
+) -> Guard:
+    """Make the guard that a manifest and its tensors describe."""
+    from idness.guard.guard import Guard
+
     known = manifest.model
+    how = None if manifest.preprocessing is None else Preprocessing.from_dict(manifest.preprocessing)
+    _check_numbers(folder, manifest, tensors)
     if model is None or isinstance(model, str):
-        model = _opened(folder, manifest, model, weights)
+        model = _opened(folder, manifest, how, model, weights)
     split = model if isinstance(model, SplitModel) else _split(model, known, folder)
     if fingerprint(split.model) != known.fingerprint:
         raise ModelError(
@@ -144,23 +169,36 @@ def load_guard(
             f"{folder}: was calibrated on other logits: the network's are now those of {known.layer!r} {split.ending or 'as they are'},"
             f" then {known.ending or 'as they are'}; calibrate anew"
         )
-    try:
-        detector = build(manifest.detector.method, **manifest.detector.options)
-        state = {
-            name.removeprefix("detector."): value for name, value in tensors.items() if name.startswith("detector.")
-        }
-        detector.load_state(split.head, state)
-        how = None if manifest.preprocessing is None else Preprocessing.from_dict(manifest.preprocessing)
-        guard = Guard(split, detector, preprocessing=how, class_names=manifest.class_names, spec=known.spec)
-        device = split.device
-        detector.to(device)
-        guard.calibration = Calibration(tensors["calibration.scores"], tensors["calibration.sizes"]).to(device)
-        guard.gallery = Gallery.from_tensors(tensors)
-        return guard.set_recall(*manifest.recalls)
-    except (KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, IdnessError):
-            raise
-        raise _DOCUMENT.damaged(folder / MANIFEST, f"{type(error).__name__}: {error}") from error
+    detector = build(manifest.detector.method, **manifest.detector.options)
+    state = {name.removeprefix("detector."): value for name, value in tensors.items() if name.startswith("detector.")}
+    detector.load_state(split.head, state)
+    guard = Guard(split, detector, preprocessing=how, class_names=manifest.class_names, spec=known.spec)
+    device = split.device
+    detector.to(device)
+    guard.calibration = Calibration(tensors["calibration.scores"], tensors["calibration.sizes"]).to(device)
+    guard.gallery = Gallery.from_tensors(tensors)
+    guard.input_range = manifest.input_range or of_preprocessing(how)
+    return guard.set_recall(*manifest.recalls)
+
+
+def _try_out(guard: Guard) -> None:
+    """Decide about an image without any feature, and fail where the parts do not fit each other."""
+    guard.decide(guard.blank())
+    assert guard.calibration is not None
+    groups, classes, gallery = len(guard.calibration.sizes), guard.split.classes, guard.gallery
+    if groups not in (1, classes):
+        raise InputError(f"Calibration: must have one group, or one per class, got {groups} of {classes}")
+    if gallery is not None and len(gallery):
+        gallery.nearest(torch.zeros(1, guard.split.width), 1)
+        if not 0 <= int(gallery.labels.min()) <= int(gallery.labels.max()) < classes:
+            raise InputError(f"Gallery: labels must be in [0, {classes}), got others")
+
+
+def _check_numbers(folder: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that hold NaN: no method learns any."""
+    for name, value in tensors.items():
+        if value.is_floating_point() and bool(value.isnan().any()):
+            raise _DOCUMENT.damaged(manifest.tensors.below(folder), f"{name}: holds NaN")
 
 
 def describe(guard: Guard) -> dict[str, Any]:
@@ -175,7 +213,8 @@ def describe(guard: Guard) -> dict[str, Any]:
         "calibration_images": 0 if calibration is None else len(calibration),
         "per_class": calibration is not None and calibration.per_class,
         "model": {
-            "spec": guard.spec,
+            "spec": None if guard.spec is None else without_folder(guard.spec),
+            "code": _code(guard.spec),
             "class": type(guard.model).__name__,
             "layer": guard.split.layer,
             "fingerprint": fingerprint(guard.model),
@@ -184,8 +223,15 @@ def describe(guard: Guard) -> dict[str, Any]:
         },
         "preprocessing": None if guard.preprocessing is None else guard.preprocessing.to_dict(),
         "class_names": None if guard.class_names is None else list(guard.class_names),
+        "input_range": None if guard.input_range is None else asdict(guard.input_range),
         "versions": {"idness": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }
+
+
+def _code(spec: str | None) -> str:
+    """Give the identity of a network's script, so that it is found again among others of its name."""
+    script = None if spec is None else Script.named(spec)
+    return script.identity() if script is not None and script.file.is_file() else ""
 
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
@@ -233,20 +279,19 @@ def _read_tensors(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
     return _DOCUMENT.tensors(entry.below(folder), entry.sha256)
 
 
-def _opened(folder: Path, manifest: Manifest, spec: str | None, weights: str | Path | None) -> SplitModel:
+def _opened(
+    folder: Path, manifest: Manifest, how: Preprocessing | None, spec: str | None, weights: str | Path | None
+) -> SplitModel:
     """Open the network of this name, or else the one that the guard names, with the guard's copy of the weights if it has one."""
-    known, how = manifest.model, manifest.preprocessing
-    if spec is None and known.spec is None:
-        raise ModelError(f"{folder}: does not name its network ({known.kind}); give model=")
-    if spec is None and known.spec is not None:
-        trust.check(known.spec)
+    known = manifest.model
+    if spec is None:
+        if known.spec is None:
+            raise ModelError(f"{folder}: does not name its network ({known.kind}); give model=")
+        spec = trust.check(known.spec, code=known.code)
     if weights is None and known.file is not None:
         _read_tensors(folder, known.file)  # damage is told as damage, before anything is built from it
         weights = known.file.below(folder)
-    given = None if how is None else Preprocessing.from_dict(how)
-    return open_network(
-        spec or known.spec or "", weights, layer=known.layer, preprocessing=given, multi_label=known.multi_label
-    ).split
+    return open_network(spec, weights, layer=known.layer, preprocessing=how, multi_label=known.multi_label).split
 
 
 def _split(model: nn.Module, known: ModelEntry, folder: Path) -> SplitModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -16,7 +16,9 @@ from idness.core.errors import InputError, NotFittedError
 from idness.core.types import Activations
 from idness.detectors.detector import LARGEST, Detector
 from idness.detectors.registry import parse
-from idness.guard.conformal import Calibration, check_spread, false_alarm_rate, wanted_recalls
+from idness.guard.conformal import Calibration, check_spread, wanted_recalls
+from idness.guard.facts import facts, promise
+from idness.guard.inputs import InputRange, InputWatch
 from idness.guard.verdict import Verdict
 from idness.networks.probing import example_for
 from idness.networks.split import SplitModel
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from idness.guard.neighbours import Gallery
 
 NOT_FINITE = "the network's output is not finite (NaN or Inf)"
+FAR_ABOVE = "its ID-ness is far above that of every calibration image; is the input the same kind as at calibration?"
 
 
 class Guard(nn.Module):
@@ -69,6 +72,7 @@ class Guard(nn.Module):
         self.recalls: tuple[float, ...] = ()
         self.gallery: Gallery | None = None
         self.image_shape: tuple[int, ...] | None = None
+        self.input_range: InputRange | None = None
         self._thresholds: dict[float, Tensor] = {}
         classes = self.split.classes
         if self.class_names is not None and len(self.class_names) != classes:
@@ -112,11 +116,13 @@ class Guard(nn.Module):
                     f"Guard: {self.detector.name} learns from training images; call fit(train) before calibrate"
                 )
             self.detector.fit(self.split.head)
-        labels, scores = self._collect([data] if isinstance(data, Activations) else self._stream(data))
+        watch = InputWatch()
+        labels, scores = self._collect([data] if isinstance(data, Activations) else self._stream(data, watch))
         classes = self.split.classes
         fresh = Calibration.by_class(scores, labels, classes) if per_class else Calibration.pooled(scores)
         self._thresholds = {value: fresh.thresholds(value, self.class_names) for value in recalls}
         self.calibration, self.recalls = fresh, recalls
+        self.input_range = watch.found(self.preprocessing)
         return self
 
     def set_recall(self, *recalls: float) -> Self:
@@ -128,23 +134,43 @@ class Guard(nn.Module):
         return self
 
     def forward(self, images: Tensor) -> Verdict:
-        """Decide for a batch of images as the network takes them, or for one."""
+        """Decide for a batch of images as the network takes them, or for one.
+
+        An image with values that none had at calibration is OOD with its reason, whatever its score.
+        """
         self._ready()
-        return self.decide(self.look(images.unsqueeze(0) if images.ndim == 3 else images))
+        batch = images.unsqueeze(0) if images.ndim == 3 else images
+        rejected = {} if self.input_range is None else self.input_range.rejected(batch)
+        return self.decide(self.look(batch), rejected)
 
     def look(self, images: Tensor) -> Activations:
         """Run a batch through the network, as often as the detector needs."""
         return self.split.split(images, edit_with=self.detector.input_edit)
 
-    def decide(self, acts: Activations) -> Verdict:
-        """Decide from activations."""
+    def decide(self, acts: Activations, rejected: Mapping[int, str] | None = None) -> Verdict:
+        """Decide from activations.
+
+        Args:
+            acts: what the network made of images.
+            rejected: rows that are OOD whatever their activations, each with its reason.
+        """
         calibration = self._ready()
         label, score, finite = self._score(acts)
+        reasons = dict(rejected or {}) | dict.fromkeys((~finite).nonzero().flatten().tolist(), NOT_FINITE)
+        refused = torch.zeros_like(finite)
+        refused[list(reasons)] = True
+        score = score.masked_fill(refused, -LARGEST)
         group = calibration.group(label)
-        levels = {recall: (score < limits[group]) | ~finite for recall, limits in self._thresholds.items()}
-        reasons = dict.fromkeys((~finite).nonzero().flatten().tolist(), NOT_FINITE)
+        levels = {recall: (score < limits[group]) | refused for recall, limits in self._thresholds.items()}
         return Verdict(
-            label, score, calibration.p_values(score, label), levels[self.recalls[0]], levels, reasons, self.class_names
+            label,
+            score,
+            calibration.p_values(score, label),
+            levels[self.recalls[0]],
+            levels,
+            dict(sorted(reasons.items())),
+            self.class_names,
+            dict.fromkeys((score > calibration.ceiling).nonzero().flatten().tolist(), FAR_ABOVE),
         )
 
     def judge(self, *pictures: str | os.PathLike[str] | bytes | Image.Image) -> Verdict:
@@ -173,15 +199,7 @@ class Guard(nn.Module):
 
     def promise(self) -> str:
         """Say in one sentence what the guard guarantees."""
-        calibration = self._ready()
-        rate = false_alarm_rate(self.recalls[0])
-        low, high = calibration.spread(self.recalls[0])
-        whom = "images of each predicted class" if calibration.per_class else "images"
-        return (
-            f"On average at most {100 * rate:.4g} % of in-distribution {whom} are flagged, as long as they come from where the"
-            f" {len(calibration):,} calibration images came from; a single calibration of this size has a rate between"
-            f" {100 * low:.1f} and {100 * high:.1f} % in 95 of 100 cases."
-        )
+        return promise(self._ready(), self.recalls[0])
 
     def save(self, path: str | os.PathLike[str], *, bundle: bool = False) -> Path:
         """Write the guard to a folder as safetensors and JSON.
@@ -259,22 +277,24 @@ class Guard(nn.Module):
         if not seen:
             raise InputError("calibrate: needs in-distribution images, got none; is the folder or loader empty?")
         assert first is not None
-        check_spread(self.detector.label(), torch.cat(scores), first.logits, self.detector.score(self._blank(first)))
+        check_spread(self.detector.label(), torch.cat(scores), first.logits, self.detector.score(self.blank()))
         return torch.cat(labels), torch.cat(scores)
 
-    def _blank(self, like: Activations) -> Activations:
+    def blank(self) -> Activations:
         """Make the activations of an image without any feature."""
-        features = torch.zeros(1, like.features.shape[1], device=self.split.device)
+        features = torch.zeros(1, self.split.width, device=self.split.device)
         blank = Activations(features, self.split.head(features))
-        return blank if like.edited is None else replace(blank, edited=blank)
+        return blank if self.detector.input_edit is None else replace(blank, edited=blank)
 
-    def _stream(self, data: Iterable[Any]) -> Iterator[Activations]:
-        """Run batches through the network, and remember the shape of their images."""
+    def _stream(self, data: Iterable[Any], watch: InputWatch) -> Iterator[Activations]:
+        """Run batches through the network, and remember the shape and the values of their images."""
 
         def noted() -> Iterator[Any]:
             for batch in data:
                 images = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
-                self.image_shape = tuple(images.shape[1:]) if isinstance(images, Tensor) else self.image_shape
+                if isinstance(images, Tensor):
+                    self.image_shape = tuple(images.shape[1:])
+                    watch.note(images)
                 yield batch
 
         return self.split.stream(noted(), edit_with=self.detector.input_edit)
@@ -299,29 +319,11 @@ class Guard(nn.Module):
             self._thresholds = {recall: limits.to(device) for recall, limits in self._thresholds.items()}
         return self
 
-    def _facts(self) -> Iterator[tuple[str, str]]:
-        yield "network", self.spec or type(self.model).__name__
-        yield "method", self.detector.label()
-        if self.calibration is None:
-            yield "state", "not calibrated"
-            return
-        yield (
-            "calibrated on",
-            f"{len(self.calibration):,} images" + (", per class" if self.calibration.per_class else ""),
-        )
-        for recall, limits in self._thresholds.items():
-            low, high = float(limits.min()), float(limits.max())
-            yield (
-                f"recall {recall:g}",
-                f"out when ID-ness is below {low:.4g}" + (f" to {high:.4g}" if high > low else ""),
-            )
-        yield "promise", self.promise()
-
     def extra_repr(self) -> str:
         """Show method and calibration where torch prints the module."""
-        return ", ".join(f"{key}: {value}" for key, value in self._facts() if key != "promise")
+        return ", ".join(f"{key}: {value}" for key, value in facts(self) if key != "promise")
 
     def _repr_html_(self) -> str:
         """Show what the guard does and promises in a notebook."""
-        rows = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in self._facts())
+        rows = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in facts(self))
         return f"<table>{rows}</table>"

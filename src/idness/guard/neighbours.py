@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +34,8 @@ class Gallery:
     scores: Tensor
 
     def __post_init__(self) -> None:
-        if not len(self.thumbnails) == len(self.features) == len(self.labels) == len(self.scores):
+        rows = (self.features, self.labels, self.scores)
+        if self.features.ndim != 2 or not all(len(part) == len(self.thumbnails) for part in rows):
             raise InputError(
                 f"Gallery: needs one row of features, a label and a score per thumbnail, got {len(self.thumbnails)} thumbnails"
                 f" and {len(self.features)}, {len(self.labels)}, {len(self.scores)}"
@@ -71,11 +72,13 @@ class Gallery:
         }
 
     @staticmethod
-    def from_tensors(tensors: dict[str, Tensor]) -> Gallery | None:
+    def from_tensors(tensors: Mapping[str, Tensor]) -> Gallery | None:
         """Take what `tensors` gave; none where a file has no gallery."""
         if "gallery.bytes" not in tensors:
             return None
         joined, ends = tensors["gallery.bytes"].numpy().tobytes(), tensors["gallery.lengths"].cumsum(0).tolist()
+        if sorted([0, *ends]) != [0, *ends] or (ends or [0])[-1] != len(joined):
+            raise InputError(f"Gallery: lengths must add up to the {len(joined)} bytes of its thumbnails")
         starts = [0, *ends[:-1]]
         thumbnails = tuple(joined[start:end] for start, end in zip(starts, ends, strict=True))
         return Gallery(thumbnails, *(tensors[f"gallery.{name}"] for name in ("features", "labels", "scores")))

@@ -49,7 +49,7 @@ class GuardGraph(nn.Module):
         self.split = guard.split.copy()
         self.model = self.split.model
         self.detector, self.calibration = guard.detector, calibration
-        self.limits = guard.threshold()
+        self.limits, self.input_range = guard.threshold(), guard.input_range
         # The edited head does not depend on the image: it goes into the graph as it is.
         self.edited = _edited_head(guard.detector, guard.split.head)
 
@@ -60,8 +60,10 @@ class GuardGraph(nn.Module):
         features, logits = (torch.where(finite.unsqueeze(1), value, 0.0) for value in (features, logits))
         score = self._rate(features, logits).float()
         score = torch.where(score.isnan(), -LARGEST, score).clamp(-LARGEST, LARGEST)
-        score = torch.where(finite, score, -LARGEST)
         label = torch.where(finite, logits.argmax(dim=1), -1)
+        if self.input_range is not None:
+            finite = finite & self.input_range.holds(images)
+        score = torch.where(finite, score, -LARGEST)
         group = self.calibration.group(label)
         is_ood = (score < self.limits[group]) | ~finite
         return label, score, self.calibration.p_values(score, label), is_ood

@@ -25,6 +25,7 @@ class Verdict:
         levels: the decisions for each recall that the guard was calibrated for; `is_ood` is the first of them.
         reasons: why an image was rejected without a score, by row.
         class_names: names of the classes, where known.
+        cautions: what is odd about an image that is not rejected for it, by row.
     """
 
     label: Tensor
@@ -34,6 +35,7 @@ class Verdict:
     levels: Mapping[float, Tensor] = field(default_factory=dict)
     reasons: Mapping[int, str] = field(default_factory=dict)
     class_names: tuple[str, ...] | None = None
+    cautions: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.label)
@@ -53,6 +55,7 @@ class Verdict:
             {recall: flags[part] for recall, flags in self.levels.items()},
             {0: self.reasons[row]} if row in self.reasons else {},
             self.class_names,
+            {0: self.cautions[row]} if row in self.cautions else {},
         )
 
     def at(self, recall: float) -> Tensor:
@@ -79,6 +82,7 @@ class Verdict:
                 "p_value": float(self.p_value[row]),
                 "is_ood": bool(self.is_ood[row]),
                 "reason": self.reasons.get(row),
+                "caution": self.cautions.get(row),
             }
             for row in range(len(self))
         ]
@@ -92,7 +96,8 @@ class Verdict:
         rows = []
         for row, record in enumerate(self.records()[:50]):
             colour, word = ("#b3261e", "out") if record["is_ood"] else ("#1a7f4b", "in")
-            note = f" <small>{escape(record['reason'])}</small>" if record["reason"] else ""
+            odd = record["reason"] or record["caution"]
+            note = f" <small>{escape(odd)}</small>" if odd else ""
             rows.append(
                 f"<tr><td>{row}</td><td>{escape(record['class'])}</td><td>{record['score']:.4g}</td><td>{record['p_value']:.4f}</td>"
                 f'<td><b style="color:{colour}">{word}</b>{note}</td></tr>'

@@ -64,8 +64,7 @@ def located(model: str, weights: str | Path | None = None) -> tuple[str, str | P
         raise ModelError(
             f"{file}: does not say which network it is of; name it yourself: model='NAME', weights={str(file)!r}"
         )
-    trust.check(found, f"the network of {folder}", f"model={found!r}, weights={str(file)!r}")
-    return found, weights or file
+    return trust.check(found, f"the network of {folder}", f", weights={str(file)!r}"), weights or file
 
 
 def _preprocessing(values: Mapping[str, Any]) -> Preprocessing | None:

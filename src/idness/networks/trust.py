@@ -16,14 +16,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from idness.core.errors import IdnessError, ModelError
 from idness.core.files import atomic_write, sha256
-from idness.core.scripts import Script
+from idness.core.scripts import Script, expect, identity_of
 
 _ENTRIES = TypeAdapter(dict[str, dict[str, str]])
 
 
 def remember(spec: str) -> None:
     """Note that the user asked for this model, which has been loaded; does nothing for models that are not Python files."""
-    script = _script(spec)
+    script = Script.named(spec)
     if script is None:
         return
     # Without a writable home the user names the model each time, as the error then says.
@@ -31,27 +31,44 @@ def remember(spec: str) -> None:
         atomic_write(_list(), json.dumps(_known() | {_key(script): script.sources()}, indent=1, sort_keys=True))
 
 
-def check(spec: str, what: str = "the guard's network", how: str = "") -> None:
-    """Refuse a Python file that the user has not asked for before.
+def check(spec: str, what: str = "the guard's network", more: str = "", code: str = "") -> str:
+    """Refuse a Python file that the user has not asked for before, and give the model with the folder where it lies.
+
+    Files name it without its folder, which is nobody else's business. Of the files of that name that the user has run, it is
+    the one of the same code, where that is known, else one in the current folder before others.
 
     Args:
         spec: the model.
         what: whose network it is, for the message.
-        how: how the user names it, where it takes more than the model.
+        more: what the user names beside the model.
+        code: the script's identity, where it is known.
     """
-    script = _script(spec, what)
-    if script is not None and not _unchanged(_known().get(_key(script), {})):
-        raise ModelError(
-            f"{what} is made by {spec}, a Python file that you have not run with idness in its present form;"
-            f" look at it, then name it yourself: {how or f'model={spec!r}'}"
-        )
-
-
-def _script(spec: str, what: str = "the network") -> Script | None:
     script = Script.named(spec)
-    if script is not None and not script.file.is_file():
+    if script is None:
+        return spec
+    found = {key: sources for key, sources in _candidates(script).items() if _unchanged(sources)}
+    chosen = next(
+        (key for key, sources in found.items() if identity_of(script.call, sources) == code), next(iter(found), None)
+    )
+    if chosen is not None:
+        expect(found[chosen])
+        return chosen
+    if not script.file.is_file() and script.file.parent != Path():
         raise ModelError(f"{what} is made by {spec}, but there is no such file; give model='path/to/file.py:FUNCTION'")
-    return script
+    named = spec if script.file.is_file() else f"path/to/{spec}"
+    raise ModelError(
+        f"{what} is made by {spec}, a Python file that you have not run with idness in its present form;"
+        f" look at it, then name it yourself: model={named!r}{more}"
+    )
+
+
+def _candidates(script: Script) -> dict[str, dict[str, str]]:
+    """Give what was run that a script without a folder may be, that of the current folder first; one with a folder is itself."""
+    known, here = _known(), _key(script)
+    if script.file.parent != Path():
+        return {here: known.get(here, {})}
+    ending = f"/{script.file.name}:{script.call}"
+    return {here: known.get(here, {})} | {key: known[key] for key in known if key.replace(os.sep, "/").endswith(ending)}
 
 
 def _key(script: Script) -> str:

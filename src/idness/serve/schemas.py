@@ -28,6 +28,7 @@ class Result(BaseModel):
     p_value: float = Field(description="Share of in-distribution images that score no higher.")
     is_ood: bool = Field(description="Whether the image is called out-of-distribution.")
     reason: str | None = Field(None, description="Why the image was rejected without a score.")
+    caution: str | None = Field(None, description="What is odd about an image that is not rejected for it.")
     first_frame_only: bool = Field(
         False, description="Whether the image has more frames or pages, which were not judged."
     )

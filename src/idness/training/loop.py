@@ -21,6 +21,7 @@ from idness.core.errors import ModelError, OptionError, StoreError
 from idness.core.extras import needed
 from idness.core.files import alone_in
 from idness.core.progress import Listener
+from idness.core.wording import without_folder
 from idness.networks.precision import bf16_problem
 from idness.networks.split import best_layout
 from idness.training.checkpoint import (
@@ -293,7 +294,7 @@ class Trainer:
             s = self.settings
             how = self.train.preprocessing(s.mean, s.std)
             about = {**self.facts, "mean": s.mean, "std": s.std, "size": how.size, "preprocessing": how.to_dict()}
-            about |= {"arch": self.arch} if self.arch else {}
+            about |= {"arch": without_folder(self.arch)} if self.arch else {}
             metadata = {name: json.dumps(value) for name, value in about.items()}
             save_tensors(self.out / "weights.safetensors", model.state_dict(), metadata)
             own = {k: v for k, v in self.objective.state_dict().items() if not k.startswith("model.")}
