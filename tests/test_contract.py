@@ -114,7 +114,12 @@ def test_options_are_the_whole_configuration(name, world):
     assert parse(detector.label()).options() == detector.options()
 
 
-OPTIONS = [(name, field.name) for name, cls in sorted(available().items()) for field in dataclasses.fields(cls)]
+OPTIONS = [
+    (name, field.name)
+    for name, cls in sorted(available().items())
+    for field in dataclasses.fields(cls)
+    if not cls.of_run
+]
 
 
 def others(method: type[Detector], option: str) -> list[object]:

@@ -204,7 +204,7 @@ def needs(cls: Any) -> list[str]:
     elif cls.needs_train:
         learns = "training images" + (" with their labels" if cls.needs_labels else "")
     else:
-        learns = "nothing"
+        learns = "nothing but what its training run has left" if cls.of_run else "nothing"
     found = [f"It learns from {learns}."]
     found += [f"It assumes that {cls.assumes}."] if cls.assumes else []
     if cls.assumes_nonnegative:
@@ -237,6 +237,8 @@ def example(name: str, cls: Any) -> str:
     call = f'build("{name}"{", " + shown if shown else ""})'
     if cls.forward_passes > 1:
         return twice(call)
+    if cls.of_run:
+        return after_training(name)
     return f"""import torch
 from idness import Activations, Head, build
 
@@ -249,6 +251,23 @@ detector = {call}
 detector.fit(head, train)
 scores = detector.score(train)  # one number per image; higher is more in-distribution
 assert scores.shape == (300,)"""
+
+
+def after_training(name: str) -> str:
+    """Write the same for a method that reads what a training run has learned beside its network."""
+    return f"""import torch
+from torch import nn
+from idness import SplitModel, build
+from idness.training import TrainingSet, finetune
+
+network = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 2))
+images = TrainingSet(torch.randint(0, 256, (32, 16, 16, 3), dtype=torch.uint8), torch.arange(32) % 2, ("cat", "dog"))
+finetune(network, images, "{name}", out="run", epochs=1, batch_size=16)  # or: idness train --method {name} --out run
+
+split = SplitModel(network)
+seen = split.extract([torch.rand(8, 3, 16, 16)])
+scores = build("{name}", run="run").fit(split.head).score(seen)
+assert scores.shape == (8,)"""
 
 
 def twice(call: str) -> str:

@@ -50,6 +50,8 @@ class Detector(ABC):
     """Whether features below zero make the scores meaningless."""
     takes_labels: ClassVar[bool] = False
     """Whether scores mean something where an image may get several labels, or none, and not one of the classes."""
+    of_run: ClassVar[bool] = False
+    """Whether it reads what a training run learned beside its network, and so runs only where that run is named."""
     forward_passes: ClassVar[int] = 1
     """How often the network runs on an image: once, or more for methods that extend `InputEdit`."""
     backward_passes: ClassVar[int] = 0

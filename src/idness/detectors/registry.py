@@ -29,9 +29,11 @@ def look_again() -> None:
 def rows(*, costly: bool = False) -> dict[str, Detector]:
     """Give every row of a comparison by name: a method at its defaults, or each of its variants (`ash-s`, `ash-p`, `ash-b`).
 
-    Methods that need more than one pass of the network are there only if `costly` ones are asked for.
+    Methods that need more than one pass of the network are there only if `costly` ones are asked for; those that read a training
+    run never are.
     """
-    listed = {row: cls(**fixed) for name, cls in _found().items() for row, fixed in (cls.rows or {name: {}}).items()}
+    alone = {name: cls for name, cls in _found().items() if not cls.of_run}
+    listed = {row: cls(**fixed) for name, cls in alone.items() for row, fixed in (cls.rows or {name: {}}).items()}
     return {row: made for row, made in listed.items() if costly or made.input_edit is None}
 
 

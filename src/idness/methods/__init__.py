@@ -5,6 +5,7 @@ from idness.methods.adascale import AdaScale
 from idness.methods.ash import Ash
 from idness.methods.cadref import CADRef
 from idness.methods.chain import Chain
+from idness.methods.confbranch import ConfBranch
 from idness.methods.dice import DICE
 from idness.methods.ebo import EBO
 from idness.methods.fdbd import FDBD
@@ -63,6 +64,7 @@ __all__ = [
     "Ash",
     "CADRef",
     "Chain",
+    "ConfBranch",
     "Fuse",
     "GradNorm",
     "NNGuide",

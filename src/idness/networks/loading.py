@@ -57,13 +57,19 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
     else:
         raise ModelError(f"a model is written as {FORMS}; got {spec!r}")
     if weights is not None and str(weights) != "none":
-        load_weights(model, weights)
+        state = read_weights(weights)
+        model = load_state(_seen_through(model, state), state, weights)
     return model.eval()
 
 
 def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
     """Load weights from a safetensors file or a checkpoint into a network, every name and shape matching."""
-    state = _fitting(read_weights(path), set(model.state_dict()))
+    return load_state(model, read_weights(path), path)
+
+
+def load_state(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> nn.Module:
+    """Put weights that were read from a file into a network, every name and shape matching."""
+    state = _fitting(state, set(model.state_dict()))
     _fit_heads(model, state)
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
@@ -124,6 +130,19 @@ def _fitting(state: dict[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
         if all(name.startswith(prefix) for name in state) and not all(name.startswith(prefix) for name in wanted):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
     return state
+
+
+def _seen_through(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """Put CIDER's projection around a network whose weights have one; leave any other as it is."""
+    from idness.networks.projected import BACKBONE, LAST, is_projected, projected
+
+    if not is_projected(state) or is_projected(model.state_dict()):
+        return model
+    _fit_heads(
+        model, {name.removeprefix(BACKBONE): value for name, value in state.items() if name.startswith(BACKBONE)}
+    )
+    classes, width = state[LAST].shape
+    return projected(model, classes, width)
 
 
 def _fit_heads(model: nn.Module, state: Mapping[str, Tensor]) -> None:

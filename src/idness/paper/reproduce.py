@@ -106,6 +106,7 @@ class _Lab:
         self.located: dict[str, Located] = {}
         self.results: dict[str, dict[str, MethodResult]] = {}
         self.failed: dict[str, dict[str, str]] = {}
+        self.trained: dict[str, str] = {}  # rows of Table 5 that could not be run, by name
 
     def outcome(self, table: PaperTable) -> Outcome:
         """Reproduce one table as far as the data goes."""
@@ -123,12 +124,14 @@ class _Lab:
                 failed = self.failed.get(table.benchmark, {})
                 rows = [row for row in table.rows if row.method and row.training in (None, "none")]
                 result.failed = {row.name: failed[key] for row in rows if (key := _key(row)) in failed}
+                result.failed |= self.trained if table.name == "training" else {}
         except IdnessError as error:
             result.entries = compare(table, {})
             result.notes.append(f"could not be run: {error}")
         if table.name == "training":
             lacking = [row for row in table.rows if not row.weights and self._fine_tuned(row) is None]
-            result.missing += [_untrained(row, self.roots[0]) for row in lacking]
+            result.missing += [_untrained(table, row, self.roots[0]) for row in lacking]
+            result.notes += [f"{row.name}: {row.recipe}" for row in table.rows if row.recipe]
         return result
 
     def _where(self, name: str) -> Located:
@@ -153,7 +156,12 @@ class _Lab:
             weights = self._fine_tuned(row)
             if weights is not None and where.benchmark is not None and row.method:
                 folder = f"{table.benchmark}-{row.training}"
-                found |= _by_row([row], self._run(folder, where.benchmark, where, weights, [row.method]))
+                try:
+                    found |= _by_row([row], self._run(folder, where.benchmark, where, weights, [row.method]))
+                    if reasons := self.failed[folder]:
+                        self.trained[row.name] = "; ".join(reasons.values())
+                except IdnessError as error:  # one network that cannot be used must not blank the others' rows
+                    self.trained[row.name] = str(error)
         return found
 
     def _fine_tuned(self, row: PaperRow) -> Path | None:
@@ -277,7 +285,10 @@ def _deviations(table: PaperTable, where: Located) -> list[str]:
     return []
 
 
-def _untrained(row: PaperRow, root: Path) -> Missing:
-    where = f"--data {root}/imagenet/train --out {root}/{row.training}"
-    command = f"idness train {where} --arch torchvision:resnet50 --init pretrained --method {row.training}"
+def _untrained(table: PaperTable, row: PaperRow, root: Path) -> Missing:
+    """Say which command trains the network of a row, on the images that its benchmark looks for."""
+    spec = Benchmark.load(table.benchmark).id["train"]
+    where = f"--data {root / spec['path']} --root {root / spec['root']} --out {root / (row.training or '')}"
+    model = MODELS[table.benchmark]
+    command = f"idness train {where} --arch {model} --method {row.training} {row.train.format(model=model)}"
     return Missing(f"weights of {row.name}", "98 MB once trained", command)

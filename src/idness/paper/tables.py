@@ -26,6 +26,7 @@ class PaperRow:
 
     `method` is written as the command line takes it, with the options of the paper; none where we have no equal. `cells` are by
     OOD set, `means` by group of sets, `spread` (plus-minus) by either; all in percent. `epochs` are original plus extended.
+    `train` are the options of `idness train` that make its network, and `recipe` says where they come from.
     """
 
     name: str
@@ -37,6 +38,8 @@ class PaperRow:
     training: str | None = None
     epochs: str | None = None
     weights: str | None = None
+    train: str = ""
+    recipe: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from idness.core.checks import positive
 from idness.core.errors import OptionError
-from idness.networks.final_layer import entering, final_linear
+from idness.networks.final_layer import final_linear
+from idness.networks.projected import projected
 from idness.training.objective import Objective, Outcome, method
 
 LOOKED_AT = 64
@@ -42,37 +43,6 @@ def dispersion_loss(prototypes: Tensor, temperature: float) -> Tensor:
 def compactness_loss(embeddings: Tensor, prototypes: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Compute how far the images are from their own prototype, against the others."""
     return F.cross_entropy(embeddings @ prototypes.T / temperature, labels)
-
-
-class ProjectedNetwork(nn.Module):
-    """Shows a network through its projection: features of length 1, and logits by the prototypes.
-
-    KNN on its features is CIDER's detector.
-    """
-
-    def __init__(self, backbone: nn.Module, final: nn.Linear, classes: int, width: int) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self._final = [final]  # in a list: not a submodule twice
-        inner = final.in_features
-        self.projection = nn.Sequential(nn.Linear(inner, inner), nn.ReLU(), nn.Linear(inner, width))
-        self.fc = nn.Linear(width, classes, bias=False)
-
-    def embed(self, images: Tensor) -> Tensor:
-        """Compute the normalised projection of each image."""
-        with entering(self._final[0]) as features:
-            self.backbone(images)
-        return F.normalize(self.projection(features[-1]).float(), dim=1)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Compute the logits: similarity to each prototype, over the temperature."""
-        logits: Tensor = self.fc(self.embed(images))
-        return logits
-
-
-def projected(backbone: nn.Module, classes: int, width: int = 128, layer: str | None = None) -> ProjectedNetwork:
-    """Make the network that CIDER trains and whose weights it writes, around any classifier."""
-    return ProjectedNetwork(backbone, final_linear(backbone, layer)[2], classes, width)
 
 
 @method("cider")

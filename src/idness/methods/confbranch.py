@@ -1,0 +1,54 @@
+"""ConfBranch -- DeVries & Taylor, "Learning Confidence for Out-of-Distribution Detection in Neural Networks", 2018."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from idness.core.errors import OptionError
+from idness.core.types import Activations, Head
+from idness.detectors.detector import Detector
+
+FILE, WEIGHT, BIAS = "method.safetensors", "branch.weight", "branch.bias"
+"""Where a run keeps what it learned beside its network, and the names of the second head there."""
+
+
+@dataclass(kw_only=True)
+class ConfBranch(Detector):
+    """Take the confidence of a second head that was trained with the network, before its sigmoid.
+
+    Args:
+        run: folder of `idness train --method confbranch`, whose network is looked at.
+    """
+
+    formula = r"w_c^\top a + b_c"
+    assumes = "the network was trained by ConfBranch, and was less confident of images it got wrong"
+    of_run = True
+    uses_head = True
+
+    run: str = ""
+
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
+        self.weight_, self.bias_ = self._branch()
+        if self.weight_.shape != (1, head.width):
+            raise OptionError(
+                f"ConfBranch: run must be of this network, of {head.width} features; got one of {self.weight_.shape[1]}"
+            )
+
+    def rate(self, acts: Activations) -> Tensor:
+        # The sigmoid keeps the order, but not of scores that it rounds to 1.
+        return (acts.features @ self.weight_.T + self.bias_)[:, 0]
+
+    def _branch(self) -> tuple[Tensor, Tensor]:
+        file = Path(self.run) / FILE
+        try:
+            found = load_file(file)
+            return found[WEIGHT].float(), found[BIAS].float()
+        except (OSError, SafetensorError, KeyError) as error:
+            raise OptionError(
+                f"ConfBranch: run must be the folder of idness train --method confbranch, with its {FILE}; got {self.run!r}"
+            ) from error
