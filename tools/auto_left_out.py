@@ -3,7 +3,7 @@
 Without a network and its family are chosen, on real OOD images of the others:
 
 - the parts of the fusion, among all sums of up to three methods at their defaults, each in standard deviations of its scores
-  on ID validation images;
+  on ID validation images, and all that add a fourth to one of the best of these;
 - the kinds of stand-ins, among all sets of up to four of ten kinds, by how they rank methods;
 - how far a single method must lead the fusion on stand-ins before `auto` takes it;
 - how much SCALE must gain on stand-ins before it is used, at the percentile that gains most there.
@@ -30,6 +30,8 @@ from idness.selection.auto import CLIP, HELPS, LEAD, pick
 
 MOST, MOST_OOD = 700, 250
 """Images of a set that a choice rests on, evenly picked."""
+WIDTH = 30
+"""How many of the best sums are tried with one part more."""
 COMPOSITE = ("fuse", "auto", "scale(auto)", "chain")
 LEADS = (LEAD, 0.25, 0.5, 0.75, 1.5, 2.0, np.inf)
 GAINS = (HELPS, 0.0, 0.05, 0.2, 0.3, 0.5)
@@ -108,7 +110,7 @@ class Chooser:
         """Choose everything on networks of other families, and measure it on this one."""
         case = self.networks[name]
         others = [other for other in self.networks if self.networks[other].family != case.family]
-        parts = self.fusions[_best([self.truths[other] - self.singles[other].max() for other in others])]
+        parts = self._parts(others)
         kinds = self.kinds[_best([self.order[other] for other in others])]
         lead = LEADS[_best([self._leads(other, parts, kinds) for other in others])]
         gain = GAINS[_best([self._gains(other, kinds) for other in others])]
@@ -131,6 +133,15 @@ class Chooser:
             "percentile": percentile,
             "scale to ebo": round(scaled - plain, 5),
         }
+
+    def _parts(self, others: Sequence[str]) -> tuple[str, ...]:
+        """Choose the parts of a fusion on some networks: the best sum of up to three, or with one part more."""
+        points = _points([self.truths[other] - self.singles[other].max() for other in others])
+        best = np.argsort(-points)[:WIDTH]
+        longer = sorted({tuple(sorted({*self.fusions[i], row})) for i in best for row in self.pool})
+        found = [_truths(self.networks[other], self.pool, longer) - self.singles[other].max() for other in others]
+        more = _points(found)
+        return longer[int(more.argmax())] if more.max() > points.max() else self.fusions[best[0]]
 
     def _takes(self, name: str, parts: tuple[str, ...], kinds: tuple[int, ...], lead: float) -> tuple[str, ...]:
         """Name what `auto` takes on a network by stand-ins: the parts of the fusion, or one row."""
@@ -167,8 +178,14 @@ class Chooser:
 
 
 def _best(values: Sequence[Array]) -> int:
+    return int(np.argmax(_points(values)))
+
+
+def _points(values: Sequence[Array]) -> Array:
+    """Judge candidates by their mean over networks and their worst; `values` has an array over candidates for each network."""
     table = np.stack(values)
-    return int(np.argmax(table.mean(axis=0) + table.min(axis=0)))
+    points: Array = table.mean(axis=0) + table.min(axis=0)
+    return points
 
 
 def _truths(case: Case, pool: Sequence[str], fusions: Sequence[tuple[str, ...]]) -> Array:

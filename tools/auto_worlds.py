@@ -192,8 +192,8 @@ PLANS = {
     "ish": Plan("embedded, ISH", lambda _: load_model("cifar6:ish"), cifar6, chosen_on=True, family="embedded"),
     "narrow": Plan("ResNet of 64 features", partial(_trained, "narrow"), cifar6, chosen_on=True),
     "vgg": Plan("VGG without BatchNorm", partial(_trained, "vgg"), cifar6),
-    "vit": Plan("vision transformer", partial(_trained, "vit"), cifar6),
-    "wide": Plan("wide ResNet", partial(_trained, "wide"), cifar6, twice=True),
+    "vit": Plan("vision transformer", partial(_trained, "vit"), cifar6, chosen_on=True),
+    "wide": Plan("wide ResNet", partial(_trained, "wide"), cifar6, chosen_on=True, twice=True),
     "densenet": Plan(
         "DenseNet-101, CIFAR-10",
         _densenet,
@@ -204,7 +204,7 @@ PLANS = {
     ),
     "mobilenet+700": _cut("MobileNetV2, ImageNet", _mobilenet, IMAGENET, chosen_on=True),
     "lite0+700": _cut("EfficientNet-Lite0, ImageNet", _lite0, HALF, chosen_on=True),
-    "resnet50+700": _cut("ResNet-50, ImageNet", _resnet50, BYTES, every=2, stand_ins=200),
+    "resnet50+700": _cut("ResNet-50, ImageNet", _resnet50, BYTES, every=2, stand_ins=200, chosen_on=True),
 }
 
 

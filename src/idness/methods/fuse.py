@@ -38,7 +38,7 @@ class Fuse(Detector):
     uses_head = True
     other = {"parts": "ebo+knn(k=5)"}
 
-    parts: Any = "vra(low=60, high=99)+actsub(percentile=85, power=2, k=10)+vim(share=50)"
+    parts: Any = "vra(low=60, high=99)+actsub(percentile=85, power=2, k=10)+vim(share=50)+nci(alpha=0.001)"
 
     def __post_init__(self) -> None:
         self.parts = detectors_in(self, "parts")
