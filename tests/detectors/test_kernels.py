@@ -120,3 +120,14 @@ def test_a_percentile_for_each_row_gives_what_it_gives_for_all(kind):
     own = torch.arange(len(features)) % len(percents)
     found = kernels.ratio_each(features, percents[own])
     torch.testing.assert_close(found, expected[torch.arange(len(features)), own], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kept", [1, 7, 39, 40])
+def test_pruning_keeps_as_many_as_top_k_also_among_equals(kept):
+    rng = torch.Generator().manual_seed(kept)
+    rows = torch.randn(300, 40, generator=rng)
+    rows[100:200] = rows[100:200].clamp(min=0)  # many zeros
+    rows[200:] = (3 * rows[200:]).round()  # many equals, also at the limit
+    found, expected = kernels.pruned(rows, kept), torch.where(kernels.top_mask(rows, kept), rows, 0.0)
+    torch.testing.assert_close(found.sort(dim=1).values, expected.sort(dim=1).values, rtol=0, atol=0)
+    torch.testing.assert_close(found[:100], expected[:100], rtol=0, atol=0)

@@ -86,6 +86,24 @@ def top_mask(features: Tensor, kept: int) -> Tensor:
     return torch.zeros_like(features, dtype=torch.bool).scatter(1, chosen, True)
 
 
+def pruned(features: Tensor, kept: int) -> Tensor:
+    """Set all but the `kept` largest of each row to zero."""
+    if features.device.type != "cpu" or torch.compiler.is_exporting() or features.requires_grad:
+        return torch.where(top_mask(features, kept), features, 0.0)
+    array, first = features.numpy(), features.shape[1] - kept
+    ramp, result = _ramp(array.shape[1]), np.empty_like(array)
+    for start in range(0, len(array), ROWS):
+        part = array[start : start + ROWS] - ramp
+        ordered = part.copy()
+        ordered.partition(first, axis=1)
+        mask = part >= ordered[:, first, None]
+        np.multiply(array[start : start + ROWS], mask, out=result[start : start + ROWS])
+        # Equal features at the limit are all above it, and of those only some are kept.
+        for row in np.flatnonzero(np.count_nonzero(mask, axis=1) != kept) + start:
+            result[row] = torch.where(top_mask(features[row : row + 1], kept), features[row : row + 1], 0.0).numpy()
+    return torch.from_numpy(result)
+
+
 def safe_ratio(total: Tensor, top: Tensor, limit: float) -> Tensor:
     """Divide the sum of all by the sum of the largest, so that any row has a finite factor."""
     # Rows without positive activations have no ratio: 1, as when nothing is left out. Non-negative rows never
@@ -98,8 +116,7 @@ def safe_ratio(total: Tensor, top: Tensor, limit: float) -> Tensor:
 def _top_sum(array: NDArray[np.float32], kept: int) -> NDArray[np.float32]:
     """Sum the largest of each row by partial sorting, which NumPy does with SIMD."""
     first = array.shape[1] - kept
-    # Partial sorting is slow among equals, and a ReLU leaves many zeros: made different below anything that counts.
-    ramp = np.arange(1, array.shape[1] + 1, dtype=np.float32) * np.finfo(np.float32).tiny
+    ramp = _ramp(array.shape[1])
     block = np.empty((min(ROWS, len(array)), array.shape[1]), np.float32)
     result = np.empty(len(array), np.float32)
     for start in range(0, len(array), ROWS):
@@ -107,6 +124,12 @@ def _top_sum(array: NDArray[np.float32], kept: int) -> NDArray[np.float32]:
         part.partition(first, axis=1)
         part[:, first:].sum(axis=1, out=result[start : start + ROWS])
     return result
+
+
+def _ramp(width: int) -> NDArray[np.float32]:
+    """Make zeros different, below anything that counts: partial sorting is slow among equals, and a ReLU leaves many."""
+    found: NDArray[np.float32] = np.arange(1, width + 1, dtype=np.float32) * np.finfo(np.float32).tiny
+    return found
 
 
 def _top_sums(array: NDArray[np.float32], kept: Sequence[int]) -> list[NDArray[np.float32]]:

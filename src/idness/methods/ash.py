@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from idness.core.checks import one_of, percent
 from idness.detectors.detector import Enhancer
-from idness.detectors.kernels import kept_count, safe_ratio, top_mask
+from idness.detectors.kernels import kept_count, pruned, safe_ratio, top_mask
 
 
 @dataclass(kw_only=True)
@@ -40,11 +39,10 @@ class Ash(Enhancer):
 
     def shape(self, features: Tensor) -> Tensor:
         kept = kept_count(features.shape[1], self.percentile)
-        mask = top_mask(features, kept)
         if self.variant == "b":
-            return mask * (features.sum(dim=1, keepdim=True) / kept)
-        pruned = torch.where(mask, features, 0.0)
+            return top_mask(features, kept) * (features.sum(dim=1, keepdim=True) / kept)
+        rest = pruned(features, kept)
         if self.variant == "p":
-            return pruned
-        ratio = safe_ratio(features.sum(dim=1), pruned.sum(dim=1), features.shape[1] / kept)
-        return pruned * ratio.exp().unsqueeze(1)
+            return rest
+        ratio = safe_ratio(features.sum(dim=1), rest.sum(dim=1), features.shape[1] / kept)
+        return rest.mul_(ratio.exp().unsqueeze(1))
