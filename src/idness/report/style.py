@@ -111,11 +111,16 @@ def house_style() -> Iterator[None]:
 
 
 def new_figure(
-    rows: int = 1, columns: int = 1, *, size: tuple[float, float] = (5.2, 3.2), **options: Any
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    size: tuple[float, float] = (5.2, 3.2),
+    layout: Any = None,
+    **options: Any,
 ) -> tuple[Any, Any]:
     """Make a figure in the house style, outside pyplot, and its axes as `Figure.subplots` gives them."""
     with house_style():
-        figure = Figure(figsize=size)
+        figure = Figure(figsize=size, layout=layout)
         return figure, figure.subplots(rows, columns, **options)
 
 
