@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -191,3 +192,29 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_work(words, tmp_path
     assert done.returncode == 2
     assert re.fullmatch(r"idness: cannot write a-file/inside.*a-file is no folder; free space or .*\n", done.stderr)
     assert [file.name for file in tmp_path.iterdir()] == ["a-file"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["bench"], ["calibrate", "cifar6:base", "--data", "."], ["score", "guard", "picture.png"]],
+    ids=lambda words: words[0],
+)
+def test_the_first_progress_comes_before_torch(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "picture.png").write_bytes(b"")
+    code = (
+        "import sys; from idness.core import progress\n"
+        "class Heard(progress.Listener):\n"
+        "    def phase(self, name, total):\n"
+        "        import time; print(name, 'torch' in sys.modules, time.process_time()); sys.stdout.flush(); raise SystemExit(7)\n"
+        "class Shown:\n"
+        "    def __enter__(self): return Heard()\n"
+        "    def __exit__(self, *_): pass\n"
+        "progress.shown = lambda **_: Shown()\n"
+        "from idness.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    name, torch_is_there, seconds = done.stdout.split()
+    assert (name, torch_is_there) == ("starting", "False")
+    assert float(seconds) < 1.5

@@ -143,3 +143,11 @@ def test_own_attribute_comes_first_and_nothing_is_guessed(tmp_path: Path) -> Non
     assert preprocessing_for(model, f"{tmp_path}/mine.py:make") is None
     model.preprocessing = {"resize": 20, "mean": [0.5, 0.5, 0.5]}  # type: ignore[assignment]
     assert preprocessing_for(model, "torchvision:resnet50") == Preprocessing(resize=20, mean=(0.5, 0.5, 0.5))
+
+
+def test_arrays_are_normalised_alike_without_torch() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 5, 6, 3), dtype=np.uint8)
+    how = Preprocessing(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
+    found = how.normalize_array(pixels)
+    assert found.dtype == np.float32
+    assert np.abs(found - how.normalize(pixels).numpy()).max() < 1e-6

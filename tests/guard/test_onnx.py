@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import colour_world as world
 import numpy as np
@@ -14,13 +15,15 @@ import torch
 from colour_world import HOW, foreign_tensors, known_tensors
 from torch import Tensor, nn
 
-from idness.core.errors import ExportError
+from idness.core.errors import ExportError, StoreError
 from idness.core.types import Activations
 from idness.detectors.detector import Detector
 from idness.detectors.registry import rows
 from idness.guard import Guard
+from idness.guard.graph import GraphGuard
 from idness.guard.onnx import score_range
 from idness.networks.split import SplitModel
+from tests.cli.running import idness
 
 onnxruntime = pytest.importorskip("onnxruntime")
 ALWAYS = ("msp", "scale", "dice", "knn", "gradnorm", "fuse")
@@ -89,12 +92,38 @@ def test_what_the_graph_carries_and_the_example_runs_it_without_torch(guard: Gua
         check=True,
     )
     verdict = guard.judge(*pictures)
+    _score_without_torch(path, pictures, verdict.records())
     lines = done.stdout.strip().splitlines()
     assert len(lines) == 2
     for line, record in zip(lines, verdict.records(), strict=True):
         assert record["class"] in line
         assert ("OUT" in line) == record["is_ood"]
         assert f"p={record['p_value']:.3f}" in line
+
+
+def _score_without_torch(path: Path, pictures: list[Path], wanted: list[dict[str, Any]]) -> None:
+    """Run `idness score` on the exported file where torch cannot be imported, and through the library."""
+    broken = path.with_name("broken.png")
+    broken.write_bytes(b"no picture")
+    code = "import sys; sys.modules['torch'] = None; from idness.cli import main; main()"
+    words = ["score", str(path), *map(str, [*pictures, broken]), "--json"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert found[2] == {
+        "image": str(broken),
+        "error": "broken.png: must be one of JPEG, PNG, WEBP, BMP, GIF, TIFF, PPM, got text",
+    }
+    for picture, record, expected in zip(pictures, found, wanted, strict=False):
+        assert record.pop("image") == str(picture)
+        assert record == expected | {key: pytest.approx(expected[key], rel=1e-4) for key in ("score", "p_value")}
+    with pytest.raises(StoreError, match="is no guard that idness export wrote"):
+        GraphGuard(broken)
+    with pytest.raises(StoreError, match="is not there; write it with idness export"):
+        GraphGuard(path.with_name("none.onnx"))
+    for words in (["--recall", "0.9"], ["--model", "x"]):
+        refused = idness("score", path, pictures[0], *words)
+        assert (refused.returncode, "are fixed in an exported guard" in refused.stderr) == (2, True)
 
 
 @dataclass(kw_only=True)

@@ -32,14 +32,15 @@ def extract(
     images: ImageSet,
     store: FeatureStore,
     *,
-    batch_size: int = 128,
+    batch_size: int | None = None,
     workers: int | None = None,
     edit_with: InputEditor | None = None,
     listener: Listener | None = None,
 ) -> Extracted:
     """Make sure that the store holds the activations of a set, or those of its images as an editor changes them.
 
-    The network runs over what is missing. The listener hears of every image; the phase is the caller's, who may run several
+    The network runs over what is missing, in batches of the size that suits it where none is given.
+    The listener hears of every image; the phase is the caller's, who may run several
     sets in one.
     """
     if len(images) == 0:
@@ -52,7 +53,7 @@ def extract(
     hear = listener or Listener()
     hear.advance(cached)
     if missing:
-        refs |= dict(_run(network, images, store, missing, batch_size, workers, edit_with, hear))
+        refs |= dict(_run(network, images, store, missing, batch_size or network.batch, workers, edit_with, hear))
     whole = key_of(network.identity, *keys)
     found = [ref for key in keys if (ref := refs[key]) is not None]
     if whole not in store or store.refs(whole) != found:

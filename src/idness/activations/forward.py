@@ -19,8 +19,6 @@ from idness.data.sets import select
 from idness.data.thumbnails import SIDE, thumbnail
 from idness.networks.opening import Network
 
-BATCH = 64
-
 
 @dataclass(frozen=True, eq=False)
 class SetActivations:
@@ -60,7 +58,7 @@ def run_images(
     images: ImageSet,
     *,
     spans: Sequence[tuple[int, int]] | None = None,
-    batch_size: int = BATCH,
+    batch_size: int | None = None,
     workers: int | None = None,
     distinct: bool = False,
     pre_relu: bool = False,
@@ -76,7 +74,7 @@ def run_images(
         network: what they run through.
         images: the set.
         spans: the ranges to run, each one batch; the whole set if not given.
-        batch_size: how many images the network sees at once, where no ranges are given.
+        batch_size: how many images the network sees at once, where no ranges are given; what suits the network if it is not.
         workers: how many threads decode images.
         distinct: whether to leave out images that were there before.
         pre_relu: whether to keep what enters the final ReLU.
@@ -86,7 +84,7 @@ def run_images(
     """
     hear, seen = listener or Listener(), set[bytes]()
     for batch in read_batches(
-        images, network.preprocessing, spans or spans_of(len(images), batch_size), workers=workers
+        images, network.preprocessing, spans or spans_of(len(images), batch_size or network.batch), workers=workers
     ):
         network.check_size(images.source, batch.pixels)
         kept = _fresh(batch, seen) if distinct else batch

@@ -9,7 +9,7 @@ ReLU in the way in which the network pools what leaves it, which gives one value
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from idness.core.types import Activations
+from idness.networks.batches import unpacked
+from idness.networks.engines.engine import Plain
 from idness.networks.split import SplitModel
 
 ACTIVATIONS = {
@@ -66,8 +68,11 @@ class Capture:
 def capture(split: SplitModel, batch: Any) -> Capture:
     """Run one batch, in any form that `SplitModel.stream` takes, and capture what enters the final ReLU."""
     watch = _Watch(split.width)
+    images, labels = unpacked(batch)
     with watch:
-        acts = next(iter(split.stream([batch])))
+        # The network as it is: other engines call no function that could be watched.
+        found = Plain(split, images).run(images)
+    acts = replace(Activations(*found).to("cpu"), labels=labels)
     # The last one is nearly always it; an auxiliary branch may come after.
     for kind, cap, before in reversed(watch.seen):
         for pooling, pool in _POOLINGS.items():

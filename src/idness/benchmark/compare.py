@@ -235,6 +235,7 @@ def _notes(entrants: Sequence[Entrant], rows: Sequence[str]) -> list[str]:
         ("networks", lambda r: r.model.spec),
         ("preprocessing", lambda r: r.preprocessing),
         ("precision", lambda r: r.precision.get("used")),
+        ("engine", lambda r: r.engine.get("used", "eager")),
         ("training or validation images", lambda r: {n: s.sha256 for n, s in r.sets.items() if s.role not in TESTED}),
     ):
         if any(read(report) != read(reports[0]) for report in reports):

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from idness.activations.source import read_head
+from idness.activations.store import FeatureStore
 from idness.benchmark.parts import ModelInfo
 from idness.benchmark.protocol import Benchmark, OpenSet
 from idness.benchmark.settings import Settings
@@ -18,9 +19,13 @@ from idness.core.types import Head
 from idness.core.wording import abridged, without_folder
 from idness.data import ActivationsSet, ImageSet, Preprocessing, embedded, read_batches
 from idness.networks.classes import places_of
+from idness.networks.engines.driver import Driver
 from idness.networks.opening import Network, open_network
 from idness.networks.precision import ChosenPrecision
 from idness.networks.runs import located
+
+ENGINES = "engines"
+"""The folder of the store that remembers which engine ran a network fastest."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,9 @@ def prepare(
             raise ModelError(f"benchmark {bench.name}: needs model= (torchvision:NAME, timm:NAME or file.py:function)")
         model = embedded.MODEL
     roles = [*("id_test", "id_train", "id_val"), *pictures]
+    driver = Driver(
+        settings.engine, sum(len(data) for data in pictures_of(sets)), FeatureStore(settings.cache).root / ENGINES
+    )
     network = open_network(
         model,
         settings.weights,
@@ -56,6 +64,7 @@ def prepare(
         precision=settings.precision,
         device=settings.device,
         workers=settings.workers,
+        driver=driver,
     )
     if pictures:
         listener.note(f"preprocessing: {network.preprocessing.describe()}")
@@ -68,6 +77,8 @@ def prepare(
             network.check_size(entry.name, first.pixels)
     if chosen.asked == "auto":
         listener.note(f"precision: {chosen.used} ({chosen.why})")
+    if network.engine is not None:
+        listener.note(f"engine: {network.engine.describe()}")
     weights = located(model, settings.weights)[1] if isinstance(model, str) else settings.weights
     info = ModelInfo(
         spec=without_folder(network.name),
@@ -79,6 +90,11 @@ def prepare(
         parameters=sum(parameter.numel() for parameter in network.split.model.parameters()),
     )
     return Prepared(head.to("cpu"), network, info, chosen)
+
+
+def pictures_of(sets: Sequence[OpenSet]) -> list[ImageSet]:
+    """Give the sets that are images."""
+    return [entry.data for entry in sets if isinstance(entry.data, ImageSet)]
 
 
 def check_classes(bench: Benchmark, sets: Sequence[OpenSet], head: Head, network: Network | None = None) -> None:

@@ -48,6 +48,8 @@ class Report:
     methods: dict[str, MethodResult]
     answer: Answer | None = None
     """Which row to use; none in what version 0.1 wrote, until `conclude` works it out from the scores."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """What ran the network; nothing in what version 0.1 wrote."""
     recall: float = 0.95
     failed: dict[str, str] = field(default_factory=dict)
     advised: str = ""

@@ -199,6 +199,7 @@ class _Job:
             model=prepared.info,
             preprocessing={} if network is None or network.how is None else network.how.to_dict(),
             precision=asdict(prepared.precision),
+            engine={} if network is None or network.engine is None else asdict(network.engine),
             sets={name: _set_info(opened[name], found) for name, found in scored.every.items()},
             id_accuracy=scored.id_test.accuracy,
             methods=methods,

@@ -22,7 +22,8 @@ class Settings:
         methods: the rows to compare: texts such as `scale`, `scale(percentile=95)` or `my_file.py:MyDetector`, classes of
             detectors, whose options are searched, and detectors; all that need one pass of the network if empty.
         precision: fp32, bf16 or auto.
-        batch_size: how many images the network sees at once.
+        engine: what runs the network: eager, compiled, onnxruntime, openvino, or auto, which measures.
+        batch_size: how many images the network sees at once; what suits it if not given.
         workers: how many threads decode images; as many as cores if not given.
         cache: the folder of the feature store.
         device: where the network runs; auto takes a GPU where there is one.
@@ -38,7 +39,8 @@ class Settings:
     multi_label: bool | None = None
     methods: Sequence[Method] = ()
     precision: str = "fp32"
-    batch_size: int = 128
+    engine: str = "auto"
+    batch_size: int | None = None
     workers: int | None = None
     cache: str | Path | None = None
     device: str = "auto"
@@ -48,5 +50,6 @@ class Settings:
     command: str = ""
 
     def __post_init__(self) -> None:
-        check_count(self, "batch_size")
+        if self.batch_size is not None:
+            check_count(self, "batch_size")
         check_fraction(self, "recall", self.recall)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from idness.benchmark.results import Report
 
 OUT = Path("idness-results")
+ENGINE_HELP = "What runs the network: eager, compiled, onnxruntime, openvino, or auto, which measures."
 
 
 def bench(
@@ -37,7 +38,8 @@ def bench(
         ),
     ] = "",
     precision: Annotated[str, typer.Option(help="fp32, bf16, or auto, which measures both.")] = "fp32",
-    batch_size: Annotated[int, typer.Option(help="Images per forward pass.")] = 128,
+    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "auto",
+    batch_size: Annotated[int | None, typer.Option(help="Images per forward pass; measured if not given.")] = None,
     workers: Annotated[int | None, typer.Option(help="Threads that decode images.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     cache: Annotated[Path | None, typer.Option(help="Folder that keeps activations between runs.")] = None,
@@ -57,33 +59,36 @@ def bench(
     if init:
         _write_template(Path(benchmark or "benchmark.toml"))
         return
-    from idness.benchmark.runner import run
-    from idness.benchmark.settings import Settings
     from idness.cli.terminal import command_line
     from idness.core.files import check_writable
     from idness.core.method_text import split_methods
-    from idness.core.progress import shown
+    from idness.core.progress import STARTING, shown
     from idness.data import embedded
-    from idness.report.tables import fpr_name
 
-    fpr_name(fpr)
     check_writable(out)
-    settings = Settings(
-        data=data,
-        weights=weights,
-        layer=layer or None,
-        multi_label=multi_label,
-        methods=split_methods(methods),
-        precision=precision,
-        batch_size=batch_size,
-        workers=workers,
-        cache=cache,
-        device=device,
-        seed=seed,
-        partial=partial,
-        command=command_line(),
-    )
     with shown(quiet=quiet) as listener:
+        listener.phase(STARTING, None)
+        from idness.benchmark.runner import run
+        from idness.benchmark.settings import Settings
+        from idness.report.tables import fpr_name
+
+        fpr_name(fpr)
+        settings = Settings(
+            data=data,
+            weights=weights,
+            layer=layer or None,
+            multi_label=multi_label,
+            methods=split_methods(methods),
+            precision=precision,
+            engine=engine,
+            batch_size=batch_size,
+            workers=workers,
+            cache=cache,
+            device=device,
+            seed=seed,
+            partial=partial,
+            command=command_line(),
+        )
         report = run(benchmark or embedded.NAME, model or None, settings, listener)
     _finish(report, out, fpr, by_set=by_set, as_json=as_json, quiet=quiet)
 

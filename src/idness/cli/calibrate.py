@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from idness.cli.bench import ENGINE_HELP
+
 
 def calibrate(
     model: Annotated[
@@ -48,6 +50,7 @@ def calibrate(
         bool | None,
         typer.Option("--multi-label/--single-label", help="Whether an image may get several labels, or none."),
     ] = None,
+    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "auto",
     bundle: Annotated[bool, typer.Option(help="Keep a copy of the weights in the guard's folder.")] = True,
     thumbnails: Annotated[
         bool, typer.Option(help="Keep thumbnails of up to 240 calibration images for the page.")
@@ -61,19 +64,22 @@ def calibrate(
     from idness.cli.preprocessing import preprocessing
     from idness.cli.terminal import stderr
     from idness.core.files import check_writable
-    from idness.core.progress import shown
+    from idness.core.progress import STARTING, shown
     from idness.data import embedded
     from idness.data.classes import read_classes
-    from idness.guard.calibrate import prepare_guard
-    from idness.guard.file import describe
-    from idness.networks import trust
 
     check_writable(out)
     with shown(quiet=quiet) as listener:
+        listener.phase(STARTING, None)
+        from idness.guard.calibrate import prepare_guard
+        from idness.guard.file import describe
+        from idness.networks import trust
+
         made = prepare_guard(
             model, data, weights=weights, method=method, train=train, ood=ood, recall=recall, false_alarm=false_alarm,
             per_class=per_class, preprocessing=preprocessing(size, mean, std), layer=layer, multi_label=multi_label,
-            class_names=read_classes(class_names) if class_names else (), gallery=thumbnails, listener=listener,
+            class_names=read_classes(class_names) if class_names else (), gallery=thumbnails, engine=engine,
+            listener=listener,
         )  # fmt: skip
     trust.remember(model)
     made.guard.save(out, bundle=bundle and not embedded.owns(model))

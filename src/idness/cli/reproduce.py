@@ -24,7 +24,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for the reports and the comparison.")] = OUT,
     weights: Annotated[Path | None, typer.Option(help="The network's weights, where they have another name.")] = None,
     precision: Annotated[str, typer.Option(help="fp32, bf16, or auto, which measures both.")] = "fp32",
-    batch_size: Annotated[int, typer.Option(help="Images per forward pass.")] = 128,
+    batch_size: Annotated[int | None, typer.Option(help="Images per forward pass; measured if not given.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     cache: Annotated[Path | None, typer.Option(help="Folder that keeps activations between runs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,

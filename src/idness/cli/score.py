@@ -6,12 +6,13 @@ import csv
 import json
 import sys
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from idness.cli.bench import ENGINE_HELP
 from idness.core.wording import shown
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ LONGEST = 1000
 
 
 def score(
-    guard: Annotated[Path, typer.Argument(help="The guard's folder.")],
+    guard: Annotated[
+        Path, typer.Argument(help="The guard's folder, or the .onnx file that idness export wrote of it.")
+    ],
     images: Annotated[
         list[str], typer.Argument(help="Files, folders, patterns in quotes, or - for a list on standard input.")
     ],
@@ -41,40 +44,69 @@ def score(
     ] = None,
     model: Annotated[str | None, typer.Option(help="The network, where the guard cannot find it by itself.")] = None,
     weights: Annotated[str | None, typer.Option(help="The network's weights, with --model.")] = None,
-    batch: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 64,
+    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "auto",
+    batch: Annotated[
+        int | None, typer.Option(help="Images per batch; what suits the network if not given.", min=1)
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Judge images: class, ID-ness, p-value and verdict of each, as soon as it is known."""
     from idness.cli.terminal import stdout
+    from idness.core.progress import STARTING
     from idness.core.progress import shown as progress
-    from idness.guard.judge import find_images, judge_images
+    from idness.data.finding import find_images
 
     # Looked for before the network is loaded: a wrong path is told at once.
     found = [] if images == ["-"] else list(find_images(images))
-    loaded = load(guard, model, weights)
-    if recall is not None:
-        loaded.set_recall(recall)
     console = stdout()
-    writer: Rows = JsonLines() if as_json else Csv() if as_csv else Lines(console, loaded.class_names or ())
     # Rows and bar share a terminal only if one console draws both.
     plain = as_json or as_csv
     with progress(
         quiet=quiet or (plain and console.is_terminal), console=console if console.is_terminal else None
     ) as listener:
+        listener.phase(STARTING, None)
+        names, judge = _judge(guard, model, weights, recall, engine, len(found))
+        writer: Rows = JsonLines() if as_json else Csv() if as_csv else Lines(console, names)
         listener.phase("images", len(found) or None)
-        for record in judge_images(loaded, found or _listed(), batch=batch, listener=listener):
+        for record in judge(found or _listed(), batch=batch, listener=listener):
             writer.write(record)
     writer.end()
     if strict and writer.bad:
         raise typer.Exit(1)
 
 
-def load(folder: Path, model: str | None, weights: str | None) -> Guard:
-    """Load a guard, with the network that the user names, if any."""
+def _judge(
+    guard: Path, model: str | None, weights: str | None, recall: float | None, engine: str, images: int
+) -> tuple[Sequence[str], Callable[..., Iterator[dict[str, Any]]]]:
+    """Give the names of the classes, and what judges images: a guard, or a graph that one was exported to."""
+    from idness.guard.graph import SUFFIX, GraphGuard
+
+    if guard.suffix == SUFFIX and not guard.is_dir():
+        if (model, weights, recall) != (None, None, None):
+            from idness.core.errors import OptionError
+
+            raise OptionError(
+                "score: model=, weights= and recall= are fixed in an exported guard; give the guard's folder"
+            )
+        graph = GraphGuard(guard)
+        return graph.class_names or (), graph.judge
+    from functools import partial
+
+    from idness.guard.judge import judge_images
+
+    loaded = load(guard, model, weights, engine, images)
+    if recall is not None:
+        loaded.set_recall(recall)
+    return loaded.class_names or (), partial(judge_images, loaded)
+
+
+def load(folder: Path, model: str | None, weights: str | None, engine: str = "auto", images: int = 0) -> Guard:
+    """Load a guard, with the network that the user names, if any, for so many images."""
     from idness.guard.file import load_guard
     from idness.networks import trust
+    from idness.networks.engines.driver import Driver
 
-    loaded = load_guard(folder, model, weights)
+    loaded = load_guard(folder, model, weights, Driver(engine, images))
     if model is not None:
         trust.remember(model)
     return loaded

@@ -7,9 +7,13 @@ from typing import Annotated
 
 import typer
 
+from idness.cli.bench import ENGINE_HELP
+
 KEY = "IDNESS_API_KEY"
 SHORTEST = 16
 """A shorter token could be guessed."""
+SERVED = 20_000
+"""For how many images the engine is chosen: a service should not keep its first clients waiting for minutes."""
 
 
 def serve(
@@ -28,6 +32,7 @@ def serve(
         list[str] | None,
         typer.Option(help="A name that the service is called by, beside localhost and addresses; may be repeated."),
     ] = None,
+    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "auto",
     batch: Annotated[
         int | None, typer.Option(help="Images per batch; the fastest size is measured otherwise.", min=1)
     ] = None,
@@ -72,7 +77,7 @@ def serve(
         console.print(f"serving {guard} at {address} (docs at {address}/docs); stop with Ctrl-C", markup=False)
 
     run(
-        load(guard, model, weights), host=host, port=port, key=key, no_token=no_token,
+        load(guard, model, weights, engine, SERVED), host=host, port=port, key=key, no_token=no_token,
         hosts=allow_host or (), limits=limits, batch=batch, started=started,
     )  # fmt: skip
     console.print("stopped; every accepted request was answered")

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
+STARTING = "starting"
+"""The phase before the first: torch is loaded, which takes seconds."""
+
+
 class Listener:
     """Takes what a long job says of its progress, and does nothing with it; subclasses show it."""
 

@@ -6,17 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
 
 from idness.core.errors import DataError, ModelError, OptionError
 from idness.core.extras import needed
 from idness.data import embedded
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 Size = int | tuple[int, int] | None
 INTERPOLATIONS = {kind.name.lower(): kind for kind in Image.Resampling}
@@ -100,7 +101,8 @@ class Preprocessing:
             raise DataError(
                 f"Preprocessing: mean and std are of {self.channels} channels, got a picture; give arrays (.npz)"
             )
-        image = image.convert(MODES[self.channels])
+        mode = MODES[self.channels]
+        image = image if image.mode == mode else image.convert(mode)  # which would copy it
         if self.resize is not None:
             image = self._resized(image)
         return _cropped(np.asarray(image).reshape(image.height, image.width, -1), self.crop)
@@ -112,10 +114,19 @@ class Preprocessing:
 
     def normalize(self, pixels: NDArray[np.uint8] | Tensor) -> Tensor:
         """Make float32 (..., channels, height, width) of uint8 (..., height, width, channels)."""
+        import torch
+
         values = (
             torch.as_tensor(pixels).movedim(-1, -3).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
         )
         return values.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))
+
+    def normalize_array(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Do the same without torch."""
+        values = np.moveaxis(pixels, -1, -3).astype(np.float32, order="C") / np.float32(255)
+        mean, std = (np.array(part, np.float32).reshape(-1, 1, 1) for part in (self.mean, self.std))
+        found: NDArray[np.float32] = (values - mean) / std
+        return found
 
     def __call__(self, image: Image.Image | NDArray[np.uint8]) -> Tensor:
         """Make the tensor (channels, height, width) of one image."""

@@ -28,6 +28,7 @@ from idness.guard.inputs import InputWatch
 from idness.guard.neighbours import Gallery, chosen
 from idness.metrics import accuracy
 from idness.networks.classes import doubt
+from idness.networks.engines.driver import Driver
 from idness.networks.opening import Network, open_network
 from idness.selection.auto import scale_percentile
 from idness.selection.doctor import advise, scaling
@@ -61,6 +62,7 @@ def prepare_guard(
     class_names: Sequence[str] = (),
     multi_label: bool | None = None,
     gallery: bool = True,
+    engine: str = "auto",
     listener: Listener | None = None,
 ) -> Prepared:
     """Load a network, choose and fit a detector, and calibrate a guard on in-distribution images.
@@ -82,6 +84,7 @@ def prepare_guard(
         class_names: the names of the classes in the order of its outputs, where the network does not say.
         multi_label: whether an image may get several labels, or none, where the network does not show it.
         gallery: whether to keep thumbnails of some images for display.
+        engine: what runs the network: eager, compiled, onnxruntime, openvino, or auto, which measures.
         listener: hears how far reading has come.
     """
     hear, notes = listener or Listener(), list[str]()
@@ -99,10 +102,13 @@ def prepare_guard(
             preprocessing=preprocessing,
             images=images,
             class_names=class_names,
+            driver=Driver(engine, sum(len(part) for part in (images, learned, flagged) if part is not None)),
         )
     split, how = network.split, network.preprocessing
     ending = f" ({split.ending})" if split.ending else ""
     notes.insert(0, f"network {spec}, final layer {split.layer!r}{ending}; pictures: {how.describe()}")
+    if network.engine is not None:
+        notes.append(f"engine: {network.engine.describe()}")
     if split.multi_label:
         notes.append("an image may get several labels, or none (multi-label): scores add up what each label says")
     watch = InputWatch()

@@ -29,6 +29,7 @@ from idness.guard.conformal import Calibration
 from idness.guard.inputs import InputRange, of_preprocessing
 from idness.guard.neighbours import Gallery
 from idness.networks import trust
+from idness.networks.engines.driver import Driver
 from idness.networks.opening import open_network
 from idness.networks.split import SplitModel, fingerprint
 
@@ -129,8 +130,9 @@ def load_guard(
     path: str | os.PathLike[str],
     model: str | nn.Module | SplitModel | None = None,
     weights: str | Path | None = None,
+    driver: Driver | None = None,
 ) -> Guard:
-    """Read a guard from a folder, and its network by name unless it is given."""
+    """Read a guard from a folder, and its network by name unless it is given; a driver runs it from then on."""
     folder = Path(path)
     manifest, tensors = _read_both(folder)
     try:
@@ -140,6 +142,7 @@ def load_guard(
         raise
     except Exception as error:  # a forged file fails in whatever way it likes
         raise _DOCUMENT.damaged(folder / MANIFEST, f"{type(error).__name__}: {error}") from error
+    guard.split.driver = driver or guard.split.driver
     return guard
 
 

@@ -18,6 +18,7 @@ from idness.detectors.detector import LARGEST, Detector
 from idness.detectors.registry import parse
 from idness.guard.conformal import Calibration, check_spread, wanted_recalls
 from idness.guard.facts import facts, promise
+from idness.guard.graph import FAR_ABOVE, NOT_FINITE
 from idness.guard.inputs import InputRange, InputWatch
 from idness.guard.verdict import Verdict
 from idness.networks.probing import example_for
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
     from idness.data import Preprocessing
     from idness.guard.neighbours import Gallery
-
-NOT_FINITE = "the network's output is not finite (NaN or Inf)"
-FAR_ABOVE = "its ID-ness is far above that of every calibration image; is the input the same kind as at calibration?"
 
 
 class Guard(nn.Module):

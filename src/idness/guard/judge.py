@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 from pathlib import Path
@@ -12,40 +11,21 @@ from idness.activations.forward import run_images
 from idness.core.errors import DataError
 from idness.core.progress import Listener
 from idness.data import ActivationsSet, FileSet, ImageSet, open_set
-from idness.data.sets import images_below
+from idness.data.finding import find_images as find_images
 from idness.guard.guard import Guard
 from idness.networks.opening import Network
 
-BATCH = 64
-
-
-def find_images(arguments: Iterable[str]) -> Iterator[Path]:
-    """Find the image files behind files, folders and patterns, in order; what is not there is told at once."""
-    for text in arguments:
-        path = Path(text).expanduser()
-        if path.is_dir():
-            found = images_below(path)
-        elif path.exists():
-            found = [path]
-        else:
-            # A file whose name looks like a pattern was found above.
-            found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207
-            found = [file for file in found if file.is_file()]
-        if not found:
-            raise DataError(
-                f"no image at {text}; give files, folders, patterns in quotes, or - to read a list of paths"
-            )
-        yield from found
-
 
 def judge_images(
-    guard: Guard, paths: Iterable[Path], *, batch: int = BATCH, listener: Listener | None = None
+    guard: Guard, paths: Iterable[Path], *, batch: int | None = None, listener: Listener | None = None
 ) -> Iterator[dict[str, Any]]:
     """Judge image files one after another; a file that cannot be read gets its reason and no verdict."""
     network, device = Network(guard.split, guard.preprocessing), guard.split.device
+    size = batch or network.batch
+    chunks = _sets(paths, size)
     # Without a fixed size each picture is a batch of its own.
-    size = batch if guard.preprocessing is not None and guard.preprocessing.size is not None else 1
-    for names, images in _sets(paths, batch):
+    size = size if guard.preprocessing is not None and guard.preprocessing.size is not None else 1
+    for names, images in chunks:
         run = run_images(network, images, batch_size=size, edit_with=guard.detector.input_edit, listener=listener)
         for read, found in run:
             records = iter([] if found is None else guard.decide(found.acts.to(device)).records())

@@ -92,7 +92,11 @@ def to_onnx(guard: Guard, path: str | os.PathLike[str], *, example: Tensor | Non
     _annotate(
         onnx,
         proto,
-        {"idness": json.dumps(facts, ensure_ascii=False), "threshold": json.dumps(guard.threshold().tolist())},
+        {
+            "idness": json.dumps(facts, ensure_ascii=False),
+            "threshold": json.dumps(guard.threshold().tolist()),
+            "ceiling": json.dumps(graph.calibration.ceiling),
+        },
     )
     with atomic_path(path) as part:
         part.write_bytes(proto.SerializeToString())

@@ -20,9 +20,10 @@ from idness.core.scripts import Script
 from idness.data import Batch, ImageSet, Preprocessing, preprocessing_for
 from idness.data.reading import read_sample
 from idness.networks.classes import ENOUGH, by_chance, class_names_for, places_of, reordered
+from idness.networks.engines.driver import ChosenEngine, Driver, default_batch
 from idness.networks.loading import load_model
 from idness.networks.precision import AS_ASKED, ChosenPrecision, choose_precision
-from idness.networks.probing import example_for
+from idness.networks.probing import as_input, example_for
 from idness.networks.runs import facts_of, located
 from idness.networks.split import SplitModel, fingerprint
 
@@ -45,6 +46,7 @@ class Network:
         spec: how it was named, where it was loaded by name.
         class_names: the names of its classes, in the order of its outputs, where they are known.
         size: the height and width of every image that it runs on, where they are to be the same.
+        engine: what runs it, where that was chosen.
     """
 
     split: SplitModel
@@ -53,6 +55,15 @@ class Network:
     spec: str = ""
     class_names: tuple[str, ...] | None = None
     size: tuple[int, int] | None = None
+    engine: ChosenEngine | None = None
+
+    @property
+    def batch(self) -> int:
+        """How many images it best sees at once."""
+        if self.engine is not None:
+            return self.engine.batch
+        size = self.size or (None if self.how is None else self.how.size)
+        return default_batch(torch.empty(0, 1, *(size or (1, 1))))
 
     @property
     def name(self) -> str:
@@ -73,13 +84,14 @@ class Network:
 
     @cached_property
     def identity(self) -> str:
-        """The hash of all that decides its activations: weights, structure, code, layer, preprocessing and precision."""
+        """The hash of all that decides its activations: weights, structure, code, layer, preprocessing, precision and engine."""
         # The same weights may compute something else in other code.
         script = Script.named(self.spec)
         code = "" if script is None else script.identity()
         settings = json.dumps(self.preprocessing.to_dict(), sort_keys=True)
         model, layer = self.split.model, ": ".join(filter(None, (self.split.layer, self.split.ending)))
-        return key_of(self.weights_sha256, repr(model), layer, code, settings, self.precision.used)
+        engine = [self.engine.key()] if self.engine is not None and self.engine.key() else []
+        return key_of(self.weights_sha256, repr(model), layer, code, settings, self.precision.used, *engine)
 
     def labels_of(self, images: ImageSet) -> Tensor | None:
         """Give a set's labels in the order of the network's classes; none where it has none, or other classes."""
@@ -119,6 +131,7 @@ def open_network(
     precision: str = "fp32",
     device: str = "cpu",
     workers: int | None = None,
+    driver: Driver | None = None,
 ) -> Network:
     """Load a network and find all that is needed to run it on pictures.
 
@@ -140,6 +153,7 @@ def open_network(
         precision: fp32, bf16 or auto.
         device: where it runs; auto takes a GPU where there is one.
         workers: how many threads decode images.
+        driver: chooses the engine on some of `images`, or else on the first batch; the network runs as it is where there is none.
     """
     spec, weights = located(model if isinstance(model, str) else "", weights)
     loaded = (load_model(spec, weights) if isinstance(model, str) else model).to(_device(device))
@@ -169,10 +183,15 @@ def open_network(
         )
     names = tuple(class_names) or said.class_names or class_names_for(loaded, spec, classes)
     network = Network(split, known, used, spec, names)
+    if driver is not None and used.used == "fp32":
+        split.driver = driver
     if images is None or part is None or sample is None:
         return network
     height, width = sample.pixels.shape[1:3]
     network = replace(network, how=guess, size=(height, width))
+    if split.driver is not None:
+        assert example is not None
+        network = replace(network, engine=split.driver.decide(split, as_input(loaded, example)))
     network, order = _ordered(network, images, part, sample)
     doubts = (order, known.suspicion(sample.pixels) if known is not None else _assumed(network, part, sample))
     for doubt in filter(None, doubts):

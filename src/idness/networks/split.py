@@ -15,6 +15,8 @@ from idness.core.errors import InputError, ModelError
 from idness.core.progress import shown
 from idness.core.types import Activations, Head, InputEditor
 from idness.networks.batches import unpacked
+from idness.networks.engines.driver import Driver
+from idness.networks.heads import at_rest, check_named, parts_of, shape_of, two_of
 from idness.networks.identity import fingerprint as fingerprint
 from idness.networks.identity import unwrap as unwrap
 from idness.networks.layout import best_layout as best_layout
@@ -23,8 +25,8 @@ from idness.networks.loading import load_weights as load_weights
 from idness.networks.modes import differentiable
 from idness.networks.modes import inference as inference
 from idness.networks.probing import NotProbedError, as_input, call, copied, find_recipe, probe, says_multi_label
-from idness.networks.recovery import Part, Recipe, explain
-from idness.networks.watching import Step, is_function, is_layer, watching
+from idness.networks.recovery import Recipe, explain
+from idness.networks.watching import Step, is_function, watching
 
 Precision = Literal["fp32", "bf16"]
 _DECIDING = Lock()
@@ -47,6 +49,8 @@ class SplitModel:
         example: a batch of images for the search, where the network takes unusual input.
         multi_label: whether an image may get several labels, or none; where not given, it may if the network ends in a
             sigmoid, or says so as Hugging Face's do, by `config.problem_type`.
+        engine: what runs it: `eager`, `compiled`, `onnxruntime`, `openvino`, or `auto`, which measures on the first batch; the
+            network as it is where none is named.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class SplitModel:
         *,
         example: Tensor | None = None,
         multi_label: bool | None = None,
+        engine: str | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ModelError(f"SplitModel: model must be a torch nn.Module, got {type(model).__name__}")
@@ -65,8 +70,9 @@ class SplitModel:
         self._shape: tuple[int, int] | None = None
         self._layout: torch.memory_format | None = torch.preserve_format
         self._moves_weights = False
+        self.driver = None if engine is None else Driver(engine)
         if layer is not None:
-            _check_named(self.model, layer)
+            check_named(self.model, layer)
         if layer is None or example is not None:
             self._find()
 
@@ -94,7 +100,7 @@ class SplitModel:
         head = self._found().head(self._weights())
         if head.classes > 1:
             return replace(head, multi_label=self.multi_label)
-        return Head(_two(head.weight, 0), _two(head.offset, 0))
+        return Head(two_of(head.weight, 0), two_of(head.offset, 0))
 
     @property
     def multi_label(self) -> bool:
@@ -139,6 +145,8 @@ class SplitModel:
         """Run one batch through the network, and a second time as an editor changes it, if one is given."""
         if edit_with is not None:
             return self._split_twice(images, precision, edit_with)
+        if self.driver is not None and precision == "fp32":
+            return Activations(*self.driver.run(self, as_input(self.model, images)))
         with inference(self.model):
             return Activations(*self._run(images, precision))
 
@@ -182,6 +190,14 @@ class SplitModel:
         """Let the first batch decide how images lie in memory, and the weights too where nobody else has them in use."""
         self._layout, self._moves_weights = None, weights
 
+    def laid_out(self, images: Tensor) -> Tensor:
+        """Bring images to the network's device and precision, and to the order in memory in which it is fastest."""
+        images = as_input(self.model, images)
+        with _DECIDING:
+            if self._layout is None:
+                self._layout = best_layout(self.model, images[:2], weights=self._moves_weights)
+        return images.to(memory_format=self._layout)
+
     def _split_twice(self, images: Tensor, precision: Precision, editor: InputEditor) -> Activations:
         seen: list[Activations] = []
         if not images.is_floating_point():
@@ -209,15 +225,11 @@ class SplitModel:
         return replace(plain, edited=self.split(changed, precision=precision))
 
     def _run(self, images: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-        images = as_input(self.model, images)
-        with _DECIDING:
-            if self._layout is None:
-                self._layout = best_layout(self.model, images[:2], weights=self._moves_weights)
-        return self._watched(images.to(memory_format=self._layout), precision)
+        return self._watched(self.laid_out(images), precision)
 
     def _watched(self, images: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
         recipe = self._recipe
-        wanted = (Recipe(_parts(self.layer)) if recipe is None else recipe).wanted()
+        wanted = (Recipe(parts_of(self.layer)) if recipe is None else recipe).wanted()
         with watching(self.model, wanted) as seen, _autocast(images.device, precision):
             output = call(self.model, images)
         if recipe is None:
@@ -227,7 +239,7 @@ class SplitModel:
         # What is traced has no values to compare, and asking for its length would fix it.
         if not torch.compiler.is_exporting():
             self._check(recipe, steps, images, features, output)
-        return features, logits if logits.shape[1] > 1 else _two(logits, 1)
+        return features, logits if logits.shape[1] > 1 else two_of(logits, 1)
 
     def _check(self, recipe: Recipe, steps: Sequence[Step], images: Tensor, features: Tensor, output: Any) -> None:
         """Refuse features that are not one row per image, and an output that does not follow from them."""
@@ -244,7 +256,7 @@ class SplitModel:
 
     def _find(self) -> None:
         recipe, self._example, steps = find_recipe(self.model, self._example, self._layer)
-        self._recipe, self._shape = recipe, _shape_of(steps)
+        self._recipe, self._shape = recipe, shape_of(steps)
 
     def _found(self) -> Recipe:
         """Give the recipe; where a layer was named and no image has run yet, noise shows what becomes of its output."""
@@ -253,24 +265,24 @@ class SplitModel:
                 self._find()
             except NotProbedError:
                 # Taken at its word; the first batch shows whether its output is the network's.
-                self._recipe = Recipe(_parts(self.layer))
+                self._recipe = Recipe(parts_of(self.layer))
         assert self._recipe is not None
         return self._recipe
 
     def _settled(self, seen: list[Step], output: Any) -> Recipe:
         """Find out from the first batch what becomes of the output of a layer that was named."""
-        steps = Recipe(_parts(self.layer)).steps(seen)
+        steps = Recipe(parts_of(self.layer)).steps(seen)
         recipe = explain(seen, output, self.layer)
         if recipe is None:  # one image may be too few to tell
             return self._found()
-        self._recipe, self._shape = recipe, _shape_of(steps)
+        self._recipe, self._shape = recipe, shape_of(steps)
         return recipe
 
     def _weights(self) -> list[Step]:
         """Give the parts of the head with the weights that they have now."""
         recipe = self._found()
         if not any(is_function(part.key) for part in recipe.parts):
-            return [_at_rest(part.key, self.model.get_submodule(part.key)) for part in recipe.parts]
+            return [at_rest(part.key, self.model.get_submodule(part.key)) for part in recipe.parts]
         # Weights that are computed, as those of a cosine classifier, show only when the network runs.
         assert self._example is not None
         return recipe.steps(probe(self.model, self._example)[0])
@@ -278,49 +290,12 @@ class SplitModel:
     def _sizes(self) -> tuple[int, int]:
         """Give the numbers of outputs and features; a layer that was named tells without running."""
         if self._shape is None:
-            named = [part.key for part in _parts(self.layer)]
+            named = [part.key for part in parts_of(self.layer)]
             if any(map(is_function, named)):
-                self._shape = _shape_of(self._weights())
+                self._shape = shape_of(self._weights())
             else:
-                self._shape = _shape_of([_at_rest(key, self.model.get_submodule(key)) for key in named])
+                self._shape = shape_of([at_rest(key, self.model.get_submodule(key)) for key in named])
         return self._shape
-
-
-def _check_named(model: nn.Module, layer: str) -> None:
-    named = [(name, module) for name, module in model.named_modules() if is_layer(module)]
-    # Of convolutions that see more than one place, the last one alone may be a head, if no linear layer follows it.
-    names = [
-        name
-        for place, (name, module) in enumerate(named, 1)
-        if isinstance(module, nn.Linear) or tuple(module.kernel_size) == (1, 1) or place == len(named)
-    ]
-    for part in _parts(layer):
-        if part.key not in names and not is_function(part.key):
-            raise ModelError(
-                f"SplitModel: layer must name an nn.Linear of the model, got {layer!r}; it has {', '.join(names[-5:]) or 'none'}"
-            )
-
-
-def _parts(layer: str) -> tuple[Part, ...]:
-    return tuple(Part.parse(text) for text in layer.split("+"))
-
-
-def _shape_of(steps: Sequence[Step]) -> tuple[int, int]:
-    return steps[0].weight.shape[0], sum(step.weight.shape[1] for step in steps)
-
-
-def _at_rest(name: str, module: nn.Module) -> Step:
-    """Show a layer's weights as a step that nothing has entered."""
-    weight, bias = module.weight, module.bias
-    assert isinstance(weight, Tensor)
-    assert bias is None or isinstance(bias, Tensor)
-    flat = weight.flatten(1)
-    return Step(name, "", flat[:0], flat, bias, flat[:0])
-
-
-def _two(yes: Tensor, dim: int) -> Tensor:
-    """Make two classes of one output: the softmax of (-z / 2, z / 2) is the sigmoid of z, and neither class is preferred."""
-    return torch.cat([-0.5 * yes, 0.5 * yes], dim=dim)
 
 
 def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:

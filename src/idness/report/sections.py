@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -128,11 +128,16 @@ def provenance(report: Report) -> list[tuple[str, str]]:
         ("Weights", f"{model.weights or 'as built'}, SHA-256 {model.weights_sha256}"),
         ("Preprocessing", _pairs(report.preprocessing)),
         ("Precision", f"{report.precision.get('used', '–')}: {report.precision.get('why', '')}"),
+        *([("Engine", _engine(report.engine))] if report.engine else []),
         ("Versions", _pairs(told.get("versions", {}))),
         ("Machine", _pairs(told.get("machine", {}))),
         ("FPR", f"{meaning('fpr_at_id_recall', report.recall)}; the other convention is in the per-set tables"),
     ]
     return [(name, shown(value, 400)) for name, value in found]
+
+
+def _engine(engine: Mapping[str, Any]) -> str:
+    return f"{engine.get('used')} {engine.get('version')}, batches of {engine.get('batch')}: {engine.get('why')}"
 
 
 def set_table(report: Report) -> Table:

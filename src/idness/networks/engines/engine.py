@@ -1,0 +1,250 @@
+"""The engines: each runs a network's body its own way and gives features and logits."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from idness.core.errors import ModelError
+from idness.core.extras import needed
+from idness.networks.engines.folding import fold, move_channels_last
+from idness.networks.modes import inference
+
+if TYPE_CHECKING:
+    from idness.networks.split import SplitModel
+
+EXACT, CLOSE = 1e-5, 1e-4
+"""How far features may be from those of the network as it is, relative to the largest: of torch itself, and of other engines."""
+OPSET = 17
+PACKAGES = {"eager": "torch", "compiled": "torch", "onnxruntime": "onnxruntime", "openvino": "openvino"}
+"""The engines, and the packages whose version decides what they compute."""
+
+
+class Engine(Protocol):
+    """Runs batches of the network's input."""
+
+    def run(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Give features and logits."""
+        ...
+
+
+class Plain:
+    """Runs the network as it is."""
+
+    def __init__(self, split: SplitModel, images: Tensor) -> None:
+        self.split = split
+
+    def run(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Give features and logits."""
+        with inference(self.split.model):
+            return self.split.look(self.split.laid_out(images))
+
+
+class Eager(Plain):
+    """Runs a copy of the network with BatchNorm folded and weights channels last, where that gives the same features."""
+
+    def __init__(self, split: SplitModel, images: Tensor) -> None:
+        super().__init__(split, images)
+        few = images[:FEW]
+        expected = Plain(split, few).run(few)[0]
+        for folding in (True, False):
+            own = split.copy()
+            if own.model is split.model:  # it has no copy
+                return
+            own.free_layout(weights=False)
+            try:
+                if folding and not fold(own.model, few[:2]):
+                    continue
+                move_channels_last(own.model)
+                found = Plain(own, few).run(few)[0]
+            except Exception:  # code that looks at what was replaced, in whatever way
+                continue
+            if distance(found, expected) <= EXACT:
+                self.split = own
+                return
+
+
+class _Traced:
+    """Runs what tracing the network wrote down; the head is computed by torch in float32."""
+
+    def __init__(self, split: SplitModel, images: Tensor) -> None:
+        self.head = split.head
+        self.shape = images.shape[1:]
+
+    def run(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Give features and logits."""
+        if images.shape[1:] != self.shape:
+            shapes = " x ".join(map(str, self.shape)), " x ".join(map(str, images.shape[1:]))
+            raise ModelError(f"engine: was made for images of {shapes[0]}, got {shapes[1]}; use engine='eager'")
+        features = self.features(images)
+        return features, self.head(features)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Give what enters the head."""
+        raise NotImplementedError
+
+
+class Compiled(_Traced):
+    """Runs the network as torch.compile writes it anew; needs a C++ compiler, and half a minute of it."""
+
+    def __init__(self, split: SplitModel, images: Tensor) -> None:
+        super().__init__(split, images)
+        graph = _Features(split.copy())
+        batch = torch.export.Dim("batch", min=1)
+        with inference(graph), _quiet():
+            program = torch.export.export(graph, (_two_or_more(images),), dynamic_shapes=({0: batch},))
+            self.graph = torch.compile(program.module(), dynamic=True)
+            self.features(images[:2])
+
+    def features(self, images: Tensor) -> Tensor:
+        """Give what enters the head."""
+        with torch.inference_mode(False), torch.no_grad():
+            found: Tensor = self.graph(images.contiguous())
+            return found.clone()  # its memory is the graph's
+
+
+class OnnxRuntime(_Traced):
+    """Runs the network in onnxruntime, which fuses layers and plans memory beforehand."""
+
+    def __init__(self, split: SplitModel, images: Tensor) -> None:
+        super().__init__(split, images)
+        onnxruntime = needed("onnxruntime", "engine onnxruntime", "onnx", ModelError)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        # Threads that wait by counting take the processor from those that decode the next images.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self.session = onnxruntime.InferenceSession(
+            exported(split, images), options, providers=["CPUExecutionProvider"]
+        )
+
+    def features(self, images: Tensor) -> Tensor:
+        """Give what enters the head."""
+        return torch.from_numpy(self.session.run(["features"], {"images": images.contiguous().numpy()})[0])
+
+
+class OpenVino(_Traced):
+    """Runs the network in OpenVINO, in float32 also where the processor has bfloat16."""
+
+    def __init__(self, split: SplitModel, images: Tensor) -> None:
+        super().__init__(split, images)
+        openvino = needed("openvino", "engine openvino", "openvino", ModelError)
+        core = openvino.Core()
+        settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+        self.graph = core.compile_model(core.read_model(exported(split, images)), "CPU", settings)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Give what enters the head."""
+        return torch.from_numpy(self.graph(images.contiguous().numpy())[0].copy())  # its memory is the next batch's
+
+
+ENGINES: dict[str, type[Plain] | type[_Traced]] = {
+    "eager": Eager,
+    "compiled": Compiled,
+    "onnxruntime": OnnxRuntime,
+    "openvino": OpenVino,
+}
+FEW = 16
+"""How many images an engine is tried on."""
+
+
+def build(name: str, split: SplitModel, images: Tensor) -> Engine:
+    """Make an engine for a network, and see that it gives the network's features for these images, together and alone."""
+    try:
+        engine = ENGINES[name](split, images)
+        if name != "eager":
+            few = images[:FEW]
+            expected = Plain(split, few).run(few)[0]
+            for count in {len(few), 1}:
+                far = distance(engine.run(few[:count])[0], expected[:count])
+                if not far <= CLOSE:
+                    raise ModelError(f"its features are {far:.1g} off (relative, allowed {CLOSE:g})")
+        return engine
+    except Exception as error:  # exporters and compilers raise whatever the network made them stumble over
+        raise ModelError(reason(error)) from error
+
+
+def version(name: str) -> str:
+    """Give the version of the package behind an engine; nothing where it is not installed."""
+    try:
+        return importlib.metadata.version(PACKAGES[name])
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Say how far features are from others, relative to the largest; images without numbers tell nothing."""
+    if found.shape != expected.shape:
+        return float("inf")
+    finite = torch.isfinite(expected).all(dim=1)
+    if not bool(finite.any()):
+        return float("inf")
+    found, expected = found[finite], expected[finite]
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+
+
+def reason(error: Exception) -> str:
+    """Say in one line why an engine cannot be used."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200]
+
+
+def exported(split: SplitModel, images: Tensor) -> bytes:
+    """Write a network up to its features as ONNX, for any number of images.
+
+    By tracing, which takes a second; where that fails by torch's newer exporter, which takes ten.
+    """
+    needed("onnx", "engine", "onnx", ModelError)
+    file, graph, few = io.BytesIO(), _Features(split.copy()), _two_or_more(images)
+    names: dict[str, Any] = {"input_names": ["images"], "output_names": ["features"]}
+    with inference(graph), _quiet():
+        try:
+            axes = {"images": {0: "batch"}, "features": {0: "batch"}}
+            torch.onnx.export(graph, (few,), file, dynamo=False, opset_version=OPSET, dynamic_axes=axes, **names)  # type: ignore[arg-type]
+            return file.getvalue()
+        except Exception:  # an operation that it does not know, or an exporter that this torch has no more
+            needed("onnxscript", "engine", "onnx", ModelError)
+            shapes = ({0: torch.export.Dim("batch", min=1)},)
+            program = torch.onnx.export(graph, (few,), dynamo=True, external_data=False, dynamic_shapes=shapes, **names)
+            assert program is not None
+            return bytes(program.model_proto.SerializeToString())
+
+
+class _Features(nn.Module):
+    """Computes a network's features: what is traced."""
+
+    def __init__(self, split: SplitModel) -> None:
+        super().__init__()
+        self.split, self.model = split, split.model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.split.look(images)[0].float()
+
+
+def _two_or_more(images: Tensor) -> Tensor:
+    """Give two images: a batch of one would be taken for a fixed size."""
+    return images[:2] if len(images) > 1 else torch.cat([images, images])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what exporters and compilers say to themselves; what matters comes back as an error."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.utils.cpp_extension", "torch._dynamo")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
