@@ -131,7 +131,7 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(monkeypatch, tmp_path, words,
     for place in (
         "selection.doctor.diagnose",
         "guard.calibrate.prepare_guard",
-        "training.image_folder",
+        "training.open_training",
         "benchmark.runner.run",
     ):
         monkeypatch.setattr(f"idness.{place}", stop)

@@ -26,6 +26,7 @@ COMMANDS = {
     "export": "export:export",
     "serve": "serve:serve",
     "train": "train:train",
+    "data": "data:data",
     "reproduce": "reproduce:reproduce",
     "analyze": "analyze:analyze",
     "doctor": "doctor:doctor",
@@ -36,7 +37,7 @@ GROUPS = {
     "Measure": ("bench", "compare", "doctor", "list"),
     "Decide": ("calibrate", "score", "export", "serve"),
     "Train": ("train",),
-    "Study the paper": ("reproduce", "analyze"),
+    "Study the paper": ("data", "reproduce", "analyze"),
 }
 """How `--help` groups the subcommands."""
 
@@ -47,6 +48,7 @@ KEPT = {
     "calibrate": "no guard was written; run the same command again",
     "score": "the rows above are whole; give the images that are left",
     "train": "the last checkpoint is kept in out=, and the same command goes on from there",
+    "data": "what is loaded is kept, and the same command goes on from there",
     "reproduce": "tables that were done are kept, and the same command goes on from there",
 }
 """What is kept of a subcommand that is stopped, and how to go on; the others keep nothing."""

@@ -51,7 +51,7 @@ class Detector(ABC):
     takes_labels: ClassVar[bool] = False
     """Whether scores mean something where an image may get several labels, or none, and not one of the classes."""
     of_run: ClassVar[bool] = False
-    """Whether it reads what a training run learned beside its network, and so runs only where that run is named."""
+    """Whether it reads what a training run learned beside its network: it runs only where that run is named."""
     forward_passes: ClassVar[int] = 1
     """How often the network runs on an image: once, or more for methods that extend `InputEdit`."""
     backward_passes: ClassVar[int] = 0
@@ -195,11 +195,7 @@ class Detector(ABC):
     # The hooks: of `learn` and `learn_many`, and of `rate` and `rate_many`, a method writes one, and the other follows.
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        """Set the attributes that end in an underscore.
-
-        Where training or validation images are missing, the others stand in for them. Where both are, which `needs_train`
-        refuses, both are None.
-        """
+        """Set the attributes that end in an underscore; images of one kind stand in for the other; without any, both are None."""
 
     @abstractmethod
     def rate(self, acts: Activations) -> Tensor:

@@ -55,8 +55,11 @@ class Located:
         return not self.missing
 
 
-def locate(name: str, roots: Sequence[Path], weights: Path | None = None) -> Located:
-    """Look for the sets of a benchmark, under their usual names, and its weights unless they are known, below some folders."""
+def locate(name: str, roots: Sequence[Path], weights: Path | None = None, *, thinned: bool = True) -> Located:
+    """Look for the sets of a benchmark, under their usual names, and its weights unless they are known, below some folders.
+
+    Training images are `thinned` to as many as the rows learn from.
+    """
     known = sources(name)
     whole = Benchmark.load(name)
     found: dict[str, dict[str, Any]] = {"id": {}, **{group: {} for group in GROUPS}}
@@ -64,7 +67,7 @@ def locate(name: str, roots: Sequence[Path], weights: Path | None = None) -> Loc
     identity: dict[str, str] = {}
     missing: list[Missing] = []
     data = None
-    for role, part, shown, spec in _listed(whole):
+    for role, part, shown, spec in _listed(whole, thinned):
         about = known["sets"].get(shown, {})
         hit = _first(spec, about.get("places", []), roots, whole.class_names if role == "id" else ())
         if hit is None:
@@ -75,8 +78,8 @@ def locate(name: str, roots: Sequence[Path], weights: Path | None = None) -> Loc
         found[role][part] = settled
         images[shown] = (len(opened), int(about.get("images", len(opened))))
         identity[shown] = opened.fingerprint()
-    chosen = weights if weights is not None else _weights(known["weights"], roots)
-    if chosen is None:
+    chosen = weights if weights is not None or "weights" not in known else _weights(known["weights"], roots)
+    if chosen is None and "weights" in known:
         missing.append(_missing("weights", known["weights"], roots))
     usable = "test" in found["id"] and any(found[group] for group in GROUPS)
     # The paper's options are given, so nothing is chosen on validation sets.
@@ -106,11 +109,15 @@ def sources(name: str) -> dict[str, Any]:
     return entry
 
 
-def _listed(bench: Benchmark) -> Iterator[tuple[str, str, str, Any]]:
+def _listed(bench: Benchmark, thinned: bool) -> Iterator[tuple[str, str, str, Any]]:
     """Yield role, name in its table, name as shown, and specification of each set that a table needs."""
     for part, spec in bench.id.items():
-        thinned = {**_table(spec), "sample": max(TRAIN_SAMPLE, PER_CLASS * len(bench.class_names))}
-        yield "id", part, f"id_{part}", thinned if part == "train" else spec
+        if part == "train":
+            few = max(TRAIN_SAMPLE, PER_CLASS * len(bench.class_names))
+            table = {key: value for key, value in _table(spec).items() if key != "sample"}
+            yield "id", part, f"id_{part}", {**table, "sample": few} if thinned else table
+        else:
+            yield "id", part, f"id_{part}", spec
     for group in GROUPS:
         for name, spec in getattr(bench, group).items():
             yield group, name, name, spec

@@ -15,7 +15,7 @@ from idness.core.errors import unknown_name
 Pair = tuple[float, float]
 """FPR at 95 % recall, in the table's convention, and AUROC; both in percent, as printed."""
 PRINTED = ("fpr", "auroc")
-OTHER_FILES = ("slips.toml", "sources.toml")
+OTHER_FILES = ("archives.toml", "slips.toml", "sources.toml")
 ROUNDING = 0.0101
 """How far a printed average may be from the mean of its printed parts: half a unit for each, and rounding in between."""
 
