@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help bench test lint long mutants test-browser docs pictures speed auto clean
+.PHONY: help bench test lint long mutants test-browser docs tutorials pictures speed auto clean
 
 help: ## print these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ test-browser: $(VENV)/ready ## test the pages in a real browser
 
 docs: $(VENV)/ready ## build the documentation
 	$(BIN)/mkdocs build --strict
+
+tutorials: $(VENV)/ready ## run the notebooks of docs/tutorials again and keep what they show
+	$(BIN)/python tools/notebooks.py
 
 pictures: $(VENV)/ready ## take the pictures of README from a run of the embedded benchmark; needs Chromium
 	$(BIN)/idness bench --out build/pictures

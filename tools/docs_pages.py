@@ -10,12 +10,14 @@ import inspect
 import json
 import re
 import sys
+from functools import cache
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
+TUTORIALS = ROOT / "docs" / "tutorials"
 MEASURED = RESULTS / "methods.md"
 """What was measured of all methods; it stands on their page."""
 MISSING = re.compile(r"(?:^- missing: .*\n?)+", re.MULTILINE)
@@ -29,12 +31,38 @@ def pages() -> dict[str, str]:
     found = {f"methods/{name}.md": method_page(name, cls) for name, cls in available().items()}
     found |= {f"api/{name}.md": api_page(*about) for name, about in API.items()}
     found["changelog.md"] = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    return found | {
-        "methods/index.md": methods_index(),
-        "commands.md": commands_page(),
-        "results.md": results_page(),
-        "gallery.md": gallery_page(),
-    }
+    return (
+        found
+        | {
+            "methods/index.md": methods_index(),
+            "commands.md": commands_page(),
+            "results.md": results_page(),
+            "gallery.md": gallery_page(),
+        }
+        | {name: content for name, (content, _) in tutorial_pages().items()}
+    )
+
+
+@cache
+def tutorial_pages() -> dict[str, tuple[str, dict[str, bytes]]]:
+    """Make a page of each notebook, as it was last run, with its pictures by path."""
+    import nbformat
+    from nbconvert import MarkdownExporter
+
+    found = {}
+    for path in sorted(TUTORIALS.glob("*.ipynb")):
+        text, resources = MarkdownExporter().from_notebook_node(nbformat.read(path, as_version=4))
+        pictures = {}
+        for name, content in resources["outputs"].items():
+            pictures[f"tutorials/{path.stem}/{name}"] = content
+            words = re.search(rb'aria-label="([^"]*)"', content)
+            alt = words[1].decode() if words else "a picture"
+            kind = name.rpartition(".")[2]
+            text = text.replace(f"![{kind}]({name})", f"![{alt}]({path.stem}/{name}){{.picture}}")
+        text = re.sub(r"<style scoped>.*?</style>| border=\"1\" class=\"dataframe\"", "", text, flags=re.DOTALL)
+        said = f"\n\n[This page as a notebook]({path.name}){{download}}, run by a test.\n"
+        found[f"tutorials/{path.stem}.md"] = text.strip() + said, pictures
+    return found
 
 
 API: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -331,6 +359,7 @@ def results_page() -> str:
 
 def summary_of(benches: list[Path]) -> list[str]:
     """Say of each benchmark in one line who leads, and where SCALE is beside that."""
+    from idness.benchmark.ranking import contenders
     from idness.benchmark.results import Report
 
     lines = ["| measured | leads near | leads far | `scale` near, far | energy near, far |", "|---|---|---|---|---|"]
@@ -339,7 +368,8 @@ def summary_of(benches: list[Path]) -> list[str]:
         where = path.parent.relative_to(RESULTS).as_posix()
         leads = []
         for group in ("near", "far"):
-            found = {row: item.groups[group].auroc for row, item in report.methods.items() if group in item.groups}
+            able = {row: report.methods[row].groups for row in contenders(report)}
+            found = {row: groups[group].auroc for row, groups in able.items() if group in groups}
             best = max(found, key=lambda row: found[row]) if found else ""
             leads.append(f"`{best}` {100 * found[best]:.1f}" if best else "–")
         pairs = [", ".join(_group_auroc(report, row, group) for group in ("near", "far")) for row in ("scale", "ebo")]
@@ -355,18 +385,34 @@ def _group_auroc(report: Any, row: str, group: str) -> str:
 
 
 def gallery_page() -> str:
-    """Show every figure that stands under `results/`, with the words that describe it."""
-    lines = [
-        "# Gallery",
+    """Show what the tool draws: pages as photographed, and every figure of the tutorials and under `results/`."""
+    lines = ["# Gallery", "", "What the tool draws, each with what makes it.", ""]
+    lines += [
+        "## The report and the service",
         "",
-        "What the tool draws: `idness analyze` made these; the report and notebooks draw more.",
+        "`idness bench` writes the first, `idness serve` shows the second.",
         "",
     ]
+    for name, words in PHOTOGRAPHS.items():
+        lines += [f"![{words}](pictures/{name}.png){{.picture}}", "", f"{words}.", ""]
+    lines += ["## In notebooks", "", "Functions of `idness.report.figures`, and axes of your own in the same look.", ""]
+    for page, (text, _) in tutorial_pages().items():
+        title = text.partition("\n")[0].removeprefix("# ")
+        for words, target in PICTURE.findall(text):
+            lines += [f"![{words}](tutorials/{target}){{.picture}}", "", f"{words}; from [{title}]({page}).", ""]
+    lines += ["## The paper's analyses", "", "`idness analyze` draws these of any network.", ""]
     for path in sorted(RESULTS.glob("**/*.md")):
-        for words, target in re.findall(r"!\[([^\]]*)\]\((?!https?:)([^)]*)\)", path.read_text(encoding="utf-8")):
+        for words, target in PICTURE.findall(path.read_text(encoding="utf-8")):
             where = (path.parent / target).relative_to(ROOT).as_posix()
             lines += [f"![{words}]({where}){{.picture}}", "", f"{words}.", ""]
     return "\n".join(lines)
+
+
+PICTURE = re.compile(r"!\[([^\]]*)\]\((?!https?:)([^)]*)\)")
+PHOTOGRAPHS = {
+    "report": "The report's first screen: the method to use, how sure that is, and all methods ranked",
+    "verdict": "The service's page: an image out of distribution, with its place among the calibration images",
+}
 
 
 def bench_section(path: Path) -> list[str]:
@@ -451,6 +497,9 @@ def on_files(files: Any, config: Any) -> Any:
 
     for name, content in pages().items():
         files.append(File.generated(config, name, content=content))
+    for _, pictures in tutorial_pages().values():
+        for name, content in pictures.items():
+            files.append(File.generated(config, name, content=content))
     for path in (*RESULTS.glob("**/*.svg"), *RESULTS.glob("**/*.png")):
         files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
     return files

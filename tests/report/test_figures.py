@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
+from idness.benchmark.answer import answer, best_first
 from idness.benchmark.ranking import mean_auroc
 from idness.benchmark.results import Report
 from idness.metrics import auroc, id_threshold
-from idness.report import figures, style
+from idness.report import figures, style, tables
 from idness.report.layout import lowest_shown
 
 DRAWINGS: dict[str, Callable[..., Any]] = {
@@ -108,3 +110,49 @@ def test_hatched_ridges_keep_their_hatch_in_svg(report: Report) -> None:
     svg = style.figure_svg(figures.score_ridges(report, "scale"))
     assert "<pattern" in svg
     assert 'fill="none"' in svg[svg.index("<pattern") : svg.index("</pattern>")]
+
+
+def test_a_degenerate_row_stands_last_whatever_its_mean(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = best_first(report)[0]
+    methods = report.methods | {first: dataclasses.replace(report.methods[first], degenerate=True)}
+    spoilt = dataclasses.replace(report, methods=methods, answer=None)
+    monkeypatch.setattr(type(spoilt), "scores", report.scores)
+    spoilt.answer = answer(spoilt)
+    assert best_first(spoilt)[-1] == first
+    assert spoilt.answer.best != first
+    assert figures.ranking(spoilt).get_yticklabels()[0].get_text() == first  # the lowest line
+    assert [row[0].text for row in tables.summary(spoilt).rows][-1] == first
+
+
+def test_values_outside_a_histogram_are_told() -> None:
+    inside = np.linspace(0, 1, 995)
+    ax = style.two_histograms(style.axes_or_new(), inside, np.concatenate([inside, [50.0] * 5]), ("ID", "OOD"))
+    assert ax.get_xlim()[1] < 50
+    told = [text.get_text() for text in ax.texts if "beyond" in text.get_text()]
+    low, high = ax.patches[0].get_data().edges[[0, -1]]
+    values = np.concatenate([inside, inside, [50.0] * 5])
+    assert told == [f"{100 * ((values < low) | (values > high)).mean():.2g} % beyond"]
+    alike = style.two_histograms(style.axes_or_new(), np.zeros(9), np.zeros(9), ("ID", "OOD"))
+    assert list(alike.texts) == []
+
+
+def test_ridges_say_what_share_of_the_scores_they_leave_out(report: Report) -> None:
+    ax = figures.score_ridges(report, "scale")
+    told = re.search(r"; ([\d.]+) % beyond$", ax.get_xlabel())
+    assert told is not None
+    assert 0 < float(told[1]) <= 2
+
+
+def test_a_curve_that_leaves_the_picture_says_how_deep_it_falls(report: Report) -> None:
+    assert report.sweep is not None
+    curve = [*report.sweep.auroc["scale"]["far"][:-1], 0.11]
+    deep = report.sweep.auroc | {"scale": report.sweep.auroc["scale"] | {"far": curve}}
+    ax = figures.percentile_sweep(
+        dataclasses.replace(report, sweep=dataclasses.replace(report.sweep, auroc=deep)), "far"
+    )
+    lines = [line for line in ax.get_lines() if not line.get_label().startswith("_")]  # rings have no label
+    labels = {line.get_label().partition(",")[0]: line for line in lines}
+    for line in lines:
+        leaves = min(line.get_ydata()) < ax.get_ylim()[0]
+        assert leaves == ("down to" in line.get_label())
+    assert "down to 11" in labels["scale"].get_label()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from idness.benchmark.parts import Answer
-from idness.benchmark.ranking import contenders, mark, ood_weights, rivals_of_best, row_ranks
+from idness.benchmark.ranking import contenders, mark, ood_weights, rivals_of_best, row_ranks, standing
 from idness.benchmark.results import Report
 from idness.core.errors import InputError
 from idness.core.method_text import plain
@@ -38,7 +38,7 @@ def answer(report: Report) -> Answer:
         raise InputError("answer: needs at least one method that ran, got none")
     weights = ood_weights(report)
     measured = {row: row_ranks(report, row, weights) for row in report.methods}
-    found = dict(sorted(measured.items(), key=lambda item: -item[1].auroc))
+    found = {row: measured[row] for row in sorted(measured, key=lambda row: standing(report, row), reverse=True)}
     best, rivals = rivals_of_best(found, contenders(report))
     result = Answer(
         kind="clear",
@@ -74,7 +74,7 @@ def answer(report: Report) -> Answer:
 
 
 def best_first(report: Report) -> list[str]:
-    """List the rows as every view shows them: by mean AUROC; as they ran where there is no answer."""
+    """List the rows as every view shows them: by mean AUROC, degenerate ones last; as they ran where there is no answer."""
     return list(report.answer.auroc) if report.answer else list(report.methods)
 
 

@@ -31,6 +31,11 @@ def mean_auroc(report: Report, row: str) -> float:
     return sum(weight * report.methods[row].sets[name].auroc for name, weight in ood_weights(report).items())
 
 
+def standing(report: Report, row: str) -> tuple[bool, float]:
+    """Give what rows are sorted by, the best last: by mean AUROC, and degenerate rows below all others."""
+    return not report.methods[row].degenerate, mean_auroc(report, row)
+
+
 def contenders(report: Report) -> list[str]:
     """List the rows that may be the best: all but degenerate ones, unless there are no others."""
     able = [row for row, found in report.methods.items() if not found.degenerate]

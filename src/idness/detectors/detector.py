@@ -285,7 +285,7 @@ def score_many(detectors: Sequence[Detector], acts: Activations) -> list[Tensor]
     scores: dict[int, Tensor] = {}
     for group in _grouped(detectors, lambda detector: (type(detector), detector._learned_with)):
         method, head = type(group[0]), group[0].head_
-        moved = _on(head.weight.device, acts)
+        moved = acts if acts.features.device == head.weight.device else acts.to(head.weight.device)
         check_acts(group[0], "activations", moved, head)
         if method.uses_head:
             check_match(group[0], "activations", moved, head)
@@ -318,10 +318,6 @@ def _grouped(detectors: Sequence[Detector], key: Callable[[Detector], Hashable])
     for detector in detectors:
         groups.setdefault(key(detector), []).append(detector)
     return list(groups.values())
-
-
-def _on(device: torch.device, acts: Activations) -> Activations:
-    return acts if acts.features.device == device else acts.to(device)
 
 
 def _not_fitted(detector: Detector) -> NotFittedError:

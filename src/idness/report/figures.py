@@ -10,7 +10,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import StepPatch
 from numpy.typing import NDArray
 
-from idness.benchmark.ranking import mean_auroc, ood_weights
+from idness.benchmark.parts import Sweep
+from idness.benchmark.ranking import contenders, ood_weights, standing
 from idness.benchmark.results import Report
 from idness.core.wording import drawn, percent
 from idness.metrics import id_threshold
@@ -23,16 +24,16 @@ BASELINES = ("scale", "ash-s", "ebo", "msp", "knn", "react")
 SWEPT = {"scale": "scaling only", "ash-p": "pruning only", "ash-s": "both"}
 BINS = 48
 DEPTH = 15.0
-"""Points of AUROC below the best that a sweep shows; curves that fall deeper leave the picture."""
+"""Points of AUROC below the best that a sweep shows; curves that fall deeper leave the picture, and the legend says how deep."""
 
 Array = NDArray[Any]
 
 
 def highlights(report: Report) -> list[str]:
     """Choose the rows that have a look of their own: the one to use, the best of all and of each group, then familiar ones."""
-    ranked = sorted(report.methods, key=lambda row: -mean_auroc(report, row))
+    ranked = sorted(report.methods, key=lambda row: standing(report, row), reverse=True)
     leaders = [
-        max(report.methods, key=lambda row: report.methods[row].groups[group].auroc)
+        max(contenders(report), key=lambda row: report.methods[row].groups[group].auroc)
         for group in report.benchmark.groups
         if all(group in item.groups for item in report.methods.values())
     ]
@@ -89,9 +90,9 @@ def score_ridges(report: Report, row: str, ax: Any = None) -> Any:
         ax.grid(False)
         ax.spines["left"].set_visible(False)
         ax.annotate("passes", (1.015, 0.12), xycoords=("axes fraction", "data"), fontsize=SMALL, color=style.MUTED)
-        style.headline(
-            ax, "", x=f"ID-ness score of {drawn(row)}; {100 * report.recall:g} % of ID lie right of the line"
-        )
+        words = f"ID-ness score of {drawn(row)}; {100 * report.recall:g} % of ID lie right of the line"
+        left_out = style.beyond_words(np.concatenate([ids, *oods.values()]), edges[0], edges[-1])
+        style.headline(ax, "", x=f"{words}; {left_out}" if left_out else words)
     return ax
 
 
@@ -160,22 +161,21 @@ def percentile_sweep(report: Report, group: str, ax: Any = None) -> Any:
         style.headline(ax, f"{drawn(group)} OOD", x="percentile p", y="AUROC, %")
         if sweep is None:
             return ax
+        bottom, top = _sweep_limits(sweep, group)
         for index, (row, curves) in enumerate(sweep.auroc.items()):
             if group not in curves:
                 continue
             mark = look(report, row) or style.mark(HIGHLIGHTED + index)
             values = 100 * np.asarray(curves[group])
             what = f"{drawn(row)}, {SWEPT[row]}" if row in SWEPT else drawn(row)
+            what += style.depth_words(values, bottom)
             ax.plot(sweep.percentiles, values, color=mark.colour, linestyle=mark.line, label=what)
             chosen = report.methods[row].options.get("percentile") if row in report.methods else None
             if chosen is not None:
                 height = float(np.interp(chosen, sweep.percentiles, values))
                 ax.plot([chosen], [height], marker="o", markersize=8, markerfacecolor="none", color=mark.colour)
         if group in sweep.ebo:
-            top = max(100 * sweep.ebo[group], *(100 * max(curves[group]) for curves in sweep.auroc.values()))
-            low = min(100 * sweep.ebo[group], *(100 * min(curves[group]) for curves in sweep.auroc.values()))
-            # Curves may fall to chance at high percentiles; what matters happens near the top.
-            ax.set_ylim(bottom=max(low - 0.5, top - DEPTH), top=min(top + 0.04 * min(top - low, DEPTH) + 0.2, 100))
+            ax.set_ylim(bottom=bottom, top=top)
             ax.axhline(
                 100 * sweep.ebo[group], color=style.MUTED, linewidth=1.2, linestyle=style.LINES[2], label="ebo, neither"
             )
@@ -183,9 +183,19 @@ def percentile_sweep(report: Report, group: str, ax: Any = None) -> Any:
     return ax
 
 
+def _sweep_limits(sweep: Sweep, group: str) -> tuple[float, float]:
+    """Choose what of the curves is shown: they may fall to chance at high percentiles, but what matters happens near the top."""
+    values = [100 * value for curves in sweep.auroc.values() for value in curves.get(group, ())]
+    values += [100 * sweep.ebo[group]] if group in sweep.ebo else []
+    if not values:
+        return 0.0, 100.0
+    low, high = min(values), max(values)
+    return max(low - 0.5, high - DEPTH), min(high + 0.04 * min(high - low, DEPTH) + 0.2, 100)
+
+
 def ranking(report: Report, ax: Any = None) -> Any:
     """Draw every row's group AUROCs with their 95 % intervals, the best mean on top."""
-    rows = sorted(report.methods, key=lambda row: mean_auroc(report, row))
+    rows = sorted(report.methods, key=lambda row: standing(report, row))
     ax = style.axes_or_new(ax, size=(5.0, 0.9 + 0.2 * len(rows)))
     groups = list(report.benchmark.groups)
     every = [100 * item.groups[group].auroc for item in report.methods.values() for group in groups]

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from idness.benchmark.answer import best_first, conclude, setting
-from idness.benchmark.ranking import ood_weights
+from idness.benchmark.ranking import contenders, ood_weights
 from idness.benchmark.results import Report
 from idness.core.files import atomic_write
 from idness.core.wording import listed, percent, sentence, shown
@@ -169,7 +169,7 @@ def _compact_path(path: str) -> str:
 
 def _rocs(report: Report) -> Iterator[dict[str, Any]]:
     for index, name in enumerate(ood_weights(report)):
-        best = max(report.methods, key=lambda row: report.methods[row].sets[name].auroc)
+        best = max(contenders(report), key=lambda row: report.methods[row].sets[name].auroc)
         value = percent(report.methods[best].sets[name].auroc, 1)
         alt = f"ROC curves on {shown(name)}: {shown(best)} has the largest area, {value} %"
         yield _figure(figures.roc_curves(report, name), f"roc{index}", alt)

@@ -217,4 +217,26 @@ def two_histograms(
             ax.stairs(heights, edges, color=colour, linestyle=line, linewidth=1.6, label=label)
         ax.set_yticks([])
         ax.grid(False)
+    say_beyond(ax, np.concatenate(sides), edges[0], edges[-1])
     return ax
+
+
+def say_beyond(ax: Any, values: ArrayLike, low: float = -np.inf, high: float = np.inf) -> None:
+    """Say below the axes what share of the values lies outside the picture, where any does."""
+    words = beyond_words(values, low, high)
+    if words:
+        place = {"xycoords": "axes fraction", "xytext": (0, -18), "textcoords": "offset points"}
+        ax.annotate(words, (1, 0), ha="right", va="top", fontsize=6.5, color=MUTED, **place)
+
+
+def beyond_words(values: ArrayLike, low: float, high: float) -> str:
+    """Say what share of the values lies outside; nothing where none does."""
+    array = np.asarray(values, float)
+    share = 100 * float(((array < low) | (array > high)).mean())
+    return "" if not share else f"{share:.2g} % beyond" if share >= 0.01 else "< 0.01 % beyond"
+
+
+def depth_words(values: ArrayLike, bottom: float) -> str:
+    """Say how far a curve falls that leaves the picture; nothing of one that stays."""
+    least = float(np.min(values))
+    return f", down to {least:.0f}" if least < bottom else ""

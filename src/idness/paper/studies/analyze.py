@@ -58,12 +58,11 @@ class Analysis:
         """Say what made the numbers, of how many images, and why others may differ."""
         counts = ", ".join(f"{name} {count:,}" for name, count in self.about["images"].items())
         made = f"Made by `{self.about['command']}`. " if self.about.get("command") else ""
-        limit = self.about.get("limit")
-        few = (
-            f"; at most {limit:,} of a set, evenly picked, so that numbers differ from those of all images"
-            if limit
-            else ""
-        )
+        limit = self.about.get("limit") or max(self.about["images"].values()) + 1
+        if max(self.about["images"].values()) < limit:
+            few = "; all of each set, as `idness bench` takes them, so that plain AUROCs agree with its own"
+        else:
+            few = f"; at most {limit:,} of a set, evenly picked, so that numbers differ from those of all images"
         return f"{made}Images: {counts}{few}.\n"
 
     def save(self, folder: str | Path) -> list[Path]:

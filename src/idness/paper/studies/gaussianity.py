@@ -120,6 +120,7 @@ def plot_shape(results: Sequence[Gaussianity], ax: Any = None) -> Any:
         ax.set_yticks([])
         ax.set_ylim(bottom=0)
         ax.grid(False)
+    style.say_beyond(ax, np.concatenate([result.z for result in results]), edges[0], edges[-1])
     style.legend(ax)
     return style.headline(ax, "Their shape", x="standardised value")
 

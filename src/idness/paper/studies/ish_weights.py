@@ -59,6 +59,7 @@ def plot_weights(weights: Weights) -> Any:
         ax.axvline(1.0, color=style.MUTED, linestyle="--", linewidth=1)
         ax.set_yticks([])
         ax.grid(False)
+    style.say_beyond(ax, weights.values, edges[0], edges[-1])
     title = f"ISH weights: 95th percentile is {weights.spread:.2f}x the 5th"
     return style.headline(ax, title, x=f"exp(Q/Q_p) relative to its mean, p = {weights.percentile:g}")
 

@@ -74,7 +74,9 @@ def plot_moments(ids: Moments, oods: Sequence[Moments]) -> Any:
                 zorder=5,
             )
         everything = np.concatenate([part.variance for part in [ids, *oods]])
-        ax.set_ylim(0, float(np.percentile(everything, 99.5)) * 1.05)
+        highest = float(np.percentile(everything, 99.5)) * 1.05
+        ax.set_ylim(0, highest)
+    style.say_beyond(ax, everything, high=highest)
     style.legend(ax, outside=True)
     return style.headline(ax, "Mean and variance before the ReLU", x="mean of an image's activations", y="variance")
 

@@ -59,6 +59,12 @@ def plot_sweep(result: Sweep, ax: Any = None, *, title: str = "AUROC against the
     ax = style.axes_or_new(ax)
     with style.house_style():
         ax.axhline(100 * result.plain, color=style.MUTED, linewidth=1.2, linestyle="--", label="no shaping (EBO)")
+        # At the far right the curves may fall by tens of points: the picture is about the rest.
+        usual = np.array(result.percentiles) <= 95
+        shown = np.concatenate([curve[usual] for curve in result.auroc.values()] + [[result.plain]])
+        low, high = 100 * float(shown.min()), 100 * float(shown.max())
+        room = max(high - low, 0.2)
+        bottom = low - 0.28 * room
         for index, (kind, curve) in enumerate(result.auroc.items()):
             look = style.mark(index)
             ax.plot(
@@ -67,7 +73,7 @@ def plot_sweep(result: Sweep, ax: Any = None, *, title: str = "AUROC against the
                 color=look.colour,
                 linestyle=look.line,
                 marker=look.marker,
-                label=NAMES[kind],
+                label=NAMES[kind] + style.depth_words(100 * curve, bottom),
             )
         best = result.best()
         height = 100 * float(result.auroc["scaling"].max())
@@ -75,12 +81,7 @@ def plot_sweep(result: Sweep, ax: Any = None, *, title: str = "AUROC against the
             best, height, "o", markersize=12, markerfacecolor="none", markeredgecolor=style.INK, markeredgewidth=1.2
         )
         ax.annotate(f"best: {best:g}", (best, height), (0, 9), textcoords="offset points", ha="center", fontsize=8)
-        # At the far right the curves may fall by tens of points: the picture is about the rest.
-        usual = np.array(result.percentiles) <= 95
-        shown = np.concatenate([curve[usual] for curve in result.auroc.values()] + [[result.plain]])
-        low, high = 100 * float(shown.min()), 100 * float(shown.max())
-        room = max(high - low, 0.2)
-        ax.set_ylim(low - 0.28 * room, high + 0.3 * room)
+        ax.set_ylim(bottom, min(high + 0.3 * room, 100))
     style.legend(ax, loc="best")
     return style.headline(ax, title, x="percentile p", y="AUROC, %")
 

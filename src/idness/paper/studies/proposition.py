@@ -150,15 +150,18 @@ def plot_shares(ax: Any = None, *, images: int = 60) -> Any:
     ax = style.axes_or_new(ax, size=(5.8, 3.6))
     p = np.linspace(0.02, 0.98, 200)
     spots = np.linspace(0.1, 0.95, 9)
+    gammas = (-1.0, 0.0, 1.0, 2.0)
+    printed = max(float(np.max(kept_share_printed(p, gamma))) for gamma in gammas if gamma > 0)
     with style.house_style():
-        for index, gamma in enumerate((-1.0, 0.0, 1.0, 2.0)):
+        for index, gamma in enumerate(gammas):
             look = style.mark(index)
             ax.plot(100 * p, kept_share(p, gamma), color=look.colour, linestyle=look.line, label=f"μ/σ = {gamma:g}")
             drawn = [simulated_share(float(s), gamma, images=images) for s in spots]
             ax.plot(100 * spots, drawn, look.marker, color=look.colour, markeredgecolor=style.PAPER, markersize=6)
             if gamma > 0:
                 ax.plot(100 * p, kept_share_printed(p, gamma), color=look.colour, linewidth=0.8, linestyle=":")
-        ax.plot([], [], ":", color=style.MUTED, linewidth=0.8, label="as approximated")
+        # The approximation leaves the picture where it says that more than all is kept.
+        ax.plot([], [], ":", color=style.MUTED, linewidth=0.8, label=f"as approximated,\nup to {printed:.1f}")
         ax.plot([], [], "o", color=style.MUTED, label="simulated")
         ax.set_ylim(0, 1.4)
     style.legend(ax, outside=True)

@@ -79,7 +79,7 @@ def plot_tradeoff(
         left, right = ax.get_xlim()
         ax.set_xlim(left, right + 0.2 * (right - left))
         _label(ax, shown[:NAMED])
-        ax.set_ylim(top=min(ax.get_ylim()[1], 101))
+        ax.set_ylim(top=min(ax.get_ylim()[1], 100))
         if len(shown) < len(order):
             lost = ", ".join(f"{point.name} {100 * point.auroc:.0f}" for point in order[len(shown) :])
             words = textwrap.fill(f"far below: {lost}", 95)
