@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torchvision.models import shufflenet_v2_x0_5
 
 from idness import paper
+from idness.benchmark.settings import Settings
 from idness.paper.comparison import Outcome
 from idness.paper.reproduce import MODELS, reproduce
 from tests.cli.running import idness
@@ -107,3 +108,14 @@ def test_every_row_says_where_its_recipe_comes_from() -> None:
         original, _, extended = (row.epochs or "").partition("+")
         assert f"--epochs {extended or original} " in f"{row.train} "
         assert ("IMAGENET1K_V1" in row.train) == bool(extended)
+
+
+def test_the_terms_of_the_proposition_are_shown(root: Path, tmp_path: Path) -> None:
+    settings = Settings(weights=root / "torch" / "hub" / "checkpoints" / FILE)
+    for _ in range(2):  # the second time from what was kept
+        [outcome] = reproduce(["chi_square"], [root], out=tmp_path, settings=settings).outcomes
+        shown = "\n".join(outcome.notes)
+        assert "by the proof's own condition: ssb-hard" in shown
+        assert "D^Pruning is" in shown
+        assert "I^Scaling is" in shown
+    assert {entry.column for entry in outcome.measured} == set(paper.load("chi_square").values)

@@ -106,6 +106,7 @@ class _Lab:
         self.located: dict[str, Located] = {}
         self.results: dict[str, dict[str, MethodResult]] = {}
         self.failed: dict[str, dict[str, str]] = {}
+        self.theory: list[str] = []  # what the paper's section 3 says of the sets at hand
         self.trained: dict[str, str] = {}  # rows of Table 5 that could not be run, by name
 
     def outcome(self, table: PaperTable) -> Outcome:
@@ -117,6 +118,7 @@ class _Lab:
         try:
             if table.kind == "p-values":
                 result.entries = self._p_values(table, where)
+                result.notes += self.theory
             else:
                 found = self._trained(table, where) if table.name == "training" else self._rows(table, where)
                 result.entries = compare(table, found, load("imagenet-sets") if table.benchmark == "imagenet" else None)
@@ -205,14 +207,17 @@ class _Lab:
         if where.benchmark is not None and where.weights is not None:
             key = key_of(sha256(where.weights), json.dumps(where.identity, sort_keys=True), str(P_VALUE_IMAGES))
             place = self.out / f"{table.name}.json"
-            measured = _kept(place, key) or self._measured(table, where.benchmark, where)
-            atomic_write(place, json.dumps({"key": key, "mean_p": measured}, indent=1) + "\n")
+            kept = _kept(place, key)
+            measured, self.theory = kept or self._measured(table, where.benchmark, where)
+            content = {"key": key, "mean_p": measured, "theory": self.theory}
+            atomic_write(place, json.dumps(content, indent=1) + "\n")
         return [
             Entry("chi-square", shown, "mean_p", value, measured.get(shown)) for shown, value in table.values.items()
         ]
 
-    def _measured(self, table: PaperTable, benchmark: Benchmark, where: Located) -> dict[str, float]:
-        """Compute the mean p-value of each set that the table has, by its printed name."""
+    def _measured(self, table: PaperTable, benchmark: Benchmark, where: Located) -> tuple[dict[str, float], list[str]]:
+        """Compute the mean p-value of each set that the table has, by its printed name, and the terms of the paper's proposition."""
+        from idness.paper.studies import proposition, ratios
         from idness.paper.studies.gaussianity import gaussianity
         from idness.paper.studies.specimen import take_specimen
 
@@ -226,7 +231,7 @@ class _Lab:
             name = table.id if part is specimen.ids else printed.get(part.name)
             if name is not None and part.pre is not None:
                 found[name] = gaussianity(part.name, part.pre).mean_p
-        return found
+        return found, [f"section 3: {step.study(specimen).line}" for step in (proposition, ratios)]
 
 
 def _by_row(rows: Sequence[PaperRow], results: Mapping[str, MethodResult]) -> dict[str, MethodResult]:
@@ -239,11 +244,13 @@ def _key(row: PaperRow) -> str:
     return (row.method or "").replace(" ", "")
 
 
-def _kept(place: Path, key: str) -> dict[str, float] | None:
-    """Read the p-values of an earlier run on the same weights and images."""
+def _kept(place: Path, key: str) -> tuple[dict[str, float], list[str]] | None:
+    """Read the p-values of an earlier run on the same weights and images, and what was found beside them."""
     try:
         stored = json.loads(place.read_text(encoding="utf-8"))
-        return {str(name): float(value) for name, value in stored["mean_p"].items()} if stored["key"] == key else None
+        if stored["key"] != key:
+            return None
+        return {str(name): float(value) for name, value in stored["mean_p"].items()}, list(stored.get("theory", []))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -42,6 +42,33 @@ def test_a_sweep_is_the_mean_auroc_of_single_detectors(world: World) -> None:
     assert "best:" in figure_svg(plot_sweep(found))
 
 
+def test_a_ratio_may_help_though_it_is_not_larger_on_id_images() -> None:
+    """Both fall with the energy, which is larger on ID images: alike as a whole, apart where the energy is equal."""
+    rng = np.random.default_rng(0)
+    id_energy, ood_energy = rng.normal(2, 1, 4000), rng.normal(0, 1, 4000)
+    id_ratio, ood_ratio = (1 - energy + rng.normal(0, 0.3, 4000) for energy in (id_energy, ood_energy))
+    id_ratio += 1
+    assert auroc(id_ratio, ood_ratio) < 0.35
+    assert ratios.larger_at_equal(id_energy, ood_energy, id_ratio, ood_ratio) > 0.9
+    assert ratios.larger_at_equal(id_energy, id_energy, id_ratio, id_ratio) == pytest.approx(0.5)
+    said = ratios._verdict({"x": 0.3}, {"x": 0.9}, {"x": 0.01})
+    assert "is refuted on x; SCALE gains on x all the same, since r is larger on ID where the energy is equal" in said
+    assert ratios._verdict({"x": 0.9}, {"x": 0.9}, {"x": 0.1}).endswith("holds here")
+    assert ratios._verdict({"x": 0.3}, {"x": 0.4}, {"x": -0.1}).endswith("is refuted on x")
+
+
+def test_the_papers_decrease_and_increase_are_shown(world: World) -> None:
+    ids, oods = SetActivations("ID", world.inside), {"x": SetActivations("x", world.outside)}
+    found = ratios.study(Specimen("", world.head, ids, far=oods))
+    for name, acts in (("ID", world.inside), ("x", world.outside)):
+        r = scale_ratio(acts.features, found.numbers["percentile"])
+        assert found.numbers["pruning_decrease"][name] == pytest.approx(float((1 - 1 / r).mean()), abs=1e-5)
+        assert found.numbers["scaling_increase"][name] == pytest.approx(float((r - 1).mean()), abs=1e-5)
+    assert "D^Pruning is 0." in found.line
+    assert "I^Scaling is 0." in found.line
+    assert "at equal energy" in figure_svg(found.figures["equal-energy"][0])
+
+
 def test_ratios_are_compared_at_the_best_percentile(world: World) -> None:
     ids, oods = SetActivations("ID", world.inside), {"x": SetActivations("x", world.outside)}
     found = ratios.study(Specimen("", world.head, ids, far=oods))

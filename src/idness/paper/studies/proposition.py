@@ -16,6 +16,7 @@ activations, Q_p the sum of those above the p-quantile. What is found:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +98,17 @@ def printed_range(gamma_id: float, gamma_ood: float) -> Range:
     inverse_id, inverse_ood = 1 / gamma_id, 1 / gamma_ood
     smallest = (inverse_id - inverse_ood + np.sqrt(delta)) / (2 * inverse_id * inverse_ood)
     return Range(fraction_of_c(smallest), 1.0) if smallest > 0 else Range(0.0, 1.0)
+
+
+def printed_ranges(own: float, gammas: Mapping[str, float]) -> str:
+    """Write the range that the proof gives for the gamma of each OOD set, or that it says nothing."""
+    said = []
+    for name, gamma in gammas.items():
+        proved = own > gamma > 0
+        said.append(
+            f"{name} {printed_range(own, gamma) if proved else 'none, as it needs gamma of ID > gamma of OOD > 0'}"
+        )
+    return ", ".join(said)
 
 
 def exact_range(gamma_id: float, gamma_ood: float) -> Range:
@@ -184,6 +196,7 @@ def study(specimen: Specimen) -> Study:
         start = 100 * exact_range(own, -1e9).low
         listed = ", ".join(holds) or "none"
         line += f"; here that is p above {start:.0f}, and then ID ratios should be larger than those of {listed}"
+        line += f"; by the proof's own condition: {printed_ranges(own, gammas)}"
         numbers["range"] = {part: [value.low, value.high] for part, value in reach.items()}
     alt = f"C(p), and the share of the sum that is kept, exact, simulated and as the paper approximates it. {line}"
     return Study(line, numbers, {"proposition": (figure, alt)})
