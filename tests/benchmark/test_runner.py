@@ -222,7 +222,7 @@ def test_bad_and_doubled_images_are_reported(place: Path, tmp_path: Path) -> Non
     found = go(path, heard, methods=["msp"])
     assert found.sets["grey"].images == 3
     assert found.sets["grey"].skipped[0].item == "9.png"
-    assert found.duplicates == [{"sets": ["id_test", "grey"], "images": 3}]
+    assert found.duplicates == [{"sets": ["id_test", "grey"], "images": 3, "near": 0}]
     assert any("3 images are in both id_test and grey" in line for line in heard.warned)
     assert any("grey: 1 images were skipped; the first, 9.png" in line for line in heard.warned)
 
@@ -293,6 +293,7 @@ def test_labels_beyond_the_classes_and_misspelt_methods(place: Path, tmp_path: P
         run(place)
 
 
+@pytest.mark.fault("the same activations as ID test set and as OOD set", does="warns, with how many")
 def test_activations_of_other_programs(report: Report, place: Path, tmp_path: Path) -> None:
     split = SplitModel(network(), example=torch.rand(2, 3, 16, 16))
     save_file({"weight": split.head.weight, "bias": split.head.offset}, tmp_path / "head.safetensors")
@@ -312,6 +313,11 @@ def test_activations_of_other_programs(report: Report, place: Path, tmp_path: Pa
         assert other.methods[row].options == report.methods[row].options
         assert other.methods[row].sets["grey"].auroc == pytest.approx(report.methods[row].sets["grey"].auroc, abs=0.002)
     assert not (tmp_path / "cache").exists()
+    # The same activations as ID and as OOD images are told, whatever their files are called.
+    (tmp_path / "twice.toml").write_text(text.replace("far.safetensors", "test.safetensors"))
+    twice = run(tmp_path / "twice.toml", None, Settings(cache=tmp_path / "cache", methods=("ebo",)))
+    assert any("images are in both id_test and" in line for line in twice.warnings)
+    assert not any("are in both" in line for line in other.warnings)
     for file in tmp_path.glob("*.safetensors"):
         arrays = {name: value.numpy() for name, value in load_file(file).items() if name != "logits"}
         np.savez(file.with_suffix(".npz"), **arrays)

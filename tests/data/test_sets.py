@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_bad_files_are_listed_with_their_reason(tmp_path: Path) -> None:
     assert batch.index.tolist() == [0, 2]
     assert [place for place, _ in batch.skipped] == [1, 3]
     assert "empty" in batch.skipped[0][1]
-    assert batch.digests.shape == (2, 16)
+    assert batch.digests.shape == (2, 24)
 
 
 def test_images_of_two_sizes_are_told(tmp_path: Path) -> None:
@@ -400,3 +401,31 @@ def test_torchvision_unpickles_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         open_set({"dataset": "lsun", "options": {"classes": ["x"]}}, tmp_path)
     with pytest.raises(IdnessError, match="unknown torchvision data set 'Kinetics'"):
         open_set("torchvision:Kinetics", tmp_path)
+
+
+@pytest.mark.fault("a damaged Parquet file: cut, flipped bytes, not one at all", does="one line that names the file")
+def test_damaged_parquet_is_told(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(buffer, "PNG")
+    rng = np.random.default_rng(0)
+    table = pa.table({"image": [buffer.getvalue() + rng.bytes(200) for _ in range(40)], "label": list(range(40))})
+    pq.write_table(table, tmp_path / "whole.parquet", row_group_size=10)
+    whole = (tmp_path / "whole.parquet").read_bytes()
+    file = tmp_path / "harmed.parquet"
+    for place in (0, 5, 50, 300, len(whole) // 2, len(whole) - 400, len(whole) - 40, len(whole) - 6):
+        flipped = bytearray(whole)
+        flipped[place : place + 4] = b"\xff\x00\xff\x7f"
+        for content in (bytes(flipped), whole[:place]):
+            file.write_bytes(content)
+            try:
+                images = open_set(str(file))
+                for index in range(len(images)):
+                    with suppress(DataError):
+                        images.picture(index)
+            except DataError as error:
+                said = str(error)
+                assert "harmed.parquet" in said
+                assert "\n" not in said

@@ -145,3 +145,12 @@ def test_others_run_channels_last_and_a_given_module_keeps_its_weights(tmp_path:
 def test_an_unknown_device_is_told() -> None:
     with pytest.raises(ModelError, match="device must be auto, cpu, cuda"):
         open_network(network(), device="toaster")
+
+
+@pytest.mark.fault("`--device cuda` on a machine without one", does="one line that says to use cpu")
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", "meta:x", "nonsense", "xpu"])
+def test_a_device_that_is_not_there_is_told(device: str) -> None:
+    if device.startswith("cuda") and torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ModelError, match=r"^device must be auto, cpu, or one that is there.*use device='cpu'$"):
+        open_network("cifar6:base", device=device)

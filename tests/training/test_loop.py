@@ -161,7 +161,19 @@ def test_clip_bounds_the_step(world: TrainingSet) -> None:
         ({"batch_size": 1000}, "fewer than one batch"),
         ({"nonsense": 3}, "nonsense"),
         ({"percentile": 0.85}, "percent"),
+        ({"lr": float("nan")}, "lr must be a number, got nan"),
+        ({"lr": "nan"}, "lr must be a number, got 'nan'"),
+        ({"lr": float("inf")}, "lr must be 0 or more"),
+        ({"momentum": "nan"}, "momentum must be a number"),
+        ({"ema": [1]}, "ema must be a number"),
+        ({"clip": "x"}, "clip must be a number"),
+        ({"milestones": 5}, "milestones must be a list"),
+        ({"seed": "x"}, "seed must be a whole number"),
+        ({"nesterov": "x"}, "nesterov must be true or false"),
     ],
+)
+@pytest.mark.fault(
+    "training options that are NaN, Inf, or of another kind (`--set lr=nan`)", does="one line, before anything runs"
 )
 def test_wrong_options_are_told(options: dict[str, Any], words: str, world: TrainingSet) -> None:
     with pytest.raises(OptionError, match=words):
@@ -413,3 +425,16 @@ def test_two_trainings_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     finetune(Flattening(), small_world(8), "plain", out=tmp_path, epochs=1, batch_size=8)
     assert (tmp_path / "weights.safetensors").exists()
+
+
+@pytest.mark.fault(
+    "a run's folder holds the checkpoint of another architecture", does="one line; the folder stays as it was"
+)
+def test_a_checkpoint_of_another_network_is_told(tmp_path: Path, world: TrainingSet) -> None:
+    finetune(start(), world, "plain", out=tmp_path, **QUICK)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    other = start()
+    other.fc = nn.Sequential(nn.Linear(other.fc.in_features, 7), nn.Linear(7, other.fc.out_features))
+    with pytest.raises(StoreError, match="another network|other network"):
+        finetune(other, world, "plain", out=tmp_path, **QUICK)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

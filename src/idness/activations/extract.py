@@ -14,7 +14,7 @@ from idness.core.files import key_of, sha256_of
 from idness.core.progress import Listener
 from idness.core.types import Activations, InputEditor
 from idness.data import Batch, ImageSet
-from idness.data.reading import DIGEST
+from idness.data.likeness import DIGEST
 from idness.networks.opening import Network
 
 

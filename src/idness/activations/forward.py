@@ -15,6 +15,7 @@ from idness.core.errors import DataError
 from idness.core.progress import Listener
 from idness.core.types import Activations, Head, InputEditor
 from idness.data import ActivationsSet, Batch, ImageSet, read_batches
+from idness.data.likeness import EXACT, common, near
 from idness.data.sets import select
 from idness.data.thumbnails import SIDE, thumbnail
 from idness.networks.opening import Network
@@ -42,9 +43,15 @@ class SetActivations:
 
     def shared_with(self, other: SetActivations) -> int:
         """Count the images that are in another set too, by the hash of their pixels."""
-        if self.digests is None or other.digests is None:
+        return 0 if self.digests is None or other.digests is None else common(self.digests, other.digests)
+
+    def near_to(self, other: SetActivations) -> int:
+        """Count the images of which a near copy is in another set: of another size, or with a little noise."""
+        if self.digests is None or other.digests is None or self.images is None or other.images is None:
             return 0
-        return len({row.tobytes() for row in self.digests} & {row.tobytes() for row in other.digests})
+        assert self.index is not None
+        assert other.index is not None
+        return near(self.digests, other.digests, (self.images, other.images), (self.index, other.index))
 
     def thumbnails(self, rows: NDArray[np.int64], size: int = SIDE) -> list[NDArray[np.uint8]]:
         """Read the images of some rows, no larger than `size`."""
@@ -164,7 +171,7 @@ def spans_of(count: int, size: int, start: int = 0) -> list[tuple[int, int]]:
 def _fresh(batch: Batch, seen: set[bytes]) -> Batch:
     """Leave out the images of a batch that were seen before, by the hash of their pixels."""
     rows = []
-    for row, digest in enumerate(batch.digests):
+    for row, digest in enumerate(batch.digests[:, :EXACT]):
         if digest.tobytes() not in seen:
             seen.add(digest.tobytes())
             rows.append(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from idness.core.errors import DataError, IdnessError, StoreError
 from idness.core.files import sha256
 from idness.core.types import Activations, Head
 from idness.data import ActivationsSet
+from idness.data.likeness import EXACT
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,20 @@ def given(name: str, role: str, data: ActivationsSet) -> Source:
             start += len(acts)
             finite = acts.finite
             skipped = [(int(place), "its activations hold NaN or Inf") for place in index[~finite]]
-            yield Shard(acts[finite], index[finite], torch.zeros(int(finite.sum()), 0, dtype=torch.uint8), skipped)
+            yield Shard(acts[finite], index[finite], _digests(acts[finite]), skipped)
 
     return Source(name, role, len(data), shards, data.fingerprint())
+
+
+def _digests(acts: Activations) -> Tensor:
+    """Hash each row, so that the same activations are known again in another file."""
+    rows = torch.cat([acts.features, acts.logits], dim=1).contiguous().numpy()
+    joined = b"".join(hashlib.blake2b(row.tobytes(), digest_size=EXACT).digest() for row in rows)
+    return (
+        torch.frombuffer(bytearray(joined), dtype=torch.uint8).view(-1, EXACT)
+        if joined
+        else torch.zeros(0, EXACT, dtype=torch.uint8)
+    )
 
 
 def read_head(path: Path) -> tuple[Head, str]:

@@ -14,6 +14,7 @@ from idness.activations.store import Shard
 from idness.benchmark.parts import Metrics, Sweep, Wrong
 from idness.core.files import sha256_of
 from idness.core.types import Activations, Head
+from idness.data.likeness import DIGEST, EXACT
 from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
 from idness.intervals import mean_auroc_interval, mean_fpr_interval, ranks
 from idness.metrics import FPRS, NAMES, Array, all_metrics, auroc
@@ -35,7 +36,7 @@ class SetScores:
     predicted: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     labels: Array | None = None
     shaped_right: dict[str, int] = field(default_factory=dict)
-    digests: Array = field(default_factory=lambda: np.zeros((0, 16), np.uint8))
+    digests: Array = field(default_factory=lambda: np.zeros((0, DIGEST), np.uint8))
     skipped: list[tuple[int, str]] = field(default_factory=list)
     given_digest: str = ""
 
@@ -47,7 +48,7 @@ class SetScores:
             swept={key: np.empty(count, np.float32) for key in swept},
             index=np.empty(count, np.int64),
             predicted=np.empty(count, np.int64),
-            digests=np.zeros((count, 16), np.uint8),
+            digests=np.zeros((count, DIGEST), np.uint8),
         )
 
     def cut(self, count: int) -> SetScores:
@@ -61,7 +62,7 @@ class SetScores:
     @property
     def sha256(self) -> str:
         """A hash of the images' contents in order; of the file, where activations were given."""
-        return self.given_digest or sha256_of(self.digests.tobytes())
+        return self.given_digest or sha256_of(self.digests[:, :EXACT].tobytes())
 
     @property
     def accuracy(self) -> float | None:

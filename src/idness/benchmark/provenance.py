@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import combinations
 from typing import Any
@@ -19,6 +20,7 @@ from PIL import features
 from idness.benchmark.parts import Wrong
 from idness.core.errors import DataError
 from idness.data import ActivationsSet, ImageSet
+from idness.data.likeness import common, near
 from idness.data.thumbnails import thumbnail
 from idness.metrics import Array
 
@@ -36,6 +38,16 @@ def provenance(command: str, seed: int) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Known:
+    """Holds by what the images of a set are known again."""
+
+    role: str
+    data: ImageSet | ActivationsSet
+    digests: Array
+    index: Array
+
+
 def peak_memory() -> int:
     """Give the most memory this process ever held, in bytes; 0 where the system does not say."""
     try:
@@ -46,17 +58,27 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def duplicates(sets: Mapping[str, tuple[str, Array]]) -> list[dict[str, Any]]:
-    """Find images that are in an ID and an OOD set, or both chosen on and tested on, from every set's role and hashes (N, 16)."""
-    hashes = {name: {bytes(row) for row in digests} for name, (_, digests) in sets.items()}
+def duplicates(sets: Mapping[str, Known]) -> list[dict[str, Any]]:
+    """Find images that are in an ID and an OOD set, or both chosen on and tested on: the same ones, and near copies."""
     found = []
-    for first, second in combinations(hashes, 2):
-        roles = sets[first][0], sets[second][0]
-        if _must_differ(*roles):
-            common = len(hashes[first] & hashes[second])
-            if common:
-                found.append({"sets": [first, second], "images": common})
+    for (first, one), (second, other) in combinations(sets.items(), 2):
+        if not _must_differ(one.role, other.role):
+            continue
+        same, alike = common(one.digests, other.digests), 0
+        if isinstance(one.data, ImageSet) and isinstance(other.data, ImageSet):
+            alike = near(one.digests, other.digests, (one.data, other.data), (one.index, other.index))
+        if same or alike:
+            found.append({"sets": [first, second], "images": same, "near": alike})
     return found
+
+
+def told(pair: Mapping[str, Any]) -> str:
+    """Say in one line what two sets have in common."""
+    sets = " and ".join(map(str, pair.get("sets", [])))
+    same, alike = pair.get("images"), pair.get("near", 0)
+    lines = [f"{same} images are in both {sets}"] if same else []
+    lines += [f"{alike} images are nearly the same in {sets}"] if alike else []
+    return "; ".join(lines)
 
 
 def thumbnails(

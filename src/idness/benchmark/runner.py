@@ -22,7 +22,7 @@ from idness.benchmark.looks import Look, Looker
 from idness.benchmark.parts import BenchmarkInfo, MethodResult, Metrics, SetInfo, Skipped, Trial
 from idness.benchmark.prepare import Prepared, prepare
 from idness.benchmark.protocol import GROUPS, Benchmark, OpenSet
-from idness.benchmark.provenance import duplicates, peak_memory, provenance, thumbnails
+from idness.benchmark.provenance import Known, duplicates, peak_memory, provenance, thumbnails, told
 from idness.benchmark.results import Report
 from idness.benchmark.settings import Settings
 from idness.core.errors import DataError
@@ -211,9 +211,8 @@ class _Job:
             wrong=wrong,
             duplicates=duplicates(
                 {
-                    name: (opened[name].role, found.digests)
+                    name: Known(opened[name].role, opened[name].data, found.digests, found.index)
                     for name, found in scored.every.items()
-                    if not found.given_digest
                 }
             ),
             provenance=provenance(self.settings.command, self.settings.seed),
@@ -232,8 +231,7 @@ class _Job:
 
     def _tell(self, report: Report) -> None:
         for found in report.duplicates:
-            first, second = found["sets"]
-            self.warn(f"{found['images']} images are in both {first} and {second}")
+            self.warn(told(found))
         for row, method in report.methods.items():
             if method.degenerate:
                 self.warn(

@@ -71,6 +71,7 @@ def score(
         for record in judge(found or _listed(), batch=batch, listener=listener):
             writer.write(record)
     writer.end()
+    _tell_drift(loaded, writer)
     if strict and writer.bad:
         raise typer.Exit(1)
 
@@ -112,6 +113,21 @@ def load(folder: Path, model: str | None, weights: str | None, engine: str = "au
     return loaded
 
 
+def _tell_drift(guard: Guard, rows: Rows) -> None:
+    """Say on standard error where the images as a whole are not like those that calibrated."""
+    from idness.cli.terminal import stderr
+    from idness.guard.drift import LEVEL, watched
+
+    assert guard.calibration is not None
+    found = watched(guard.calibration, rows.seen)
+    if found.alarm:
+        stderr().print(
+            f"idness: warning: these images are not like those that the guard was calibrated on, so that its promise does not hold for"
+            f" them; this is a false alarm in at most {100 * LEVEL:g} of 100 cases",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
+
+
 def _listed() -> Iterator[Path]:
     return (Path(line.rstrip("\n")) for line in sys.stdin if line.strip())
 
@@ -121,6 +137,7 @@ class Rows:
 
     def __init__(self) -> None:
         self.count = self.flagged = self.unread = 0
+        self.seen: list[tuple[float, int]] = []
 
     @property
     def bad(self) -> bool:
@@ -132,6 +149,8 @@ class Rows:
         self.count += 1
         self.flagged += bool(record.get("is_ood"))
         self.unread += "error" in record
+        if "error" not in record:
+            self.seen.append((record["score"], max(record["label"], 0)))
         self.line(record)
         sys.stdout.flush()
 

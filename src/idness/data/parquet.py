@@ -91,9 +91,13 @@ class TableSet(ImageSet):
 
     def _read(self, group: int, columns: list[str]) -> Any:
         file, number = self._groups[group]
-        if file.suffix == ".arrow":
-            return self._stream(file).select(columns)
-        return self._parquet.ParquetFile(file).read_row_group(number, columns=columns)
+        try:
+            if file.suffix == ".arrow":
+                return self._stream(file).select(columns)
+            return self._parquet.ParquetFile(file).read_row_group(number, columns=columns)
+        except (OSError, ValueError) as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataError(f"{file.name}: is damaged ({why}); fetch it again") from error
 
     def _stream(self, file: Path) -> Any:
         # Memory-mapped: rows come from disk when they are looked at.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -13,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idness.core.errors import DataError
+from idness.data.likeness import DIGEST, digest
 from idness.data.preprocessing import Preprocessing
 from idness.data.sets import ImageSet, select
 
-DIGEST = 16
 AHEAD = 2
 
 
@@ -83,10 +82,7 @@ def _read(images: ImageSet, preprocessing: Preprocessing, part: range) -> list[R
     for index in part:
         try:
             picture = images.picture(index)
-            array = np.asarray(picture)
-            # Of the decoded pixels, so that the same image is known again in another format.
-            digest = hashlib.sha256(repr(array.shape).encode() + array.tobytes()).digest()[:DIGEST]
-            found.append((index, preprocessing.pixels(picture), digest, ""))
+            found.append((index, preprocessing.pixels(picture), digest(picture), ""))
         except DataError as error:
             found.append((index, None, b"", str(error)))
     return found
@@ -94,7 +90,7 @@ def _read(images: ImageSet, preprocessing: Preprocessing, part: range) -> list[R
 
 def _batch(images: ImageSet, start: int, stop: int, parts: list[Future[list[Read]]]) -> Batch:
     read = [item for part in parts for item in part.result()]
-    good = [(index, pixels, digest) for index, pixels, digest, _ in read if pixels is not None]
+    good = [(index, pixels, known) for index, pixels, known, _ in read if pixels is not None]
     shapes = {pixels.shape for _, pixels, _ in good}
     if len(shapes) > 1:
         sizes = " and ".join(f"{shape[0]} x {shape[1]}" for shape in sorted(shapes)[:2])
@@ -106,6 +102,6 @@ def _batch(images: ImageSet, start: int, stop: int, parts: list[Future[list[Read
         stop,
         np.stack([pixels for _, pixels, _ in good]) if good else np.zeros((0, 1, 1, 3), np.uint8),
         np.array([index for index, _, _ in good], dtype=np.int64),
-        np.frombuffer(b"".join(digest for _, _, digest in good), dtype=np.uint8).reshape(-1, DIGEST),
+        np.frombuffer(b"".join(known for _, _, known in good), dtype=np.uint8).reshape(-1, DIGEST),
         [(index, reason) for index, pixels, _, reason in read if pixels is None],
     )

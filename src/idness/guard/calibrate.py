@@ -115,7 +115,7 @@ def prepare_guard(
     ids = _read(network, images, notes, hear, edit_with=twice, watch=watch)
     taught = None if learned is None else _read(network, learned, notes, hear, edit_with=twice)
     others = None if flagged is None else _read(network, flagged, notes, hear, known=False)
-    _check_apart({"data": ids, "train": taught, "ood": others})
+    _check_apart({"data": ids, "train": taught, "ood": others}, notes)
     detector = _detector(method, network, ids, taught, None if others is None else others.acts, notes, hear)
     learn, calibrate, place = _divide(ids, taught, detector, notes)
     guard = Guard(split, detector, preprocessing=how, class_names=_class_names(network, ids), spec=network.spec)
@@ -170,8 +170,8 @@ def _read(
     return found
 
 
-def _check_apart(sets: Mapping[str, SetActivations | None]) -> None:
-    """Refuse images that serve twice: a detector knows those that it learned, and what is ID cannot be OOD."""
+def _check_apart(sets: Mapping[str, SetActivations | None], notes: list[str]) -> None:
+    """Refuse images that serve twice: a detector knows those that it learned, and what is ID cannot be OOD. Note near copies."""
     given = {name: found for name, found in sets.items() if found is not None}
     for (first, one), (second, other) in combinations(given.items(), 2):
         shared = one.shared_with(other)
@@ -179,6 +179,12 @@ def _check_apart(sets: Mapping[str, SetActivations | None]) -> None:
             raise InputError(
                 f"{first}= and {second}= must have no image in common, got {shared:,} in both ({one.name}, {other.name});"
                 " the guard would not keep its promise: leave them out of one"
+            )
+        alike = one.near_to(other)
+        if alike:
+            notes.append(
+                f"caution: {alike:,} images of {one.name} ({first}) are nearly the same in {other.name} ({second}); if they are copies,"
+                " the guard may not keep its promise: leave them out of one"
             )
 
 

@@ -269,6 +269,11 @@ def _device(wanted: str) -> torch.device:
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(wanted)
-    except RuntimeError as error:
-        raise ModelError(f"device must be auto, cpu, cuda or such, got {wanted!r}") from error
+        device = torch.device(wanted)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"device must be auto, cpu, or one that is there, such as cuda, got {wanted!r} ({why}); use device='cpu'"
+        ) from error
+    return device

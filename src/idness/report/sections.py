@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from idness.benchmark.answer import setting
 from idness.benchmark.parts import Answer, Metrics
+from idness.benchmark.provenance import told
 from idness.benchmark.ranking import ood_weights
 from idness.benchmark.results import Report
 from idness.core.wording import duration, percent, shown, size
@@ -193,7 +194,7 @@ def warnings(report: Report) -> list[str]:
     found = [*report.warnings]
     found += [f"{row} could not run: {reason}" for row, reason in report.failed.items()]
     for pair in report.duplicates:
-        found.append(f"{pair.get('images')} images are in both {' and '.join(map(str, pair.get('sets', [])))}")
+        found.append(told(pair))
     for name, item in report.sets.items():
         if item.skipped:
             found.append(f"{len(item.skipped)} images of {name} were skipped; the reasons are under Provenance")

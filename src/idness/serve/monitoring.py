@@ -4,65 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from scipy.stats import kstest
 
+from idness.detectors.detector import LARGEST
 from idness.guard.conformal import Calibration
+from idness.guard.drift import LEVEL, DriftWatch
 
 WINDOW = 200
-"""Images that are compared with the calibration images: enough to see a change of a tenth of the traffic or so."""
-EVERY = 50
-"""New images between two comparisons; fewer would raise more false alarms and see nothing sooner."""
-LEVEL = 1e-4
-"""How unlikely a difference must be for the alarm: with a look every 50 images, about one false alarm in half a million images."""
+"""Images of which the share that is called OOD is told."""
 PATHS = ("/v1/score", "/v1/guard", "/v1/calibration", "/v1/samples", "/healthz", "/readyz", "/metrics", "/")
-
-
-@dataclass(frozen=True)
-class Drift:
-    """Holds the last comparison: largest gap between distributions, how likely it is by chance, and whether that is alarming."""
-
-    statistic: float
-    p_value: float
-    alarm: bool
-
-
-class DriftWatch:
-    """Compares the p-values of the last images with the uniform distribution that they have on images like the calibration's.
-
-    A Kolmogorov-Smirnov test; that the calibration set is itself a sample is allowed for by its effective size.
-    """
-
-    def __init__(self, calibration_size: int, window: int = WINDOW) -> None:
-        self._recent: deque[float] = deque(maxlen=window)
-        self._new, self._size = 0, calibration_size
-        self.last: Drift | None = None
-
-    def observe(self, p_values: Iterable[float]) -> Drift | None:
-        """Take p-values of images as they come, and compare when it is time."""
-        for value in p_values:
-            self._recent.append(value)
-            self._new += 1
-            if len(self._recent) == self._recent.maxlen and self._new >= EVERY:
-                self._new = 0
-                self.last = self._compare()
-        return self.last
-
-    def _compare(self) -> Drift:
-        from scipy.special import kolmogorov
-
-        count = len(self._recent)
-        statistic = float(kstest(np.fromiter(self._recent, float), "uniform").statistic)
-        # p-values of a calibration of n have steps of 1 / (n + 1): a gap of one step means nothing.
-        beyond = max(0.0, statistic - 1 / (self._size + 1))
-        effective = count * self._size / (count + self._size)
-        p_value = float(kolmogorov(np.sqrt(effective) * beyond))
-        return Drift(statistic, p_value, p_value < LEVEL)
 
 
 class Monitor:
@@ -71,7 +24,7 @@ class Monitor:
     def __init__(self, calibration: Calibration) -> None:
         self.registry = CollectorRegistry()
         named: dict[str, Any] = {"registry": self.registry}
-        self.drift = DriftWatch(int(calibration.sizes.min()))
+        self.drift = DriftWatch(calibration)
         self._requests = Counter("idness_requests", "Requests by path and status.", ["path", "status"], **named)
         self._seconds = Histogram("idness_request_seconds", "Time to answer a request.", ["path"], **named)
         self._images = Counter("idness_images", "Images judged.", **named)
@@ -81,11 +34,14 @@ class Monitor:
         self._share = Gauge(
             "idness_ood_share", f"Share of the last {WINDOW} images called out-of-distribution.", **named
         )
-        self._gap = Gauge(
-            "idness_drift_statistic", f"Largest gap between the last {WINDOW} images and the calibration.", **named
+        self._evidence = Gauge(
+            "idness_drift_evidence",
+            "How much speaks against that nothing has changed: 1 is nothing, 100 an alarm.",
+            **named,
         )
-        self._chance = Gauge("idness_drift_p_value", "How likely such a gap is when nothing has changed.", **named)
-        self._alarm = Gauge("idness_drift_alarm", f"1 when that is below {LEVEL:g}.", **named)
+        self._chance = Gauge("idness_drift_p_value", "How likely that is, at most, when nothing has changed.", **named)
+        self._alarm = Gauge("idness_drift_alarm", f"1 when that was below {LEVEL:g} a short while ago.", **named)
+        self._evidence.set(1.0)
         self._chance.set(1.0)
         self._last: deque[bool] = deque(maxlen=WINDOW)
 
@@ -113,11 +69,11 @@ class Monitor:
                 self._score.observe(record["score"])
         self._last.extend(bool(record["is_ood"]) for record in listed)
         self._share.set(sum(self._last) / len(self._last))
-        found = self.drift.observe(record["p_value"] for record in listed)
-        if found is not None:
-            self._gap.set(found.statistic)
-            self._chance.set(found.p_value)
-            self._alarm.set(float(found.alarm))
+        lowest = [-LARGEST if record["score"] is None else record["score"] for record in listed]
+        found = self.drift.observe(lowest, [max(record["label"], 0) for record in listed])
+        self._evidence.set(found.evidence)
+        self._chance.set(found.p_value)
+        self._alarm.set(float(found.alarm))
 
 
 def _buckets(scores: torch.Tensor) -> list[float]:

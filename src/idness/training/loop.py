@@ -279,10 +279,15 @@ class Trainer:
             raise StoreError(
                 f"{self.out}: holds a run with other {', '.join(differing)}; choose another folder or delete it"
             )
-        self.objective.load_state_dict(part_of(tensors, "objective"))
-        restore_optimizer(self.optimizer, self.named, part_of(tensors, "momentum"))
-        for name, value in part_of(tensors, "ema").items():
-            self.ema[name].copy_(value)
+        try:
+            self.objective.load_state_dict(part_of(tensors, "objective"))
+            restore_optimizer(self.optimizer, self.named, part_of(tensors, "momentum"))
+            for name, value in part_of(tensors, "ema").items():
+                self.ema[name].copy_(value)
+        except (RuntimeError, KeyError) as error:
+            raise StoreError(
+                f"{self.out}: holds a checkpoint of another network; choose another folder or delete it"
+            ) from error
         self.step = index.step
         self.log.state = index.log
 

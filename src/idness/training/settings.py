@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from idness.core.checks import check_options, count, nonnegative, one_of
+from idness.core.checks import check_options, check_positive, check_share, count, nonnegative, one_of
 from idness.core.errors import OptionError
 from idness.data import embedded
 
@@ -63,11 +63,21 @@ class Settings:
     def __post_init__(self) -> None:
         check_options(self)
         for name in ("momentum", "ema"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise OptionError(f"training: {name} must be in [0, 1), got {value}")
-        if self.clip is not None and self.clip <= 0:
-            raise OptionError(f"training: clip must be above 0, got {self.clip}")
+            if getattr(self, name) is not None:
+                check_share(self, name)
+        if self.clip is not None:
+            check_positive(self, "clip")
+        for name, kind, wanted in (("nesterov", bool, "true or false"), ("augment", bool, "true or false"),
+                                   ("channels_last", bool, "true or false"), ("seed", int, "a whole number")):  # fmt: skip
+            if type(getattr(self, name)) is not kind:
+                raise OptionError(f"training: {name} must be {wanted}, got {getattr(self, name)!r}")
+        for name, whole in (("milestones", True), ("mean", False), ("std", False)):
+            values = getattr(self, name)
+            numbers = isinstance(values, tuple | list) and all(
+                isinstance(value, int if whole else int | float) and not isinstance(value, bool) for value in values
+            )
+            if not numbers:
+                raise OptionError(f"training: {name} must be a list of numbers, got {values!r}")
 
     def rate(self, step: int, steps_per_epoch: int) -> float:
         """Compute the learning rate of one step."""

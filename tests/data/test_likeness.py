@@ -1,0 +1,76 @@
+"""Images that are known again: the same pixels, and near copies."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from colour_world import foreign, known, write_folder
+from PIL import Image
+
+from idness.data import embedded, open_set
+from idness.data.likeness import EXACT, common, digest, look, near
+from idness.data.sets import ImageSet
+from tests.cli.running import idness
+
+
+def digests(images: ImageSet) -> np.ndarray:
+    return np.stack([np.frombuffer(digest(images.picture(index)), np.uint8) for index in range(len(images))])
+
+
+def save(folder: Path, pictures: list[Image.Image]) -> ImageSet:
+    folder.mkdir()
+    for index, picture in enumerate(pictures):
+        picture.save(folder / f"{index}.png")
+    return open_set(str(folder))
+
+
+def harmed(picture: Image.Image, seed: int) -> Image.Image:
+    """The same picture as a JPEG of another size, a little darker."""
+    small = picture.resize((picture.width * 3 // 2, picture.height * 3 // 2), Image.Resampling.BICUBIC)
+    buffer = io.BytesIO()
+    Image.fromarray((np.asarray(small) * 0.95).astype(np.uint8)).save(buffer, "JPEG", quality=70 + seed % 20)
+    return Image.open(buffer)
+
+
+@pytest.mark.fault(
+    "near copies of ID images among OOD or training images: another size, format, brightness",
+    does="bench and calibrate count and tell them, by a hash of the look that is checked against the pictures",
+)
+def test_near_copies_are_found_and_other_images_are_not(tmp_path: Path) -> None:
+    loaded = embedded.load("id_test").images
+    pictures = [Image.fromarray(image) for image in loaded[:120]]
+    ids = save(tmp_path / "ids", pictures[:60])
+    copies = save(
+        tmp_path / "copies", [harmed(picture, seed) for seed, picture in enumerate(pictures[40:60])] + pictures[60:120]
+    )
+    one, two = digests(ids), digests(copies)
+    places = np.arange(len(ids)), np.arange(len(copies))
+    assert common(one, two) == 0
+    assert 18 <= near(one, two, (ids, copies), places) <= 20
+    others = save(tmp_path / "others", pictures[60:120])
+    assert near(one, digests(others), (ids, others), (places[0], np.arange(60))) == 0
+
+
+def test_plain_pictures_have_no_look() -> None:
+    for picture in (Image.new("RGB", (40, 30)), Image.new("RGB", (5, 5), "white")):
+        assert look(picture) == bytes(8)
+    assert look(known("red", 1)) != look(foreign(1))
+    array = np.zeros((20, 20, 7), np.uint8)
+    array[:, 10:] = 200
+    assert len(digest(array)) == EXACT + 8
+
+
+def test_calibrate_tells_of_near_copies(net_spec: str, weights: Path, tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "data", 15)
+    (tmp_path / "train").mkdir()
+    for place, file in enumerate(sorted(data.rglob("*.png"))[:30]):
+        harmed(Image.open(file), place).save(tmp_path / "train" / f"{place}.png")
+    made = idness(
+        "calibrate", net_spec, "--weights", weights, "--data", data, "--train", tmp_path / "train", "--method", "knn(k=1)",
+        "-o", tmp_path / "guard", "--no-thumbnails",
+    )  # fmt: skip
+    assert made.returncode == 0
+    assert "are nearly the same in train (train)" in made.stderr

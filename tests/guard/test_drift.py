@@ -1,0 +1,103 @@
+"""The drift alarm keeps its false-alarm rate and is quick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from idness.guard.conformal import Calibration
+from idness.guard.drift import HELD, LEVEL, POWERS, DriftWatch, _odds, watched
+from tests.cli.running import idness
+
+RNG = np.random.default_rng(0)
+
+
+def calibration(scores: np.ndarray) -> Calibration:
+    return Calibration.pooled(torch.as_tensor(scores, dtype=torch.float32))
+
+
+def first_alarm(watch: DriftWatch, scores: np.ndarray) -> int | None:
+    return next((place for place, score in enumerate(scores) if watch.observe([float(score)]).alarm), None)
+
+
+@pytest.mark.fault(
+    "nothing has changed: images come from where the calibration images came from, whatever their scores",
+    does="rings in at most 1 of 100 periods (a conformal test martingale)",
+)
+@pytest.mark.parametrize("kind", ["normal", "ties", "heavy tails", "few"])
+def test_false_alarms_stay_within_their_rate(kind: str) -> None:
+    draw = {
+        "normal": lambda count: RNG.normal(size=count),
+        "ties": lambda count: RNG.integers(0, 4, count).astype(float),
+        "heavy tails": RNG.standard_cauchy,
+        "few": lambda count: RNG.normal(size=count),
+    }[kind]
+    size, runs = (12 if kind == "few" else 150), 200
+    alarms = sum(first_alarm(DriftWatch(calibration(draw(size))), draw(120)) is not None for _ in range(runs))
+    assert alarms <= 6  # 2 expected at most; more than 6 of 200 has a chance of 1 in 200
+
+
+@pytest.mark.fault(
+    "images change for the worse, or give scores that are all too high, or all alike",
+    does="the service and `score` tell it after few images",
+)
+@pytest.mark.parametrize(
+    ("change", "most"),
+    [
+        (lambda count: RNG.normal(-3, 1, count), 25),
+        (lambda count: RNG.normal(3, 1, count), 25),
+        (lambda count: np.where(RNG.random(count) < 0.3, RNG.normal(-4, 1, count), RNG.normal(size=count)), 120),
+        (lambda count: RNG.normal(0, 0.2, count), 120),
+        (lambda count: np.full(count, -1e30), 25),
+    ],
+)
+def test_changes_are_told_soon(change, most: int) -> None:
+    for calm in (0, 300):
+        watch = DriftWatch(calibration(RNG.normal(size=1_000)))
+        watch.observe(RNG.normal(size=calm).tolist())
+        found = first_alarm(watch, change(400))
+        assert found is not None
+        assert found < most
+
+
+def test_the_alarm_ends_some_time_after_its_cause() -> None:
+    watch = DriftWatch(calibration(RNG.normal(size=500)))
+    assert watch.observe([-9.0] * 60).alarm
+    assert watch.observe(RNG.normal(size=20).tolist()).alarm
+    assert not watch.observe(RNG.normal(size=2 * HELD).tolist()).alarm
+    assert watch.last.images == 80 + 2 * HELD
+
+
+def test_every_bet_is_fair() -> None:
+    from scipy.integrate import quad
+
+    for bet in range(3 * len(POWERS) + 1):
+        paid = sum(quad(lambda rank, bet=bet: _odds(rank)[bet], *part)[0] for part in ((0, 0.5), (0.5, 1)))
+        assert paid == pytest.approx(1.0, abs=1e-4)
+
+
+def test_classes_with_thresholds_of_their_own_are_ranked_among_their_own() -> None:
+    scores = torch.cat([torch.randn(200), 100 + torch.randn(200)])
+    by_class = Calibration.by_class(scores, torch.arange(2).repeat_interleave(200), 2)
+    watch = DriftWatch(by_class)
+    assert not watch.observe((100 + RNG.normal(size=150)).tolist(), [1] * 150).alarm
+    assert watch.observe(RNG.normal(size=40).tolist(), [1] * 40).alarm
+
+
+def test_the_order_of_a_folder_is_no_drift() -> None:
+    scores = RNG.normal(size=400)
+    known = calibration(RNG.normal(size=400))
+    assert not watched(known, [(float(score), 0) for score in np.sort(scores)]).alarm
+    assert watched(known, [(float(score) - 3, 0) for score in np.sort(scores)]).alarm
+
+
+def test_score_says_so(guard, net_spec: str, id_folder: Path, ood_folder: Path, tmp_path: Path) -> None:
+    folder = guard.save(tmp_path / "guard", bundle=True)
+    words = ("--model", net_spec, "--weights", next(folder.glob("weights-*")), "-q", "--csv")
+    calm, other = idness("score", folder, id_folder, *words), idness("score", folder, ood_folder, *words)
+    assert "warning" not in calm.stderr
+    assert f"a false alarm in at most {100 * LEVEL:g} of 100 cases" in other.stderr
+    assert "warning" not in other.stdout
