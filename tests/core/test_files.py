@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,24 @@ def test_a_folder_is_looked_at_without_being_made(tmp_path: Path, monkeypatch: p
         StoreError, match=r"cannot write .*b: Read-only file system; free space or choose another folder"
     ):
         check_writable(tmp_path / "a" / "b")
+
+
+@pytest.mark.fault(
+    "a process is killed while it writes", does="what it left (.part) goes at the next write into that folder"
+)
+def test_leftovers_of_killed_processes_go_and_those_of_running_ones_stay(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from idness.core.files import atomic_path\n"
+        "with atomic_path(sys.argv[1]) as part:\n    part.write_bytes(b'half')\n    os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "gone.bin")], check=False)
+    (left,) = tmp_path.iterdir()
+    assert left.suffix == ".part"
+    with atomic_path(tmp_path / "mine.bin") as part:
+        part.write_bytes(b"mine")
+        assert not left.exists()
+        atomic_write(tmp_path / "other.bin", b"other")
+        assert part.exists()  # this process runs
+    (tmp_path / ".someone.part").write_bytes(b"x")  # not ours to remove
+    atomic_write(tmp_path / "mine.bin", b"again")
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".someone.part", "mine.bin", "other.bin"]

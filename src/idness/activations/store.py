@@ -23,7 +23,7 @@ from torch import Tensor
 
 from idness.core.documents import Document, packed
 from idness.core.errors import IdnessWarning
-from idness.core.files import atomic_write, sha256, sha256_of
+from idness.core.files import atomic_write, sha256, sha256_of, sweep
 from idness.core.types import Activations
 
 FORMAT = 1
@@ -156,7 +156,10 @@ class FeatureStore:
 
     def _sweep(self, folders: Iterable[Path]) -> None:
         """Remove what processes that were killed while writing left behind."""
-        for part in (part for folder in folders for part in folder.glob(".*.part")):
+        listed = list(folders)
+        for folder in listed:
+            sweep(folder)
+        for part in (part for folder in listed for part in folder.glob(".*.part")):
             try:
                 if time.time() - part.stat().st_mtime > STALE:
                     part.unlink()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +15,8 @@ from pathlib import Path
 from idness.core.errors import StoreError
 
 Content = bytes | memoryview | str
+OWNER = re.compile(r"\.([0-9a-f]{8})-([0-9]{1,9})\.[^.]*\.part$")
+"""How the name of a temporary file says who writes it: machine and process."""
 
 
 @contextmanager
@@ -24,7 +28,9 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+        sweep(target.parent)
+        owner = f"{_host()}-{os.getpid()}"
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.{owner}.", suffix=".part", dir=target.parent)
         os.close(handle)
     except OSError as error:
         raise StoreError(_cannot_write(target, error)) from error
@@ -39,6 +45,28 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise StoreError(_cannot_write(target, error)) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the temporary files that processes of this machine have left in a folder which were killed."""
+    for left in folder.glob(".*.part"):
+        owner = OWNER.search(left.name)
+        if owner is not None and owner[1] == _host() and not _runs(int(owner[2])):
+            left.unlink(missing_ok=True)
+
+
+def _host() -> str:
+    return sha256_of(platform.node())[:8]
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
 
 
 def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> Path:
