@@ -18,6 +18,7 @@ from idness.core.wording import shown
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from idness.guard.conformal import Calibration
     from idness.guard.guard import Guard
 
 COLUMNS = ("image", "class", "score", "p_value", "is_ood", "reason", "caution")
@@ -65,21 +66,22 @@ def score(
         quiet=quiet or (plain and console.is_terminal), console=console if console.is_terminal else None
     ) as listener:
         listener.phase(STARTING, None)
-        names, judge = _judge(guard, model, weights, recall, engine, len(found))
+        names, judge, calibration = _judge(guard, model, weights, recall, engine, len(found))
         writer: Rows = JsonLines() if as_json else Csv() if as_csv else Lines(console, names)
         listener.phase("images", len(found) or None)
         for record in judge(found or _listed(), batch=batch, listener=listener):
             writer.write(record)
     writer.end()
-    _tell_drift(loaded, writer)
+    if calibration is not None:
+        _tell_drift(calibration, writer)
     if strict and writer.bad:
         raise typer.Exit(1)
 
 
 def _judge(
     guard: Path, model: str | None, weights: str | None, recall: float | None, engine: str, images: int
-) -> tuple[Sequence[str], Callable[..., Iterator[dict[str, Any]]]]:
-    """Give the names of the classes, and what judges images: a guard, or a graph that one was exported to."""
+) -> tuple[Sequence[str], Callable[..., Iterator[dict[str, Any]]], Calibration | None]:
+    """Give the names of the classes, what judges images (a guard, or a graph that one was exported to), and its calibration if kept."""
     from idness.guard.graph import SUFFIX, GraphGuard
 
     if guard.suffix == SUFFIX and not guard.is_dir():
@@ -90,7 +92,7 @@ def _judge(
                 "score: model=, weights= and recall= are fixed in an exported guard; give the guard's folder"
             )
         graph = GraphGuard(guard)
-        return graph.class_names or (), graph.judge
+        return graph.class_names or (), graph.judge, None
     from functools import partial
 
     from idness.guard.judge import judge_images
@@ -98,7 +100,7 @@ def _judge(
     loaded = load(guard, model, weights, engine, images)
     if recall is not None:
         loaded.set_recall(recall)
-    return loaded.class_names or (), partial(judge_images, loaded)
+    return loaded.class_names or (), partial(judge_images, loaded), loaded.calibration
 
 
 def load(folder: Path, model: str | None, weights: str | None, engine: str = "auto", images: int = 0) -> Guard:
@@ -113,13 +115,12 @@ def load(folder: Path, model: str | None, weights: str | None, engine: str = "au
     return loaded
 
 
-def _tell_drift(guard: Guard, rows: Rows) -> None:
+def _tell_drift(calibration: Calibration, rows: Rows) -> None:
     """Say on standard error where the images as a whole are not like those that calibrated."""
     from idness.cli.terminal import stderr
     from idness.guard.drift import LEVEL, watched
 
-    assert guard.calibration is not None
-    found = watched(guard.calibration, rows.seen)
+    found = watched(calibration, rows.seen)
     if found.alarm:
         stderr().print(
             f"idness: warning: these images are not like those that the guard was calibrated on, so that its promise does not hold for"
