@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -139,8 +140,48 @@ def test_the_core_alone_measures_decides_and_names_the_extra_that_is_missing(bar
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+PYTHONS = ("python3.11", "python3.12", "python3.13")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_wheel_works_in_an_empty_environment(python: str, built: tuple[Path, Path], tmp_path: Path) -> None:
+    """Installs torch and the rest from the package index: some gigabytes, some minutes."""
+    if run(python, "--version", cwd=tmp_path, **os.environ).returncode != 0:
+        pytest.skip(f"no {python} here")
+    bare_environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL"))}
+    bare_environment |= {
+        "OMP_NUM_THREADS": "1",
+        "XDG_STATE_HOME": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+
+    def done(*words: object) -> str:
+        result = run(*words, cwd=tmp_path, **bare_environment)
+        assert result.returncode == 0, (words, result.stdout[-2000:], result.stderr[-2000:])
+        return result.stdout
+
+    done(python, "-m", "venv", "empty")
+    pip = [tmp_path / "empty" / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
+    names = done(*pip, "list", "--format", "freeze").split()
+    assert {name.partition("==")[0] for name in names} <= {"pip", "setuptools"}
+    done(*pip, "install", "--quiet", "--no-compile", built[1])
+    assert "No broken requirements found" in done(*pip, "check")
+    world(tmp_path)
+    write_folder(tmp_path / "colours", 10)
+    steps = STEPS.replace("import without_extras, ", "import ")
+    done(tmp_path / "empty" / "bin" / "python", "-c", steps, tmp_path / "empty")
+    command = tmp_path / "empty" / "bin" / "idness"
+    assert "scale" in done(command, "list")
+    said = done(command, "bench", "--methods", "msp,ebo", "--out", "embedded", "--quiet")
+    assert "★" in said
+    assert (tmp_path / "embedded" / "report.html").is_file()
+    shutil.rmtree(tmp_path / "empty")
+
+
 def test_the_pythons_that_are_named_are_those_that_are_allowed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["requires-python"] == ">=3.11"
     named = [line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line]
-    assert named == ["3.11", "3.12", "3.13"]
+    assert [f"python{version}" for version in named] == list(PYTHONS)

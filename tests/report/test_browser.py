@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,20 @@ def test_it_prints(tab: Any) -> None:
     tab.emulate_media(media="print")
     assert not tab.locator("nav").is_visible()
     assert tab.locator(".sentence").is_visible()
+
+
+def test_printed_headings_repeat_and_no_figure_leaves_its_title(tab: Any) -> None:
+    pypdf = pytest.importorskip("pypdf")
+    # As long as the table of a whole comparison is.
+    tab.evaluate("""() => document.querySelectorAll("table.sortable tbody").forEach((body) => {
+      const rows = [...body.rows]; while (body.rows.length < 45) body.append(rows[body.rows.length % rows.length].cloneNode(true)); })""")
+    pages = [page.extract_text().split() for page in pypdf.PdfReader(io.BytesIO(tab.pdf(format="A4"))).pages]
+    words = [" ".join(page) for page in pages]
+    assert sum("near FPR" in page for page in words) >= 2
+    titles = tab.locator("main h2[id], main .lede, main .picker legend").all_inner_texts()
+    assert len(titles) >= 12
+    for page in words:
+        assert [title for title in titles if page.endswith(" ".join(title.split()))] == []
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
