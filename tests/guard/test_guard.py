@@ -174,6 +174,15 @@ def test_verdict_shows_itself_safely(guard: Guard) -> None:
     assert "scale" in repr(made)
 
 
+def test_an_image_at_the_threshold_passes(guard: Guard) -> None:
+    acts = guard.split.extract([known_tensors(200)[0]])  # those it is calibrated on: the threshold is a score of one of them
+    verdict = guard.decide(acts)
+    at = verdict.score == guard.threshold()
+    assert at.any()
+    assert not verdict.is_ood[at].any()
+    assert verdict.is_ood.tolist() == (verdict.score < guard.threshold()).tolist()
+
+
 def test_decision_from_cached_activations(guard: Guard) -> None:
     images = foreign_tensors(12)
     acts = guard.split.split(images)
