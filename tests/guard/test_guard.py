@@ -175,7 +175,9 @@ def test_verdict_shows_itself_safely(guard: Guard) -> None:
 
 
 def test_an_image_at_the_threshold_passes(guard: Guard) -> None:
-    acts = guard.split.extract([known_tensors(200)[0]])  # those it is calibrated on: the threshold is a score of one of them
+    acts = guard.split.extract(
+        [known_tensors(200)[0]]
+    )  # those it is calibrated on: the threshold is a score of one of them
     verdict = guard.decide(acts)
     at = verdict.score == guard.threshold()
     assert at.any()
