@@ -114,6 +114,8 @@ def _guarded(name: str, step: Callable[[Specimen], Study], specimen: Specimen) -
 
 
 def _inapplicable(name: str, specimen: Specimen) -> str:
+    if name in OF_RELU and specimen.ids.images is None:
+        return "does not apply: activations do not hold what entered the final ReLU; give images and the network"
     if name in OF_RELU and not specimen.before_relu:
         return "does not apply: the features do not come out of a single ReLU"
     if name in OF_SUMS and specimen.signed:
