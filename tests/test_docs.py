@@ -186,6 +186,39 @@ def test_nothing_of_the_site_is_cut_off_on_a_phone(site: Path, chromium: Any) ->
     tab.close()
 
 
+def barred(chromium: Any, pages: list[Path], width: int, scheme: str) -> list[str]:
+    """Say what bars anyone from pages, by axe."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    tab = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    found = []
+    for page in pages:
+        tab.goto(page.as_uri())
+        violations = axe.run(tab).response["violations"]
+        found += [f"{page.name}: {each['id']} {[node['target'] for node in each['nodes']][:3]}" for each in violations]
+    tab.close()
+    return found
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
+def test_nothing_bars_anyone_from_the_site(site: Path, chromium: Any, width: int, scheme: str) -> None:
+    names = ("index", "methods/scale", "tutorials/comparing")
+    assert barred(chromium, [site / f"{name}.html" for name in names], width, scheme) == []
+
+
+@pytest.mark.long
+@pytest.mark.browser
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (800, "dark"), (1440, "light")])
+def test_nothing_bars_anyone_from_any_written_page(site: Path, chromium: Any, width: int, scheme: str) -> None:
+    pages = [
+        *site.glob("*.html"),
+        *site.glob("tutorials/*.html"),
+        site / "methods" / "index.html",
+        site / "api" / "guard.html",
+    ]
+    assert barred(chromium, [page for page in sorted(pages) if page.name != "404.html"], width, scheme) == []
+
+
 @pytest.mark.long
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [390, 800, 1440])

@@ -474,12 +474,13 @@ def on_config(config: Any) -> Any:
     for entry in config["nav"]:
         if "Methods" in entry:
             each = [{name: f"methods/{name}.md"} for name in sorted(available())]
-            entry["Methods"] = ["methods/index.md", {"One by one": each}]
+            entry["Methods"] = [{"All methods": "methods/index.md"}, {"One by one": each}]
         if "Reference" in entry:
             entry["Reference"] += [{about[0]: f"api/{name}.md"} for name, about in API.items()]
     return config
 
 
+EMPTY_HEADING = re.compile(r"<th( [^>]*)?></th>")
 FORMULA = re.compile(r"(<p>)?\$<code>([^<]*)</code>\$(?(1)</p>)")
 """A formula in a line, or as a paragraph of its own."""
 
@@ -488,6 +489,7 @@ def on_page_content(html: str, **_: Any) -> str:
     """Set formulas, which GitHub reads in the same notation, as MathML, which browsers draw without any script."""
     from latex2mathml.converter import convert
 
+    html = EMPTY_HEADING.sub(r"<td\1></td>", html)
     return FORMULA.sub(lambda match: convert(unescape(match[2]), display="block" if match[1] else "inline"), html)
 
 
