@@ -48,7 +48,7 @@ pictures: $(VENV)/ready ## take the pictures of README from a run of the embedde
 
 speed: $(VENV)/ready ## measure ratios within one run into results/speed; some minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
-	for file in kernels rows_cost peer ish_cost bench_cost memory loading serving; do $(BIN)/python benchmarks/$$file.py; done
+	for file in kernels rows_cost peer ish_cost bench_cost memory loading serving engines embedded starting; do $(BIN)/python benchmarks/$$file.py; done
 
 # `fuse`, `auto` and every method on every network at hand: results/auto.md and results/methods.md. Fetches pictures and ImageNet
 # networks, trains four small networks (an hour of one core; a stopped run goes on) and runs all of them over their pictures

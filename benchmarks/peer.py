@@ -16,7 +16,7 @@ from idness.core.types import Activations, Head
 from idness.detectors.registry import build
 from ratios import interleaved, report
 
-IMAGES, TRAIN, WIDTH, CLASSES = 256, 5000, 512, 100
+IMAGES, TRAIN, WIDTH, CLASSES, REPEATS = 256, 5000, 512, 100, 40
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     rows = []
     for name, ours, theirs in pairs(head, train):
         mine, other = ours(known), theirs(known.features)
-        times = interleaved({"peer": lambda f=theirs: f(known.features), "ours": lambda f=ours: f(known)}, 3)
+        times = interleaved({"peer": lambda f=theirs: f(known.features), "ours": lambda f=ours: f(known)}, REPEATS)
         rows.append(row(name, times, float((mine + other.float()).abs().max() / mine.std())))
     rows += metric_rows(build("scale", percentile=95).fit(head), known, unknown, notes)
     report("peer", f"Beside pytorch-ood, one thread, {IMAGES} images, D={WIDTH}, C={CLASSES}", rows, notes)
@@ -87,7 +87,7 @@ def metric_rows(scale: Any, known: Activations, unknown: Activations, notes: lis
         return {key: float(value) for key, value in judge.compute().items()}
 
     ours, other = metrics.all_metrics(inside, outside), theirs()
-    times = interleaved({"peer": theirs, "ours": lambda: metrics.all_metrics(inside, outside)}, 3)
+    times = interleaved({"peer": theirs, "ours": lambda: metrics.all_metrics(inside, outside)}, REPEATS)
     rows = []
     for mine, name in (
         ("auroc", "AUROC"),

@@ -28,7 +28,9 @@ from PIL import Image
 
 from ratios import report
 
-CLIENTS, ROUNDS, SECONDS, WANTED = 32, 3, 8.0, 0.80
+CLIENTS, ROUNDS, SECONDS, WANTED, IDLE = 32, 3, 8.0, 0.85, 1.3
+ENGINE = "onnxruntime"
+"""What runs the network on both sides: the fastest engine of the extras that most users have."""
 CORES = sorted(os.sched_getaffinity(0))
 SIZES = (1, 2, 4, 8, 16, 32)
 NETWORKS = {
@@ -41,26 +43,36 @@ import sys, torch
 from idness.guard import Guard
 from idness.data import preprocessing_for
 from idness.networks.split import load_model
-model = load_model(sys.argv[1], "none")
+torch.manual_seed(0)
+model = load_model(sys.argv[1], "none").train()
+with torch.no_grad():  # batch norm learns what comes, or the features of random weights would all be about zero
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = None
+    model(torch.randn(8, 3, 224, 224))
+model.eval()
 guard = Guard(model, "scale", preprocessing=preprocessing_for(model, sys.argv[1]), spec=sys.argv[1])
 guard.calibrate([torch.randn(20, 3, 224, 224)]).save(sys.argv[2], bundle=True)
 """
 
 BARE = """
 import sys, time, torch
-from idness.networks.split import load_model
+from idness.networks.engines.driver import Driver
+from idness.networks.split import SplitModel, load_model
 model = load_model(sys.argv[1], "none").eval()
 images = torch.randn(32, 3, int(sys.argv[2]), int(sys.argv[2]))
-with torch.no_grad():
-    model(images[:2])
-    print("ready", flush=True)
-    for line in sys.stdin:
-        size, seconds = int(line.split()[0]), float(line.split()[1])
-        done, started = 0, time.perf_counter()
-        while time.perf_counter() - started < seconds:
-            model(images[:size])
-            done += size
-        print(done, time.perf_counter() - started, flush=True)
+split = SplitModel(model, example=images[:2])
+split.free_layout(weights=True)
+run = Driver(sys.argv[3], 20_000)
+run.run(split, images[:8])
+print(run.chosen.used, flush=True)
+for line in sys.stdin:
+    size, seconds = int(line.split()[0]), float(line.split()[1])
+    done, started = 0, time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        run.run(split, images[:size])
+        done += size
+    print(done, time.perf_counter() - started, flush=True)
 """
 
 
@@ -117,10 +129,9 @@ class Bare:
     """The network alone, in a process of its own that sleeps when it is not asked."""
 
     def __init__(self, spec: str, side: int) -> None:
-        self.process = on_one_core(
-            [sys.executable, "-c", BARE, spec, str(side)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self._line()
+        command = [sys.executable, "-c", BARE, spec, str(side), ENGINE]
+        self.process = on_one_core(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.engine = self._line()
 
     def run(self, size: int, seconds: float) -> tuple[int, float]:
         """Run batches until time is up; gives the images and the seconds that they took."""
@@ -151,7 +162,17 @@ def cpu_seconds(pid: int) -> float:
 
 
 def serve(folder: Path) -> tuple[subprocess.Popen[str], int]:
-    command = [sys.executable, "-c", "from idness.cli import main; main()", "serve", str(folder), "--port", "0"]
+    command = [
+        sys.executable,
+        "-c",
+        "from idness.cli import main; main()",
+        "serve",
+        str(folder),
+        "--port",
+        "0",
+        "--engine",
+        ENGINE,
+    ]
     process = on_one_core(command, stderr=subprocess.PIPE)
     assert process.stderr is not None
     line = process.stderr.readline()
@@ -182,8 +203,14 @@ def measure(name: str, spec: str, side: int, wanted: float | None, pictures: lis
                 rate, seconds = load(port, pictures, SECONDS, CLIENTS)
                 served.append(rate)
                 taken += seconds
-            per_bare = (cpu_seconds(bare.process.pid) - spent["bare"]) / images
-            per_served = (cpu_seconds(server.pid) - spent["served"]) / len(taken)
+            before = cpu_seconds(bare.process.pid), cpu_seconds(server.pid)
+            per_bare = (before[0] - spent["bare"]) / images
+            per_served = (before[1] - spent["served"]) / len(taken)
+            # One request at a time: what an answer costs beyond one forward pass of one image.
+            singles, _ = bare.run(1, SECONDS)
+            alone_cpu = (cpu_seconds(bare.process.pid) - before[0]) / singles
+            _, lone = load(port, pictures, SECONDS, 1)
+            idle_cpu = (cpu_seconds(server.pid) - before[1]) / len(lone)
         finally:
             bare.close()
             server.send_signal(signal.SIGTERM)
@@ -194,6 +221,9 @@ def measure(name: str, spec: str, side: int, wanted: float | None, pictures: lis
         "ratio of CPU s": per_bare / per_served,
         "bare CPU ms": 1e3 * per_bare,
         "served CPU ms": 1e3 * per_served,
+        "engine": bare.engine,
+        "idle: CPU of a request / of one pass": idle_cpu / alone_cpu,
+        "idle wanted": IDLE,
         "bare images/s": median(alone),
         "best batch": best,
         "served images/s": median(served),

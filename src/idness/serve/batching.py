@@ -168,6 +168,7 @@ class Batcher:
             self.size = self.size or SIZES[3]
             return
         image = torch.rand(how.channels, *how.size)
+        self._cost(image, SIZES[3])  # the engine is chosen on as many
         self.guard(image.unsqueeze(0).to(self.guard.split.device))
         if self.size is not None:
             return

@@ -76,14 +76,13 @@ class _Traced:
     """Runs what tracing the network wrote down; the head is computed by torch in float32."""
 
     def __init__(self, split: SplitModel, images: Tensor) -> None:
-        self.head = split.head
+        self.head, self.plain = split.head, Plain(split, images)
         self.shape = images.shape[1:]
 
     def run(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Give features and logits."""
+        """Give features and logits; images of another size than was traced run as the network is."""
         if images.shape[1:] != self.shape:
-            shapes = " x ".join(map(str, self.shape)), " x ".join(map(str, images.shape[1:]))
-            raise ModelError(f"engine: was made for images of {shapes[0]}, got {shapes[1]}; use engine='eager'")
+            return self.plain.run(images)
         features = self.features(images)
         return features, self.head(features)
 
