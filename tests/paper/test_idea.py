@@ -1,0 +1,46 @@
+"""What docs/idea.md says was measured is what lies under results/."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ANALYSIS = ROOT / "results" / "analysis"
+
+
+def ratios(folder: str) -> dict[str, object]:
+    return json.loads((ANALYSIS / folder / "analysis.json").read_text())["analyses"]["Scale ratio"]
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "part"),
+    [("DenseNet-101", "cifar10-isun", "isun"), ("MobileNetV2", "imagenet-sample", "textures")],
+)
+def test_the_table_of_the_idea_has_the_measured_numbers(name: str, folder: str, part: str) -> None:
+    found = ratios(folder)
+    [line] = [line for line in (ROOT / "docs" / "idea.md").read_text().splitlines() if line.startswith(f"| {name}")]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[1:] == [
+        f"{found['percentile']:g}",
+        f"{100 * found['id_larger'][part]:.0f} %",
+        f"{100 * found['id_larger_at_equal_energy'][part]:.0f} %",
+        f"{100 * found['scale_minus_ebo'][part]:+.1f}",
+    ]
+
+
+def test_the_embedded_network_is_told_as_measured() -> None:
+    found = json.loads((ANALYSIS / "cifar6-ratios.json").read_text())
+    larger = sum(chance > 0.5 for chance in found["id_larger"].values())
+    text = " ".join((ROOT / "docs" / "idea.md").read_text().split())
+    assert f"larger on ID images on {larger} of {len(found['id_larger'])} sets" in text
+    equal = sum(chance > 0.5 for chance in found["id_larger_at_equal_energy"].values())
+    assert f"at equal energy on {equal} of them" in text
+
+
+@pytest.mark.parametrize("name", ["cifar6", "densenet", "mobilenet"])
+def test_every_network_has_its_figure(name: str) -> None:
+    assert f"(idea-{name}.svg)" in (ROOT / "docs" / "idea.md").read_text()
+    assert (ROOT / "docs" / f"idea-{name}.svg").read_text().startswith("<?xml")
