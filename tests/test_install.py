@@ -185,3 +185,21 @@ def test_the_pythons_that_are_named_are_those_that_are_allowed() -> None:
     assert project["requires-python"] == ">=3.11"
     named = [line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line]
     assert [f"python{version}" for version in named] == list(PYTHONS)
+
+
+@pytest.mark.fault(
+    "the wheel bundles images under other licences than the code", does="names them all, and carries their texts"
+)
+def test_the_licence_field_names_the_images_licences_too() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = set(project["license"].split(" AND "))
+    card = (ROOT / "src/idness/data/cifar6/DATA_CARD.md").read_text()
+    said = {
+        "MIT": "MIT", "CC BY 4.0": "CC-BY-4.0", "CC BY-SA 3.0": "CC-BY-SA-3.0", "CC BY-SA 4.0": "CC-BY-SA-4.0",
+        "GPL, version 2 or later": "GPL-2.0-or-later", "CIFAR-10": "LicenseRef-CIFAR-10",
+    }  # fmt: skip
+    assert all(text in card for text in said)
+    assert names == {"Apache-2.0", *said.values()}
+    bundled = {file.name for file in (ROOT / "src/idness/data/cifar6").glob("LICENSE*")}
+    listed = {file.name for pattern in project["license-files"] for file in ROOT.glob(pattern)}
+    assert bundled | {"LICENSE", "DATA_CARD.md"} <= listed

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from idness.core.errors import InputError, OptionError
 from idness.guard.conformal import Calibration, false_alarm_rate, needed
@@ -124,3 +125,35 @@ def test_wrong_rates_and_scores_are_refused() -> None:
             Calibration.pooled(torch.arange(100.0)).thresholds(wrong)
     with pytest.raises(InputError, match="finite"):
         Calibration.pooled(torch.tensor([1.0, float("nan")]))
+
+
+@pytest.mark.fault(
+    "ties, 5 calibration images, a threshold per class, heavy tails: 200 calibrations of each",
+    does="the share of ID images that is flagged stays within the promise on average",
+)
+@pytest.mark.parametrize("kind", ["ties", "five images", "per class", "heavy tails"])
+def test_the_promise_holds_over_200_calibrations(kind: str) -> None:
+    rng = torch.Generator().manual_seed(3)
+    size, fresh, recall = (5, 400, 0.8) if kind == "five images" else (60, 400, 0.9)
+
+    def draw(count: int) -> tuple[Tensor, Tensor]:
+        labels = torch.randint(0, 2, (count,), generator=rng)
+        if kind == "ties":
+            return torch.randint(0, 4, (count,), generator=rng).float(), labels
+        if kind == "heavy tails":
+            return torch.empty(count).cauchy_(generator=rng), labels
+        return torch.randn(count, generator=rng) + 5 * labels, labels
+
+    rates: list[list[float]] = [[], []]
+    for _ in range(200):
+        known, groups = draw(size)
+        new, news = draw(fresh)
+        by_class = kind == "per class"
+        made = Calibration.by_class(known, groups, 2) if by_class else Calibration.pooled(known)
+        flagged = new < made.thresholds(recall)[made.group(news)]
+        assert torch.equal(flagged, made.p_values(new, news).double() <= (1 - recall) * (1 + 1e-6))
+        for group in range(2) if by_class else (0,):
+            rates[group].append(float(flagged[news == group].float().mean() if by_class else flagged.float().mean()))
+    for found in rates[: 2 if kind == "per class" else 1]:
+        spread = torch.tensor(found).std() / 200**0.5
+        assert torch.tensor(found).mean() <= (1 - recall) + 3 * spread

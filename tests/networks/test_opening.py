@@ -152,5 +152,7 @@ def test_an_unknown_device_is_told() -> None:
 def test_a_device_that_is_not_there_is_told(device: str) -> None:
     if device.startswith("cuda") and torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(ModelError, match=r"^device must be auto, cpu, or one that is there.*use device='cpu'$"):
+    with pytest.raises(
+        ModelError, match=r"^device must be auto, cpu, cuda or another that is there.*use device='cpu'$"
+    ):
         open_network("cifar6:base", device=device)

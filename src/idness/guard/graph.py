@@ -42,16 +42,15 @@ class GraphGuard:
             told = self.session.get_modelmeta().custom_metadata_map
             self.facts: dict[str, Any] = json.loads(told["idness"])
             self.ceiling = float(json.loads(told.get("ceiling", "Infinity")))
+            how, names = self.facts.get("preprocessing"), self.facts.get("class_names")
+            self.class_names: tuple[str, ...] | None = None if names is None else tuple(map(str, names))
         except Exception as error:  # onnxruntime has errors of its own for each way in which a file can be wrong
             raise StoreError(f"{path}: is no guard that idness export wrote, or is damaged; export it anew") from error
-        how = self.facts.get("preprocessing")
-        if how is None:
+        if not isinstance(how, dict):
             raise StoreError(
                 f"{path}: does not say how pictures become its input; give the guard a preprocessing and export it anew"
             )
         self.preprocessing = Preprocessing.from_dict(how)
-        names = self.facts.get("class_names")
-        self.class_names: tuple[str, ...] | None = None if names is None else tuple(names)
 
     def judge(
         self, paths: Iterable[Path], *, batch: int | None = None, listener: Listener | None = None

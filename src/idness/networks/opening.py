@@ -274,6 +274,6 @@ def _device(wanted: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(
-            f"device must be auto, cpu, or one that is there, such as cuda, got {wanted!r} ({why}); use device='cpu'"
+            f"device must be auto, cpu, cuda or another that is there, got {wanted!r} ({why}); use device='cpu'"
         ) from error
     return device

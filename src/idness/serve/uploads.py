@@ -54,15 +54,18 @@ async def read_uploads(request: Request, limits: Limits) -> list[Upload]:
 
 
 async def _from_form(request: Request, limits: Limits) -> list[Upload]:
+    # The parser counts fields and files apart; nothing but files is expected.
+    parser = _InMemory(request.headers, request.stream(), max_files=limits.images, max_fields=8)
     try:
-        # The parser counts fields and files apart; nothing but files is expected.
-        form = await _InMemory(request.headers, request.stream(), max_files=limits.images, max_fields=8).parse()
+        form = await parser.parse()
     except MultiPartException as error:
         status = 413 if "Too many" in error.message else 400
         raise Problem(
             status, f"the form cannot be used: {error.message} At most {limits.images} images are taken."
         ) from error
     except Exception as error:  # boundaries and headers of a hostile form fail in many ways
+        for part in getattr(parser, "_files_to_close_on_error", ()):
+            part.close()
         raise Problem(400, "the form cannot be read; is it multipart/form-data with a boundary?") from error
     try:
         files = [part for _, part in form.multi_items() if isinstance(part, UploadFile)]
