@@ -285,3 +285,19 @@ def test_images_that_serve_twice_are_refused(
     count = 1 if folder == "one copy" else 240
     assert f"--data and {flag} must have no image in common, got {count} in both" in done.stderr
     assert not (tmp_path / "guard").exists()
+
+
+@pytest.mark.fault(
+    "a guard is calibrated on images that the network was trained on",
+    does="accuracy far above that in validation is told; images that are in --train too are refused",
+)
+def test_images_that_were_trained_on_are_noticed(net_spec: str, weights: Path, id_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "weights.safetensors").write_bytes(weights.read_bytes())
+    for right, told in (("0.6", True), ("0.999", False), ("", False), ("nonsense", False)):
+        (run / "log.csv").write_text(f"epoch,val_accuracy\n1,0.1\n2,{right}\n")
+        notes = prepare_guard(
+            net_spec, id_folder, weights=run / "weights.safetensors", method="msp", gallery=False
+        ).notes
+        assert any("if it was trained on them" in note for note in notes) is told, notes

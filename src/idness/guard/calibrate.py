@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from idness.metrics import accuracy
 from idness.networks.classes import doubt
 from idness.networks.engines.driver import Driver
 from idness.networks.opening import Network, open_network
+from idness.networks.runs import located, validation_accuracy
 from idness.selection.auto import scale_percentile
 from idness.selection.doctor import advise, scaling
 from idness.selection.suitability import harmed_by_scaling
@@ -115,6 +117,7 @@ def prepare_guard(
     ids = _read(network, images, notes, hear, edit_with=twice, watch=watch)
     taught = None if learned is None else _read(network, learned, notes, hear, edit_with=twice)
     others = None if flagged is None else _read(network, flagged, notes, hear, known=False)
+    notes += _seen_before(ids, validation_accuracy(located(spec, weights)[1]))
     _check_apart({"data": ids, "train": taught, "ood": others}, notes)
     detector = _detector(method, network, ids, taught, None if others is None else others.acts, notes, hear)
     learn, calibrate, place = _divide(ids, taught, detector, notes)
@@ -168,6 +171,19 @@ def _read(
     if known and images.labels is not None:
         notes += _classified(images.source, found.acts, network.class_names)
     return found
+
+
+def _seen_before(ids: SetActivations, known: float | None) -> list[str]:
+    """Notice images that the network was probably trained on: it is right about them more often than it was in validation."""
+    if known is None or ids.acts.labels is None:
+        return []
+    share, count = accuracy(ids.acts.logits, ids.acts.labels), len(ids.acts)
+    if share <= known + 3 * math.sqrt(known * (1 - known) / count) + 0.01:
+        return []
+    return [
+        f"caution: the network is right about {100 * share:.1f} % of {ids.name}, and was about {100 * known:.1f} % of its validation"
+        " images; if it was trained on them, the guard will flag more ID images than it promises: calibrate on others"
+    ]
 
 
 def _check_apart(sets: Mapping[str, SetActivations | None], notes: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from idness.core.errors import IdnessError, ModelError
 from idness.data import Preprocessing
 from idness.networks import trust
 
+LOG = "log.csv"
 WEIGHTS = "weights.safetensors"
 """The file of a run's folder that holds its network's weights."""
 KEPT = ("arch", "classes", "mean", "std", "size", "preprocessing")
@@ -65,6 +67,20 @@ def located(model: str, weights: str | Path | None = None) -> tuple[str, str | P
             f"{file}: does not say which network it is of; name it yourself: model='NAME', weights={str(file)!r}"
         )
     return trust.check(found, f"the network of {folder}", f", weights={str(file)!r}"), weights or file
+
+
+def validation_accuracy(weights: str | Path | None) -> float | None:
+    """Read how often a network was right on its validation images when `idness train` ended; none where nothing says so."""
+    file = Path(weights or "").parent / LOG
+    if weights is None or not file.is_file():
+        return None
+    try:
+        with file.open(newline="", encoding="utf-8") as opened:
+            *_, last = csv.DictReader(opened)
+        found = float(last["val_accuracy"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if 0 <= found <= 1 else None
 
 
 def _preprocessing(values: Mapping[str, Any]) -> Preprocessing | None:
