@@ -11,7 +11,7 @@ from colour_world import foreign, known, write_folder
 from PIL import Image
 
 from idness.data import embedded, open_set
-from idness.data.likeness import EXACT, common, digest, look, near
+from idness.data.likeness import EXACT, common, digest, look, near, same_look
 from idness.data.sets import ImageSet
 from tests.cli.running import idness
 
@@ -52,6 +52,14 @@ def test_near_copies_are_found_and_other_images_are_not(tmp_path: Path) -> None:
     assert 18 <= near(one, two, (ids, copies), places) <= 20
     others = save(tmp_path / "others", pictures[60:120])
     assert near(one, digests(others), (ids, others), (places[0], np.arange(60))) == 0
+
+
+def test_a_like_look_is_not_enough() -> None:
+    rng = np.random.default_rng(0)
+    one = rng.uniform(0, 200, (16, 16)).astype(np.float32)
+    assert same_look(one, one + rng.normal(0, 5, (16, 16)).astype(np.float32))
+    assert not same_look(one, one + rng.normal(0, 25, (16, 16)).astype(np.float32))  # alike, but another structure
+    assert not same_look(one, one + 30)  # the same structure, but of another picture
 
 
 def test_plain_pictures_have_no_look() -> None:
