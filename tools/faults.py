@@ -146,6 +146,11 @@ def _result(found: list[Fault], reports: list[Path]) -> str:
         f"{len(found)} faults, of which {held} are shown to be handled; {total[0]} cases passed, {total[1]} failed, {total[2]} were"
         f" skipped. Made by `make faults`: {seconds / 60:.0f} minutes, Python {platform.python_version()}, {os.cpu_count()} cores.\n",
     ]
+    left = sum(not any(counted[fault.test]) for fault in found)
+    if left:
+        lines.append(
+            f"\nThe run was stopped: the tests of {left} faults, with 0 in all columns, have not been run in it.\n"
+        )
     figures = [(p.get("name"), p.get("value")) for case in _each(cases) for p in case.iter("property")]
     if figures:
         lines.append("\n## Figures of the long runs\n\n| what | value |\n|---|--:|\n")

@@ -55,3 +55,6 @@ def test_results_say_what_failed_and_carry_figures(tool: ModuleType, tmp_path: P
     assert "| b | 0 | 0 | 1 |" in text
     assert "| c | 1 | 1 | 1 |" in text
     assert "| memory | 3 % |" in text
+    assert "was stopped" not in text
+    lost = [*faults, tool.Fault("Data", "d", "", "a.py::test_d")]
+    assert "the tests of 1 faults" in tool._result(lost, [report])
