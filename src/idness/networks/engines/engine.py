@@ -142,7 +142,7 @@ class OpenVino(_Traced):
 
     def features(self, images: Tensor) -> Tensor:
         """Give what enters the head."""
-        return torch.from_numpy(self.graph(images.contiguous().numpy())[0].copy())  # its memory is the next batch's
+        return torch.from_numpy(self.graph(images.contiguous().numpy())[0])
 
 
 ENGINES: dict[str, type[Plain] | type[_Traced]] = {
