@@ -20,7 +20,7 @@ sys.path.insert(0, str(SAMPLES))
 
 import colour_world  # noqa: E402
 import tiny_net  # noqa: E402
-from colour_world import HOW, known_tensors, write_folder, write_foreign  # noqa: E402
+from colour_world import HOW, known_tensors, write_folder, write_ood  # noqa: E402
 
 from idness.benchmark.results import Report  # noqa: E402
 from idness.core.types import Activations, Head  # noqa: E402
@@ -72,7 +72,7 @@ def id_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ood_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_foreign(tmp_path_factory.mktemp("foreign") / "odd", 30)
+    return write_ood(tmp_path_factory.mktemp("ood") / "odd", 30)
 
 
 @pytest.fixture

@@ -29,11 +29,11 @@ def disc(seed: int) -> Image.Image:
 
 
 def noise(seed: int) -> Image.Image:
-    return colour_world.foreign(2 * seed, SIDE)
+    return colour_world.ood_picture(2 * seed, SIDE)
 
 
 def stripes(seed: int) -> Image.Image:
-    return colour_world.foreign(2 * seed + 1, SIDE)
+    return colour_world.ood_picture(2 * seed + 1, SIDE)
 
 
 def pale(seed: int) -> Image.Image:

@@ -39,7 +39,7 @@ def pictures(count: int, seed: int, known: bool = True) -> tuple[NDArray[np.uint
     drawn = [
         colour_world.known(names[label], first + place, SIDE)
         if known
-        else colour_world.foreign(first + 2 * place, SIDE)
+        else colour_world.ood_picture(first + 2 * place, SIDE)
         for place, label in enumerate(labels)
     ]
     return np.stack([np.asarray(picture) for picture in drawn]), labels.astype(np.int64)

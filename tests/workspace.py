@@ -80,10 +80,10 @@ def _images(root: Path) -> None:
         for name, colour in CLASSES.items():
             folders = [root / "id" / split / name, *([root / "my_images" / name] if split == "val" else [])]
             _save([colour_world.known(colour, first + seed) for seed in range(24)], *folders)
-    _save([colour_world.foreign(2 * seed) for seed in range(40)], root / "ood" / "validation")
+    _save([colour_world.ood_picture(2 * seed) for seed in range(40)], root / "ood" / "validation")
     _save([colour_world.known("yellow", seed) for seed in range(40)], root / "ood" / "similar")
-    _save([colour_world.foreign(2 * seed + 1) for seed in range(40)], root / "ood" / "other")
-    _save([colour_world.foreign(101 + 2 * seed) for seed in range(3)], root / "new_images", prefix="unknown")
+    _save([colour_world.ood_picture(2 * seed + 1) for seed in range(40)], root / "ood" / "other")
+    _save([colour_world.ood_picture(101 + 2 * seed) for seed in range(3)], root / "new_images", prefix="unknown")
     _save([colour_world.known("red", 300 + seed) for seed in range(3)], root / "new_images", prefix="known")
 
 

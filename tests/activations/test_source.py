@@ -12,7 +12,7 @@ from idness.data import ActivationsSet
 SAMPLES = Path(__file__).parents[1] / "samples" / "activations-v1"
 
 
-@pytest.mark.parametrize(("name", "count"), [("known", 24), ("foreign", 12)])
+@pytest.mark.parametrize(("name", "count"), [("known", 24), ("ood", 12)])
 def test_files_that_version_0_1_took_are_read(name: str, count: int) -> None:
     head, _ = read_head(SAMPLES / "head.safetensors")
     acts = given(name, "id_test", ActivationsSet(SAMPLES / f"{name}.safetensors")).load()

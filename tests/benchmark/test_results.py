@@ -144,7 +144,7 @@ def without(values: dict[str, Any], key: str) -> dict[str, Any]:
         (lambda found: found | {"provenance": {"a": [0, {"b": math.inf}]}}, r"provenance\.a\.1\.b: must be a finite"),
     ],
 )
-def test_foreign_and_damaged_files_are_told_by_the_field(change: Any, message: str) -> None:
+def test_damaged_and_other_files_are_told_by_the_field(change: Any, message: str) -> None:
     with pytest.raises(StoreError, match=message) as caught:
         Report.from_json(json.dumps(change(json.loads(make_report().to_json()))))
     assert "\n" not in str(caught.value)

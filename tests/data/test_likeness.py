@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from colour_world import foreign, known, write_folder
+from colour_world import known, ood_picture, write_folder
 from PIL import Image
 
 from idness.data import embedded, open_set
@@ -65,7 +65,7 @@ def test_a_like_look_is_not_enough() -> None:
 def test_plain_pictures_have_no_look() -> None:
     for picture in (Image.new("RGB", (40, 30)), Image.new("RGB", (5, 5), "white")):
         assert look(picture) == bytes(8)
-    assert look(known("red", 1)) != look(foreign(1))
+    assert look(known("red", 1)) != look(ood_picture(1))
     array = np.zeros((20, 20, 7), np.uint8)
     array[:, 10:] = 200
     assert len(digest(array)) == EXACT + 8

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from colour_world import known, write_folder, write_foreign
+from colour_world import known, write_folder, write_ood
 from PIL import Image
 
 from idness.activations.forward import collect
@@ -109,7 +109,7 @@ def test_another_recall_and_thresholds(made: Path, id_folder: Path) -> None:
 def test_auto_measures_where_ood_images_are_given_and_says_why(
     net_spec: str, weights: Path, id_folder: Path, tmp_path: Path
 ) -> None:
-    ood_folder = write_foreign(tmp_path / "odd", 60)
+    ood_folder = write_ood(tmp_path / "odd", 60)
     made = prepare_guard(net_spec, id_folder, weights=weights, method="auto", ood=ood_folder)
     why = next(note for note in made.notes if note.startswith("auto:"))
     assert "on OOD validation images its AUROC is" in why

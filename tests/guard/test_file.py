@@ -13,7 +13,7 @@ import colour_world as world
 import pytest
 import tiny_net
 import torch
-from colour_world import HOW, foreign_tensors, known_tensors
+from colour_world import HOW, known_tensors, ood_tensors
 from torch import nn
 
 from idness.core.errors import IdnessError, ModelError, StoreError
@@ -38,7 +38,7 @@ def forge(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def mixed() -> torch.Tensor:
-    return torch.cat([known_tensors(12, first=4_000)[0], foreign_tensors(12)])
+    return torch.cat([known_tensors(12, first=4_000)[0], ood_tensors(12)])
 
 
 @pytest.mark.parametrize("name", list(rows(costly=True)))
@@ -204,7 +204,7 @@ def test_files_of_format_1_keep_loading() -> None:
     model = load_weights(tiny_net.make(), next(V1.glob("weights-*.safetensors")))
     guard = Guard.load(V1, model)
     expected = json.loads((V1 / "expected.json").read_text())
-    pictures = [world.known(name, 321) for name in world.COLOURS] + [world.foreign(seed) for seed in range(4)]
+    pictures = [world.known(name, 321) for name in world.COLOURS] + [world.ood_picture(seed) for seed in range(4)]
     verdict = guard.judge(*pictures)
     torch.testing.assert_close(verdict.score, torch.tensor(expected["score"]), rtol=1e-4, atol=1e-4)
     assert verdict.label.tolist() == expected["label"]

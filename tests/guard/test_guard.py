@@ -6,7 +6,7 @@ import colour_world as world
 import pytest
 import tiny_net
 import torch
-from colour_world import HOW, foreign_tensors, known_tensors
+from colour_world import HOW, known_tensors, ood_tensors
 from torch import nn
 
 from idness.core.errors import IdnessWarning, InputError, NotFittedError, OptionError
@@ -15,16 +15,16 @@ from idness.detectors.registry import rows
 from idness.guard import Guard
 
 
-def test_known_pictures_pass_and_foreign_ones_do_not(guard: Guard) -> None:
+def test_known_pictures_pass_and_ood_ones_do_not(guard: Guard) -> None:
     known, labels = known_tensors(200, first=5_000)
     verdict = guard(known)
     assert float(verdict.is_ood.float().mean()) < 0.12
     assert float((verdict.label == labels).float().mean()) > 0.95
-    assert float(guard(foreign_tensors(60)).is_ood.float().mean()) > 0.8
+    assert float(guard(ood_tensors(60)).is_ood.float().mean()) > 0.8
 
 
 def test_class_is_the_plain_networks(guard: Guard, trained: nn.Module) -> None:
-    images = torch.cat([known_tensors(20, first=800)[0], foreign_tensors(20)])
+    images = torch.cat([known_tensors(20, first=800)[0], ood_tensors(20)])
     with torch.no_grad():
         assert torch.equal(guard(images).label, trained(images).argmax(dim=1))
 
@@ -33,7 +33,7 @@ def test_class_is_the_plain_networks(guard: Guard, trained: nn.Module) -> None:
 def test_one_image_and_a_batch_give_the_same_scores(name: str, trained: nn.Module) -> None:
     train, labels = known_tensors(120, first=3_000)
     guard = Guard(trained, name).fit([(train, labels)]).calibrate([known_tensors(100)[0]])
-    images = torch.cat([known_tensors(10, first=900)[0], foreign_tensors(10)])
+    images = torch.cat([known_tensors(10, first=900)[0], ood_tensors(10)])
     whole = guard(images)
     single = torch.cat([guard(image).score for image in images])
     error = (single - whole.score).abs().max() / max(1.0, float(whole.score.max() - whole.score.min()))
@@ -58,7 +58,7 @@ def test_rows_that_are_not_finite_are_rejected_and_leave_the_others_alone(guard:
 
 
 def test_several_thresholds_at_once_nest(guard: Guard) -> None:
-    images = torch.cat([known_tensors(80, first=2_000)[0], foreign_tensors(20)])
+    images = torch.cat([known_tensors(80, first=2_000)[0], ood_tensors(20)])
     calibrated = Guard(guard.split, "scale").calibrate([known_tensors(200)[0]], [0.9, 0.95, 0.5])
     verdict = calibrated(images)
     assert list(verdict.levels) == [0.9, 0.95, 0.5]
@@ -186,7 +186,7 @@ def test_an_image_at_the_threshold_passes(guard: Guard) -> None:
 
 
 def test_decision_from_cached_activations(guard: Guard) -> None:
-    images = foreign_tensors(12)
+    images = ood_tensors(12)
     acts = guard.split.split(images)
     assert torch.equal(guard.decide(Activations(acts.features, acts.logits)).is_ood, guard(images).is_ood)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from colour_world import HOW, foreign_tensors, known_tensors
+from colour_world import HOW, known_tensors, ood_tensors
 from torch import nn
 
 from idness.core.errors import IdnessWarning
@@ -54,7 +54,7 @@ def test_forgotten_normalisation_is_told_once_a_batch_is_large_enough(guard: Gua
         warnings.simplefilter("error")
         guard(IMAGES)
         guard(BYTES[:4] / 255)  # four images say little
-        guard(foreign_tensors(24))
+        guard(ood_tensors(24))
 
 
 @pytest.mark.fault("a score far above that of every calibration image", does="says so beside the verdict (caution)")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny_net
 import torch
-from colour_world import HOW, foreign_tensors, known_tensors
+from colour_world import HOW, known_tensors, ood_tensors
 from torch import Tensor, nn
 
 from idness.core.errors import ExportError, StoreError
@@ -40,7 +40,7 @@ def run(path: Path, images: Tensor) -> dict[str, np.ndarray]:
 
 
 def agree(guard: Guard, path: Path) -> None:
-    images = torch.cat([known_tensors(5, first=4_000)[0], foreign_tensors(4)])
+    images = torch.cat([known_tensors(5, first=4_000)[0], ood_tensors(4)])
     images[3] = float("nan")
     images[6, 1] = float("inf")
     images[2] = (images[2] * 0.25 + 0.5) * 255  # not normalised
@@ -82,7 +82,7 @@ def test_what_the_graph_carries_and_the_example_runs_it_without_torch(guard: Gua
     assert facts["preprocessing"]["resize"] == [16, 16]
     pictures = [tmp_path / "red.png", tmp_path / "odd.png"]
     world.known("red", 5, side=40).save(pictures[0])
-    world.foreign(1).save(pictures[1])
+    world.ood_picture(1).save(pictures[1])
     # None in sys.modules makes an import fail: the example must need neither torch nor idness.
     code = "import runpy, sys; sys.modules.update(torch=None, idness=None); del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
     done = subprocess.run(

@@ -25,7 +25,7 @@ def test_it_is_the_energy_times_the_weighted_similarity_of_neighbours(world, k):
         assert score == pytest.approx(slow_energy(logits) * sum(guided[:k]) / k, rel=1e-4)
 
 
-def test_a_confident_image_in_a_foreign_direction_is_held_back(world):
+def test_a_confident_image_in_an_unusual_direction_is_held_back(world):
     """Its energy is that of an ID image, its neighbours are none."""
     detector = NNGuide().fit(world.head, world.train)
     unseen = torch.linalg.svd(world.head.weight).Vh[-1]

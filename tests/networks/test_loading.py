@@ -79,7 +79,7 @@ def test_pickled_code_is_refused_and_not_run(file, tmp_path, monkeypatch):
     assert not (tmp_path / "pwned").exists()
 
 
-def test_damaged_and_foreign_weights_are_told(file, tmp_path):
+def test_damaged_weights_and_those_of_others_are_told(file, tmp_path):
     save_file(trained().state_dict(), tmp_path / "w.safetensors")
     (tmp_path / "cut.safetensors").write_bytes((tmp_path / "w.safetensors").read_bytes()[:-7])
     (tmp_path / "empty.pth").write_bytes(b"")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from colour_world import write_folder, write_foreign
+from colour_world import write_folder, write_ood
 from safetensors.torch import load_file, save_file
 
 from idness.benchmark import Benchmark, Settings
@@ -54,7 +54,7 @@ def test_every_command_takes_what_train_makes(images: Path, tmp_path: Path) -> N
     assert again.returncode == 0, again.stderr
     examined = idness("doctor", tmp_path / "gone", "--data", images, "--quiet")
     assert "accuracy" in examined.stdout
-    write_foreign(tmp_path / "odd", 8)
+    write_ood(tmp_path / "odd", 8)
     sets = {"id": {"test": str(images)}, "ood_val": {"some": "odd"}, "far": {"odd": "odd"}}
     found = bench(
         Benchmark(name="b", title="b", base=tmp_path, **sets), str(tmp_path / "gone"), Settings(methods=("msp",))

@@ -1,4 +1,4 @@
-"""A small world to test in: coloured discs are known, stripes and noise are foreign."""
+"""A small world to test in: coloured discs are known, stripes and noise are OOD."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def known(name: str, seed: int, side: int = 24) -> Image.Image:
     return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
 
 
-def foreign(seed: int, side: int = 24) -> Image.Image:
+def ood_picture(seed: int, side: int = 24) -> Image.Image:
     """Draw stripes or noise in grey."""
     rng = np.random.default_rng([seed, 99])
     _, x = np.mgrid[:side, :side]
@@ -45,11 +45,11 @@ def write_folder(root: Path, per_class: int, first: int = 0) -> Path:
     return root
 
 
-def write_foreign(root: Path, count: int, first: int = 0) -> Path:
-    """Write foreign pictures into one flat folder."""
+def write_ood(root: Path, count: int, first: int = 0) -> Path:
+    """Write OOD pictures into one flat folder."""
     root.mkdir(parents=True, exist_ok=True)
     for seed in range(first, first + count):
-        foreign(seed).save(root / f"foreign-{seed:04d}.png")
+        ood_picture(seed).save(root / f"ood-{seed:04d}.png")
     return root
 
 
@@ -61,9 +61,9 @@ def known_tensors(count: int, first: int = 0) -> tuple[Tensor, Tensor]:
     return torch.stack(images), labels
 
 
-def foreign_tensors(count: int, first: int = 0) -> Tensor:
-    """Draw foreign pictures as the network takes them."""
-    return torch.stack([HOW(foreign(first + index)) for index in range(count)])
+def ood_tensors(count: int, first: int = 0) -> Tensor:
+    """Draw OOD pictures as the network takes them."""
+    return torch.stack([HOW(ood_picture(first + index)) for index in range(count)])
 
 
 @cache

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from colour_world import COLOURS, HOW, foreign, known, known_tensors
+from colour_world import COLOURS, HOW, known, known_tensors, ood_picture
 from PIL import Image
 from tiny_net import Tiny
 
@@ -50,9 +50,9 @@ def served(guard_to_show: Guard) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pictures")
-    made = {"known": folder / "red disc.png", "foreign": folder / "<img src=x onerror=alert(1)>.png"}
+    made = {"known": folder / "red disc.png", "ood": folder / "<img src=x onerror=alert(1)>.png"}
     known("red", 3).save(made["known"])
-    foreign(2).save(made["foreign"])
+    ood_picture(2).save(made["ood"])
     return made
 
 
@@ -106,7 +106,7 @@ def test_an_image_is_judged_and_explained(
         visit.give(pictures["known"], "in")
         assert visit.text("#headline") == "In distribution"
         assert visit.text("#class") == "red"
-        visit.give(pictures["foreign"], "out")
+        visit.give(pictures["ood"], "out")
         assert visit.text("#headline") == "Out of distribution"
         assert float(visit.text("#p-value")) < 0.05
         page.wait_for_selector("#neighbours li:nth-child(6) img")
@@ -268,7 +268,7 @@ def test_a_server_that_is_gone_is_told_in_place_of_a_verdict(
     with running(guard_to_show) as served, Visit(browser, served) as visit:
         visit.give(pictures["known"], "in")
         visit.context.set_offline(True)
-        visit.give(pictures["foreign"], "bad")
+        visit.give(pictures["ood"], "bad")
         assert "the server does not answer" in visit.text("#sentence")
 
 
@@ -310,7 +310,7 @@ def test_a_batch_lists_all_of_it_and_one_broken_file_rejects_no_other(
 
 def test_a_p_value_has_the_digits_of_its_images(browser: Any, served: Served, pictures: dict[str, Path]) -> None:
     with Visit(browser, served) as visit:
-        visit.give(pictures["foreign"], "out")
+        visit.give(pictures["ood"], "out")
         assert visit.text("#p-value") == "0.005"  # the smallest of 200 images is 1/201
         assert "It scores below every one of the 200 calibration images" in visit.text("#sentence")
         visit.give(pictures["known"], "in")
@@ -372,7 +372,7 @@ def test_names_cannot_inject_markup(browser: Any, guard_to_show: Guard, pictures
     with running(made) as served, Visit(browser, served) as visit:
         visit.page.set_input_files("#file", pictures["known"])
         visit.page.wait_for_selector("#card:not([data-state=none])")
-        visit.page.set_input_files("#file", pictures["foreign"])
+        visit.page.set_input_files("#file", pictures["ood"])
         visit.page.wait_for_selector("#list tbody tr:visible >> nth=1")
         visit.page.wait_for_selector("#neighbours li")
         assert "onerror" in visit.page.inner_html("#list .name >> nth=0")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from colour_world import COLOURS, foreign, known
+from colour_world import COLOURS, known, ood_picture
 from PIL import Image
 
 from idness.core.errors import InputError, OptionError
@@ -36,7 +36,7 @@ def png(picture: Image.Image, kind: str = "PNG") -> bytes:
     return buffer.getvalue()
 
 
-RED, ODD = png(known("red", 3)), png(foreign(2))
+RED, ODD = png(known("red", 3)), png(ood_picture(2))
 
 
 @pytest.fixture(scope="module")
@@ -470,7 +470,7 @@ def test_api_key_guards_the_api_and_nothing_else(shown: Guard) -> None:
 def test_drift_shows_in_the_metrics(shown: Guard) -> None:
     with running(shown, Limits(images=64)) as served:
         for first in range(0, 320, 64):
-            files = [("images", png(foreign(first + seed))) for seed in range(64)]
+            files = [("images", png(ood_picture(first + seed))) for seed in range(64)]
             assert served.client.post("/v1/score", files=files).status_code == 200
         text = served.client.get("/metrics").text
     assert "idness_drift_alarm 1.0" in text

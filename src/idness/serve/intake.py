@@ -196,7 +196,7 @@ def _host_name(given: str) -> str:
 
 
 def _is_address(name: str) -> bool:
-    """Say whether a name is an address, which no foreign name server can change."""
+    """Say whether a name is an address, which no name server can change."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
