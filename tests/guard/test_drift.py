@@ -63,6 +63,14 @@ def test_changes_are_told_soon(change, most: int) -> None:
         assert found < most
 
 
+def test_the_alarm_rings_at_its_level_and_not_before() -> None:
+    watch = DriftWatch(calibration(np.arange(100.0)))
+    found = [watch.observe([-1e30]) for _ in range(8)]
+    assert any(5 < one.evidence < 1 / LEVEL for one in found)
+    assert [one.alarm for one in found] == [one.evidence >= 1 / LEVEL for one in found]
+    assert found[-1].alarm
+
+
 def test_the_alarm_ends_some_time_after_its_cause() -> None:
     watch = DriftWatch(calibration(RNG.normal(size=500)))
     assert watch.observe([-9.0] * 60).alarm

@@ -33,6 +33,6 @@ def test_the_counters_are_of_the_last_images() -> None:
 
 
 def test_images_without_a_score_count_as_the_lowest() -> None:
-    monitor = Monitor(Calibration.pooled(torch.arange(100.0)))
-    monitor.images([{"is_ood": True, "score": None, "p_value": 0.01, "label": -1}] * 60)
+    monitor = Monitor(Calibration.pooled(torch.arange(-50.0, 50.0)))
+    monitor.images([{"is_ood": True, "score": None, "p_value": 0.01, "label": -1}] * 20)
     assert monitor.registry.get_sample_value("idness_drift_alarm") == 1.0

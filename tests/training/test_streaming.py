@@ -50,6 +50,15 @@ def first_batches(data: StreamedSet, plan: Plan, **options: Any) -> list[Tensor]
     return [images for images, _ in data.batches(plan, 0, 3, **options)]
 
 
+def test_every_epoch_takes_all_images_in_an_order_of_its_own() -> None:
+    plan = Plan(20, 5, seed=1)
+    taken = [images for _, _, images in plan.steps(0, 8)]
+    first, second = torch.cat(taken[:4]), torch.cat(taken[4:])
+    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(20))
+    assert first.tolist() != second.tolist()
+    assert [epoch for _, epoch, _ in plan.steps(3, 5)] == [0, 1]
+
+
 @pytest.mark.parametrize("crops", ["resized", "shift"])
 def test_what_is_random_depends_on_seed_epoch_and_image_only(crops: str, root: Path) -> None:
     plan = Plan(40, 8, seed=3)
