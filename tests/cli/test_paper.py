@@ -72,7 +72,7 @@ def test_analyze_writes_figures_and_prints_a_line_for_each(tmp_path: Path) -> No
     assert "7 degrees of freedom" in done.stdout
     assert "wrote gaussianity.svg" in done.stderr
     assert (tmp_path / "out" / "README.md").is_file()
-    assert len(list((tmp_path / "out").glob("*.png"))) == 9
+    assert len(list((tmp_path / "out").glob("*.png"))) == 10
 
 
 def test_the_doctor_takes_what_the_network_does_not_say(net_spec: str, weights: Path, id_folder: Path) -> None:

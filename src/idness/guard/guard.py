@@ -173,8 +173,8 @@ class Guard(nn.Module):
 
     def judge(self, *pictures: str | os.PathLike[str] | bytes | Image.Image) -> Verdict:
         """Decide for pictures: paths, bytes of image files, or PIL images."""
-        verdict: Verdict = self(torch.stack([self.prepare(picture) for picture in pictures]))
-        return verdict
+        # What the guard has normalised itself is normalised rightly, however dark the pictures are.
+        return self.decide(self.look(torch.stack([self.prepare(picture) for picture in pictures])))
 
     def prepare(self, picture: str | os.PathLike[str] | bytes | Image.Image) -> Tensor:
         """Turn one picture into the network's input."""

@@ -145,10 +145,10 @@ def scale_percentile(gains: Mapping[float, float]) -> float | None:
     return best if gains[best] > HELPS else None
 
 
-def pick(fused: float, singles: Mapping[str, float], lead: float = LEAD) -> str:
+def pick(fused: float, singles: Mapping[str, float], lead: float | None = None) -> str:
     """Name the row to use by scores on stand-ins: `fuse`, unless a single one is far above it or the plain energy above it."""
     best = max(singles, key=lambda name: singles[name])
-    if singles[best] > fused + lead:
+    if singles[best] > fused + (LEAD if lead is None else lead):
         return best
     return "ebo" if singles["ebo"] > fused else "fuse"
 
