@@ -100,7 +100,7 @@ class Verdict:
             note = f" <small>{escape(odd)}</small>" if odd else ""
             rows.append(
                 f"<tr><td>{row}</td><td>{escape(record['class'])}</td><td>{record['score']:.4g}</td><td>{record['p_value']:.4f}</td>"
-                f'<td><b style="color:{colour}">{word}</b>{note}</td></tr>'
+                f'<td><b style="color:#fff;background:{colour};padding:0 .4em">{word}</b>{note}</td></tr>'
             )
         more = f"<p>and {len(self) - 50} more</p>" if len(self) > 50 else ""
         head = "<tr><th>image</th><th>class</th><th>ID-ness</th><th>p-value</th><th>verdict</th></tr>"
