@@ -18,10 +18,11 @@ Nothing here is fitted on test images, but people choose too, and what they have
 - **The parts of `fuse`**: VRA, ActSub and ViM (its alpha from validation images), their plain sum, and the numbers of images
   below which it falls back were chosen while looking at OOD figures of base, ish, narrow, densenet, mobilenet+700 and
   lite0+700 (with another draw of the 700 classes), and of a stand-in for a transformer (the embedded network's features through
-  a LayerNorm head) that is not in this table. About 1,800 sets of parts in four ways of adding them were tried. The three as
-  they were then were measured on networks that nobody had looked at: +2.9 on vit, +2.7 on wide, +3.4 on resnet50+700, 1.5 below the
-  best single method on vit and 1.0 below SCALE on resnet50+700. NCI came in after that, as the fourth part that mends both, chosen
-  among all sums of up to four of 19 methods on base, ish, densenet, mobilenet+700, lite0+700, vit, wide and resnet50+700.
+  a LayerNorm head) that is not in this table. About 1,800 sets of parts in four ways of adding them were tried. The three were
+  then measured on networks that nobody had looked at (an earlier version of this page): +2.9 on vit, +2.7 on wide, +3.4 on
+  resnet50+700, 1.5 below the best single method on vit and 1.0 below SCALE on resnet50+700. NCI came in after that, as the
+  fourth part that mends both, chosen among all sums of up to four of 19 methods on base, ish, densenet,
+  mobilenet+700, lite0+700, vit, wide and resnet50+700.
 - **The kinds of stand-ins** (mosaic, inverted, turned, edges) were chosen on base, ish, narrow, densenet, mobilenet+700 and
   lite0+700, among all sets of up to four of 14 kinds, by how they rank methods.
 - **The thresholds** (a single method must lead `fuse` by {lead:.1f} logits on stand-ins; SCALE helps above {helps:+.1f} and harms

@@ -42,6 +42,6 @@ def test_no_folder_of_the_writers_machine_is_told(tmp_path: Path) -> None:
 def test_what_is_told_of_two_sets() -> None:
     assert (
         told({"sets": ["a", "b"], "images": 2, "near": 1})
-        == "2 images are in both a and b; 1 images are nearly the same in a and b"
+        == "2 images are in both a and b; 1 image is nearly the same in a and b"
     )
     assert told({"sets": ["a", "b"], "images": 2}) == "2 images are in both a and b"  # as version 0.1 wrote it

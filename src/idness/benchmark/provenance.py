@@ -76,9 +76,13 @@ def told(pair: Mapping[str, Any]) -> str:
     """Say in one line what two sets have in common."""
     sets = " and ".join(map(str, pair.get("sets", [])))
     same, alike = pair.get("images"), pair.get("near", 0)
-    lines = [f"{same} images are in both {sets}"] if same else []
-    lines += [f"{alike} images are nearly the same in {sets}"] if alike else []
+    lines = [f"{_images(same)} in both {sets}"] if same else []
+    lines += [f"{_images(alike)} nearly the same in {sets}"] if alike else []
     return "; ".join(lines)
+
+
+def _images(count: int) -> str:
+    return "1 image is" if count == 1 else f"{count} images are"
 
 
 def thumbnails(
