@@ -19,7 +19,7 @@ LISTED = ROOT / "tests" / "faults" / "listed.toml"
 PAGE, RESULT = ROOT / "docs" / "faults.md", ROOT / "results" / "faults.md"
 ROOMS = {
     "serve": "Service", "guard": "Guards and verdicts", "data": "Data", "benchmark": "Benchmarks", "training": "Training",
-    "core": "Files and processes", "networks": "Networks", "faults": "Long runs",
+    "core": "Files and processes", "activations": "Files and processes", "networks": "Networks", "faults": "Long runs",
 }  # fmt: skip
 HEAD = """# Faults
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from idness.activations.extract import extract
 from idness.activations.source import beside, stored
 from idness.activations.store import FeatureStore
 from idness.core.errors import DataError, IdnessWarning
+from idness.core.files import _host
 from idness.core.progress import Listener
 from idness.data import ArraySet, Preprocessing, folder_set
 from idness.networks.opening import Network
@@ -258,3 +260,32 @@ def test_progress_counts_every_image(tmp_path: Path) -> None:
     extract(made()[0], known(50), FeatureStore(tmp_path), batch_size=8, listener=Counting())
     assert sum(Counting.steps) == 50
     assert np.all(np.array(Counting.steps) >= 0)
+
+
+@pytest.mark.fault(
+    "a clock that goes back: images and files of the store that are from the future, images that change into the past",
+    does="what is whole is used again, what has changed is computed again, and what a running process writes stays",
+)
+def test_a_clock_that_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "images", 25)
+    net, counting = made()
+    store = FeatureStore(tmp_path / "store")
+    first = extract(net, folder_set(tmp_path / "images"), store, batch_size=8)
+    [shard, *_] = (tmp_path / "store" / "shards").rglob("*.safetensors")
+    other, own = shard.with_name(".x.00000000-1.a.part"), shard.with_name(f".x.{_host()}-{os.getpid()}.a.part")
+    for part in (other, own):
+        part.write_bytes(b"half")
+    monkeypatch.setattr(time, "time", lambda: 1_000.0)  # long before all of it was written
+    assert extract(net, folder_set(tmp_path / "images"), store, batch_size=8) == replace(first, ran=0, cached=25)
+    changed = tmp_path / "images" / "003.png"
+    Image.fromarray(pictures(1, 9)[0][0]).save(changed)
+    os.utime(changed, (1.0, 1.0))  # written now, by that clock, and so older than what the store holds of it
+    counting.seen = 0
+    assert extract(net, folder_set(tmp_path / "images"), store, batch_size=8).ran == counting.seen == 20
+    assert {part.read_bytes() for part in (other, own)} == {b"half"}  # of another machine, or of a process that runs
+    monkeypatch.undo()
+    monkeypatch.setattr(extraction, "SHARD", 20)
+    os.utime(other, (1.0, 1.0))
+    os.utime(changed)
+    extract(net, folder_set(tmp_path / "images"), store, batch_size=8)
+    assert not other.exists()  # a day has passed: whoever wrote it is gone

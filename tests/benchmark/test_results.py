@@ -240,6 +240,30 @@ def test_a_full_disk_leaves_the_folder_as_it_was(written: int, tmp_path: Path, m
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.fault(
+    "a disk that is really full (no file may grow further) while new results replace old ones",
+    does="the old results stay, whole and as compare reads them; never a mixture",
+)
+def test_a_disk_that_is_really_full_never_mixes_two_runs(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    with_scores().save(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    sizes = sorted(len(content) for content in before.values())
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Nothing fits, then the smallest file, then all but the last byte of the largest.
+    for largest in (0, sizes[0], sizes[1], sizes[2] - 1):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, most[1]))
+        try:
+            with pytest.raises(StoreError, match="cannot write .*; free space"):
+                with_scores(first=7.0).save(tmp_path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, most)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+        assert Report.load(tmp_path).scores.of("msp", "cat").tolist() == [0, 1, 2]
+    with_scores(first=7.0).save(tmp_path)
+    assert Report.load(tmp_path).scores.of("msp", "cat").tolist() == [7, 8, 9]
+
+
 def test_results_json_takes_its_place_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, placed = Path.replace, []
 

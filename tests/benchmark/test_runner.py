@@ -227,6 +227,26 @@ def test_bad_and_doubled_images_are_reported(place: Path, tmp_path: Path) -> Non
     assert any("grey: 1 images were skipped; the first, 9.png" in line for line in heard.warned)
 
 
+@pytest.mark.fault("near copies of ID images among OOD images, in bench", does="counted in the report, and told")
+def test_near_copies_are_reported(tmp_path: Path) -> None:
+    from PIL import Image
+
+    path = world(tmp_path)
+    copies = [Image.fromarray(image).resize((32, 32), Image.Resampling.NEAREST) for image in pictures(60, seed=2)[0]]
+    np.savez(tmp_path / "copies.npz", images=np.stack([np.asarray(copy) for copy in copies]))
+    path.write_text(
+        path.read_text()
+        .replace("far.npz", "copies.npz")
+        .replace("[preprocessing]", "[preprocessing]\nresize = [16, 16]")
+    )
+    heard = Heard()
+    found = go(path, heard, methods=["msp"])
+    [pair] = [pair for pair in found.duplicates if pair["sets"] == ["id_test", "grey"]]
+    assert pair["images"] == 0
+    assert 30 <= pair["near"] <= 60  # of 16 x 16 pixels, half of them noise, some have no look
+    assert any(f"{pair['near']} images are nearly the same in id_test and grey" in line for line in heard.warned)
+
+
 def test_a_set_without_any_good_image_stops(place: Path, tmp_path: Path) -> None:
     path = world(tmp_path)
     (tmp_path / "mess").mkdir()

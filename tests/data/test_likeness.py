@@ -11,7 +11,7 @@ from colour_world import known, ood_picture, write_folder
 from PIL import Image
 
 from idness.data import embedded, open_set
-from idness.data.likeness import EXACT, common, digest, look, near, same_look
+from idness.data.likeness import EXACT, common, digest, exact_digests, look, near, same_look
 from idness.data.sets import ImageSet
 from tests.cli.running import idness
 
@@ -52,6 +52,17 @@ def test_near_copies_are_found_and_other_images_are_not(tmp_path: Path) -> None:
     assert 18 <= near(one, two, (ids, copies), places) <= 20
     others = save(tmp_path / "others", pictures[60:120])
     assert near(one, digests(others), (ids, others), (places[0], np.arange(60))) == 0
+
+
+def test_hashes_of_some_images_are_from_all_over_a_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = save(tmp_path / "ids", [known("red", seed) for seed in range(12)])
+    every = digests(images)[:, :EXACT]
+    assert np.array_equal(exact_digests(images, 12), every)
+    assert np.array_equal(exact_digests(images, 5), every[::3])
+    (tmp_path / "ids" / "0.png").write_bytes(b"no picture")
+    assert np.array_equal(exact_digests(images, 12), every[1:])
+    monkeypatch.setattr(images, "blocks", lambda: [0, 4, 8, 12])  # which are read as a whole
+    assert np.array_equal(exact_digests(images, 6), every[[*range(1, 4), 8, 9]])
 
 
 def test_a_like_look_is_not_enough() -> None:

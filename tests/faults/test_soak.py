@@ -21,7 +21,7 @@ import pytest
 
 from idness.guard import Guard
 from tests.serve.test_attacks import HEAD, chunked
-from tests.serve.test_serve import HOSTILE, ODD, RED
+from tests.serve.test_serve import HOSTILE, ODD, PART, RED
 from tests.serve.test_serve_process import SAMPLES
 
 REQUESTS, CLIENTS, SETTLED = 20_000, 4, 1_000
@@ -29,7 +29,6 @@ GOOD = {"Content-Type": "image/png"}
 JSON = {"Content-Type": "application/json"}
 IMAGE = json.dumps({"image": base64.b64encode(RED).decode()}).encode()
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
-PART = b'--x\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n%s\r\n'
 KINDS: list[tuple[str, str, bytes | None, dict[str, str], set[int]]] = [
     ("POST", "/v1/score", RED, GOOD, {200}),
     ("POST", "/v1/score", ODD, GOOD, {200}),

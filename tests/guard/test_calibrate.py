@@ -301,3 +301,25 @@ def test_images_that_were_trained_on_are_noticed(net_spec: str, weights: Path, i
             net_spec, id_folder, weights=run / "weights.safetensors", method="msp", gallery=False
         ).notes
         assert any("if it was trained on them" in note for note in notes) is told, notes
+
+
+@pytest.mark.fault(
+    "a guard is calibrated on images of which idness train has kept the hash",
+    does="told, with how many, in whatever format they are",
+)
+def test_images_of_the_run_are_known_again(tmp_path: Path) -> None:
+    """The same pixels, in another format and under another name, among others that were not trained on."""
+    data, size = write_folder(tmp_path / "data", 8), ("--size", 16)
+    words = ("--arch", "tiny_resnet", "--epochs", 1, "--batch-size", 8, "--method", "plain", "-q")
+    assert idness("train", "--data", data, *size, "--out", tmp_path / "run", *words).returncode == 0
+    fresh = write_folder(tmp_path / "fresh", 10, first=500)
+    calibrate = ("--data", fresh, "--method", "msp", "--recall", 0.8, "--no-thumbnails", "-q", "-o", tmp_path / "guard")
+    assert "trained on" not in idness("calibrate", tmp_path / "run", *calibrate).stderr
+    for place, file in enumerate(sorted((data / "red").iterdir())[:3]):
+        Image.open(file).save(fresh / "red" / f"new{place}.bmp")
+    told = idness("calibrate", tmp_path / "run", *calibrate).stderr
+    assert "at least 3 of the 43 images of fresh are among those that the network was trained on" in told
+    (tmp_path / "run" / "images.safetensors").write_bytes(b"junk")
+    refused = idness("calibrate", tmp_path / "run", *calibrate)
+    assert refused.returncode == 2
+    assert "images.safetensors: is damaged" in refused.stderr

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 import tiny_net
 import torch
 from colour_world import HOW, known_tensors, ood_tensors
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from idness.core.errors import ExportError, StoreError
@@ -20,8 +23,10 @@ from idness.core.types import Activations
 from idness.detectors.detector import Detector
 from idness.detectors.registry import rows
 from idness.guard import Guard
+from idness.guard.drift import KnownScores
 from idness.guard.graph import GraphGuard
 from idness.guard.onnx import score_range
+from idness.guard.outside import external_files
 from idness.networks.split import SplitModel
 from tests.cli.running import idness
 
@@ -70,7 +75,13 @@ def test_every_method_decides_in_onnxruntime_as_in_torch(name: str, trained: nn.
     agree(guard, guard.to_onnx(tmp_path / "guard.onnx"))
 
 
-def test_what_the_graph_carries_and_the_example_runs_it_without_torch(guard: Guard, tmp_path: Path) -> None:
+@pytest.mark.fault(
+    "images change, and the guard is an exported one",
+    does="`score` tells it too, without torch: the graph carries the calibration scores",
+)
+def test_what_the_graph_carries_and_the_example_runs_it_without_torch(
+    guard: Guard, tmp_path: Path, id_folder: Path, ood_folder: Path
+) -> None:
     before = {name: value.clone() for name, value in guard.model.state_dict().items()}
     path = guard.to_onnx(tmp_path / "guard.onnx")
     assert isinstance(guard.split.linear, nn.Linear)
@@ -93,6 +104,7 @@ def test_what_the_graph_carries_and_the_example_runs_it_without_torch(guard: Gua
     )
     verdict = guard.judge(*pictures)
     _score_without_torch(path, pictures, verdict.records())
+    _drift_is_told(path, guard, id_folder, ood_folder)
     lines = done.stdout.strip().splitlines()
     assert len(lines) == 2
     for line, record in zip(lines, verdict.records(), strict=True):
@@ -124,6 +136,69 @@ def _score_without_torch(path: Path, pictures: list[Path], wanted: list[dict[str
     for words in (["--recall", "0.9"], ["--model", "x"]):
         refused = idness("score", path, pictures[0], *words)
         assert (refused.returncode, "are fixed in an exported guard" in refused.stderr) == (2, True)
+
+
+def _drift_is_told(path: Path, guard: Guard, id_folder: Path, ood_folder: Path) -> None:
+    """Images that are not like those of calibration are told for an exported guard as for its folder."""
+    assert guard.calibration is not None
+    assert GraphGuard(path).calibration == KnownScores(guard.calibration.score_groups())
+    calm, other = (idness("score", path, folder, "-q", "--csv") for folder in (id_folder, ood_folder))
+    assert "warning" not in calm.stderr
+    assert "warning: these images are not like those that the guard was calibrated on" in other.stderr
+    assert external_files(path.read_bytes()) == []
+
+
+def _stranger(location: str, *, nested: bool = False) -> bytes:
+    """A graph whose numbers lie in another file, or whose branch's do."""
+    onnx = pytest.importorskip("onnx")
+    helper, kind = onnx.helper, onnx.TensorProto
+    numbers = onnx.numpy_helper.from_array(np.zeros(4, np.float32), "numbers")
+    numbers.ClearField("raw_data")
+    numbers.data_location = kind.EXTERNAL
+    numbers.external_data.add(key="location", value=location)
+    result = helper.make_tensor_value_info("result", kind.FLOAT, [4])
+    inner = helper.make_graph([helper.make_node("Identity", ["numbers"], ["result"])], "g", [], [result], [numbers])
+    if nested:
+        ask = helper.make_tensor_value_info("ask", kind.BOOL, [])
+        choice = helper.make_node("If", ["ask"], ["result"], then_branch=inner, else_branch=inner)
+        inner = helper.make_graph([choice], "outer", [ask], [result])
+    return helper.make_model(inner).SerializeToString()
+
+
+@pytest.mark.fault(
+    "an ONNX file takes its numbers from another file: an absolute path, one with .., or one beside it",
+    does="is refused in one line, and the other file is not opened",
+)
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("location", ["/etc/passwd", "../secret", "beside.bin"])
+def test_numbers_in_other_files_are_refused(location: str, nested: bool, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for name in ("secret", "a/beside.bin"):
+        (tmp_path / name).write_bytes(bytes(16))
+    (tmp_path / "a" / "guard.onnx").write_bytes(_stranger(location, nested=nested))
+    world.known("red", 5).save(tmp_path / "a" / "red.png")
+    done = idness("score", "guard.onnx", "red.png", cwd=tmp_path / "a")
+    assert done.returncode == 2
+    assert f"guard.onnx: takes its numbers from another file, '{location}', which is not opened" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@given(place=st.integers(0, 10_000), put=st.binary(max_size=8), cut=st.integers(0, 8))
+def test_a_look_for_other_files_ends_well_whatever_it_sees(place: int, put: bytes, cut: int) -> None:
+    whole = _stranger("x", nested=True)
+    place %= len(whole)
+    with contextlib.suppress(ValueError):
+        assert all(isinstance(name, str) for name in external_files(whole[:place] + put + whole[place + cut :]))
+
+
+def test_scores_that_a_graph_carries_are_checked() -> None:
+    known = KnownScores([[-1.5, 0.25], [], [3.0]])
+    assert KnownScores.parse(known.text()) == known
+    for groups in ([[2.0, 1.0]], [[float("nan")]], []):
+        with pytest.raises(ValueError):
+            KnownScores.parse(KnownScores(groups).text())
+    with pytest.raises(ValueError):
+        KnownScores.parse(known.text().replace("[2, 0, 1]", "[2, 1, 1]"))
 
 
 @dataclass(kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import socket
 import time
 from contextlib import ExitStack
@@ -242,3 +243,54 @@ def test_deep_json_is_refused(served_once: Served, text: bytes) -> None:
 def test_a_port_that_is_taken_is_told(one: Guard) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OptionError, match="cannot listen on"):
         serve(one, port=taken.getsockname()[1])
+
+
+class Overflowing(nn.Module):
+    """Gives NaN or Inf for images that are nearly white, and what the network gives for others."""
+
+    def __init__(self, model: nn.Module, value: float) -> None:
+        super().__init__()
+        self.model, self.value = model, value
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        white = images.flatten(1).mean(dim=1, keepdim=True) > 1.5
+        out: torch.Tensor = self.model(images + torch.where(white, self.value, 0.0)[:, :, None, None])
+        return out
+
+
+@pytest.mark.fault(
+    "an image for which the network gives NaN or Inf, over HTTP, alone and among others; a picture whose pixels are NaN or Inf",
+    does="OOD with its reason, in JSON that every program reads; the others keep their verdicts. Such pictures are refused",
+)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_over_http(value: float, trained: nn.Module) -> None:
+    from colour_world import HOW, known_tensors
+
+    guard = Guard(Overflowing(trained, value), "scale", preprocessing=HOW).calibrate([known_tensors(100)[0]])
+    white, pixels = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (20, 20), "white").save(white, "PNG")
+    Image.fromarray(np.full((20, 20), value, np.float32)).save(pixels, "TIFF")
+
+    def no_number(text: str) -> None:
+        raise AssertionError(f"{text} is no JSON")
+
+    def ask(*files: bytes) -> list[dict[str, object]]:
+        answer = served.client.post("/v1/score", files=[("images", file) for file in files])
+        assert answer.status_code == 200
+        found: list[dict[str, object]] = json.loads(answer.content, parse_constant=no_number)["results"]
+        return found
+
+    with running(guard, batch=8) as served:
+        plain = ask(RED)[0]
+        for files in ((white.getvalue(),), (RED, white.getvalue(), RED)):
+            for file, found in zip(files, ask(*files), strict=True):
+                if file == RED:
+                    assert found["score"] == pytest.approx(plain["score"], rel=1e-4)
+                    assert found["is_ood"] == plain["is_ood"] is False
+                else:
+                    assert found["is_ood"] is True
+                    assert found["label"] == -1
+                    assert "not finite" in str(found["reason"])
+        refused = served.client.post("/v1/score", content=pixels.getvalue(), headers={"Content-Type": "image/tiff"})
+        assert refused.status_code == 422
+        assert "\n" not in refused.json()["error"]

@@ -37,6 +37,7 @@ def png(picture: Image.Image, kind: str = "PNG") -> bytes:
 
 
 RED, ODD = png(known("red", 3)), png(ood_picture(2))
+PART = b'--x\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n%s\r\n'
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +230,9 @@ def test_a_picture_comes_back_as_the_network_saw_it(
             422,
         ),
         (b"--x\r\n\r\n\r\n--x--\r\n", "multipart/form-data; boundary=x", 400),
+        # A whole image, and a second one of which the end, or all but a part of its head, is missing.
+        (PART % RED + (PART % RED)[:-40], "multipart/form-data; boundary=x", 400),
+        (PART % RED + PART[:30], "multipart/form-data; boundary=x", 400),
     ],
 )
 def test_bodies_that_cannot_be_used_are_told_apart(served: Served, body: bytes, kind: str, status: int) -> None:

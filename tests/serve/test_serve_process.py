@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -109,3 +110,53 @@ def test_a_stalled_client_does_not_keep_the_server_from_stopping(process) -> Non
         assert client.get(f"{address}/healthz").status_code == 200  # and this one stays open, idle
         started.send_signal(signal.SIGTERM)
         assert started.wait(10) == 0
+
+
+class Flood(threading.Thread):
+    """Asks again and again, each time on a new connection, until the door is closed."""
+
+    def __init__(self, host: str, port: str, seed: int) -> None:
+        super().__init__()
+        self.place, self.whole = (host, int(port)), request(png(known("red", seed)))
+        self.answered = self.refused = 0
+        self.lost: list[str] = []
+
+    def run(self) -> None:
+        while not self.refused:
+            try:
+                link = socket.create_connection(self.place, timeout=30)
+            except ConnectionRefusedError:
+                self.refused += 1
+                return
+            try:
+                with link:
+                    link.sendall(self.whole)
+                    answer = read_all(link)
+            except OSError as error:
+                self.lost.append(repr(error))
+                continue
+            if re.match(rb"HTTP/1.1 (200|503) ", answer):
+                self.answered += 1
+            else:
+                self.lost.append(repr(answer[:40]))
+
+
+@pytest.mark.fault(
+    "SIGTERM in the middle of a flood of requests that does not end",
+    does="every request whose connection was made is answered, later ones are refused at the door; no orphan",
+)
+def test_a_stop_in_a_flood_answers_every_connection_that_was_made(process) -> None:
+    started, address = process
+    clients = [Flood(*address.removeprefix("http://").split(":"), seed) for seed in range(32)]
+    for client in clients:
+        client.start()
+    time.sleep(1.0)
+    started.send_signal(signal.SIGTERM)
+    for client in clients:
+        client.join(60)
+    assert [line for client in clients for line in client.lost] == []
+    assert all(client.refused for client in clients)
+    assert sum(client.answered for client in clients) > 32
+    assert started.wait(20) == 0
+    with pytest.raises(ProcessLookupError):
+        os.killpg(started.pid, 0)

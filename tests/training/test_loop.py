@@ -232,6 +232,7 @@ def test_run_folder(tmp_path: Path, world: TrainingSet) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "checkpoint-00000018.safetensors",
         "checkpoint.json",
+        "images.safetensors",
         "log.csv",
         "weights.safetensors",
     ]

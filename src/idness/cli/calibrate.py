@@ -56,7 +56,7 @@ def calibrate(
         bool, typer.Option(help="Keep thumbnails of up to 240 calibration images for the page.")
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the guard's description as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but cautions and errors.")] = False,
 ) -> None:
     """Make a guard for your network from a folder of your images."""
     import json
@@ -71,7 +71,7 @@ def calibrate(
     check_writable(out)
     with shown(quiet=quiet) as listener:
         listener.phase(STARTING, None)
-        from idness.guard.calibrate import prepare_guard
+        from idness.guard.calibrate import CAUTION, prepare_guard
         from idness.guard.file import describe
         from idness.networks import trust
 
@@ -83,8 +83,8 @@ def calibrate(
         )  # fmt: skip
     trust.remember(model)
     made.guard.save(out, bundle=bundle and not embedded.owns(model))
-    if not quiet:
-        for note in made.notes:
+    for note in made.notes:
+        if not quiet or note.startswith(CAUTION):  # a promise that may not hold is never hidden
             stderr().print(f"· {note}", markup=False)
     if as_json:
         print(json.dumps(describe(made.guard), indent=2))

@@ -18,7 +18,7 @@ from idness.core.wording import shown
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from idness.guard.conformal import Calibration
+    from idness.guard.drift import Calibrated
     from idness.guard.guard import Guard
 
 COLUMNS = ("image", "class", "score", "p_value", "is_ood", "reason", "caution")
@@ -80,7 +80,7 @@ def score(
 
 def _judge(
     guard: Path, model: str | None, weights: str | None, recall: float | None, engine: str, images: int
-) -> tuple[Sequence[str], Callable[..., Iterator[dict[str, Any]]], Calibration | None]:
+) -> tuple[Sequence[str], Callable[..., Iterator[dict[str, Any]]], Calibrated | None]:
     """Give the names of the classes, what judges images (a guard, or a graph that one was exported to), and its calibration if kept."""
     from idness.guard.graph import SUFFIX, GraphGuard
 
@@ -92,7 +92,7 @@ def _judge(
                 "score: model=, weights= and recall= are fixed in an exported guard; give the guard's folder"
             )
         graph = GraphGuard(guard)
-        return graph.class_names or (), graph.judge, None
+        return graph.class_names or (), graph.judge, graph.calibration
     from functools import partial
 
     from idness.guard.judge import judge_images
@@ -115,7 +115,7 @@ def load(folder: Path, model: str | None, weights: str | None, engine: str = "au
     return loaded
 
 
-def _tell_drift(calibration: Calibration, rows: Rows) -> None:
+def _tell_drift(calibration: Calibrated, rows: Rows) -> None:
     """Say on standard error where the images as a whole are not like those that calibrated."""
     from idness.cli.terminal import stderr
     from idness.guard.drift import LEVEL, watched

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from idness.core.errors import DataError
 from idness.data.sets import ImageSet, Picture
 
 EXACT, LOOK = 16, 8
@@ -29,8 +35,40 @@ CORRELATION, DIFFERENCE = 0.95, 24.0
 
 def digest(picture: Picture) -> bytes:
     """Hash an image's pixels, so that it is known again in another format, and behind that its look."""
+    return exact(picture) + look(picture)
+
+
+def exact(picture: Picture) -> bytes:
+    """Hash an image's pixels."""
     array = np.asarray(picture)
-    return hashlib.sha256(repr(array.shape).encode() + array.tobytes()).digest()[:EXACT] + look(picture)
+    return hashlib.sha256(repr(array.shape).encode() + array.tobytes()).digest()[:EXACT]
+
+
+def exact_digests(images: ImageSet, most: int) -> NDArray[np.uint8]:
+    """Hash the pixels of at most so many images, picked from all over a set; those that cannot be read are left out."""
+    places = _spread(images, most)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1) if images.parallel else 1) as pool:
+        return stacked(found for found in pool.map(partial(_exact_of, images), places) if found)
+
+
+def stacked(digests: Iterable[bytes]) -> NDArray[np.uint8]:
+    """Put the hashes of pixels below each other."""
+    return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, EXACT)
+
+
+def _exact_of(images: ImageSet, place: int) -> bytes:
+    try:
+        return exact(images.picture(place))
+    except DataError:
+        return b""
+
+
+def _spread(images: ImageSet, most: int) -> list[int]:
+    """Pick places evenly, or whole blocks of a set that is read in blocks."""
+    step, blocks = max(1, -(-len(images) // most)), images.blocks()
+    if blocks is None:
+        return list(range(0, len(images), step))
+    return [place for start, stop in list(pairwise(blocks))[::step] for place in range(start, stop)][:most]
 
 
 def look(picture: Picture) -> bytes:
@@ -59,20 +97,20 @@ def common(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> int:
 
 
 def candidates(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> list[tuple[int, int]]:
-    """Find rows of two sets whose looks are nearly the same and whose pixels are not."""
+    """Find rows of two sets whose looks are nearly the same and whose pixels are not, the most alike first."""
     if min(first.shape[1], second.shape[1]) < DIGEST or not len(first) or not len(second):
         return []
     ones, others = (np.ascontiguousarray(part[:, EXACT:DIGEST]).view(np.uint64).ravel() for part in (first, second))
     rows = np.flatnonzero(_structured(ones))
     rows = rows[:: max(1, -(-len(rows) * len(others) // PAIRS))]
-    found: list[tuple[int, int]] = []
+    found: list[tuple[int, int, int]] = []
     for start in range(0, len(rows), BLOCK):
         block = rows[start : start + BLOCK]
         apart = _bits(ones[block, None] ^ others[None, :])
-        found += [(int(block[row]), int(other)) for row, other in np.argwhere(apart <= NEAR)]
+        found += [(int(apart[row, other]), int(block[row]), int(other)) for row, other in np.argwhere(apart <= NEAR)]
         if len(found) > 100 * COMPARED:
             break  # sets of one plain kind, such as digits on black, which only the pictures tell apart
-    return [(a, b) for a, b in found if first[a, :EXACT].tobytes() != second[b, :EXACT].tobytes()]
+    return [(a, b) for _, a, b in sorted(found) if first[a, :EXACT].tobytes() != second[b, :EXACT].tobytes()]
 
 
 def near(

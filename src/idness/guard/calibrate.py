@@ -21,6 +21,7 @@ from idness.core.method_text import read_method
 from idness.core.progress import Listener, heard_warnings
 from idness.core.types import Activations, InputEditor
 from idness.data import ActivationsSet, ImageSet, Preprocessing
+from idness.data.likeness import common
 from idness.data.sources import open_argument
 from idness.detectors.detector import Detector
 from idness.detectors.registry import build, parse
@@ -31,11 +32,13 @@ from idness.metrics import accuracy
 from idness.networks.classes import doubt
 from idness.networks.engines.driver import Driver
 from idness.networks.opening import Network, open_network
-from idness.networks.runs import located, validation_accuracy
+from idness.networks.runs import located, trained_on, validation_accuracy
 from idness.selection.auto import scale_percentile
 from idness.selection.doctor import advise, scaling
 from idness.selection.suitability import harmed_by_scaling
 
+CAUTION = "caution: "
+"""How a note begins that says why a guard may not keep its promise."""
 SEED = 0
 """The order in which images are divided: random, so that the parts are alike, and the same every time."""
 
@@ -117,7 +120,7 @@ def prepare_guard(
     ids = _read(network, images, notes, hear, edit_with=twice, watch=watch)
     taught = None if learned is None else _read(network, learned, notes, hear, edit_with=twice)
     others = None if flagged is None else _read(network, flagged, notes, hear, known=False)
-    notes += _seen_before(ids, validation_accuracy(located(spec, weights)[1]))
+    notes += _seen_before(ids, located(spec, weights)[1])
     _check_apart({"data": ids, "train": taught, "ood": others}, notes)
     detector = _detector(method, network, ids, taught, None if others is None else others.acts, notes, hear)
     learn, calibrate, place = _divide(ids, taught, detector, notes)
@@ -136,8 +139,8 @@ def guard_for(model: str, images: str | os.PathLike[str], recall: float, **optio
     """Make a guard as `prepare_guard` does, and warn of what it is cautious about."""
     made = prepare_guard(model, images if isinstance(images, str) else Path(images), recall=[recall], **options)
     for note in made.notes:
-        if note.startswith("caution: "):
-            warnings.warn(note.removeprefix("caution: "), IdnessWarning, stacklevel=3)
+        if note.startswith(CAUTION):
+            warnings.warn(note.removeprefix(CAUTION), IdnessWarning, stacklevel=3)
     return made.guard
 
 
@@ -173,8 +176,17 @@ def _read(
     return found
 
 
-def _seen_before(ids: SetActivations, known: float | None) -> list[str]:
-    """Notice images that the network was probably trained on: it is right about them more often than it was in validation."""
+def _seen_before(ids: SetActivations, weights: str | Path | None) -> list[str]:
+    """Notice images that the network was trained on: its run knows them, or it is right about them more often than in validation."""
+    learned = trained_on(weights)
+    assert ids.digests is not None
+    shared = 0 if learned is None else common(ids.digests, learned)
+    if shared:
+        return [
+            f"caution: at least {shared:,} of the {len(ids.acts):,} images of {ids.name} are among those that the network was trained on,"
+            " so that the guard will flag more ID images than it promises: calibrate on others"
+        ]
+    known = validation_accuracy(weights)
     if known is None or ids.acts.labels is None:
         return []
     share, count = accuracy(ids.acts.logits, ids.acts.labels), len(ids.acts)

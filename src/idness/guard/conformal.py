@@ -128,6 +128,10 @@ class Calibration:
     def __len__(self) -> int:
         return len(self.scores)
 
+    def score_groups(self) -> list[list[float]]:
+        """Give the scores of each group in rising order, as plain numbers."""
+        return [part.tolist() for part in torch.split(self.scores.cpu().double(), self.sizes.tolist())]
+
     def group(self, labels: Tensor) -> Tensor:
         """Say which group each image is compared with."""
         return labels.clamp(min=0) if self.per_class else torch.zeros_like(labels)

@@ -8,14 +8,16 @@ Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World", chapter 8.
 
 from __future__ import annotations
 
+import base64
+import json
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from idness.guard.conformal import Calibration
 
 PERIOD = 10_000
 """Images after which the test begins anew, so that it neither grows nor tires."""
@@ -47,6 +49,43 @@ class Drift:
         return min(1.0, 1 / self.evidence)
 
 
+class Calibrated(Protocol):
+    """Knows the scores of the calibration images: a `Calibration`, or what an exported guard carries of one."""
+
+    def score_groups(self) -> list[list[float]]:
+        """Give the scores in rising order: of all images, or of those of each predicted class."""
+
+
+@dataclass(frozen=True)
+class KnownScores:
+    """Holds the scores of the calibration images as an exported guard carries them, which torch is not needed for."""
+
+    groups: list[list[float]]
+
+    def score_groups(self) -> list[list[float]]:
+        """Give the scores in rising order: of all images, or of those of each predicted class."""
+        return self.groups
+
+    def text(self) -> str:
+        """Write the scores in little space and to the last bit."""
+        scores = np.array([score for group in self.groups for score in group], dtype="<f4")
+        sizes = [len(group) for group in self.groups]
+        return json.dumps({"sizes": sizes, "scores": base64.b64encode(scores.tobytes()).decode()})
+
+    @staticmethod
+    def parse(text: str) -> KnownScores:
+        """Read what `text` wrote; anything else is a ValueError."""
+        found = json.loads(text)
+        sizes: list[int] = found["sizes"]
+        scores = np.frombuffer(base64.b64decode(found["scores"], validate=True), dtype="<f4").astype(np.float64)
+        if not sizes or min(sizes) < 0 or sum(sizes) != len(scores) or not np.isfinite(scores).all():
+            raise ValueError("sizes must be counts that add up to the number of scores, which must be finite")
+        groups = [scores[start:end].tolist() for start, end in pairwise(np.cumsum([0, *sizes]))]
+        if any(low > high for group in groups for low, high in pairwise(group)):
+            raise ValueError("scores must rise within each group")
+        return KnownScores(groups)
+
+
 class DriftWatch:
     """Watches scores as they come.
 
@@ -54,10 +93,8 @@ class DriftWatch:
         calibration: the scores of the calibration images.
     """
 
-    def __init__(self, calibration: Calibration) -> None:
-        ends = calibration.sizes.cumsum(0).tolist()
-        scores = calibration.scores.cpu().double().tolist()
-        self._known = [scores[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    def __init__(self, calibration: Calibrated) -> None:
+        self._known = calibration.score_groups()
         self._random = np.random.default_rng(0)
         self.last = Drift()
         self._since_alarm: int | None = None
@@ -112,7 +149,7 @@ def _odds(rank: float) -> NDArray[np.float64]:
     return np.array(low + high + both + middle)
 
 
-def watched(calibration: Calibration, seen: Sequence[tuple[float, int]]) -> Drift:
+def watched(calibration: Calibrated, seen: Sequence[tuple[float, int]]) -> Drift:
     """Look at scores and groups of images that are all there: in random order, as folders hold one class after another."""
     watch, found = DriftWatch(calibration), Drift()
     alarm = False

@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 from idness.core.errors import DataError, StoreError
 from idness.core.extras import needed
 from idness.core.progress import Listener
+from idness.core.wording import shown
 from idness.data.preprocessing import Preprocessing
 from idness.data.reading import read_batches
 from idness.data.sets import FileSet
+from idness.guard.drift import KnownScores
+from idness.guard.outside import external_files
 
 SUFFIX = ".onnx"
 BATCH = 16
@@ -38,14 +41,27 @@ class GraphGuard:
         options = runtime.SessionOptions()
         options.log_severity_level = 3
         try:
-            self.session = runtime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
+            content = path.read_bytes()
+            elsewhere = external_files(content)
+        except (OSError, ValueError) as error:
+            raise _damaged(path) from error
+        if elsewhere:
+            raise StoreError(
+                f"{path}: takes its numbers from another file, {shown(elsewhere[0], 100)!r}, which is not opened;"
+                " idness export writes all into one: export the guard anew"
+            )
+        try:
+            self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
             told = self.session.get_modelmeta().custom_metadata_map
             self.facts: dict[str, Any] = json.loads(told["idness"])
             self.ceiling = float(json.loads(told.get("ceiling", "Infinity")))
             how, names = self.facts.get("preprocessing"), self.facts.get("class_names")
             self.class_names: tuple[str, ...] | None = None if names is None else tuple(map(str, names))
+            # Version 0.1 exported no scores: then drift is not looked for.
+            scores = told.get("calibration")
+            self.calibration = None if scores is None else KnownScores.parse(scores)
         except Exception as error:  # onnxruntime has errors of its own for each way in which a file can be wrong
-            raise StoreError(f"{path}: is no guard that idness export wrote, or is damaged; export it anew") from error
+            raise _damaged(path) from error
         if not isinstance(how, dict):
             raise StoreError(
                 f"{path}: does not say how pictures become its input; give the guard a preprocessing and export it anew"
@@ -91,3 +107,7 @@ class GraphGuard:
         if label < 0:
             return "none"
         return self.class_names[label] if self.class_names else str(label)
+
+
+def _damaged(path: Path) -> StoreError:
+    return StoreError(f"{path}: is no guard that idness export wrote, or is damaged; export it anew")

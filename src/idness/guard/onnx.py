@@ -20,6 +20,7 @@ from idness.core.errors import ExportError
 from idness.core.files import atomic_path
 from idness.core.types import Activations, Head
 from idness.detectors.detector import LARGEST, Detector, Enhancer
+from idness.guard.drift import KnownScores
 from idness.guard.file import describe
 from idness.networks.split import inference
 
@@ -96,6 +97,7 @@ def to_onnx(guard: Guard, path: str | os.PathLike[str], *, example: Tensor | Non
             "idness": json.dumps(facts, ensure_ascii=False),
             "threshold": json.dumps(guard.threshold().tolist()),
             "ceiling": json.dumps(graph.calibration.ceiling),
+            "calibration": KnownScores(graph.calibration.score_groups()).text(),
         },
     )
     with atomic_path(path) as part:

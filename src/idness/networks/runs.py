@@ -9,15 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file
 
 from idness.core.errors import IdnessError, ModelError
+from idness.core.wording import shown
 from idness.data import Preprocessing
+from idness.data.likeness import EXACT
 from idness.networks import trust
 
 LOG = "log.csv"
 WEIGHTS = "weights.safetensors"
 """The file of a run's folder that holds its network's weights."""
+IMAGES, DIGESTS = "images.safetensors", "digests"
+"""The file that says by their hashes which images it was trained on, and the tensor in it."""
 KEPT = ("arch", "classes", "mean", "std", "size", "preprocessing")
 """What the weights' metadata say of the network."""
 INTERPOLATION = "bicubic"
@@ -81,6 +88,22 @@ def validation_accuracy(weights: str | Path | None) -> float | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if 0 <= found <= 1 else None
+
+
+def trained_on(weights: str | Path | None) -> NDArray[np.uint8] | None:
+    """Read the hashes of images that `idness train` trained a network on; none where nothing says so."""
+    file = Path(weights or "").parent / IMAGES
+    if weights is None or not file.is_file():
+        return None
+    try:
+        found: NDArray[np.uint8] = load_file(file)[DIGESTS]
+        if found.dtype != np.uint8 or found.ndim != 2 or found.shape[1] != EXACT:
+            raise ValueError(f"{DIGESTS} must be (N, {EXACT}) bytes, got {found.dtype} {found.shape}")
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise ModelError(
+            f"{file}: is damaged ({shown(str(error), 200)}); remove it, and images that were trained on are not noticed"
+        ) from error
+    return found
 
 
 def _preprocessing(values: Mapping[str, Any]) -> Preprocessing | None:

@@ -36,6 +36,22 @@ class _InMemory(MultiPartParser):
 
     spool_max_size = 1 << 40
 
+    cut = False
+    """Whether a part has begun that has not ended; the form lacks it, without a word from the parser."""
+
+    def on_part_begin(self) -> None:
+        self.cut = True
+        super().on_part_begin()
+
+    def on_part_end(self) -> None:
+        self.cut = False
+        super().on_part_end()
+
+    def close(self) -> None:
+        """Let go of all files, those that did not end too."""
+        for file in self._files_to_close_on_error:
+            file.close()
+
 
 async def read_uploads(request: Request, limits: Limits) -> list[Upload]:
     """Read the images of a request."""
@@ -64,16 +80,17 @@ async def _from_form(request: Request, limits: Limits) -> list[Upload]:
             status, f"the form cannot be used: {error.message} At most {limits.images} images are taken."
         ) from error
     except Exception as error:  # boundaries and headers of a hostile form fail in many ways
-        for part in getattr(parser, "_files_to_close_on_error", ()):
-            part.close()
+        parser.close()
         raise Problem(400, "the form cannot be read; is it multipart/form-data with a boundary?") from error
     try:
         files = [part for _, part in form.multi_items() if isinstance(part, UploadFile)]
+        if parser.cut:
+            raise Problem(400, "the form ends within a part, so that an image may be lost; send it whole")
         return [
             Upload(part.filename or f"image {index}", await part.read()) for index, part in enumerate(files, start=1)
         ]
     finally:
-        await form.close()
+        parser.close()
 
 
 def _from_json(body: bytes, limits: Limits) -> list[Upload]:

@@ -10,17 +10,19 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from idness.core.errors import DataError
 from idness.core.files import sha256_of
 from idness.data import ArraySet, Preprocessing, decode, embedded
+from idness.data.likeness import exact, stacked
 from idness.data.preprocessing import INTERPOLATIONS
 from idness.data.sets import images_below, in_order
 from idness.networks.runs import INTERPOLATION
 from idness.training.plan import Plan, seeded
-from idness.training.streaming import EVALUATED, StreamedSet, View, crops_for
+from idness.training.streaming import EVALUATED, KNOWN, StreamedSet, View, crops_for
 
 SHOWN = 5
 """How many broken files one message names."""
@@ -34,6 +36,7 @@ class Images(Protocol):
     def __len__(self) -> int: ...
     def example(self) -> Tensor: ...
     def fingerprint(self) -> str: ...
+    def digests(self) -> NDArray[np.uint8]: ...
     def preprocessing(self, mean: Sequence[float], std: Sequence[float]) -> Preprocessing: ...
     def blocks(self) -> Sequence[int] | None: ...
     def problems(self) -> list[str]: ...
@@ -45,11 +48,12 @@ class Images(Protocol):
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Holds images (N, H, W, 3) as uint8, one label each, and the class names."""
+    """Holds images (N, H, W, 3) as uint8, one label each, and the class names; `hashes` of their pixels before they were resized."""
 
     images: Tensor
     labels: Tensor
     classes: tuple[str, ...]
+    hashes: NDArray[np.uint8] | None = None
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
@@ -76,6 +80,11 @@ class TrainingSet:
         """Hash images, labels and class names."""
         arrays = (np.ascontiguousarray(tensor.numpy()).data for tensor in (self.images, self.labels))
         return sha256_of(("\0".join(self.classes), *arrays))
+
+    def digests(self) -> NDArray[np.uint8]:
+        """Hash the pixels of some images as they were before they were resized, so that they are known again."""
+        step = max(1, -(-len(self) // KNOWN))
+        return stacked(map(exact, self.images[::step].numpy())) if self.hashes is None else self.hashes[::step]
 
     def preprocessing(self, mean: Sequence[float], std: Sequence[float]) -> Preprocessing:
         """Say what a picture goes through before the trained network."""
@@ -119,11 +128,16 @@ class TrainingSet:
 
     @classmethod
     def from_arrays(
-        cls, images: NDArray[np.uint8], labels: NDArray[np.integer], classes: tuple[str, ...] = ()
+        cls,
+        images: NDArray[np.uint8],
+        labels: NDArray[np.integer],
+        classes: tuple[str, ...] = (),
+        hashes: NDArray[np.uint8] | None = None,
     ) -> TrainingSet:
         """Take numpy arrays; classes without a name get their number."""
         names = classes or tuple(str(i) for i in range(int(labels.max(initial=-1)) + 1))
-        return cls(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels.astype(np.int64)), names)
+        pixels = torch.from_numpy(np.ascontiguousarray(images))
+        return cls(pixels, torch.from_numpy(labels.astype(np.int64)), names, hashes)
 
 
 def cifar6(archive: str | Path, split: str = "train") -> TrainingSet:
@@ -150,6 +164,7 @@ def image_folder(root: str | Path, size: int | None = None) -> TrainingSet:
     if len(subfolders) < 2:
         raise DataError(f"{folder}: needs at least 2 subfolders, one per class, got {len(subfolders)}")
     arrays: list[NDArray[np.uint8]] = []
+    hashes: list[bytes] = []
     labels: list[int] = []
     wrong: list[str] = []
     for label, subfolder in enumerate(subfolders):
@@ -158,7 +173,9 @@ def image_folder(root: str | Path, size: int | None = None) -> TrainingSet:
             wrong.append(f"class {subfolder.name!r} has no image")
         for path in files:
             try:
-                arrays.append(_read(path, size))
+                picture = decode(path)
+                arrays.append(_sized(picture, size))
+                hashes.append(exact(picture))
                 labels.append(label)
             except DataError as error:
                 wrong.append(f"{path.parent.relative_to(folder)}/{error}")
@@ -166,7 +183,7 @@ def image_folder(root: str | Path, size: int | None = None) -> TrainingSet:
     if wrong:
         more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         raise DataError(f"{folder}: {'; '.join(wrong[:SHOWN])}{more}; repair or remove these, then start again")
-    return TrainingSet.from_arrays(np.stack(arrays), np.asarray(labels), tuple(names))
+    return TrainingSet.from_arrays(np.stack(arrays), np.asarray(labels), tuple(names), stacked(hashes))
 
 
 def crop_flip(images: Tensor, generator: torch.Generator, pad: int = 4) -> Tensor:
@@ -186,8 +203,7 @@ def crop_flip(images: Tensor, generator: torch.Generator, pad: int = 4) -> Tenso
     return padded[index, rows[:, :, None], columns[:, None, :]]
 
 
-def _read(path: Path, size: int | None) -> NDArray[np.uint8]:
-    rgb = decode(path)
+def _sized(rgb: Image.Image, size: int | None) -> NDArray[np.uint8]:
     if size is not None and rgb.size != (size, size):
         rgb = rgb.resize((size, size), INTERPOLATIONS[INTERPOLATION], reducing_gap=3.0)
     return np.asarray(rgb, dtype=np.uint8)

@@ -23,6 +23,7 @@ from idness.core.files import alone_in
 from idness.core.progress import Listener
 from idness.core.wording import without_folder
 from idness.networks.precision import bf16_problem
+from idness.networks.runs import DIGESTS, IMAGES, WEIGHTS
 from idness.networks.split import best_layout
 from idness.training.checkpoint import (
     load_checkpoint,
@@ -301,7 +302,8 @@ class Trainer:
             about = {**self.facts, "mean": s.mean, "std": s.std, "size": how.size, "preprocessing": how.to_dict()}
             about |= {"arch": without_folder(self.arch)} if self.arch else {}
             metadata = {name: json.dumps(value) for name, value in about.items()}
-            save_tensors(self.out / "weights.safetensors", model.state_dict(), metadata)
+            save_tensors(self.out / IMAGES, {DIGESTS: torch.from_numpy(self.train.digests().copy())})
+            save_tensors(self.out / WEIGHTS, model.state_dict(), metadata)
             own = {k: v for k, v in self.objective.state_dict().items() if not k.startswith("model.")}
             if own:  # what a method learned beside the network: ConfBranch's second head, CIDER's prototypes
                 save_tensors(self.out / "method.safetensors", own, metadata)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -22,6 +23,7 @@ from idness.core.errors import DataError
 from idness.core.extras import needed
 from idness.core.files import sha256_of
 from idness.data import MAX_PIXELS, ImageSet, Preprocessing, decode
+from idness.data.likeness import exact_digests
 from idness.training.plan import MIXED, Plan, mix
 
 View = Callable[[Tensor], Tensor]
@@ -30,6 +32,8 @@ SMALL = 64
 """The side up to which images are shifted by some pixels; larger ones are cut out at random and resized, as on ImageNet."""
 EVALUATED = 64
 """Images of one batch that is only looked at."""
+KNOWN = 10_000
+"""Of how many training images the hash is kept at most: enough to notice that others are among them, and soon read."""
 NEIGHBOURS = 100
 """How many images in a row may be damaged before training stops."""
 
@@ -97,6 +101,10 @@ class StreamedSet:
     def fingerprint(self) -> str:
         """Hash what is known of the images without reading them, and the class names."""
         return sha256_of(("\0".join(self.classes), self.images.fingerprint()))
+
+    def digests(self) -> NDArray[np.uint8]:
+        """Hash the pixels of some images as they are in their files, so that they are known again."""
+        return exact_digests(self.images, KNOWN)
 
     def preprocessing(self, mean: Sequence[float], std: Sequence[float]) -> Preprocessing:
         """Say what a picture goes through before the trained network."""
