@@ -80,8 +80,10 @@ class Case:
 def left_out(networks: Mapping[str, Case]) -> dict[str, Any]:
     """Give, for each network, what was chosen without it and how that does on it; gains in AUROC."""
     shared = set.intersection(*(set(case.scores) for case in networks.values()))
-    pool = sorted(row for row in shared if row not in COMPOSITE)
-    kinds = next(iter(networks.values())).kinds
+    first = next(iter(networks.values()))
+    kinds = first.kinds
+    # Rows that are not scored on stand-ins, as those that look at an image twice, are not for `auto` to take.
+    pool = sorted(row for row in shared if row not in COMPOSITE and set(kinds) <= set(first.scores[row]))
     chooser = Chooser(networks, pool, [set_ for n in (1, 2, 3, 4) for set_ in combinations(range(len(kinds)), n)])
     return {name: chooser.without(name) for name in networks}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -134,6 +135,8 @@ def goals(networks: Mapping[str, Network]) -> list[str]:
 
 def _why(network: Network, best: str) -> str:
     """Say what `auto` saw of the method that it should have taken."""
+    if "stand-ins" not in network["methods"][best]:
+        return f" Why: {best} runs the network several times on each image, forwards and backwards; `auto` takes no such method."
     ahead = network["methods"][best]["stand-ins"] - network["methods"]["fuse"]["stand-ins"]
     return f" Why: on stand-ins, which is all that `auto` sees, {best} is {ahead:+.2f} logits to `fuse`, and it would take {LEAD:+.2f}."
 
@@ -173,7 +176,7 @@ def stand_ins(networks: Mapping[str, Network]) -> list[str]:
     ]
     for name, network in networks.items():
         singles = {row: item for row, item in network["methods"].items() if row not in ("fuse", "auto", "scale(auto)")}
-        first = max(singles, key=lambda row: singles[row]["stand-ins"])
+        first = max(singles, key=lambda row: singles[row].get("stand-ins", -math.inf))
         lost = singles[network["best single"]]["mean"]["auroc"][0] - singles[first]["mean"]["auroc"][0]
         lines.append(f"| {name} | {network['spearman']:.2f} | {first} | {100 * lost:.1f} |")
     return lines

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
@@ -31,6 +31,8 @@ from idness.networks.split import SplitModel
 from idness.selection.pseudo_ood import KINDS
 
 BATCH = 32
+NEVER = -1e9
+"""A logit that no class of a network has."""
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5,) * 3, (0.5,) * 3)
 BYTES = (tuple(value / 255 for value in (123.68, 116.779, 103.939)), (1 / 255,) * 3)
@@ -51,10 +53,10 @@ class World:
         near: OOD sets of the same kind of picture.
         far: OOD sets of another kind.
         pseudo: stand-ins for OOD images by kind, made of images of `val`.
-        rivals: stand-ins of kinds that idness does not make; none where the network looks twice.
+        rivals: stand-ins of kinds that idness does not make.
         plan: how it came about.
-        edited: gives the same sets with what the network makes of the images as an editor changes them; none where that
-            takes too long.
+        edited: gives the same sets with what the network makes of the images as an editor changes them. There are no stand-ins
+            then, as methods of two looks are measured and never chosen, and training images stay as they are: none learns from them.
     """
 
     name: str
@@ -86,7 +88,6 @@ class Plan:
         kept: how many of its classes are kept; images of the others are a near set.
         chosen_on: whether the parts of `fuse`, the kinds of stand-ins or a threshold of `auto` were chosen with its help.
         family: networks of one family are left out together.
-        twice: whether methods that look at an image twice are run on it too.
     """
 
     about: str
@@ -100,7 +101,6 @@ class Plan:
     kept: int | None = None
     chosen_on: bool = False
     family: str = ""
-    twice: bool = False
 
 
 def _trained(name: str, places: Places) -> nn.Module:
@@ -186,14 +186,12 @@ def _cut(
 
 
 PLANS = {
-    "base": Plan(
-        "embedded ResNet", lambda _: load_model("cifar6:base"), cifar6, chosen_on=True, family="embedded", twice=True
-    ),
+    "base": Plan("embedded ResNet", lambda _: load_model("cifar6:base"), cifar6, chosen_on=True, family="embedded"),
     "ish": Plan("embedded, ISH", lambda _: load_model("cifar6:ish"), cifar6, chosen_on=True, family="embedded"),
     "narrow": Plan("ResNet of 64 features", partial(_trained, "narrow"), cifar6, chosen_on=True),
     "vgg": Plan("VGG without BatchNorm", partial(_trained, "vgg"), cifar6),
     "vit": Plan("vision transformer", partial(_trained, "vit"), cifar6, chosen_on=True),
-    "wide": Plan("wide ResNet", partial(_trained, "wide"), cifar6, chosen_on=True, twice=True),
+    "wide": Plan("wide ResNet", partial(_trained, "wide"), cifar6, chosen_on=True),
     "densenet": Plan(
         "DenseNet-101, CIFAR-10",
         _densenet,
@@ -215,9 +213,15 @@ def open_world(name: str, places: Places) -> World:
     images = plan.sets(places)
 
     @cache
-    def split() -> SplitModel:
+    def split(cut: bool = False) -> SplitModel:
         model = plan.make(places).eval().to(memory_format=torch.channels_last)
-        return SplitModel(model, example=torch.zeros(2, 3, plan.size, plan.size))
+        found = SplitModel(model, example=torch.zeros(2, 3, plan.size, plan.size))
+        if cut and plan.kept is not None:
+            # Gradients must not see the classes that are not kept: none of them is ever likely.
+            out = torch.ones(len(found.linear.bias), dtype=torch.bool)
+            out[_kept(len(out), plan.kept)] = False
+            found.linear.weight.data[out], found.linear.bias.data[out] = 0.0, NEVER
+        return found
 
     @cache
     def pictures(key: str) -> Images:
@@ -231,20 +235,20 @@ def open_world(name: str, places: Places) -> World:
             some = Images(found.pixels[: plan.stand_ins]) if kind else found
             print(f"{name}: {file.stem}{' twice' if editor else ''}, {len(some.pixels)} images", flush=True)
             edit = (KINDS | RIVALS)[kind] if kind else None
-            atomic_write(file, save(_run(split(), some, plan, edit, editor)))
+            atomic_write(file, save(_run(split(editor is not None), some, plan, edit, editor)))
         return load_file(file)
 
     def all_sets(editor: InputEditor | None = None) -> World:
-        found = {key: get(key, editor=editor) for key in images}
-        kinds = KINDS if editor else KINDS | RIVALS
-        found |= {f"pseudo-{kind}": get("id_val", kind, editor) for kind in kinds}
-        return _sorted(name, plan, load_file(folder / "head.safetensors"), found)
+        found = {key: get(key, editor=None if key == "id_train" else editor) for key in images}
+        if editor is None:
+            found |= {f"pseudo-{kind}": get("id_val", kind) for kind in KINDS | RIVALS}
+        return _sorted(name, plan, load_file(folder / "head.safetensors"), found, all_sets)
 
     if not (folder / "head.safetensors").is_file():
         linear = split().linear
         head = {"weight": linear.weight.detach(), "bias": linear.bias.detach()}
         atomic_write(folder / "head.safetensors", save({key: value.contiguous() for key, value in head.items()}))
-    return replace(all_sets(), edited=all_sets if plan.twice else None)
+    return all_sets()
 
 
 def _run(
@@ -269,7 +273,13 @@ def _run(
     return {key: value.contiguous() for key, value in found.items()} | labels
 
 
-def _sorted(name: str, plan: Plan, head: dict[str, Tensor], found: dict[str, dict[str, Tensor]]) -> World:
+def _sorted(
+    name: str,
+    plan: Plan,
+    head: dict[str, Tensor],
+    found: dict[str, dict[str, Tensor]],
+    edited: Callable[[InputEditor], World],
+) -> World:
     """Put sets into their places, without the classes that are not kept."""
     if plan.kept is not None:
         head, found = _without_classes(plan.kept, head, found)
@@ -282,9 +292,10 @@ def _sorted(name: str, plan: Plan, head: dict[str, Tensor], found: dict[str, dic
         acts["id_test"],
         {key: acts[key] for key in plan.near},
         {key: acts[key] for key in plan.far},
-        {kind: acts[f"pseudo-{kind}"] for kind in KINDS},
+        {kind: acts[f"pseudo-{kind}"] for kind in KINDS if f"pseudo-{kind}" in acts},
         {kind: acts[f"pseudo-{kind}"] for kind in RIVALS if f"pseudo-{kind}" in acts},
         plan,
+        edited,
     )
 
 
@@ -293,18 +304,22 @@ def _activations(item: Mapping[str, Tensor]) -> Activations:
     return Activations(item["features"], item["logits"], item.get("labels"), edited)
 
 
+def _kept(classes: int, count: int) -> Tensor:
+    """Draw the classes that are kept; by another seed than the one that splits `id_val`, which has one photograph of each."""
+    return torch.from_numpy(np.sort(np.random.RandomState(1).permutation(classes)[:count]))
+
+
 def _without_classes(
     count: int, head: dict[str, Tensor], found: dict[str, dict[str, Tensor]]
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
     """Cut a head to some classes, drawn at random; test images of the others become the set `heldout`."""
     classes = len(head["bias"])
-    # Another seed than the one that splits `id_val`, which has one photograph of each class.
-    kept = torch.from_numpy(np.sort(np.random.RandomState(1).permutation(classes)[:count]))
+    kept = _kept(classes, count)
     place = torch.full((classes,), -1)
     place[kept] = torch.arange(count)
     held = place[found["id_test"]["labels"]] < 0
     sources = found["id_val"]["labels"]
-    cut = {"heldout": {key: found["id_test"][key][held] for key in ("features", "logits")}}
+    cut = {"heldout": {key: value[held] for key, value in found["id_test"].items() if key != "labels"}}
     for name, item in found.items():
         labels = item.get("labels", sources[: len(item["logits"])] if name.startswith("pseudo-") else None)
         known = torch.ones(len(item["logits"]), dtype=torch.bool) if labels is None else place[labels] >= 0
@@ -312,5 +327,7 @@ def _without_classes(
         if "labels" in item:
             cut[name]["labels"] = place[item["labels"][known]]
     for item in cut.values():
-        item["logits"] = item["logits"][:, kept].contiguous()
+        for key in ("logits", "edited logits"):
+            if key in item:
+                item[key] = item[key][:, kept].contiguous()
     return {key: value[kept] for key, value in head.items()}, cut

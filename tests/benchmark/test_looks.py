@@ -8,13 +8,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from idness.benchmark import Settings, run
+from idness.benchmark import Settings, looks, run
 from idness.benchmark.results import Report
 from idness.core.types import Activations
 from idness.data import Preprocessing
 from idness.detectors.registry import build, rows
 from idness.metrics import all_metrics
 from idness.networks.split import SplitModel
+from idness.selection import fitting
 from tests.benchmark.test_results import valid
 from tests.pictures import network, pictures, world
 
@@ -92,3 +93,16 @@ def test_activations_in_place_of_images_cannot_be_changed(place: Path, tmp_path:
     found = run(tmp_path / "acts.toml", model, Settings(methods=["ebo", "odin"], **settings))  # type: ignore[arg-type]
     assert set(found.methods) == {"ebo"}
     assert "the benchmark has activations in place of images" in found.failed["odin"]
+
+
+def test_training_images_that_are_too_many_are_learned_in_parts(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = ("ebo", "rmds", "mdspp", "dice", "knn(k=3)", "vim", "she")
+    held = go(place, *methods, engine="eager")
+    monkeypatch.setattr(looks, "HELD", 0)
+    monkeypatch.setattr(fitting, "SHARDS", 1)
+    monkeypatch.setattr(looks, "KEPT", 10**6)
+    parts = go(place, *methods, engine="eager")
+    assert parts.sets["id_train"].images == held.sets["id_train"].images
+    for row in held.methods:
+        ours, theirs = (np.asarray(report.scores.of(row, "id_test")) for report in (parts, held))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)

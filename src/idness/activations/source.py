@@ -17,7 +17,7 @@ from torch import Tensor
 from idness.activations.store import SHARD, FeatureStore, Shard
 from idness.core.errors import DataError, IdnessError, StoreError
 from idness.core.files import sha256
-from idness.core.types import Activations, Head
+from idness.core.types import Activations, Head, Whole
 from idness.data import ActivationsSet
 from idness.data.likeness import EXACT
 
@@ -32,6 +32,8 @@ class Source:
     shards: Callable[[], Iterator[Shard]]
     digest: str = ""
     """Identifies the contents where no image was seen."""
+    whole: Callable[[], Whole | None] = lambda: None
+    """Gives what is known of all images, where those that are there are a sample."""
 
     def load(self) -> Activations:
         """Read all activations into memory."""
@@ -40,7 +42,7 @@ class Source:
         if not whole:
             reason = next((reason for shard in parts for _, reason in shard.skipped), "it is empty")
             raise DataError(f"{self.name}: none of its images can be used; the first: {reason}")
-        return Activations.concat(whole)
+        return replace(Activations.concat(whole), whole=self.whole())
 
 
 def stored(name: str, role: str, count: int, store: FeatureStore, key: str) -> Source:
@@ -66,15 +68,16 @@ def given(name: str, role: str, data: ActivationsSet) -> Source:
     """Give a set from an activations file."""
 
     def shards() -> Iterator[Shard]:
-        start = 0
+        start, known = 0, data.digests()
         for acts in data.batches(SHARD):
             index = torch.arange(start, start + len(acts))
             start += len(acts)
             finite = acts.finite
             skipped = [(int(place), "its activations hold NaN or Inf") for place in index[~finite]]
-            yield Shard(acts[finite], index[finite], _digests(acts[finite]), skipped)
+            digests = _digests(acts[finite]) if known is None else torch.from_numpy(known[index[finite].numpy()])
+            yield Shard(acts[finite], index[finite], digests, skipped)
 
-    return Source(name, role, len(data), shards, data.fingerprint())
+    return Source(name, role, len(data), shards, data.fingerprint(), data.whole)
 
 
 def _digests(acts: Activations) -> Tensor:

@@ -12,13 +12,18 @@ from idness.activations.store import FeatureStore
 from idness.benchmark.protocol import OpenSet
 from idness.benchmark.settings import Settings
 from idness.core.progress import Listener
-from idness.core.types import Activations, InputEditor
+from idness.core.types import Activations, Head, InputEditor
 from idness.data import ImageSet
 from idness.networks.opening import Network
+from idness.selection.fitting import statistics_of, summary_of
 from idness.selection.search import Row
 
 LEARNED = ("id_train", "id_val", "ood_val")
 """The roles of sets from which rows learn, or by which their options are chosen."""
+HELD = 4 << 30
+"""The most bytes of training images' activations that are held at once."""
+KEPT = 50_000
+"""How many of more images are held; statistics of all are."""
 
 
 @dataclass
@@ -27,19 +32,27 @@ class Look:
 
     wanted: Mapping[str, Row]
     sources: Sequence[Source]
+    head: Head
     held: dict[str, Activations] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.held = {source.name: source.load() for source in self.sources if source.role in LEARNED}
+        self.held = {source.name: self._hold(source) for source in self.sources if source.role in LEARNED}
+
+    def _hold(self, source: Source) -> Activations:
+        """Load a set; of training images that are too many, statistics of all and a sample."""
+        if source.role != "id_train" or source.count * (self.head.width + self.head.classes) * 4 <= HELD:
+            return source.load()
+        learned = [row.detector for row in self.wanted.values() if row.detector.input_edit is None]
+        return summary_of(source, self.head, statistics_of(learned), keep=KEPT).summary.activations
 
 
 class Looker:
     """Runs a network over the sets of a benchmark, and keeps account; there is none where all sets are activations."""
 
     def __init__(
-        self, network: Network | None, sets: Sequence[OpenSet], settings: Settings, listener: Listener
+        self, network: Network | None, head: Head, sets: Sequence[OpenSet], settings: Settings, listener: Listener
     ) -> None:
-        self.network, self.settings, self.listener = network, settings, listener
+        self.network, self.head, self.settings, self.listener = network, head, settings, listener
         self.sets = {entry.name: entry for entry in sets}
         self.store = FeatureStore(settings.cache)
         self.ran = self.cached = 0
@@ -55,7 +68,7 @@ class Looker:
         if total:
             self.listener.phase("network", total)
         plain = [self._run(entry) for entry in self.sets.values()]
-        looks = [Look({name: row for name, row in wanted.items() if row.detector.input_edit is None}, plain)]
+        looks = [Look({name: row for name, row in wanted.items() if row.detector.input_edit is None}, plain, self.head)]
         if all(isinstance(entry.data, ImageSet) for entry in self.sets.values()):
             looks += [self._second(editor, rows, plain) for editor, rows in _by_edit(wanted)]
         self.seconds = time.perf_counter() - start
@@ -64,7 +77,7 @@ class Looker:
     def _second(self, editor: InputEditor, rows: Mapping[str, Row], plain: Sequence[Source]) -> Look:
         seen = [source for source in plain if source.role != "id_train" or _learns_from_train(rows, plain)]
         self.listener.phase(f"network, again for {', '.join(rows)}", sum(source.count for source in seen))
-        return Look(rows, [beside(source, self._run(self.sets[source.name], editor)) for source in seen])
+        return Look(rows, [beside(source, self._run(self.sets[source.name], editor)) for source in seen], self.head)
 
     def _run(self, entry: OpenSet, editor: InputEditor | None = None) -> Source:
         if not isinstance(entry.data, ImageSet):

@@ -84,7 +84,7 @@ class _Job:
         wanted = wanted_rows(self.settings.methods)  # a misspelt name is told before anything runs
         sets = self.bench.open(self.settings.data, partial=self.settings.partial)
         prepared = prepare(self.bench, sets, model, self.settings, self.listener)
-        looker = Looker(prepared.network, sets, self.settings, self.listener)
+        looker = Looker(prepared.network, prepared.head, sets, self.settings, self.listener)
         looks = looker.looks(wanted)
         self.time |= {"extract": looker.seconds, "images": looker.ran, "cached": looker.cached}
         choices, failed = self._choices(wanted, prepared.head, looks)

@@ -21,6 +21,7 @@ from idness.core.errors import IdnessError, IdnessWarning
 COMMANDS = {
     "bench": "bench:bench",
     "compare": "compare:compare",
+    "fit": "fit:fit",
     "calibrate": "calibrate:calibrate",
     "score": "score:score",
     "export": "export:export",
@@ -35,7 +36,7 @@ COMMANDS = {
 """Each subcommand's name, module and function."""
 GROUPS = {
     "Measure": ("bench", "compare", "doctor", "list"),
-    "Decide": ("calibrate", "score", "export", "serve"),
+    "Decide": ("fit", "calibrate", "score", "export", "serve"),
     "Train": ("train",),
     "Study the paper": ("data", "reproduce", "analyze"),
 }
@@ -45,6 +46,7 @@ STOPPED = 130
 """The exit code of what Ctrl-C has stopped."""
 KEPT = {
     "bench": "what the network made of the images so far is kept, and the same command goes on from there",
+    "fit": "what the network made of the images so far is kept, and the same command goes on from there",
     "calibrate": "no guard was written; run the same command again",
     "score": "the rows above are whole; give the images that are left",
     "train": "the last checkpoint is kept in out=, and the same command goes on from there",

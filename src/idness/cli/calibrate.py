@@ -27,7 +27,10 @@ def calibrate(
         str | None, typer.Option(help="Images that should be flagged, to choose a method by; no test set.")
     ] = None,
     train: Annotated[
-        str | None, typer.Option(help="Images for methods that learn; without it, half of --data.")
+        str | None,
+        typer.Option(
+            help="Images for methods that learn, or the file idness fit made of them; without it, half of --data."
+        ),
     ] = None,
     recall: Annotated[
         list[float] | None, typer.Option(help="Share of in-distribution images to keep; may be repeated.")

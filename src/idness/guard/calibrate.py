@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -96,7 +96,7 @@ def prepare_guard(
     # What is misspelt or not there is told before anything runs.
     twice = _looks_twice(method)
     images = _open("data", data)
-    learned = None if train is None else _open("train", train)
+    learned = None if train is None else _open("train", train, fitted=True)
     flagged = None if ood is None else _open("ood", ood)
     with heard_warnings(lambda text: notes.append(f"caution: {text}")):
         network = open_network(
@@ -118,7 +118,7 @@ def prepare_guard(
         notes.append("an image may get several labels, or none (multi-label): scores add up what each label says")
     watch = InputWatch()
     ids = _read(network, images, notes, hear, edit_with=twice, watch=watch)
-    taught = None if learned is None else _read(network, learned, notes, hear, edit_with=twice)
+    taught = None if learned is None else _taught(network, learned, notes, hear, twice)
     others = None if flagged is None else _read(network, flagged, notes, hear, known=False)
     notes += _seen_before(ids, located(spec, weights)[1])
     _check_apart({"data": ids, "train": taught, "ood": others}, notes)
@@ -144,9 +144,15 @@ def guard_for(model: str, images: str | os.PathLike[str], recall: float, **optio
     return made.guard
 
 
-def _open(name: str, data: str | Path) -> ImageSet:
+@overload
+def _open(name: str, data: str | Path) -> ImageSet: ...
+@overload
+def _open(name: str, data: str | Path, *, fitted: bool) -> ImageSet | ActivationsSet: ...
+def _open(name: str, data: str | Path, *, fitted: bool = False) -> ImageSet | ActivationsSet:
     images = open_argument(name, data)
     if isinstance(images, ActivationsSet):
+        if fitted and images.about is not None:
+            return images
         raise DataError(f"{images.source}: is a file of activations; a guard is calibrated on images")
     if len(images) == 0:
         raise DataError(f"{images.source}: holds no images; supported names end in .jpg, .png, .webp, ...")
@@ -174,6 +180,19 @@ def _read(
     if known and images.labels is not None:
         notes += _classified(images.source, found.acts, network.class_names)
     return found
+
+
+def _taught(
+    network: Network, learned: ImageSet | ActivationsSet, notes: list[str], hear: Listener, twice: InputEditor | None
+) -> SetActivations:
+    """Run training images through the network, or take the file that `idness fit` made of them."""
+    if isinstance(learned, ImageSet):
+        return _read(network, learned, notes, hear, edit_with=twice)
+    if twice is not None:
+        raise InputError(
+            f"train={learned.source}: holds what the network makes of images, and this method changes the images; give the images"
+        )
+    return collect(network, learned)
 
 
 def _seen_before(ids: SetActivations, weights: str | Path | None) -> list[str]:
@@ -277,11 +296,12 @@ def _divide(
     order = torch.randperm(len(acts), generator=torch.Generator().manual_seed(SEED))
     if taught is not None:
         learn = taught.acts
-        notes.append(
-            f"the detector learns from {len(learn):,} images of {taught.name}; all {len(acts):,} of {ids.name} calibrate"
+        known = (
+            f"{len(learn):,} images" if learn.whole is None else f"{learn.whole.count:,} images ({len(learn):,} kept)"
         )
+        notes.append(f"the detector learns from {known} of {taught.name}; all {len(acts):,} of {ids.name} calibrate")
         shuffled = torch.randperm(len(learn), generator=torch.Generator().manual_seed(SEED))
-        return learn[shuffled], acts[order], ids.index[order.numpy()]
+        return learn.sampled(shuffled), acts[order], ids.index[order.numpy()]
     if not detector.needs_train:
         notes.append(f"all {len(acts):,} images calibrate; {detector.name} learns nothing from images")
         return None, acts[order], ids.index[order.numpy()]

@@ -10,6 +10,7 @@ from torch import Tensor
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.kernels import lengths
+from idness.detectors.statistics import FEATURES
 
 
 @dataclass(kw_only=True)
@@ -22,10 +23,11 @@ class FDBD(Detector):
     )
     assumes = "ID images lie further from the decision boundaries"
     needs_train = True
+    statistics = (FEATURES,)
     uses_head = True
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        self.centre_ = train.features.double().mean(dim=0).float()
+        self.centre_ = FEATURES.mean(train).float()
         weight = head.weight.double()
         apart = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
         # Between a class and itself, or one with the same weights, there is no boundary.

@@ -11,7 +11,8 @@ from idness.core.checks import check_share
 from idness.core.errors import IdnessWarning
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.gaussian import class_gaussians, nearest_squared, too_few
+from idness.detectors.gaussian import nearest_squared, too_few, whitening
+from idness.detectors.statistics import CLASSES, RowMoments
 
 
 @dataclass(kw_only=True)
@@ -29,6 +30,7 @@ class MDS(Detector):
     assumes = "classes are Gaussian with one covariance"
     needs_train = True
     needs_labels = True
+    statistics = (CLASSES,)
     other = {"shrinkage": 0.1}
 
     shrinkage: float = 0.0
@@ -37,13 +39,20 @@ class MDS(Detector):
         check_share(self, "shrinkage")
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        assert train.labels is not None
-        points = self.place(train.features)
-        lacking = None if self.shrinkage else too_few(points, train.labels)
+        classes = self.classes.of(train)
+        lacking = None if self.shrinkage else too_few(classes)
         if lacking is not None:
             warnings.warn(f"{type(self).__name__}: {lacking}", IdnessWarning, stacklevel=5)
-        fitted = class_gaussians(points, train.labels, head.classes, self.shrinkage)
-        self.centre_, self.whitening_, self.means_ = fitted
+        self.centre_ = classes.mean
+        self.whitening_ = whitening(classes.within(), self.shrinkage)
+        self.means_ = (classes.means[classes.present] - self.centre_) @ self.whitening_
+
+    @property
+    def classes(self) -> RowMoments:
+        """What is learned of the points of training images."""
+        [found] = self.statistics
+        assert isinstance(found, RowMoments)
+        return found
 
     def place(self, features: Tensor) -> Tensor:
         """Give the points whose distances count, in float64; the methods that follow this one move them."""

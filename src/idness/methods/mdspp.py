@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from idness.detectors.kernels import unit
+from idness.detectors.statistics import DIRECTIONS
 from idness.methods.mds import MDS
 
 
@@ -23,6 +24,7 @@ class MDSPP(MDS):
 
     formula = r"-\min_c\, (\bar a - \mu_c)^\top \Sigma^{-1} (\bar a - \mu_c)"
     assumes = "classes are Gaussian with one covariance, by direction"
+    statistics = (DIRECTIONS,)
 
     def place(self, features: Tensor) -> Tensor:
         return unit(features.double())

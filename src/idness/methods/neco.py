@@ -15,6 +15,7 @@ from idness.detectors.detector import Detector
 from idness.detectors.gaussian import principal_axes
 from idness.detectors.kernels import lengths
 from idness.detectors.readouts import max_logit
+from idness.detectors.statistics import FEATURES
 
 
 @dataclass(kw_only=True)
@@ -29,6 +30,7 @@ class NECO(Detector):
     formula = r"\frac{\lVert P \tilde a \rVert}{\lVert \tilde a \rVert} \cdot \max_c z_c"
     assumes = "ID features fill few directions"
     needs_train = True
+    statistics = (FEATURES,)
     grid = {"variance": (50.0, 70.0, 90.0, 95.0), "times": ("logit", "nothing")}
 
     variance: float = percent(90.0)
@@ -36,11 +38,13 @@ class NECO(Detector):
 
     @classmethod
     def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
-        features = train.features.double()
-        centre, spread = features.mean(dim=0), features.std(dim=0, correction=0)
+        features = FEATURES.of(train)
+        centre = features.mean
+        common = features.around(centre)
+        spread = common.diagonal().sqrt()
         # A feature that never changes has no spread to be measured in.
         spread = torch.where(spread > 1e-9 * spread.max(), spread, 1.0)
-        axes, variances = principal_axes((features - centre) / spread)
+        axes, variances = principal_axes(common / torch.outer(spread, spread))
         held = 100 * variances.cumsum(dim=0) / variances.sum().clamp(min=1e-300)
         for detector in detectors:
             count = int((held < detector.variance).sum()) + 1

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
+from idness.detectors.statistics import PROFILE
 
 
 @dataclass(kw_only=True)
@@ -21,10 +22,11 @@ class RAS(Enhancer):
     formula = r"E(W a' + b), \quad a'_{(j)} = \operatorname{mean} a_{(j)}"
     assumes = "which features are large tells more than how large"
     needs_train = True
+    statistics = (PROFILE,)
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         # The abstract speaks of magnitudes, the authors' code sorts signed values, as here; after a ReLU they are one.
-        self.profile_ = train.features.sort(dim=1).values.mean(dim=0, dtype=torch.double).float()
+        self.profile_ = PROFILE.mean(train).float()
 
     def shape(self, features: Tensor) -> Tensor:
         # Of two equal features the first ranks lower, whatever the batch; ONNX says so of top-k and has no such sort.

@@ -28,7 +28,7 @@ class RMDS(MDS):
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         super().learn(head, train, val)
-        self.background_ = whitening(self.place(train.features) - self.centre_, self.shrinkage)
+        self.background_ = whitening(self.classes.of(train).around(self.centre_), self.shrinkage)
 
     def rate(self, acts: Activations) -> Tensor:
         centred = self.place(acts.features) - self.centre_

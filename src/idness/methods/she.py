@@ -12,8 +12,8 @@ from torch import Tensor
 from idness.core.checks import one_of
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.gaussian import class_means
 from idness.detectors.kernels import lengths, unit
+from idness.detectors.statistics import FEATURES, RECOGNISED
 
 
 @dataclass(kw_only=True)
@@ -28,17 +28,15 @@ class SHE(Detector):
     assumes = "ID images look like the stored pattern of their class, and as strong"
     needs_train = True
     needs_labels = True
+    statistics = (RECOGNISED, FEATURES)
     grid = {"metric": ("inner_product", "cosine", "euclidean")}
 
     metric: str = one_of("inner_product", "cosine", "euclidean")
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        assert train.labels is not None
-        right = train.logits.argmax(dim=1) == train.labels
-        means, present = class_means(train.features[right], train.labels[right], head.classes)
+        right = RECOGNISED.of(train)
         # A class that was never recognised has no pattern (NaN in public code): that of all images serves it.
-        overall = train.features.mean(dim=0, dtype=torch.double)
-        self.patterns_ = torch.where(present.unsqueeze(1), means, overall).float()
+        self.patterns_ = torch.where(right.present.unsqueeze(1), right.means, FEATURES.mean(train)).float()
 
     def rate(self, acts: Activations) -> Tensor:
         features, patterns = acts.features, self.patterns_[acts.logits.argmax(dim=1)]

@@ -10,8 +10,9 @@ from torch import Tensor
 from idness.core.checks import check_at_most_images, count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.gaussian import class_means, whitening
+from idness.detectors.gaussian import covariance, whitening
 from idness.detectors.kernels import unit
+from idness.detectors.statistics import Moments
 
 ROUNDS = 100
 """Most rounds of k-means, as many as in the authors' code."""
@@ -47,7 +48,10 @@ class SSD(Detector):
         pooled = torch.cat([group - mean for group, mean in zip(groups, self.means_, strict=True)])
         # A cluster with no more images than features has directions without any spread, which would count nothing:
         # the covariance of all clusters serves it. Narrower matrices are filled up with zeros.
-        whites = [whitening(group - group.mean(dim=0) if len(group) > head.width else pooled) for group in groups]
+        common = covariance(pooled)
+        whites = [
+            whitening(covariance(group - group.mean(dim=0)) if len(group) > head.width else common) for group in groups
+        ]
         self.whitenings_ = torch.stack(
             [torch.nn.functional.pad(white, (0, head.width - white.shape[1])) for white in whites]
         )
@@ -72,6 +76,6 @@ def k_means(points: Tensor, count: int) -> Tensor:
         if torch.equal(found, owners):
             break
         owners = found
-        centres, present = class_means(points, owners, count)
-        means = torch.where(present.unsqueeze(1), centres, means)
+        centres = Moments.of(points, owners, count, scatter=False)
+        means = torch.where(centres.present.unsqueeze(1), centres.means, means)
     return owners

@@ -68,6 +68,7 @@ def reproduce(
     data: Sequence[str | Path] = (),
     *,
     out: str | Path = "reproduced",
+    all_train: bool = False,
     settings: Settings | None = None,
     listener: Listener | None = None,
 ) -> Reproduction:
@@ -77,6 +78,7 @@ def reproduce(
         tables: names of tables; all if empty.
         data: folders that hold the sets under their usual names.
         out: where each benchmark's report and the comparison are written.
+        all_train: whether methods learn from all training images instead of a sample; statistics are gathered part by part.
         settings: batch size, precision, cache and the like; `weights` replaces the weights that would be looked for.
         listener: hears of progress.
     """
@@ -84,9 +86,8 @@ def reproduce(
     for folder in data:
         if not Path(folder).is_dir():
             raise DataError(f"data={str(folder)!r} does not exist; it must be a folder that holds the sets")
-    lab = _Lab(
-        [Path(folder) for folder in data] or [Path("data")], Path(out), settings or Settings(), listener or Listener()
-    )
+    roots = [Path(folder) for folder in data] or [Path("data")]
+    lab = _Lab(roots, Path(out), settings or Settings(), listener or Listener(), thinned=not all_train)
     done = Reproduction([lab.outcome(table) for table in wanted])
     done.save(lab.out)
     return done
@@ -101,8 +102,10 @@ def not_reproduced(outcome: Outcome) -> list[str]:
 class _Lab:
     """Reproduces tables; each benchmark that they share is located and run once."""
 
-    def __init__(self, roots: list[Path], out: Path, settings: Settings, listener: Listener) -> None:
-        self.roots, self.out, self.settings, self.listener = roots, out, settings, listener
+    def __init__(
+        self, roots: list[Path], out: Path, settings: Settings, listener: Listener, *, thinned: bool = True
+    ) -> None:
+        self.roots, self.out, self.settings, self.listener, self.thinned = roots, out, settings, listener, thinned
         self.located: dict[str, Located] = {}
         self.results: dict[str, dict[str, MethodResult]] = {}
         self.failed: dict[str, dict[str, str]] = {}
@@ -139,7 +142,7 @@ class _Lab:
     def _where(self, name: str) -> Located:
         if name not in self.located:
             weights = None if self.settings.weights is None else Path(self.settings.weights)
-            self.located[name] = locate(name, self.roots, weights)
+            self.located[name] = locate(name, self.roots, weights, thinned=self.thinned)
         return self.located[name]
 
     def _rows(self, table: PaperTable, where: Located) -> dict[str, MethodResult]:
