@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from idness.activations.forward import run_images, spans_of
 from idness.activations.store import SHARD, FeatureStore, Shard, ShardRef, empty_shard
@@ -43,28 +44,62 @@ def extract(
     The listener hears of every image; the phase is the caller's, who may run several
     sets in one.
     """
-    if len(images) == 0:
-        raise DataError(f"{images.source}: must hold at least one image, got none; check the folder or file")
-    spans = spans_of(len(images), SHARD)
-    keys = [_shard_key(network, images, *span, edit_with) for span in spans]
-    refs = {key: store.find(key) for key in keys}
-    missing = [(key, span) for key, span in zip(keys, spans, strict=True) if refs[key] is None]
-    cached = len(images) - sum(stop - start for _, (start, stop) in missing)
+    known = network.labels_of(images)
+    spans = plan(network, images, known, edit_with)
+    refs = {span.key: store.find(span.key) for span in spans}
+    missing = [span for span in spans if refs[span.key] is None]
+    cached = len(images) - sum(span.stop - span.start for span in missing)
     hear = listener or Listener()
     hear.advance(cached)
     if missing:
-        refs |= dict(_run(network, images, store, missing, batch_size or network.batch, workers, edit_with, hear))
-    whole = key_of(network.identity, *keys)
-    found = [ref for key in keys if (ref := refs[key]) is not None]
-    if whole not in store or store.refs(whole) != found:
-        store.finish(
-            whole, found, {"source": images.source, "images": len(images), "precision": network.precision.used}
+        refs |= dict(
+            _run(network, images, store, missing, known, batch_size or network.batch, workers, edit_with, hear)
         )
+    whole = finish(network, images, store, [ref for span in spans if (ref := refs[span.key]) is not None])
     return Extracted(whole, len(images) - cached, cached)
 
 
-def _shard_key(network: Network, images: ImageSet, start: int, stop: int, editor: InputEditor | None) -> str:
-    known = network.labels_of(images)
+@dataclass(frozen=True)
+class Span:
+    """Names what one shard covers: the places of its images, and its key."""
+
+    start: int
+    stop: int
+    key: str
+
+
+def plan(network: Network, images: ImageSet, known: Tensor | None, edit_with: InputEditor | None = None) -> list[Span]:
+    """Divide a set into what one shard each covers; `known` are its labels, as the network has them."""
+    if len(images) == 0:
+        raise DataError(f"{images.source}: must hold at least one image, got none; check the folder or file")
+    return [
+        Span(start, stop, _shard_key(network, images, start, stop, known, edit_with))
+        for start, stop in spans_of(len(images), SHARD)
+    ]
+
+
+def shard_of(
+    network: Network, images: ImageSet, known: Tensor | None, start: int, batch_size: int, workers: int | None = None
+) -> Shard:
+    """Make the shard of a set that is all that it covers, whose first image has the place `start` in the whole."""
+    parts = run_images(network, images, batch_size=batch_size, workers=workers)
+    made = _joined(network, known, [(batch, None if found is None else found.acts) for batch, found in parts])
+    moved = [(start + place, reason) for place, reason in made.skipped]
+    return replace(made, index=made.index + start, skipped=moved)
+
+
+def finish(network: Network, images: ImageSet, store: FeatureStore, refs: Sequence[ShardRef]) -> str:
+    """Write down that all shards of a set are there, where the store does not know yet, and give the key of the whole."""
+    whole = key_of(network.identity, *(ref.key for ref in refs))
+    if whole not in store or store.refs(whole) != list(refs):
+        about = {"source": images.source, "images": len(images), "precision": network.precision.used}
+        store.finish(whole, refs, about)
+    return whole
+
+
+def _shard_key(
+    network: Network, images: ImageSet, start: int, stop: int, known: Tensor | None, editor: InputEditor | None
+) -> str:
     labels = "" if known is None else sha256_of(known[start:stop].numpy().tobytes())
     change = [] if editor is None else [editor.edit_key()]
     return key_of(network.identity, str(start), images.stamp(start, stop), labels, *change)
@@ -74,15 +109,16 @@ def _run(
     network: Network,
     images: ImageSet,
     store: FeatureStore,
-    missing: Sequence[tuple[str, tuple[int, int]]],
+    missing: Sequence[Span],
+    known: Tensor | None,
     batch_size: int,
     workers: int | None,
     editor: InputEditor | None,
     listener: Listener,
 ) -> Iterator[tuple[str, ShardRef]]:
     """Run the network over the missing shards and write each as soon as it is whole."""
-    ends = {stop: key for key, (_, stop) in missing}
-    batches = [batch for _, (start, stop) in missing for batch in spans_of(stop, batch_size, start)]
+    ends = {span.stop: span.key for span in missing}
+    batches = [batch for span in missing for batch in spans_of(span.stop, batch_size, span.start)]
     shard_parts: list[tuple[Batch, Activations | None]] = []
     for batch, found in run_images(
         network, images, spans=batches, workers=workers, edit_with=editor, listener=listener
@@ -90,14 +126,13 @@ def _run(
         acts = None if found is None else found.acts
         shard_parts.append((batch, acts if acts is None or editor is None else acts.edited))
         if batch.stop in ends:
-            yield ends[batch.stop], store.put(ends[batch.stop], _joined(network, images, shard_parts))
+            yield ends[batch.stop], store.put(ends[batch.stop], _joined(network, known, shard_parts))
             shard_parts = []
 
 
-def _joined(network: Network, images: ImageSet, parts: Sequence[tuple[Batch, Activations | None]]) -> Shard:
+def _joined(network: Network, known: Tensor | None, parts: Sequence[tuple[Batch, Activations | None]]) -> Shard:
     skipped = [entry for batch, _ in parts for entry in batch.skipped]
     ran = [(batch, acts) for batch, acts in parts if acts is not None]
-    known = network.labels_of(images)
     if not ran:
         head = network.split.head
         return empty_shard(skipped, head.width, head.classes, known is not None, DIGEST)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from idness.core.documents import Document, packed
@@ -142,6 +143,16 @@ class FeatureStore:
             )
         except (KeyError, ValueError, TypeError) as error:
             raise _DOCUMENT.damaged(path, f"of another version: {error}") from error
+
+    def skipped(self, ref: ShardRef) -> list[tuple[int, str]]:
+        """Read which images of a shard are missing, and why, without its activations."""
+        path = self.root / ref.path
+        try:
+            with safe_open(path, framework="pt") as opened:
+                about = json.loads((opened.metadata() or {})["about"])
+            return [(int(place), str(reason)) for place, reason in about["skipped"]]
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+            raise _DOCUMENT.damaged(path, f"{type(error).__name__}: {error}") from error
 
     def stream(self, key: str) -> Iterator[Activations]:
         """Read the activations of a finished set shard by shard."""

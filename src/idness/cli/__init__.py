@@ -20,6 +20,7 @@ from idness.core.errors import IdnessError, IdnessWarning
 
 COMMANDS = {
     "bench": "bench:bench",
+    "extract": "extract:extract",
     "compare": "compare:compare",
     "fit": "fit:fit",
     "calibrate": "calibrate:calibrate",
@@ -35,7 +36,7 @@ COMMANDS = {
 }
 """Each subcommand's name, module and function."""
 GROUPS = {
-    "Measure": ("bench", "compare", "doctor", "list"),
+    "Measure": ("bench", "extract", "compare", "doctor", "list"),
     "Decide": ("fit", "calibrate", "score", "export", "serve"),
     "Train": ("train",),
     "Study the paper": ("data", "reproduce", "analyze"),
@@ -47,8 +48,9 @@ STOPPED = 130
 KEPT = {
     "bench": "what the network made of the images so far is kept, and the same command goes on from there",
     "fit": "what the network made of the images so far is kept, and the same command goes on from there",
+    "extract": "shards that are done are kept in out=, and the same command with resume=True goes on from there",
     "calibrate": "no guard was written; run the same command again",
-    "score": "the rows above are whole; give the images that are left",
+    "score": "the rows above are whole; give the images that are left, or with out= the same command with resume=True goes on",
     "train": "the last checkpoint is kept in out=, and the same command goes on from there",
     "data": "what is loaded is kept, and the same command goes on from there",
     "reproduce": "tables that were done are kept, and the same command goes on from there",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from idness.guard.drift import Calibrated
+    from idness.guard.graph import GraphGuard
     from idness.guard.guard import Guard
 
 COLUMNS = ("image", "class", "score", "p_value", "is_ood", "reason", "caution")
@@ -46,6 +47,17 @@ def score(
     model: Annotated[str | None, typer.Option(help="The network, where the guard cannot find it by itself.")] = None,
     weights: Annotated[str | None, typer.Option(help="The network's weights, with --model.")] = None,
     engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Write a folder of Parquet in place of rows; IMAGES may then be tables, tars and lists too, also by URL.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an --out that exists; what it holds is not judged again.")
+    ] = False,
     batch: Annotated[
         int | None, typer.Option(help="Images per batch; what suits the network if not given.", min=1)
     ] = None,
@@ -57,6 +69,11 @@ def score(
     from idness.core.progress import shown as progress
     from idness.data.finding import find_images
 
+    if out is not None:
+        bad = _write_table(guard, images, out, model, weights, recall, engine, batch, resume=resume, quiet=quiet)
+        if strict and bad:
+            raise typer.Exit(1)
+        return
     # Looked for before the network is loaded: a wrong path is told at once.
     found = [] if images == ["-"] else list(find_images(images))
     console = stdout()
@@ -66,22 +83,64 @@ def score(
         quiet=quiet or (plain and console.is_terminal), console=console if console.is_terminal else None
     ) as listener:
         listener.phase(STARTING, None)
-        names, judge, calibration = _judge(guard, model, weights, recall, engine, len(found))
+        loaded, judge = _judge(guard, model, weights, recall, engine, len(found))
+        names, calibration = loaded.class_names or (), loaded.calibration
         writer: Rows = JsonLines() if as_json else Csv() if as_csv else Lines(console, names)
         listener.phase("images", len(found) or None)
         for record in judge(found or _listed(), batch=batch, listener=listener):
             writer.write(record)
     writer.end()
     if calibration is not None:
-        _tell_drift(calibration, writer)
+        _tell_drift(calibration, writer.seen)
     if strict and writer.bad:
         raise typer.Exit(1)
 
 
+def _write_table(
+    guard: Path,
+    images: list[str],
+    out: Path,
+    model: str | None,
+    weights: str | None,
+    recall: float | None,
+    engine: str,
+    batch: int | None,
+    *,
+    resume: bool,
+    quiet: bool,
+) -> bool:
+    """Judge images into a folder of Parquet, and say whether any is out-of-distribution or cannot be read."""
+    from idness.cli.terminal import stderr
+    from idness.core.files import alone_in, check_new
+    from idness.core.progress import STARTING
+    from idness.core.progress import shown as progress
+
+    check_new(out, resume=resume)
+    with progress(quiet=quiet) as listener:
+        listener.phase(STARTING, None)
+        from idness.data.joined import open_images
+        from idness.guard.drift import PERIOD
+        from idness.guard.scoring import prepare_scoring, run_scoring
+
+        found = open_images([line.rstrip("\n") for line in sys.stdin if line.strip()] if images == ["-"] else images)
+        loaded, _ = _judge(guard, model, weights, recall, engine, len(found))
+        job = prepare_scoring(loaded, found, out, batch=batch)
+        with alone_in(out):
+            parts = run_scoring(job, listener)
+    total = job.table.manifest().counts
+    if loaded.calibration is not None:
+        _tell_drift(loaded.calibration, list(job.table.sample(parts, PERIOD)))
+    told = f"; the first unread, {shown(total.first, LONGEST)}" if total.unread else ""
+    print(f"{total.ood:,} of {total.images:,} images out-of-distribution, {total.unread:,} unread{told}")
+    if not quiet:
+        stderr().print(f"wrote {out}", markup=False, soft_wrap=True)
+    return bool(total.ood or total.unread)
+
+
 def _judge(
     guard: Path, model: str | None, weights: str | None, recall: float | None, engine: str, images: int
-) -> tuple[Sequence[str], Callable[..., Iterator[dict[str, Any]]], Calibrated | None]:
-    """Give the names of the classes, what judges images (a guard, or a graph that one was exported to), and its calibration if kept."""
+) -> tuple[Guard | GraphGuard, Callable[..., Iterator[dict[str, Any]]]]:
+    """Give what judges images, a guard or a graph that one was exported to, and how it judges files."""
     from idness.guard.graph import SUFFIX, GraphGuard
 
     if guard.suffix == SUFFIX and not guard.is_dir():
@@ -92,7 +151,7 @@ def _judge(
                 "score: model=, weights= and recall= are fixed in an exported guard; give the guard's folder"
             )
         graph = GraphGuard(guard)
-        return graph.class_names or (), graph.judge, graph.calibration
+        return graph, graph.judge
     from functools import partial
 
     from idness.guard.judge import judge_images
@@ -100,7 +159,7 @@ def _judge(
     loaded = load(guard, model, weights, engine, images)
     if recall is not None:
         loaded.set_recall(recall)
-    return loaded.class_names or (), partial(judge_images, loaded), loaded.calibration
+    return loaded, partial(judge_images, loaded)
 
 
 def load(folder: Path, model: str | None, weights: str | None, engine: str = "auto", images: int = 0) -> Guard:
@@ -115,12 +174,12 @@ def load(folder: Path, model: str | None, weights: str | None, engine: str = "au
     return loaded
 
 
-def _tell_drift(calibration: Calibrated, rows: Rows) -> None:
+def _tell_drift(calibration: Calibrated, seen: Sequence[tuple[float, int]]) -> None:
     """Say on standard error where the images as a whole are not like those that calibrated."""
     from idness.cli.terminal import stderr
     from idness.guard.drift import LEVEL, watched
 
-    found = watched(calibration, rows.seen)
+    found = watched(calibration, seen)
     if found.alarm:
         stderr().print(
             f"idness: warning: these images are not like those that the guard was calibrated on, so that its promise does not hold for"

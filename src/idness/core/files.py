@@ -116,6 +116,14 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
         raise StoreError(_cannot_write(target, error)) from error
 
 
+def check_new(folder: str | os.PathLike[str], *, resume: bool) -> None:
+    """Refuse a folder for results that holds something already, unless its work is to be gone on with; or one that is no folder."""
+    target = Path(folder)
+    check_writable(target)
+    if not resume and target.is_dir() and any(target.iterdir()):
+        raise StoreError(f"{target} exists; resume=True goes on with what it holds, or choose another folder")
+
+
 def sha256(path: str | os.PathLike[str]) -> str:
     """Hash a file's bytes."""
     with Path(path).open("rb") as file:

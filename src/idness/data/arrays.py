@@ -36,6 +36,9 @@ class ArraySet(ImageSet):
     def picture(self, index: int) -> Picture:
         return _as_picture(self.images[index])
 
+    def portion(self, start: int, stop: int) -> ImageSet:
+        return ArraySet(self.images[start:stop], self.source)
+
     def stamp(self, start: int, stop: int) -> str:
         return sha256_of(np.ascontiguousarray(self.images[start:stop]).data)
 
@@ -81,6 +84,13 @@ class NpzSet(ImageSet):
             chosen = range(start, min(stop, len(self)))
             self._stamps[start, stop] = sha256_of(self._bytes_of(index) for index in chosen)
         return self._stamps[start, stop]
+
+    def present(self) -> bool:
+        return self.path.exists()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.close()
+        return self.__dict__ | {"labels": None, "_stamps": {}}
 
     def close(self) -> None:
         """Close the file; reading opens it again."""

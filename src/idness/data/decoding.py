@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from idness.core.errors import DataError
+from idness.data.urls import UrlPath
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 """The formats that are decoded; every other one is refused unread."""
@@ -23,7 +24,7 @@ TEXT = frozenset(b"\t\n\r\f") | frozenset(range(32, 127))
 SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 
 
-def decode(source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def decode(source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, name: str = "image") -> Image.Image:
     """Decode an image to 8-bit RGB, upright, its first frame, transparent parts on white.
 
     16-bit grey images keep their upper 8 bits, as 16-bit colour images do; floating-point and 32-bit images are refused, since
@@ -32,8 +33,9 @@ def decode(source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXE
     Args:
         source: the file's bytes, or its path.
         max_pixels: images with more are refused before any pixel is decoded.
+        name: what messages call bytes.
     """
-    name, data = ("image", source) if isinstance(source, bytes) else (Path(source).name, contents(Path(source)))
+    name, data = (name, source) if isinstance(source, bytes) else (Path(source).name, contents(Path(source)))
     if not data:
         raise DataError(f"{name}: is an empty file; an image is expected")
     try:
@@ -77,7 +79,7 @@ def _opened(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
-def contents(path: Path) -> bytes:
+def contents(path: Path | UrlPath) -> bytes:
     """Read a file's bytes; one that cannot be read is told by its name."""
     try:
         return path.read_bytes()

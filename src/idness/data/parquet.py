@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ from idness.core.errors import DataError
 from idness.core.extras import needed
 from idness.core.files import sha256_of
 from idness.data.decoding import decode
-from idness.data.sets import ImageSet, Picture, pick
+from idness.data.sets import ImageSet, Part, Picture, pick
+from idness.data.urls import UrlPath
+
+PATTERNS = ("*.parquet", "data/*.parquet", "*.arrow")
+"""Where the tables of a folder are."""
 
 
 class TableSet(ImageSet):
@@ -23,14 +28,12 @@ class TableSet(ImageSet):
     """
 
     def __init__(
-        self, path: Path, images: str | None = None, labels: str | None = None, split: str | None = None
+        self, path: Path | UrlPath, images: str | None = None, labels: str | None = None, split: str | None = None
     ) -> None:
         super().__init__(path.name)
-        self._arrow, self._parquet = (
-            needed(name, "a Parquet data set", "tables", DataError) for name in ("pyarrow", "pyarrow.parquet")
-        )
+        self._arrow, self._parquet = _libraries()
         self._files = _tables(path, split)
-        self._groups: list[tuple[Path, int]] = []
+        self._groups: list[tuple[Path | UrlPath, int]] = []
         self._starts = [0]
         columns: list[str] = []
         names: list[str] = []
@@ -77,13 +80,35 @@ class TableSet(ImageSet):
         states = ((file.name, file.stat()) for file in self._files)
         return sha256_of((f"{start} {stop}", *(f"{name} {at.st_size} {at.st_mtime_ns} " for name, at in states)))
 
-    def _shape(self, file: Path) -> tuple[list[str], list[int], list[str]]:
+    def portion(self, start: int, stop: int) -> ImageSet:
+        low, high = bisect_right(self._starts, start) - 1, bisect_right(self._starts, stop - 1)
+        part = copy(self)
+        part._groups, part._starts = (
+            self._groups[low:high],
+            [at - self._starts[low] for at in self._starts[low : high + 1]],
+        )
+        part._files, part._held, part.labels = list({file for file, _ in part._groups}), {}, None
+        return Part(part, range(start - self._starts[low], stop - self._starts[low]), f"{start}:{stop}")
+
+    def present(self) -> bool:
+        return any(file.exists() for file in self._files)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_arrow", "_parquet")} | {
+            "_held": {}
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._arrow, self._parquet = _libraries()
+
+    def _shape(self, file: Path | UrlPath) -> tuple[list[str], list[int], list[str]]:
         """Give the columns, the rows of each group and the names of the classes."""
         try:
             if file.suffix == ".arrow":
                 table = self._stream(file)
                 return table.column_names, [len(table)], _class_names(table.schema.metadata)
-            meta = self._parquet.ParquetFile(file)
+            meta = self._parquet.ParquetFile(_openable(file))
             counts = [meta.metadata.row_group(group).num_rows for group in range(meta.num_row_groups)]
             return meta.schema_arrow.names, counts, _class_names(meta.schema_arrow.metadata)
         except (OSError, ValueError) as error:
@@ -94,20 +119,33 @@ class TableSet(ImageSet):
         try:
             if file.suffix == ".arrow":
                 return self._stream(file).select(columns)
-            return self._parquet.ParquetFile(file).read_row_group(number, columns=columns)
+            return self._parquet.ParquetFile(_openable(file)).read_row_group(number, columns=columns)
         except (OSError, ValueError) as error:
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise DataError(f"{file.name}: is damaged ({why}); fetch it again") from error
 
-    def _stream(self, file: Path) -> Any:
+    def _stream(self, file: Path | UrlPath) -> Any:
+        if isinstance(file, UrlPath):
+            return self._arrow.ipc.open_stream(file.native()).read_all()
         # Memory-mapped: rows come from disk when they are looked at.
         return self._arrow.ipc.open_stream(self._arrow.memory_map(str(file))).read_all()
 
 
-def _tables(path: Path, split: str | None) -> list[Path]:
+def _libraries() -> tuple[Any, Any]:
+    arrow, parquet = (
+        needed(name, "a Parquet data set", "tables", DataError) for name in ("pyarrow", "pyarrow.parquet")
+    )
+    return arrow, parquet
+
+
+def _openable(file: Path | UrlPath) -> Any:
+    return file.native() if isinstance(file, UrlPath) else file
+
+
+def _tables(path: Path | UrlPath, split: str | None) -> list[Path | UrlPath]:
     if path.is_file():
         return [path]
-    found = sorted(file for pattern in ("*.parquet", "data/*.parquet", "*.arrow") for file in path.glob(pattern))
+    found: list[Path | UrlPath] = sorted((file for pattern in PATTERNS for file in path.glob(pattern)), key=str)
     chosen = [file for file in found if split is None or file.name.startswith(split)]
     if not chosen:
         names = ", ".join(sorted({file.name.split("-")[0] for file in found})) or "no tables"

@@ -16,6 +16,7 @@ from idness.core.errors import DataError
 from idness.core.files import sha256_of
 from idness.core.wording import abridged
 from idness.data.decoding import SUFFIXES, contents, decode
+from idness.data.urls import UrlPath, is_url
 
 Picture = Image.Image | NDArray[np.uint8]
 
@@ -64,6 +65,14 @@ class ImageSet(ABC):
         """Name one image."""
         return str(index)
 
+    def portion(self, start: int, stop: int) -> ImageSet:
+        """Give a set of these images alone, without labels, that is light to send to another process."""
+        return Part(self, range(start, stop), f"{start}:{stop}")
+
+    def present(self) -> bool:
+        """Say whether any of its files is there, where it is made of files."""
+        return True
+
     def fingerprint(self) -> str:
         """Hash the stamps and labels of all images."""
         labels = b"" if self.labels is None else self.labels.tobytes()
@@ -77,7 +86,7 @@ class FileSet(ImageSet):
 
     def __init__(
         self,
-        root: Path,
+        root: Path | UrlPath,
         items: Sequence[str],
         source: str,
         labels: NDArray[np.int64] | None = None,
@@ -93,13 +102,23 @@ class FileSet(ImageSet):
         return self.items[index].encode("utf-8", "replace").decode()
 
     def encoded(self, index: int) -> bytes:
-        return contents(self.root / self.items[index])
+        return contents(self._file(self.items[index]))
 
     def picture(self, index: int) -> Picture:
-        return decode(self.root / self.items[index])
+        file = self._file(self.items[index])
+        return decode(contents(file), name=file.name)
 
     def stamp(self, start: int, stop: int) -> str:
-        return sha256_of(_state(self.root / name) + os.fsencode(name) + b"\0" for name in self.items[start:stop])
+        return sha256_of(_state(self._file(name)) + os.fsencode(name) + b"\0" for name in self.items[start:stop])
+
+    def portion(self, start: int, stop: int) -> ImageSet:
+        return FileSet(self.root, self.items[start:stop], self.source)
+
+    def present(self) -> bool:
+        return any(self._file(name).exists() for name in self.items)
+
+    def _file(self, name: str) -> Path | UrlPath:
+        return UrlPath(name) if is_url(name) else self.root / name
 
 
 class Part(ImageSet):
@@ -129,8 +148,17 @@ class Part(ImageSet):
             return self.whole.stamp(part.start, part.stop)
         return sha256_of(self.whole.stamp(place, place + 1) for place in part)
 
+    def portion(self, start: int, stop: int) -> ImageSet:
+        part = self.places[start:stop]
+        if isinstance(part, range) and part.step == 1:
+            return self.whole.portion(part.start, part.stop)
+        return Part(self.whole, part, f"{start}:{stop}")
 
-def folder_set(root: Path, classes: Sequence[str] = ()) -> FileSet:
+    def present(self) -> bool:
+        return self.whole.present()
+
+
+def folder_set(root: Path | UrlPath, classes: Sequence[str] = ()) -> FileSet:
     """Open a folder of images: one folder per class, or all in one without labels; hidden and dangling entries are ignored.
 
     `classes` are the class folders in the order of the network's outputs; without them they are sorted, numbers as numbers.
@@ -139,12 +167,9 @@ def folder_set(root: Path, classes: Sequence[str] = ()) -> FileSet:
         raise DataError(
             f"{root.name}: must be a folder of images, got {'a file' if root.exists() else 'nothing there'}"
         )
-    top = sorted(entry for entry in _visible(root) if entry.is_file() and entry.suffix.lower() in SUFFIXES)
-    names = in_order([entry.name for entry in _visible(root) if entry.is_dir()])
-    folders = {name: files for name in names if (files := images_below(root / name))}
+    top, folders = _listed_folder(root) if isinstance(root, UrlPath) else _folder(root)
     if top or not folders:
-        files = [*top, *(file for found in folders.values() for file in found)]
-        return FileSet(root, [str(file.relative_to(root)) for file in files], root.name)
+        return FileSet(root, [*top, *(file for found in folders.values() for file in found)], root.name)
     order = list(classes) or list(folders)
     unknown = sorted(set(folders) - set(order))
     if unknown:
@@ -154,7 +179,26 @@ def folder_set(root: Path, classes: Sequence[str] = ()) -> FileSet:
         )
     pairs = [(file, label) for label, name in enumerate(order) for file in folders.get(name, [])]
     labels = np.array([label for _, label in pairs], dtype=np.int64)
-    return FileSet(root, [str(file.relative_to(root)) for file, _ in pairs], root.name, labels, order)
+    return FileSet(root, [file for file, _ in pairs], root.name, labels, order)
+
+
+def _folder(root: Path) -> tuple[list[str], dict[str, list[str]]]:
+    """Name the images in a folder, and those of each of its folders."""
+    top = sorted(entry for entry in _visible(root) if entry.is_file() and entry.suffix.lower() in SUFFIXES)
+    names = in_order([entry.name for entry in _visible(root) if entry.is_dir()])
+    folders = {name: files for name in names if (files := images_below(root / name))}
+    below = {name: [str(file.relative_to(root)) for file in files] for name, files in folders.items()}
+    return [entry.name for entry in top], below
+
+
+def _listed_folder(root: UrlPath) -> tuple[list[str], dict[str, list[str]]]:
+    """Do the same from one listing of all that is below."""
+    found = [name for name in root.listing() if (root / name).suffix.lower() in SUFFIXES]
+    folders: dict[str, list[str]] = {}
+    for name in found:
+        if "/" in name:
+            folders.setdefault(name.partition("/")[0], []).append(name)
+    return [name for name in found if "/" not in name], {name: folders[name] for name in in_order(folders)}
 
 
 def pick(source: str, kind: str, what: str, wanted: str | None, usual: Sequence[str], names: Sequence[str]) -> str:
@@ -174,7 +218,7 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(listed, key=lambda name: (int(name) if numbers else 0, name))
 
 
-def _state(file: Path) -> bytes:
+def _state(file: Path | UrlPath) -> bytes:
     """Say how a file is, so that a changed one is noticed without reading it."""
     try:
         found = file.stat()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from idness.core.errors import DataError
 from idness.core.files import sha256_of
 from idness.data.decoding import SUFFIXES, decode
 from idness.data.sets import ImageSet, Picture
+from idness.data.urls import UrlPath
 
 LABELS = ("label", "cls", "class")
 """Where a sample's .json may say its class."""
@@ -36,9 +39,10 @@ class ShardSet(ImageSet):
 
     parallel = True
 
-    def __init__(self, path: Path, classes: Sequence[str] = ()) -> None:
+    def __init__(self, path: Path | UrlPath, classes: Sequence[str] = ()) -> None:
         super().__init__(path.name, None, classes)
-        self._files = sorted(path.glob("*.tar")) if path.is_dir() else [path]
+        found_files: list[Any] = sorted(path.glob("*.tar"), key=str) if path.is_dir() else [path]
+        self._files: list[Path | UrlPath] = found_files
         found = [(number, sample) for number, file in enumerate(self._files) for sample in _samples(file)]
         self._places = np.array([(number, s.start, s.size) for number, s in found], np.int64).reshape(-1, 3)
         labels = np.array([sample.label for _, sample in found], np.int64)
@@ -51,6 +55,17 @@ class ShardSet(ImageSet):
     def item(self, index: int) -> str:
         number, start, _ = self._places[index]
         return f"{self._files[number].name}@{start}"
+
+    def portion(self, start: int, stop: int) -> ImageSet:
+        part = copy(self)
+        part._places, part.labels = self._places[start:stop], None
+        numbers, places = np.unique(part._places[:, 0], return_inverse=True)
+        part._files = [self._files[number] for number in numbers]
+        part._places = np.column_stack([places.reshape(-1), part._places[:, 1:]])
+        return part
+
+    def present(self) -> bool:
+        return any(file.exists() for file in self._files)
 
     def encoded(self, index: int) -> bytes:
         number, start, size = (int(value) for value in self._places[index])
@@ -69,12 +84,12 @@ class ShardSet(ImageSet):
         return sha256_of((f"{start} {stop}", *(f"{name} {at.st_size} {at.st_mtime_ns} " for name, at in states)))
 
 
-def _samples(file: Path) -> Iterator[_Sample]:
+def _samples(file: Path | UrlPath) -> Iterator[_Sample]:
     """Give the samples of one shard in order; those without an image are passed over."""
     samples: dict[str, _Sample] = {}
     try:
         whole = file.stat().st_size
-        with tarfile.open(file, "r:") as archive:
+        with file.open("rb") as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
             for member in archive:
                 # As WebDataset has it: a sample's name ends at the first dot of the file's.
                 place = PurePosixPath(member.name)

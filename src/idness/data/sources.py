@@ -13,6 +13,7 @@ from idness.core.errors import DataError, MissingError
 from idness.data.activations import ActivationsSet
 from idness.data.arrays import ArraySet, NpzSet, array_names
 from idness.data.sets import FileSet, ImageSet, folder_set, select
+from idness.data.urls import UrlPath, is_url
 
 OPTIONS = ("path", "kind", "images", "labels", "rows", "sample", "root", "split", "dataset", "options", "download")
 PREFIXES = ("embedded", "torchvision")
@@ -45,12 +46,13 @@ def open_set(
     return select(_images(kind, path, table, base, classes), table)
 
 
-def open_argument(name: str, value: str | Path) -> ImageSet | ActivationsSet:
+def open_argument(name: str, value: str | Path, classes: Sequence[str] = ()) -> ImageSet | ActivationsSet:
     """Open the set that a caller gave as an argument of this name; where it is not there, the error says so of the argument."""
     place = str(value)
-    if place.partition(":")[0] not in PREFIXES and not Path(place).expanduser().exists():
+    there = UrlPath(place).exists() if is_url(place) else Path(place).expanduser().exists()
+    if place.partition(":")[0] not in PREFIXES and not there:
         raise DataError(f"{name}={place!r} does not exist; give a folder of images, or another set")
-    return open_set(place)
+    return open_set(place, classes=classes)
 
 
 def _images(kind: str, path: str, table: Mapping[str, Any], base: Path, classes: Sequence[str]) -> ImageSet:
@@ -66,16 +68,26 @@ def _images(kind: str, path: str, table: Mapping[str, Any], base: Path, classes:
     if kind == "parquet":
         from idness.data.parquet import TableSet
 
-        return TableSet(Path(path), table.get("images"), table.get("labels"), table.get("split"))
+        return TableSet(_placed(path), table.get("images"), table.get("labels"), table.get("split"))
     if kind == "webdataset":
         from idness.data.shards import ShardSet
 
-        return ShardSet(Path(path), classes)
+        return ShardSet(_placed(path), classes)
     if kind == "npz":
+        if is_url(path):
+            raise DataError(f"{path}: is read from a file on this machine; by URL give a folder, list, Parquet or tar")
         return NpzSet(Path(path), table.get("images"), table.get("labels"), classes)
     if kind == "list":
-        return list_set(Path(path), base / table.get("root", "."))
-    return folder_set(Path(path), classes)
+        if not is_url(path):
+            return list_set(Path(path), _placed(str(table["root"]), base) if "root" in table else base)
+        listed = UrlPath(path)
+        return list_set(listed, _placed(str(table["root"]), base) if "root" in table else listed.parent)
+    return folder_set(_placed(path), classes)
+
+
+def _placed(place: str, base: Path | None = None) -> Path | UrlPath:
+    """Give a place by URL, or on this machine."""
+    return UrlPath(place) if is_url(place) else (base or Path()) / place
 
 
 def _located(table: Mapping[str, Any], base: Path) -> tuple[str, str]:
@@ -90,16 +102,16 @@ def _located(table: Mapping[str, Any], base: Path) -> tuple[str, str]:
         prefix, _, rest = place.partition(":")
         if prefix in PREFIXES and rest:
             return prefix, rest
-        found = base / Path(place).expanduser()
+        found = UrlPath(place) if is_url(place) else base / Path(place).expanduser()
         if found.exists():
-            return table.get("kind") or _kind_of(found, "images" in table), str(found)
+            return table.get("kind") or kind_of(found, "images" in table), str(found)
     raise MissingError(f"{' or '.join(listed)} does not exist")
 
 
-def _kind_of(path: Path, images: bool = False) -> str:
+def kind_of(path: Path | UrlPath, images: bool = False) -> str:
     """Tell the kind of a set from its place; `images` says that an array of images was named."""
     if path.is_dir():
-        tables = any(path.glob("*.parquet")) or any(path.glob("data/*.parquet")) or any(path.glob("*.arrow"))
+        tables = any(any(path.glob(pattern)) for pattern in ("*.parquet", "data/*.parquet", "*.arrow"))
         return "parquet" if tables else "webdataset" if any(path.glob("*.tar")) else "folder"
     kinds = {".npz": "npz", ".txt": "list", ".parquet": "parquet", ".arrow": "parquet", ".tar": "webdataset"}
     kinds |= {".safetensors": "activations"}
@@ -108,7 +120,7 @@ def _kind_of(path: Path, images: bool = False) -> str:
             f"{path.name}: must be a folder or end in {', '.join(kinds)}; or say kind = one of {', '.join(KINDS)}"
         )
     kind = kinds[path.suffix.lower()]
-    return "activations" if kind == "npz" and not images and _holds_features(path) else kind
+    return "activations" if kind == "npz" and isinstance(path, Path) and not images and _holds_features(path) else kind
 
 
 def _holds_features(path: Path) -> bool:
@@ -118,8 +130,8 @@ def _holds_features(path: Path) -> bool:
         return False  # said when its images are looked for
 
 
-def list_set(path: Path, root: Path) -> FileSet:
-    """Open an OpenOOD image list: one `path label` a line, paths below `root`; label -1 or none means unknown."""
+def list_set(path: Path | UrlPath, root: Path | UrlPath) -> FileSet:
+    """Open an OpenOOD image list: one `path label` a line, paths below `root` or URLs; label -1 or none means unknown."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -134,7 +146,8 @@ def list_set(path: Path, root: Path) -> FileSet:
         items.append(name)
         labels.append(int(label))
     known = np.array(labels, dtype=np.int64)
-    if items and not any((root / name).is_file() for name in (items[0], items[len(items) // 2], items[-1])):
+    looked = (items[0], items[len(items) // 2], items[-1]) if items else ()
+    if looked and not any((UrlPath(name) if is_url(name) else root / name).is_file() for name in looked):
         raise MissingError(
             f"{path.name}: its images are not below {root.name or 'the root'} (looked for {items[0]}); set root"
         )

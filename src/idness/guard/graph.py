@@ -17,7 +17,7 @@ from idness.core.progress import Listener
 from idness.core.wording import shown
 from idness.data.preprocessing import Preprocessing
 from idness.data.reading import read_batches
-from idness.data.sets import FileSet
+from idness.data.sets import FileSet, ImageSet
 from idness.guard.drift import KnownScores
 from idness.guard.outside import external_files
 
@@ -35,6 +35,7 @@ class GraphGuard:
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         runtime = needed("onnxruntime", "score", "onnx", StoreError)
         if not path.is_file():
             raise StoreError(f"{path}: is not there; write it with idness export")
@@ -72,18 +73,30 @@ class GraphGuard:
         self, paths: Iterable[Path], *, batch: int | None = None, listener: Listener | None = None
     ) -> Iterator[dict[str, Any]]:
         """Judge image files one after another; a file that cannot be read gets its reason and no verdict."""
-        hear, rest = listener or Listener(), iter(paths)
-        # Without a fixed size each picture is a batch of its own.
-        size = (batch or BATCH) if self.preprocessing.size is not None else 1
-        while names := [str(path) for path in islice(rest, size)]:
+        rest = iter(paths)
+        while names := [str(path) for path in islice(rest, self._size(batch))]:
             for path in names:
                 if path.endswith(".npz"):
                     raise DataError(f"{path}: an exported guard judges pictures; give the guard's folder for arrays")
-            [read] = read_batches(FileSet(Path(), names, "images"), self.preprocessing, [(0, len(names))])
+            found = self.judge_set(FileSet(Path(), names, "images"), batch=batch, listener=listener)
+            for name, record in zip(names, found, strict=True):
+                yield {"image": name} | record
+
+    def judge_set(
+        self, images: ImageSet, *, batch: int | None = None, listener: Listener | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Judge the images of a set one after another; one that cannot be read gets its reason and no verdict."""
+        hear, size = listener or Listener(), self._size(batch)
+        spans = [(start, min(start + size, len(images))) for start in range(0, len(images), size)]
+        for read in read_batches(images, self.preprocessing, spans):
             records, unread = iter(self._records(read.pixels)), dict(read.skipped)
-            hear.advance(len(names))
-            for index, name in enumerate(names):
-                yield {"image": name} | ({"error": unread[index]} if index in unread else next(records))
+            hear.advance(read.stop - read.start)
+            for index in range(read.start, read.stop):
+                yield {"error": unread[index]} if index in unread else next(records)
+
+    def _size(self, batch: int | None) -> int:
+        """Give the images per batch; without a fixed size each picture is a batch of its own."""
+        return (batch or BATCH) if self.preprocessing.size is not None else 1
 
     def _records(self, pixels: NDArray[np.uint8]) -> list[dict[str, Any]]:
         """Run the graph; the records are those of `Verdict.records`."""

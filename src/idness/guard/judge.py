@@ -20,19 +20,30 @@ def judge_images(
     guard: Guard, paths: Iterable[Path], *, batch: int | None = None, listener: Listener | None = None
 ) -> Iterator[dict[str, Any]]:
     """Judge image files one after another; a file that cannot be read gets its reason and no verdict."""
-    network, device = Network(guard.split, guard.preprocessing), guard.split.device
-    size = batch or network.batch
-    chunks = _sets(paths, size)
+    size = batch or _network(guard).batch
+    for names, images in _sets(paths, size):
+        for name, record in zip(names, judge_set(guard, images, batch=size, listener=listener), strict=True):
+            yield {"image": name} | record
+
+
+def judge_set(
+    guard: Guard, images: ImageSet, *, batch: int | None = None, listener: Listener | None = None
+) -> Iterator[dict[str, Any]]:
+    """Judge the images of a set one after another; one that cannot be read gets its reason and no verdict."""
+    network, device = _network(guard), guard.split.device
     # Without a fixed size each picture is a batch of its own.
-    size = size if guard.preprocessing is not None and guard.preprocessing.size is not None else 1
-    for names, images in chunks:
-        run = run_images(network, images, batch_size=size, edit_with=guard.detector.input_edit, listener=listener)
-        for read, found in run:
-            records = iter([] if found is None else guard.decide(found.acts.to(device)).records())
-            unread = dict(read.skipped)
-            for index in range(read.start, read.stop):
-                known = {"error": unread[index]} if index in unread else next(records)
-                yield {"image": names[index]} | known
+    fixed = guard.preprocessing is not None and guard.preprocessing.size is not None
+    size = (batch or network.batch) if fixed else 1
+    run = run_images(network, images, batch_size=size, edit_with=guard.detector.input_edit, listener=listener)
+    for read, found in run:
+        records = iter([] if found is None else guard.decide(found.acts.to(device)).records())
+        unread = dict(read.skipped)
+        for index in range(read.start, read.stop):
+            yield {"error": unread[index]} if index in unread else next(records)
+
+
+def _network(guard: Guard) -> Network:
+    return Network(guard.split, guard.preprocessing)
 
 
 def _sets(paths: Iterable[Path], batch: int) -> Iterator[tuple[list[str], ImageSet]]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from idness.core.errors import IdnessWarning, ModelError, OptionError, StoreError
 from idness.core.files import atomic_write, key_of
-from idness.networks.engines.engine import ENGINES, FEW, Engine, Plain, build, version
+from idness.networks.engines.engine import ENGINES, FEW, PACKAGES, Engine, Plain, build, version
 from idness.networks.engines.memory import keep_memory, largest_batch
 from idness.networks.identity import fingerprint
 
@@ -96,7 +96,7 @@ class Driver:
             chosen = self._decide(split, images)
             if self._engine is None or self._stamp != _stamp(split.model):
                 try:
-                    self._keep(split, self._made(chosen.used, split, images))
+                    self._keep(split, self._made_as(chosen, split, images))
                 except ModelError as error:
                     raise ModelError(
                         f"engine {chosen.used}: cannot run the network ({error}); use engine='eager'"
@@ -110,6 +110,26 @@ class Driver:
         with self._lock:
             return self._decide(split, images)
 
+    def settle(self, split: SplitModel, images: Tensor) -> ChosenEngine:
+        """Choose and make the engine on these images, and let whoever uses the same folder later, anywhere, take the same one."""
+        with self._lock:
+            chosen = self._decide(split, images)
+            self._keep(split, self._made_as(chosen, split, images))
+        place = self._settled_place(split, images)
+        if place is not None:
+            atomic_write(place, json.dumps(asdict(chosen), indent=1))
+        return chosen
+
+    @classmethod
+    def adopting(cls, chosen: ChosenEngine, split: SplitModel, images: Tensor) -> Driver:
+        """Run a network as another process has settled on these images: by the same engine, made in the same way."""
+        driver = cls(images=chosen.images)
+        if split.device.type == "cpu":
+            keep_memory()
+        driver.chosen = chosen
+        driver._keep(split, driver._made_as(chosen, split, images))
+        return driver
+
     def _decide(self, split: SplitModel, images: Tensor) -> ChosenEngine:
         if self.chosen is None:
             if split.device.type == "cpu":
@@ -121,6 +141,9 @@ class Driver:
         batch = default_batch(images)
         if self.asked != "auto":
             return self._as_asked(split, images, batch)
+        settled = _settled(self._settled_place(split, images))
+        if settled is not None:
+            return replace(settled, images=self.images)
         if self.images < SMALL:
             why = "too few images to choose for"
             self._keep(split, Plain(split, images))
@@ -191,6 +214,12 @@ class Driver:
         engine.run(images[:size])[1].cpu()
         return max(self.clock() - start, 1e-9) / size
 
+    def _made_as(self, chosen: ChosenEngine, split: SplitModel, images: Tensor) -> Engine:
+        """Make the engine that was chosen; for images too few to choose for, the network as it is."""
+        if chosen.asked == "auto" and chosen.images < SMALL:
+            return Plain(split, images)
+        return self._made(chosen.used, split, images)
+
     def _made(self, name: str, split: SplitModel, images: Tensor) -> Engine:
         if name != "eager" and split.device.type != "cpu" and name != "compiled":
             raise ModelError(f"it runs on the CPU, the network is on {split.device.type}")
@@ -209,6 +238,13 @@ class Driver:
         key = key_of(fingerprint(split.model), repr(split.model), split.layer, repr((shape, packages, machine)))
         return self.folder / f"{key}.json"
 
+    def _settled_place(self, split: SplitModel, images: Tensor) -> Path | None:
+        """Name the file that says what the folder's activations of this network were made by, whatever the machine."""
+        if self.folder is None:
+            return None
+        key = key_of(fingerprint(split.model), repr(split.model), split.layer, repr(tuple(images.shape[1:])))
+        return self.folder / f"{key}-settled.json"
+
 
 def default_batch(images: Tensor) -> int:
     """Give the batch size for images that nobody has measured: many small ones, few large ones, as the cache of a CPU has it."""
@@ -218,14 +254,36 @@ def default_batch(images: Tensor) -> int:
 
 def _remembered(place: Path | None, images: int) -> ChosenEngine | None:
     """Read what was chosen before; nothing where it was for far fewer images."""
-    if place is None:
-        return None
-    try:
-        known = ChosenEngine(**json.loads(place.read_text()))
-    except (OSError, ValueError, TypeError):
+    known = _read(place)
+    if known is None:
         return None
     current = known.used in ENGINES and known.version == version(known.used)
     return known if current and images <= MORE * max(known.images, 1) else None
+
+
+def _settled(place: Path | None) -> ChosenEngine | None:
+    """Read what a folder's activations were made by; nothing, with a warning, where that engine is not here in its version."""
+    known = _read(place)
+    if known is None or known.used not in ENGINES:
+        return None
+    here = version(known.used)
+    if known.key() and known.version != here:
+        warnings.warn(
+            f"the activations that are kept were made by {known.used} {known.version}, here is {here or 'none'}, so they are not used;"
+            f" install {PACKAGES[known.used]}=={known.version} to use them",
+            IdnessWarning,
+            stacklevel=2,
+        )
+        return None
+    said = "as the activations that are kept were made"
+    return known if said in known.why else replace(known, why=f"{known.why}; {said}")
+
+
+def _read(place: Path | None) -> ChosenEngine | None:
+    try:
+        return None if place is None else ChosenEngine(**json.loads(place.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _stamp(model: nn.Module) -> Sequence[tuple[int, int]]:

@@ -1,0 +1,166 @@
+"""Runs a network over sets ahead of time, into a store that a benchmark then takes for its own cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idness.activations.extract import extract
+from idness.activations.store import FeatureStore
+from idness.benchmark.prepare import ENGINES, prepare
+from idness.benchmark.protocol import Benchmark, names
+from idness.benchmark.settings import Settings
+from idness.core.errors import DataError, OptionError
+from idness.core.progress import Listener
+from idness.core.wording import listed
+from idness.data import ImageSet, Preprocessing
+from idness.data.reading import read_sample
+from idness.data.sources import open_argument
+from idness.networks.engines.driver import Driver
+from idness.networks.engines.engine import FEW
+from idness.networks.opening import Network, open_network
+from idness.networks.probing import as_input
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """Holds a network that is ready to run, the sets that it will run over, and where what it makes of them goes.
+
+    `sample` has the images on which the engine was made, as they are read: another process makes the same engine of them.
+    """
+
+    network: Network
+    sets: Sequence[tuple[str, ImageSet]]
+    store: FeatureStore
+    settings: Settings
+    sample: NDArray[np.uint8]
+
+    @property
+    def images(self) -> int:
+        """How many images there are in all sets."""
+        return sum(len(images) for _, images in self.sets)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Says how many images of a set were run, taken from the store, and left out, and why the first of these was."""
+
+    name: str
+    images: int
+    ran: int
+    cached: int
+    unread: int
+    first: str = ""
+
+    def describe(self) -> str:
+        """Say it in one line."""
+        left = f", {self.unread:,} left out; the first, {self.first}" if self.unread else ""
+        return f"{self.name}: {self.images:,} images, {self.ran:,} run, {self.cached:,} taken from the store{left}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give plain values for JSON."""
+        return {key: getattr(self, key) for key in ("name", "images", "ran", "cached", "unread", "first")}
+
+
+def prepare_extraction(
+    model: str,
+    sets: Sequence[str],
+    settings: Settings,
+    *,
+    preprocessing: Preprocessing | None = None,
+    class_names: Sequence[str] = (),
+    listener: Listener | None = None,
+) -> Extraction:
+    """Open the sets and the network, and settle on the engine by which the store is filled.
+
+    Args:
+        model: the network, as `load_model` takes it.
+        sets: a benchmark's name or TOML file, for all its sets; or sets, as `open_set` takes them.
+        settings: how to run it; its `cache` is the store that is filled.
+        preprocessing: how a picture becomes the network's input, where the network does not say; a benchmark has its own.
+        class_names: the names of its classes in the order of its outputs, where it does not say; a benchmark has its own.
+        listener: hears of progress.
+    """
+    hear, store = listener or Listener(), FeatureStore(settings.cache)
+    if len(sets) == 1 and (sets[0] in names() or sets[0].endswith(".toml")):
+        if preprocessing is not None or class_names:
+            raise OptionError("preprocessing= and class_names= are the benchmark's own; write them into its file")
+        bench = Benchmark.load(sets[0])
+        opened = bench.open(settings.data, partial=settings.partial)
+        network = prepare(bench, opened, model, settings, hear).network
+        assert network is not None  # a model was named
+        pictures = [(entry.name, entry.data) for entry in opened if isinstance(entry.data, ImageSet)]
+    else:
+        pictures = [(images.source, images) for images in (_open(value, class_names) for value in sets)]
+        network = _opened(model, pictures, settings, preprocessing, class_names, hear)
+    if not pictures:
+        raise DataError(f"{listed(list(sets))}: holds activations, and no images to run the network over")
+    sample = read_sample(pictures[0][1], network.preprocessing, FEW, workers=settings.workers)[1].pixels[:FEW]
+    driver = network.split.driver
+    if driver is not None:
+        inputs = as_input(network.split.model, network.preprocessing.normalize(sample))
+        network = replace(network, engine=driver.settle(network.split, inputs))
+    return Extraction(network, pictures, store, settings, sample)
+
+
+def run_extraction(job: Extraction, listener: Listener | None = None) -> list[Filled]:
+    """Run the network over all that the store does not hold yet, in this process."""
+    hear = listener or Listener()
+    hear.phase("network", job.images)
+    found = []
+    for name, images in job.sets:
+        settings = job.settings
+        done = extract(
+            job.network, images, job.store, batch_size=settings.batch_size, workers=settings.workers, listener=hear
+        )
+        found.append(filled(job.store, name, images, done.key, done.ran))
+    return found
+
+
+def filled(store: FeatureStore, name: str, images: ImageSet, key: str, ran: int) -> Filled:
+    """Count what came of a set that is in the store as a whole."""
+    skipped = [entry for ref in store.refs(key) for entry in store.skipped(ref)]
+    first = f"{images.item(skipped[0][0])}: {skipped[0][1]}" if skipped else ""
+    return Filled(name, len(images), ran, len(images) - ran, len(skipped), first)
+
+
+def _open(value: str, classes: Sequence[str]) -> ImageSet:
+    """Open a set; folders of the network's classes are read in their order, as a benchmark reads its ID sets."""
+    found = open_argument("sets", value)
+    if isinstance(found, ImageSet) and found.classes and set(found.classes) <= set(classes):
+        found = open_argument("sets", value, classes)
+    if not isinstance(found, ImageSet):
+        raise DataError(f"{value}: must be a set of images, got activations, which need no network")
+    return found
+
+
+def _opened(
+    model: str,
+    sets: Sequence[tuple[str, ImageSet]],
+    settings: Settings,
+    preprocessing: Preprocessing | None,
+    class_names: Sequence[str],
+    listener: Listener,
+) -> Network:
+    images = sum(len(found) for _, found in sets)
+    network = open_network(
+        model,
+        settings.weights,
+        layer=settings.layer,
+        multi_label=settings.multi_label,
+        preprocessing=preprocessing,
+        images=sets[0][1],
+        class_names=class_names,
+        precision=settings.precision,
+        device=settings.device,
+        workers=settings.workers,
+        driver=Driver(settings.engine, images, FeatureStore(settings.cache).root / ENGINES),
+    )
+    listener.note(f"preprocessing: {network.preprocessing.describe()}")
+    if network.engine is not None:
+        listener.note(f"engine: {network.engine.describe()}")
+    return network

@@ -1,0 +1,92 @@
+"""`idness extract`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from idness.cli.bench import ENGINE_HELP
+
+
+def extract(
+    model: Annotated[
+        str,
+        typer.Argument(help="torchvision:NAME, timm:NAME, file.py:function, a folder of idness train, or cifar6:base."),
+    ],
+    sets: Annotated[
+        list[str],
+        typer.Argument(
+            help="A benchmark's name or TOML file, for all its sets; or sets: folders, image lists, Parquet, WebDataset tars, .npz."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the store, which idness bench takes as --cache.")],
+    weights: Annotated[Path | None, typer.Option(help="The network's weights: safetensors or a checkpoint.")] = None,
+    layer: Annotated[str, typer.Option(help="Name of the final linear layer; found by itself if not given.")] = "",
+    multi_label: Annotated[
+        bool | None,
+        typer.Option("--multi-label/--single-label", help="Whether an image may get several labels, or none."),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder at which the benchmark's relative paths begin.")] = None,
+    partial: Annotated[bool, typer.Option("--partial", help="Leave out sets that are not there.")] = False,
+    size: Annotated[int | None, typer.Option(help="Side of the square input, where the network does not say.")] = None,
+    mean: Annotated[str | None, typer.Option(help="Mean of each channel in [0, 1], as in 0.49,0.48,0.45.")] = None,
+    std: Annotated[str | None, typer.Option(help="Standard deviation of each channel.")] = None,
+    class_names: Annotated[
+        str | None,
+        typer.Option("--classes", help="Names in the order of the network's outputs: a,b,c, a text file, or imagenet."),
+    ] = None,
+    precision: Annotated[str, typer.Option(help="fp32, bf16, or auto, which measures both.")] = "fp32",
+    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "auto",
+    batch_size: Annotated[int | None, typer.Option(help="Images per forward pass; measured if not given.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Threads that decode images.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on in a folder that exists; what it holds is not run again.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
+) -> None:
+    """Run a network over images once and keep what it makes of them, for bench to start from."""
+    import json
+
+    from idness.cli.preprocessing import preprocessing
+    from idness.cli.terminal import command_line, stderr
+    from idness.core.files import check_new
+    from idness.core.progress import STARTING, heard_warnings, shown
+    from idness.data.classes import read_classes
+
+    check_new(out, resume=resume)
+    with shown(quiet=quiet) as listener:
+        listener.phase(STARTING, None)
+        from idness.benchmark.extraction import prepare_extraction, run_extraction
+        from idness.benchmark.settings import Settings
+
+        settings = Settings(
+            data=data,
+            weights=weights,
+            layer=layer or None,
+            multi_label=multi_label,
+            precision=precision,
+            engine=engine,
+            batch_size=batch_size,
+            workers=workers,
+            cache=out,
+            device=device,
+            partial=partial,
+            command=command_line(),
+        )
+        with heard_warnings(listener.warn):
+            job = prepare_extraction(
+                model, sets, settings, preprocessing=preprocessing(size, mean, std),
+                class_names=read_classes(class_names) if class_names else (), listener=listener,
+            )  # fmt: skip
+            found = run_extraction(job, listener)
+    if as_json:
+        print(json.dumps([entry.to_dict() for entry in found], indent=1))
+    else:
+        for entry in found:
+            print(entry.describe())
+    if not quiet:
+        stderr().print(f"wrote {out}; idness bench takes it as --cache {out}", markup=False, soft_wrap=True)

@@ -1,0 +1,211 @@
+"""Places in file systems that are named by URL, such as s3:// and gs://: those that pyarrow knows, and else those of fsspec."""
+
+from __future__ import annotations
+
+import fnmatch
+import io
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, BinaryIO, cast
+
+from idness.core.errors import DataError
+from idness.core.extras import needed
+
+URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+"""How a URL begins; a single letter would be a drive."""
+
+
+def is_url(place: object) -> bool:
+    """Tell whether a place is named by URL."""
+    return URL.match(str(place)) is not None
+
+
+@dataclass(frozen=True)
+class State:
+    """Says how large a file is and when it was changed, under the names that `os.stat` has for it."""
+
+    st_size: int
+    st_mtime_ns: int
+
+
+class UrlPath:
+    """Names a file or folder by URL, with what of `pathlib.Path` reading sets of images needs.
+
+    Args:
+        url: the whole name, such as `s3://bucket/folder/file.tar`.
+        known: its state, where it has been listed already.
+    """
+
+    def __init__(self, url: str, known: State | None = None) -> None:
+        self.url, self._known = url.rstrip("/"), known
+        self._listed: dict[str, State] = {}
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __reduce__(self) -> tuple[type[UrlPath], tuple[str]]:
+        return UrlPath, (self.url,)  # what was listed stays here: workers read, and do not look for changes
+
+    def __truediv__(self, name: str) -> UrlPath:
+        return UrlPath(f"{self.url}/{name}", self._listed.get(name))
+
+    @property
+    def name(self) -> str:
+        """The last part of the name."""
+        return self.url.rpartition("/")[2].partition("?")[0]
+
+    @property
+    def suffix(self) -> str:
+        """How the name ends, with the dot."""
+        stem, dot, ending = self.name.rpartition(".")
+        return f".{ending}" if dot and stem else ""
+
+    @property
+    def parent(self) -> UrlPath:
+        """The folder that it is in."""
+        return UrlPath(self.url.rpartition("/")[0])
+
+    def exists(self) -> bool:
+        """Tell whether there is anything of this name."""
+        return self.is_file() or self.is_dir()
+
+    def is_file(self) -> bool:
+        """Tell whether it is a file."""
+        return self._known is not None or bool(self._info().is_file)
+
+    def is_dir(self) -> bool:
+        """Tell whether it is a folder; where there are only names, whether some begin with its own."""
+        kind = _arrow_fs().FileType
+        return self._known is None and self._info().type == kind.Directory
+
+    def stat(self) -> State:
+        """Give the file's size and time."""
+        if self._known is None:
+            found = self._info()
+            if not found.is_file:
+                raise FileNotFoundError(2, "No such file", str(self))
+            self._known = _state(found)
+        return self._known
+
+    def native(self) -> Any:
+        """Open the file as one of pyarrow's own, for pyarrow itself to read."""
+        system, path = _located(self.url)
+        try:
+            return system.open_input_file(path)
+        except Exception as error:  # each file system has errors of its own
+            raise OSError(5, _why(error), str(self)) from error
+
+    def open(self, mode: str = "rb") -> BinaryIO:
+        """Open the file for reading, from any place on."""
+        return cast(BinaryIO, io.BufferedReader(_Reading(self.native())))
+
+    def read_bytes(self) -> bytes:
+        """Read the whole file."""
+        with self.open() as file:
+            return file.read()
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        """Read the whole file as text."""
+        return self.read_bytes().decode(encoding)
+
+    def glob(self, pattern: str) -> list[UrlPath]:
+        """List the files of the folder whose names fit; the pattern may begin with one folder's name."""
+        folder, _, ending = pattern.rpartition("/")
+        home = self / folder if folder else self
+        return [home / name for name in home.listing() if "/" not in name and fnmatch.fnmatchcase(name, ending)]
+
+    def listing(self) -> list[str]:
+        """Name all files below the folder, sorted, without those that are hidden."""
+        if not self._listed:
+            system, path = _located(self.url)
+            selector = _arrow_fs().FileSelector(path, recursive=True, allow_not_found=True)
+            try:
+                found = system.get_file_info(selector)
+            except Exception as error:  # as above
+                raise DataError(f"{self}: cannot be listed ({_why(error)})") from error
+            below = ((info.path[len(path.rstrip("/")) + 1 :], info) for info in found if info.is_file)
+            self._listed = {
+                name: _state(info) for name, info in sorted(below, key=lambda pair: pair[0]) if not _hidden(name)
+            }
+        return list(self._listed)
+
+    def _info(self) -> Any:
+        system, path = _located(self.url)
+        try:
+            return system.get_file_info(path)
+        except Exception as error:  # as above
+            raise DataError(f"{self}: cannot be looked at ({_why(error)})") from error
+
+
+class _Reading(io.RawIOBase):
+    """Reads a file of another library as Python's own are read: whatever goes wrong is an OSError."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            found = self._file.read(len(buffer))
+        except Exception as error:  # each file system has errors of its own
+            raise OSError(5, _why(error)) from error
+        buffer[: len(found)] = found
+        return len(found)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def _state(info: Any) -> State:
+    return State(int(info.size or 0), int(info.mtime_ns or 0))
+
+
+def _why(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _arrow_fs() -> Any:
+    return needed("pyarrow.fs", "a set by URL", "tables", DataError)
+
+
+@cache
+def _system(start: str) -> tuple[Any, bool]:
+    """Open the file system of all URLs that begin so, and say whether it is one of pyarrow's own."""
+    arrow = _arrow_fs()
+    try:
+        return arrow.FileSystem.from_uri(start)[0], True
+    except (ValueError, NotImplementedError):  # a scheme that pyarrow does not know, or was built without
+        pass
+    except OSError as error:
+        raise DataError(f"{start}: its file system cannot be reached ({_why(error)})") from error
+    fsspec = needed("fsspec.core", "a set by URL", "tables", DataError)
+    try:
+        return arrow.PyFileSystem(arrow.FSSpecHandler(fsspec.url_to_fs(start)[0])), False
+    except (ImportError, ValueError) as error:
+        raise DataError(
+            f"{start}: no such file system ({_why(error)}); fsspec's page of it says what to install"
+        ) from error
+
+
+def _located(url: str) -> tuple[Any, str]:
+    """Give the file system of a URL, and the path in it."""
+    scheme, _, rest = url.partition("://")
+    system, own = _system(f"{scheme}://{rest.partition('/')[0]}/")
+    if not own:
+        return system, str(system.handler.fs._strip_protocol(url))
+    return system, f"/{rest.partition('/')[2]}" if scheme == "file" else rest

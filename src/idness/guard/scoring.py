@@ -1,0 +1,135 @@
+"""Judges a set of any size into a table on disk, span by span."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idness.activations.forward import spans_of
+from idness.activations.store import SHARD
+from idness.core.documents import packed
+from idness.core.errors import DataError
+from idness.core.files import key_of, sha256, sha256_of
+from idness.core.progress import Listener
+from idness.data import ImageSet, Preprocessing
+from idness.data.reading import read_sample
+from idness.guard.file import describe
+from idness.guard.graph import BATCH, GraphGuard
+from idness.guard.guard import Guard
+from idness.guard.judge import judge_set
+from idness.guard.table import Part, VerdictTable
+from idness.networks.engines.driver import ChosenEngine, default_batch
+from idness.networks.engines.engine import FEW
+from idness.networks.probing import as_input
+
+
+class Judging(Protocol):
+    """Judges the images of a set one after another."""
+
+    def __call__(
+        self, images: ImageSet, *, batch: int | None = None, listener: Listener | None = None
+    ) -> Iterator[dict[str, Any]]: ...
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Holds what judges, the set that is judged, and the table that the verdicts go to.
+
+    `identity` is the hash of all that decides a verdict but the image; `sample` has the images on which the engine was made, as they
+    are read: another process makes the same engine of them.
+    """
+
+    judge: Judging
+    images: ImageSet
+    table: VerdictTable
+    identity: str
+    batch: int
+    engine: ChosenEngine | None
+    sample: NDArray[np.uint8]
+
+    def spans(self) -> Iterator[tuple[int, int, int, str]]:
+        """Divide the set: number, first and last place, and key of each part of the table."""
+        for number, (start, stop) in enumerate(spans_of(len(self.images), SHARD)):
+            yield number, start, stop, key_of(self.identity, str(start), self.images.stamp(start, stop))
+
+    def about(self) -> dict[str, Any]:
+        """Say what the table was made by."""
+        engine = None if self.engine is None else {"used": self.engine.used, "version": self.engine.version}
+        return {"identity": self.identity, "batch": self.batch, "engine": engine}
+
+
+def prepare_scoring(
+    guard: Guard | GraphGuard, images: ImageSet, folder: str | Path, *, batch: int | None = None
+) -> Scoring:
+    """Settle on how a set is judged: by which engine, in batches of how many images."""
+    if len(images) == 0:
+        raise DataError(f"{images.source}: must hold at least one image, got none; check the folder or file")
+    table = VerdictTable(folder)
+    if isinstance(guard, GraphGuard):
+        size = batch or BATCH
+        identity = key_of(sha256(guard.path), str(size))
+        return Scoring(guard.judge_set, images, table, identity, size, None, _none())
+    sample = _sample(images, guard.preprocessing)
+    chosen = None
+    if len(sample) and guard.preprocessing is not None and guard.split.driver is not None:
+        inputs = as_input(guard.split.model, guard.preprocessing.normalize(sample))
+        chosen = guard.split.driver.settle(guard.split, inputs)
+    usual = 1 if guard.preprocessing is None else default_batch(guard.preprocessing.normalize(sample))
+    size = batch or (usual if chosen is None else chosen.batch)
+    identity = guard_identity(guard, chosen, size)
+    return Scoring(partial(judge_set, guard), images, table, identity, size, chosen, sample)
+
+
+def run_scoring(job: Scoring, listener: Listener | None = None) -> list[Part]:
+    """Judge all that the table does not hold yet, in this process, and give its parts."""
+    hear = listener or Listener()
+    hear.phase("images", len(job.images))
+    parts = []
+    for number, start, stop, key in job.spans():
+        part = job.table.find(number, key)
+        if part is not None:
+            hear.advance(stop - start)
+        else:
+            names = [job.images.item(index) for index in range(start, stop)]
+            part = judge_span(job, job.images.portion(start, stop), names, number, key, hear)
+        parts.append(part)
+    job.table.finish(parts, job.about())
+    return parts
+
+
+def judge_span(
+    job: Scoring, images: ImageSet, names: Sequence[str], number: int, key: str, listener: Listener | None = None
+) -> Part:
+    """Judge the images of one part of the table, and write it."""
+    return job.table.put(number, key, names, list(job.judge(images, batch=job.batch, listener=listener)))
+
+
+def guard_identity(guard: Guard, engine: ChosenEngine | None, batch: int) -> str:
+    """Hash all that decides a verdict but the image: the guard, the versions, the engine and the batch."""
+    calibration = guard.calibration
+    assert calibration is not None  # a guard that was loaded has one
+    learned = dict(guard.detector.state()) | {"scores": calibration.scores, "sizes": calibration.sizes}
+    said = json.dumps(describe(guard), sort_keys=True)
+    return key_of(said, sha256_of(packed(learned)), "" if engine is None else engine.key(), str(batch))
+
+
+def _sample(images: ImageSet, how: Preprocessing | None) -> NDArray[np.uint8]:
+    """Read some images to make the engine on; none where none of them can be read, and then each is told by itself."""
+    try:
+        if how is None:
+            return _none()
+        count = FEW if how.size is not None else 1
+        return read_sample(images, how, count)[1].pixels[:count]
+    except DataError:
+        return _none()
+
+
+def _none() -> NDArray[np.uint8]:
+    return np.zeros((0, 1, 1, 3), np.uint8)

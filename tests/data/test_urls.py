@@ -1,0 +1,158 @@
+"""Sets of images by URL: the same images, the same stamps on every look, one line for what is not there."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import fsspec
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from idness.core.errors import DataError
+from idness.data import ImageSet, open_set
+from idness.data.sources import open_argument
+from idness.data.urls import UrlPath
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, id_folder: Path) -> Path:
+    """A folder of two classes, and its images as a table, a shard and a list."""
+    root = tmp_path_factory.mktemp("urls")
+    files = []
+    for name in ("blue", "red"):
+        (root / "folder" / name).mkdir(parents=True)
+        for path in sorted((id_folder / name).iterdir())[:5]:
+            files.append(root / "folder" / name / path.name)
+            files[-1].write_bytes(path.read_bytes())
+    (root / "folder" / ".hidden").mkdir()
+    (root / "folder" / ".hidden" / "x.png").write_bytes(b"x")
+    table = pyarrow.table({"image": [path.read_bytes() for path in files], "label": [0] * 5 + [1] * 5})
+    pyarrow.parquet.write_table(table, root / "t.parquet", row_group_size=3)
+    with tarfile.open(root / "s.tar", "w") as archive:
+        for path in files:
+            member = tarfile.TarInfo(f"{path.parent.name}-{path.name}")
+            member.size = path.stat().st_size
+            archive.addfile(member, io.BytesIO(path.read_bytes()))
+    (root / "l.txt").write_text("".join(f"folder/{path.parent.name}/{path.name}\n" for path in files))
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(place: Path) -> Iterator[str]:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+        def do_GET(self) -> None:
+            """Give the part of a file that is asked for, as object stores do."""
+            content = Path(self.translate_path(self.path)).read_bytes()
+            first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+            part = content[int(first) : int(last) + 1 if last else None]
+            self.send_response(206 if "Range" in self.headers else 200)
+            self.send_header("Content-Length", str(len(part)))
+            self.send_header("Content-Range", f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}")
+            self.end_headers()
+            self.wfile.write(part)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(place))) as found:
+        Thread(target=found.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{found.server_port}"
+        found.shutdown()
+
+
+@pytest.fixture(scope="module")
+def memory(place: Path) -> str:
+    system = fsspec.filesystem("memory")
+    for path in place.rglob("*"):
+        if path.is_file():
+            system.pipe(f"/urls/{path.relative_to(place)}", path.read_bytes())
+    return "memory://urls"
+
+
+def pixels(images: ImageSet) -> list[bytes]:
+    return [np.asarray(images.picture(index)).tobytes() for index in range(len(images))]
+
+
+def opened(spec: str) -> ImageSet:
+    found = open_set(spec)
+    assert isinstance(found, ImageSet)
+    return found
+
+
+@pytest.mark.parametrize("name", ["folder", "l.txt", "t.parquet", "s.tar"])
+@pytest.mark.parametrize("kind", ["file", "memory", "server"])
+def test_a_set_by_url_is_the_set(
+    place: Path, name: str, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (name, kind) == ("folder", "server"):
+        pytest.skip("HTTP has no folders")
+    base = place.as_uri() if kind == "file" else request.getfixturevalue(kind)
+    monkeypatch.chdir(place)
+    local, found = opened(name), opened(f"{base}/{name}")
+    assert pixels(found) == pixels(local)
+    assert (found.classes, found.source) == (local.classes, local.source)
+    assert np.array_equal(found.labels, local.labels)  # type: ignore[arg-type]
+    assert found.stamp(0, 10) == opened(f"{base}/{name}").stamp(0, 10)
+    assert found.stamp(0, 10) != found.stamp(0, 5)
+
+
+@pytest.mark.parametrize("name", ["folder", "l.txt", "t.parquet", "s.tar"])
+@pytest.mark.parametrize("by_url", [False, True])
+def test_a_portion_is_light_and_has_the_same_images(
+    place: Path, name: str, by_url: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    whole = opened(f"{place.as_uri()}/{name}" if by_url else str(place / name) if name != "l.txt" else name)
+    expected = pixels(whole)
+    for start, stop in ((0, 4), (2, 9), (9, 10)):
+        part = pickle.loads(pickle.dumps(whole.portion(start, stop)))
+        assert pixels(part) == expected[start:stop]
+        assert part.labels is None
+        assert part.present()
+
+
+def test_a_list_may_name_urls(place: Path, tmp_path: Path) -> None:
+    file = place / "folder" / "red" / "0000.png"
+    (tmp_path / "l.txt").write_text(f"{file.as_uri()} 1\n{file.as_uri()[:-5]}9.png 0\n")
+    found = opened(str(tmp_path / "l.txt"))
+    assert pixels(found.portion(0, 1)) == pixels(opened(str(place / "folder")))[5:6]
+    with pytest.raises(DataError, match=r"0009\.png: cannot be read"):
+        found.picture(1)
+    assert found.labels is not None
+    assert found.labels.tolist() == [1, 0]
+
+
+def test_a_changed_file_changes_the_stamp(place: Path, tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes((place / "folder" / "red" / "0000.png").read_bytes())
+    before = opened(tmp_path.as_uri()).stamp(0, 2)
+    (tmp_path / "b.png").write_bytes(b"shorter")
+    assert opened(tmp_path.as_uri()).stamp(0, 2) != before
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("file:///nosuch/folder", "does not exist"),
+        ("nosuch://bucket/folder", "no such file system"),
+        ("http://127.0.0.1:9/list.txt", "127.0.0.1:9"),
+    ],
+)
+def test_what_is_not_there_is_one_line(url: str, message: str) -> None:
+    with pytest.raises(DataError, match=message) as told:
+        open_argument("data", url)
+    assert "\n" not in str(told.value)
+
+
+def test_names() -> None:
+    assert (UrlPath("s3://b/a/x.tar").name, UrlPath("s3://b/a/x.tar").suffix) == ("x.tar", ".tar")
+    assert str(UrlPath("s3://b/a/x.tar").parent / "y.tar") == "s3://b/a/y.tar"
+    assert (UrlPath("s3://b/.x").suffix, UrlPath("https://h/x.parquet?v=1").suffix) == ("", ".parquet")
