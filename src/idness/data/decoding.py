@@ -111,7 +111,7 @@ def _to_rgb(name: str, image: Image.Image) -> Image.Image:
     if upright.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         layered = upright.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered).convert("RGB")
-    return upright.convert("RGB")
+    return upright if upright.mode == "RGB" else upright.convert("RGB")  # which would copy it
 
 
 def _upright(tagged: Image.Image, image: Image.Image) -> Image.Image:

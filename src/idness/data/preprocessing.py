@@ -23,6 +23,8 @@ Size = int | tuple[int, int] | None
 INTERPOLATIONS = {kind.name.lower(): kind for kind in Image.Resampling}
 MODES = {1: "L", 3: "RGB"}
 """How Pillow calls a picture of so many channels."""
+WAY = "2"
+"""The way pixels are made, counted up when a picture may get other pixels than before: activations of the old ones do not count."""
 STRETCHED = 32
 """The aspect ratio above which a strip is cut before it is enlarged: a 5000 x 1 image would become 1.3 million pixels wide."""
 
@@ -196,7 +198,11 @@ class Preprocessing:
             long = max(width, height)
         scaled = int(self.resize * long / short)
         target = (self.resize, scaled) if width <= height else (scaled, self.resize)
-        return image if target == (width, height) else image.resize(target, filter_)
+        if target == (width, height):
+            return image
+        if self.crop is None or self.interpolation != "bilinear":
+            return image.resize(target, filter_)
+        return _resized_centre(image, target, _pair(self.crop), filter_)
 
 
 def preprocessing_for(model: nn.Module, spec: str = "", weights: str | None = None) -> Preprocessing | None:
@@ -256,6 +262,17 @@ def _of_timm(model: nn.Module) -> Preprocessing:
         std=tuple(config["std"]),
         interpolation=interpolation if interpolation in INTERPOLATIONS else "bicubic",
     )
+
+
+def _resized_centre(
+    image: Image.Image, target: tuple[int, int], crop: tuple[int, int], filter_: Image.Resampling
+) -> Image.Image:
+    """Resize only what the crop will keep: a third less work for 224 of 256. Some values are rounded to the next one."""
+    height, width = min(crop[0], target[1]), min(crop[1], target[0])
+    left, top = round((target[0] - width) / 2.0), round((target[1] - height) / 2.0)
+    x, y = image.width / target[0], image.height / target[1]
+    end = min((left + width) * x, image.width), min((top + height) * y, image.height)
+    return image.resize((width, height), filter_, box=(left * x, top * y, *end))
 
 
 def _cropped(array: NDArray[np.uint8], crop: Size) -> NDArray[np.uint8]:

@@ -18,6 +18,7 @@ from idness.core.errors import DataError, IdnessWarning, ModelError
 from idness.core.files import key_of
 from idness.core.scripts import Script
 from idness.data import Batch, ImageSet, Preprocessing, preprocessing_for
+from idness.data.preprocessing import WAY
 from idness.data.reading import read_sample
 from idness.networks.classes import ENOUGH, by_chance, class_names_for, places_of, reordered
 from idness.networks.engines.driver import ChosenEngine, Driver, default_batch
@@ -91,7 +92,7 @@ class Network:
         settings = json.dumps(self.preprocessing.to_dict(), sort_keys=True)
         model, layer = self.split.model, ": ".join(filter(None, (self.split.layer, self.split.ending)))
         engine = [self.engine.key()] if self.engine is not None and self.engine.key() else []
-        return key_of(self.weights_sha256, repr(model), layer, code, settings, self.precision.used, *engine)
+        return key_of(WAY, self.weights_sha256, repr(model), layer, code, settings, self.precision.used, *engine)
 
     def labels_of(self, images: ImageSet) -> Tensor | None:
         """Give a set's labels in the order of the network's classes; none where it has none, or other classes."""
