@@ -92,14 +92,17 @@ def pruned(features: Tensor, kept: int) -> Tensor:
         return torch.where(top_mask(features, kept), features, 0.0)
     array, first = features.numpy(), features.shape[1] - kept
     ramp, result = _ramp(array.shape[1]), np.empty_like(array)
+    block = np.empty((min(ROWS, len(array)), array.shape[1]), np.float32)
     for start in range(0, len(array), ROWS):
-        part = array[start : start + ROWS] - ramp
-        ordered = part.copy()
+        part = array[start : start + ROWS]
+        ordered = np.subtract(part, ramp, out=block[: len(part)])
         ordered.partition(first, axis=1)
-        mask = part >= ordered[:, first, None]
-        np.multiply(array[start : start + ROWS], mask, out=result[start : start + ROWS])
-        # Equal features at the limit are all above it, and of those only some are kept.
-        for row in np.flatnonzero(np.count_nonzero(mask, axis=1) != kept) + start:
+        limit = ordered[:, first, None]
+        mask = part >= limit
+        np.multiply(part, mask, out=result[start : start + ROWS])
+        # Equal features at the limit are all above it, and of those only some are kept; of zeros it does not matter which.
+        tied = (np.count_nonzero(mask, axis=1) != kept) & (np.abs(limit[:, 0]) > ramp[-1])
+        for row in np.flatnonzero(tied) + start:
             result[row] = torch.where(top_mask(features[row : row + 1], kept), features[row : row + 1], 0.0).numpy()
     return torch.from_numpy(result)
 
