@@ -84,8 +84,9 @@ def guard(trained: nn.Module) -> Guard:
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the list of trusted model files out of the user's home."""
+    """Keep the list of trusted model files, and what is remembered of engines, out of the user's home."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
 
 
 @pytest.fixture(scope="session")

@@ -323,3 +323,20 @@ def test_images_of_the_run_are_known_again(tmp_path: Path) -> None:
     refused = idness("calibrate", tmp_path / "run", *calibrate)
     assert refused.returncode == 2
     assert "images.safetensors: is damaged" in refused.stderr
+
+
+def test_the_engine_that_was_chosen_is_remembered(
+    net_spec: str, weights: Path, id_folder: Path, ood_folder: Path, tmp_path: Path
+) -> None:
+    notes = [
+        next(
+            note
+            for note in prepare_guard(net_spec, id_folder, weights=weights, method="ebo", ood=ood_folder).notes
+            if "engine" in note
+        )
+        for _ in range(2)
+    ]
+    [kept] = (tmp_path / "caches" / "idness" / "engines").iterdir()
+    assert json.loads(kept.read_text())["used"] == "eager"
+    assert "remembered" not in notes[0]
+    assert "remembered" in notes[1]

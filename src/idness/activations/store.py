@@ -84,6 +84,11 @@ class FeatureStore:
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
         self.root = Path(root) if root is not None else default_root()
 
+    @property
+    def engines(self) -> Path:
+        """The folder that remembers which engine ran a network fastest."""
+        return self.root / "engines"
+
     def find(self, key: str) -> ShardRef | None:
         """Find a whole shard; a damaged one is removed, with a warning."""
         folder = self.root / "shards" / key[:2]

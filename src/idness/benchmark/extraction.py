@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from idness.activations.extract import extract
 from idness.activations.store import FeatureStore
-from idness.benchmark.prepare import ENGINES, prepare
+from idness.benchmark.prepare import prepare
 from idness.benchmark.protocol import Benchmark, names
 from idness.benchmark.settings import Settings
 from idness.core.errors import DataError, OptionError
@@ -158,7 +158,7 @@ def _opened(
         precision=settings.precision,
         device=settings.device,
         workers=settings.workers,
-        driver=Driver(settings.engine, images, FeatureStore(settings.cache).root / ENGINES),
+        driver=Driver(settings.engine, images, FeatureStore(settings.cache).engines),
     )
     listener.note(f"preprocessing: {network.preprocessing.describe()}")
     if network.engine is not None:

@@ -24,9 +24,6 @@ from idness.networks.opening import Network, open_network
 from idness.networks.precision import ChosenPrecision
 from idness.networks.runs import located
 
-ENGINES = "engines"
-"""The folder of the store that remembers which engine ran a network fastest."""
-
 
 @dataclass(frozen=True)
 class Prepared:
@@ -50,9 +47,7 @@ def prepare(
             raise ModelError(f"benchmark {bench.name}: needs model= (torchvision:NAME, timm:NAME or file.py:function)")
         model = embedded.MODEL
     roles = [*("id_test", "id_train", "id_val"), *pictures]
-    driver = Driver(
-        settings.engine, sum(len(data) for data in pictures_of(sets)), FeatureStore(settings.cache).root / ENGINES
-    )
+    driver = Driver(settings.engine, sum(len(data) for data in pictures_of(sets)), FeatureStore(settings.cache).engines)
     network = open_network(
         model,
         settings.weights,

@@ -164,11 +164,12 @@ def _judge(
 
 def load(folder: Path, model: str | None, weights: str | None, engine: str = "auto", images: int = 0) -> Guard:
     """Load a guard, with the network that the user names, if any, for so many images."""
+    from idness.activations.store import FeatureStore
     from idness.guard.file import load_guard
     from idness.networks import trust
     from idness.networks.engines.driver import Driver
 
-    loaded = load_guard(folder, model, weights, Driver(engine, images))
+    loaded = load_guard(folder, model, weights, Driver(engine, images, FeatureStore().engines))
     if model is not None:
         trust.remember(model)
     return loaded

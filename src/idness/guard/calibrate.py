@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from idness.activations.forward import SetActivations, collect
+from idness.activations.store import FeatureStore
 from idness.core.errors import DataError, IdnessWarning, InputError
 from idness.core.method_text import read_method
 from idness.core.progress import Listener, heard_warnings
@@ -98,6 +99,7 @@ def prepare_guard(
     images = _open("data", data)
     learned = None if train is None else _open("train", train, fitted=True)
     flagged = None if ood is None else _open("ood", ood)
+    run = sum(len(part) for part in (images, learned, flagged) if isinstance(part, ImageSet))
     with heard_warnings(lambda text: notes.append(f"caution: {text}")):
         network = open_network(
             spec,
@@ -107,7 +109,7 @@ def prepare_guard(
             preprocessing=preprocessing,
             images=images,
             class_names=class_names,
-            driver=Driver(engine, sum(len(part) for part in (images, learned, flagged) if part is not None)),
+            driver=Driver(engine, run, FeatureStore().engines),
         )
     split, how = network.split, network.preprocessing
     ending = f" ({split.ending})" if split.ending else ""

@@ -116,7 +116,7 @@ def fit_file(
             preprocessing=preprocessing,
             images=pictures[0] if pictures else None,
             class_names=class_names,
-            driver=Driver(engine, sum(len(entry) for entry in pictures)),
+            driver=Driver(engine, sum(len(entry) for entry in pictures), FeatureStore(cache).engines),
         )
         of = _Of(network.split.head.to("cpu"), without_folder(network.name), network.weights_sha256, network)
         if network.engine is not None:
