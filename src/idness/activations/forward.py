@@ -18,6 +18,7 @@ from idness.data import ActivationsSet, Batch, ImageSet, read_batches
 from idness.data.likeness import EXACT, common, near
 from idness.data.sets import select
 from idness.data.thumbnails import SIDE, thumbnail
+from idness.networks.feeding import Feeder
 from idness.networks.opening import Network
 
 
@@ -89,23 +90,27 @@ def run_images(
         edit_with: changes the input for a second look, as `Detector.input_edit` does; not with `pre_relu`.
         listener: hears of every image; the phase is the caller's, who may run several sets in one.
     """
-    hear, seen = listener or Listener(), set[bytes]()
-    for batch in read_batches(
-        images, network.preprocessing, spans or spans_of(len(images), batch_size or network.batch), workers=workers
-    ):
-        network.check_size(images.source, batch.pixels)
-        kept = _fresh(batch, seen) if distinct else batch
+    hear, seen, how = listener or Listener(), set[bytes](), network.preprocessing
+    feeder = Feeder(network.split.device)
+
+    def read() -> Iterator[tuple[Batch, Tensor | None]]:
+        ranges = spans or spans_of(len(images), batch_size or network.batch)
+        for batch in read_batches(images, how, ranges, workers=workers):
+            network.check_size(images.source, batch.pixels)
+            kept = _fresh(batch, seen) if distinct else batch
+            yield kept, feeder.inputs(kept.pixels, how.normalize) if len(kept.pixels) else None
+
+    for batch, plain in feeder.ahead(read()):
         found = None
-        if len(kept.pixels):
-            inputs = network.preprocessing.normalize(kept.pixels)
-            inputs = inputs if edit is None else edit(inputs, batch.start)
+        if plain is not None:
+            inputs = plain if edit is None else edit(plain, batch.start)
             if pre_relu:
                 found = capture(network.split, inputs)
             else:
                 acts = network.split.split(inputs, precision=network.precision.used, edit_with=edit_with)
                 found = Capture(acts.to("cpu"), None, None)
         hear.advance(batch.stop - batch.start)
-        yield kept, found
+        yield batch, found
 
 
 def collect(

@@ -121,7 +121,8 @@ class Preprocessing:
         values = (
             torch.as_tensor(pixels).movedim(-1, -3).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
         )
-        return values.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))
+        mean, std = (torch.tensor(part, device=values.device).view(-1, 1, 1) for part in (self.mean, self.std))
+        return values.sub_(mean).div_(std)
 
     def normalize_array(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Do the same without torch."""
