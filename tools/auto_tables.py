@@ -184,7 +184,7 @@ def stand_ins(networks: Mapping[str, Network]) -> list[str]:
 
 def details(name: str, network: Network) -> list[str]:
     """List every row of one network, folded."""
-    images = network["images"]
+    images, every = network["images"], network.get("one in so many for two looks", 1)
     sets = {group: ", ".join(f"{one} ({images[one]})" for one in network[group]) for group in ("near", "far")}
     stand_in = next((count for one, count in images.items() if one.startswith(("stand-in ", "pseudo-"))), 0)
     lines = [
@@ -193,7 +193,8 @@ def details(name: str, network: Network) -> list[str]:
         f" accuracy {100 * network['accuracy']:.1f} %</summary>",
         "",
         f"ID: {images['train']} images to learn from, {images['val']} to compare on ({stand_in} of them for stand-ins),"
-        f" {images['test']} to test. Near: {sets['near']}. Far: {sets['far']}.",
+        f" {images['test']} to test. Near: {sets['near']}. Far: {sets['far']}."
+        + (f" Methods that look twice (odin, adascale) saw one in {every} of these." if every > 1 else ""),
         "",
         f"`auto`: {network['auto']['why']}; {network['auto']['risk']}.",
         "",

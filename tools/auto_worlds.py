@@ -84,6 +84,7 @@ class Plan:
         kept: how many of its classes are kept; images of the others are a near set.
         chosen_on: whether the parts of `fuse`, the kinds of stand-ins or a threshold of `auto` were chosen with its help.
         family: networks of one family are left out together.
+        twice_every: methods that look at an image twice see one in so many, on a network that is slow.
     """
 
     about: str
@@ -97,6 +98,7 @@ class Plan:
     kept: int | None = None
     chosen_on: bool = False
     family: str = ""
+    twice_every: int = 1
 
 
 def _trained(name: str, places: Places) -> nn.Module:
@@ -139,7 +141,9 @@ PLANS = {
     ),
     "mobilenet+700": _cut("MobileNetV2, ImageNet", imagenet_networks.mobilenet, chosen_on=True),
     "lite0+700": _cut("EfficientNet-Lite0, ImageNet", imagenet_networks.lite0, chosen_on=True),
-    "resnet50+700": _cut("ResNet-50, ImageNet", imagenet_networks.resnet50, every=2, stand_ins=200, chosen_on=True),
+    "resnet50+700": _cut(
+        "ResNet-50, ImageNet", imagenet_networks.resnet50, every=2, stand_ins=200, chosen_on=True, twice_every=4
+    ),
 }
 
 
@@ -169,7 +173,9 @@ def open_world(name: str, places: Places) -> World:
         file = place / f"{f'pseudo-{kind}' if kind else key}.safetensors"
         if not file.is_file():
             found = pictures(key)
-            some = Images(found.pixels[: plan.stand_ins]) if kind else found
+            every = 1 if editor is None else plan.twice_every
+            labels = None if found.labels is None else found.labels[::every]
+            some = Images(found.pixels[: plan.stand_ins]) if kind else Images(found.pixels[::every], labels)
             print(f"{name}: {file.stem}{' twice' if editor else ''}, {len(some.pixels)} images", flush=True)
             edit = (KINDS | RIVALS)[kind] if kind else None
             atomic_write(file, save(_run(split(editor is not None), some, plan, edit, editor)))

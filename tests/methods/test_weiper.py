@@ -4,7 +4,7 @@ import torch
 
 from idness.core.types import Activations
 from idness.detectors.detector import fit_many
-from idness.methods import WeiPer
+from idness.methods import WeiPer, weiper
 
 
 def slow_histogram(values, low, high):
@@ -79,3 +79,11 @@ def test_training_features_that_are_all_alike_do_no_harm(world):
     features = torch.zeros(20, world.head.width)
     detector = WeiPer(repeats=3).fit(world.head, Activations(features, world.head(features)))
     assert detector.score(world.test).isfinite().all()
+
+
+def test_very_many_perturbed_logits_are_computed_in_single_precision_and_score_alike(world, monkeypatch):
+    exact = WeiPer(repeats=12).fit(world.head, world.train).score(world.test)
+    monkeypatch.setattr(weiper, "EXACT", 0)
+    detector = WeiPer(repeats=12).fit(world.head, world.train)
+    assert detector.weights_.dtype == torch.float32
+    torch.testing.assert_close(detector.score(world.test), exact, rtol=0.02, atol=0.02)

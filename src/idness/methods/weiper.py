@@ -17,6 +17,8 @@ from idness.detectors.histograms import divergence, shares
 from idness.detectors.kernels import row_blocks, unit
 
 BINS = 100  # the authors take 80 for a vision transformer
+EXACT = 20_000
+"""Up to how many perturbed logits an image has they are computed in float64."""
 
 
 @dataclass(kw_only=True)
@@ -65,11 +67,14 @@ class WeiPer(Detector):
         plain = head.weight.double().repeat(self.repeats, 1)
         noise = unit(torch.randn(plain.shape, generator=torch.Generator().manual_seed(0))).to(plain)
         lengths = self.delta * plain.norm(dim=1, keepdim=True)
-        self.weights_, self.biases_ = plain + lengths * noise, head.offset.double().repeat(self.repeats)
+        # Rounding differs from batch to batch, and must not move a value to another bin; of very many it does not matter.
+        kind = torch.double if len(plain) <= EXACT else torch.float32
+        self.weights_ = (plain + lengths * noise).to(kind)
+        self.biases_ = head.offset.to(kind).repeat(self.repeats)
         # One range of values for all features, and one for all perturbed logits.
         parts = row_blocks(train.features, len(plain))
-        ends = [torch.stack(linear(part.double(), self.weights_, self.biases_).aminmax()) for part in parts]
-        self.spans_ = torch.stack([torch.stack(v.double().aminmax()) for v in (train.features, torch.cat(ends))])
+        ends = [torch.stack(linear(part.to(kind), self.weights_, self.biases_).aminmax()) for part in parts]
+        self.spans_ = torch.stack([torch.stack(v.to(kind).aminmax()) for v in (train.features, torch.cat(ends))])
         self.usual_ = self._measure(train.features).mean(dim=0)
 
     @classmethod
@@ -82,10 +87,10 @@ class WeiPer(Detector):
         """Compute what the score is made of: two histograms and the mean largest probability (N, 2 B + 1)."""
         rows = []
         for part in row_blocks(features, len(self.weights_)):
-            exact = part.double()  # rounding differs from batch to batch, and must not move a value to another bin
-            logits = linear(exact, self.weights_, self.biases_)
+            values = part.to(self.weights_)
+            logits = linear(values, self.weights_, self.biases_)
             heads = logits.reshape(-1, self.repeats, len(self.biases_) // self.repeats).softmax(dim=2)
-            histograms = shares(exact, self.spans_[0], BINS), shares(logits, self.spans_[1], BINS)
+            histograms = shares(values, self.spans_[0], BINS), shares(logits, self.spans_[1], BINS)
             rows.append(torch.cat([*histograms, heads.amax(dim=2).mean(dim=1, keepdim=True)], dim=1))
         return torch.cat(rows)
 

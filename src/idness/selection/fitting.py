@@ -34,8 +34,8 @@ from idness.detectors.summary import KEEP, Summary, summarise
 from idness.networks.engines.driver import Driver
 from idness.networks.opening import Network, open_network
 
-SHARDS = 8
-"""How many shards of the store are one part: 8,192 images, which take 134 MB in float64 where a network has 2,048 features."""
+SHARDS = 4
+"""How many shards of the store are one part: 4,096 images, which take 67 MB in float64 where a network has 2,048 features."""
 HEADS = (".npz", ".safetensors")
 
 
