@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from idness.activations import extract as extraction
 from idness.activations.extract import extract
-from idness.activations.source import beside, stored
+from idness.activations.forward import collect
+from idness.activations.source import beside, sampled, stored
 from idness.activations.store import FeatureStore
 from idness.core.errors import DataError, IdnessWarning
 from idness.core.files import _host
@@ -289,3 +290,19 @@ def test_a_clock_that_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     os.utime(changed)
     extract(net, folder_set(tmp_path / "images"), store, batch_size=8)
     assert not other.exists()  # a day has passed: whoever wrote it is gone
+
+
+@pytest.mark.parametrize("most", [7, 25, 100])
+def test_what_is_kept_serves_as_if_a_part_had_been_run(most: int, tmp_path: Path) -> None:
+    net, counting = made()
+    images, store = known(25), FeatureStore(tmp_path)
+    source = stored("id_test", "id_test", 25, store, extract(net, images, store).key)
+    counting.seen = 0
+    kept = sampled(source, images, most)
+    assert counting.seen == 0
+    ran = collect(net, images, limit=most)
+    assert torch.allclose(kept.acts.features, ran.acts.features, atol=1e-5)
+    assert torch.equal(kept.acts.labels, ran.acts.labels)  # type: ignore[arg-type]
+    assert [kept.images.item(int(place)) for place in kept.index] == [
+        ran.images.item(int(place)) for place in ran.index
+    ]  # type: ignore[union-attr]

@@ -14,11 +14,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from idness.activations.forward import SetActivations
 from idness.activations.store import SHARD, FeatureStore, Shard
 from idness.core.errors import DataError, IdnessError, StoreError
 from idness.core.files import sha256
 from idness.core.types import Activations, Head, Whole
-from idness.data import ActivationsSet
+from idness.data import ActivationsSet, ImageSet
 from idness.data.likeness import EXACT
 
 
@@ -48,6 +49,15 @@ class Source:
 def stored(name: str, role: str, count: int, store: FeatureStore, key: str) -> Source:
     """Give a set of at most so many images from the store."""
     return Source(name, role, count, lambda: store.shards(key))
+
+
+def sampled(source: Source, images: ImageSet, most: int, name: str = "") -> SetActivations:
+    """Give what is kept of one in so many images that at most `most` are left, as `collect` would pick and run them."""
+    step = max(1, -(-len(images) // most))
+    parts = [(shard.acts, shard.index, shard.index % step == 0) for shard in source.shards()]
+    acts = Activations.concat(found[rows] for found, _, rows in parts)
+    index = torch.cat([places[rows] for _, places, rows in parts])
+    return SetActivations(name or source.name, acts, images, index.numpy())
 
 
 def beside(plain: Source, edited: Source) -> Source:

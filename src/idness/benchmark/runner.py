@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from idness.activations.forward import collect
+from idness.activations.source import sampled
 from idness.benchmark.answer import conclude
 from idness.benchmark.evaluate import Scorer, SetScores, evaluate, make_sweep, sweep_curves, wrong_images
 from idness.benchmark.looks import Look, Looker
@@ -27,7 +28,7 @@ from idness.benchmark.results import Report
 from idness.benchmark.settings import Settings
 from idness.core.errors import DataError
 from idness.core.progress import Listener, heard_warnings
-from idness.core.types import Activations, Head
+from idness.core.types import Head
 from idness.data import ImageSet
 from idness.detectors.registry import parse
 from idness.networks.classes import doubt
@@ -88,7 +89,7 @@ class _Job:
         looks = looker.looks(wanted)
         self.time |= {"extract": looker.seconds, "images": looker.ran, "cached": looker.cached}
         choices, failed = self._choices(wanted, prepared.head, looks)
-        advice = self._advice(prepared, sets, choices, looks[0].held)
+        advice = self._advice(prepared, sets, choices, looks[0])
         scored = self._scored(choices, prepared.head, looks)
         report = self._report(prepared, sets, choices, failed, scored, advice)
         self.time["total"] = time.perf_counter() - start
@@ -126,15 +127,19 @@ class _Job:
         prepared: Prepared,
         sets: Sequence[OpenSet],
         choices: Mapping[str, Choice],
-        held: Mapping[str, Activations],
+        look: Look,
     ) -> tuple[str, str]:
         """Ask the doctor which row to use, and why, where there is no OOD validation set to tell."""
         ids = next((entry for role in ("id_val", "id_test") for entry in sets if entry.role == role), None)
         network = prepared.network
         if network is None or ids is None or any(choice.auroc is not None for choice in choices.values()):
             return "", ""
-        seen = collect(network, ids.data, name="ID images", limit=MOST, listener=self.listener)
-        found = advise(network, seen, learn=held.get("id_train"), listener=self.listener)
+        if isinstance(ids.data, ImageSet):
+            source = next(source for source in look.sources if source.name == ids.name)
+            seen = sampled(source, ids.data, MOST, "ID images")
+        else:
+            seen = collect(network, ids.data, name="ID images", limit=MOST, listener=self.listener)
+        found = advise(network, seen, learn=look.held.get("id_train"), listener=self.listener)
         return parse(found.method).name, found.why
 
     def _scored(self, choices: Mapping[str, Choice], head: Head, looks: Sequence[Look]) -> _Scored:
