@@ -53,7 +53,9 @@ def words_of(command: str, place: Path, data: Path, out: Path) -> tuple[list[obj
     net = ["--weights", place.parent / "weights.safetensors"]
     model = f"{place.parent}/net.py:make"
     if command == "bench":
-        words = ["bench", place, "--model", model, *net, "--methods", "msp,knn,react", "--cache", out / "cache"]
+        # An engine that is chosen by measuring is no more the same each time than the time it took.
+        words = ["bench", place, "--model", model, *net, "--methods", "msp,knn,react", "--engine", "eager"]
+        words += ["--cache", out / "cache"]
         return [*words, "--out", out / "results"], ("results.json", "scores.safetensors", "thumbs.safetensors")
     if command == "train":
         words = [

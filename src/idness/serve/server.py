@@ -113,6 +113,9 @@ def make_server(
         backlog=BACKLOG,
     )
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    logging.getLogger("python_multipart").setLevel(
+        logging.ERROR
+    )  # a stranger's broken form is no news, and could fill a disk
     return _Server(config, service, started), _listener(host, port)
 
 
