@@ -89,6 +89,7 @@ def bench(
     far: Sequence[str] = FAR,
     classes: Sequence[str] = COLOURS,
     validation: bool = True,
+    any_accuracy: bool = False,
 ) -> Report:
     """Measure a network, and write the folder that `idness bench` would; the sets may be given other names."""
     benchmark = Benchmark(
@@ -107,7 +108,11 @@ def bench(
         named = {name: f"{file}.npz" for name, file in zip(wanted, drawn, strict=True)}
         object.__setattr__(benchmark, group, named)
     settings = Settings(
-        methods=list(rows), cache=Path(place().name) / "cache", seed=seed, command="idness bench colours.toml"
+        methods=list(rows),
+        cache=Path(place().name) / "cache",
+        seed=seed,
+        command="idness bench colours.toml",
+        any_accuracy=any_accuracy,
     )
     run(benchmark, network(seed, disturbed), settings).save(folder)
     return Report.load(folder)

@@ -16,6 +16,7 @@ from tests.pictures import world
 from tests.training.test_images import folder as training_folder
 
 KILLS = 20
+COMMANDS = ("bench", "extract", "train", "calibrate", "export", "fit")
 CHANGING = {"time", "peak_memory", "provenance", "seconds", "memory", "cost"}
 
 
@@ -49,35 +50,33 @@ def content(folder: Path, *names: str) -> dict[str, Any]:
 
 
 def words_of(command: str, place: Path, data: Path, out: Path) -> tuple[list[object], tuple[str, ...]]:
-    """A command that writes into `out`, and the files to compare."""
-    net = ["--weights", place.parent / "weights.safetensors"]
-    model = f"{place.parent}/net.py:make"
-    if command == "bench":
-        # An engine that is chosen by measuring is no more the same each time than the time it took.
-        words = ["bench", place, "--model", model, *net, "--methods", "msp,knn,react", "--engine", "eager"]
-        words += ["--cache", out / "cache"]
-        return [*words, "--out", out / "results"], ("results.json", "scores.safetensors", "thumbs.safetensors")
-    if command == "train":
-        words = [
-            "train",
-            "--data",
-            data,
-            "--val",
-            data,
-            "--arch",
-            "tiny_resnet",
-            "--epochs",
-            3,
-            "--batch-size",
-            3,
-            "--size",
-            16,
-        ]
-        return [*words, "--set", "checkpoint_every=1", "--out", out / "run", "-q"], ("weights.safetensors",)
-    if command == "calibrate":
-        words = ["calibrate", model, *net, "--data", place.parent / "pictures", "--method", "knn(k=3)", "-q"]
-        return [*words, "--size", 16, "--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25", "-o", out / "guard"], ()
-    return ["export", place.parent / "guard", out / "guard.onnx"], ()
+    """A command that writes into `out`, and the files to compare; all where none is named."""
+    folder = place.parent
+    model, net = f"{folder}/net.py:make", ["--weights", folder / "weights.safetensors"]
+    # An engine that is chosen by measuring is no more the same each time than the time it took.
+    eager, how = ["--engine", "eager"], ["--size", 16, "--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25"]
+    training = ["--arch", "tiny_resnet", "--epochs", 3, "--batch-size", 3, "--size", 16, "--set", "checkpoint_every=1"]
+    found: dict[str, tuple[list[object], tuple[str, ...]]] = {
+        "bench": (
+            ["bench", place, "--model", model, *net, "--methods", "msp,knn,react", *eager, "--cache", out / "cache",
+             "--out", out / "results"], ("results.json", "scores.safetensors", "thumbs.safetensors"),
+        ),
+        "extract": (["extract", model, place, *net, *eager, "--resume", "-o", out / "store", "-q"], ()),
+        "fit": (
+            ["fit", model, folder / "train.npz", *net, *how, *eager, "--cache", out / "cache", "-o",
+             out / "train.safetensors", "-q"], (),
+        ),
+        "train": (
+            ["train", "--data", data, "--val", data, *training, "--out", out / "run", "-q"],
+            ("weights.safetensors", "images.safetensors"),
+        ),
+        "calibrate": (
+            ["calibrate", model, *net, "--data", folder / "pictures", "--method", "knn(k=3)", "-q", *how, *eager,
+             "-o", out / "guard"], (),
+        ),
+        "export": (["export", folder / "guard", out / "guard.onnx"], ()),
+    }  # fmt: skip
+    return found[command]
 
 
 def prepare(command: str, place: Path, run: Runner) -> Path:
@@ -104,10 +103,10 @@ def prepare(command: str, place: Path, run: Runner) -> Path:
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 @pytest.mark.fault(
-    "kill -9 at 20 random moments of bench (and its extraction), train, calibrate -o and export",
+    "kill -9 at 20 random moments of bench, extract, train, calibrate -o, export and fit",
     does="the next run gives the same bytes as one that was not killed; no temporary file is left",
 )
-@pytest.mark.parametrize("command", ["bench", "train", "calibrate", "export"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_killed_at_any_moment_the_next_run_gives_the_same(
     command: str, run: Runner, place: Path, tmp_path: Path, record_property: Any
 ) -> None:
@@ -141,7 +140,7 @@ def test_killed_at_any_moment_the_next_run_gives_the_same(
     "a disk that is full (no file grows beyond so many bytes) while a command writes",
     does="one line and exit code 2; what was there before is whole, and nothing half written is left",
 )
-@pytest.mark.parametrize("command", ["bench", "train", "calibrate", "export"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_full_disk_is_one_line_and_leaves_what_was_there(
     command: str, run: Runner, place: Path, tmp_path: Path
 ) -> None:
@@ -158,6 +157,6 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(
     assert run(*words, cwd=place.parent) == 0, run.said
     before = content(out, *names)
     other = [*words, "--recall", "0.8"] if command == "calibrate" else words
-    if command != "train":  # a finished training is not repeated
+    if command not in ("train", "extract"):  # what is finished is not repeated, and nothing is written
         assert run(*other, cwd=place.parent, largest=300) == 2, run.said
     assert content(out, *names) == before

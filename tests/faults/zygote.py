@@ -20,10 +20,13 @@ import onnxscript  # noqa: F401
 import torch
 import torchvision.transforms.v2  # noqa: F401
 
+import idness.benchmark.extraction
 import idness.benchmark.runner
 import idness.cli
 import idness.cli.bench
 import idness.cli.calibrate
+import idness.cli.extract
+import idness.cli.fit
 import idness.cli.train
 import idness.guard.calibrate
 import idness.guard.onnx
@@ -31,6 +34,7 @@ import idness.methods
 import idness.report.figures
 import idness.report.html
 import idness.report.tables
+import idness.selection.fitting
 import idness.training
 
 

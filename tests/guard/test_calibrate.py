@@ -210,9 +210,15 @@ def test_methods_are_compared_on_images_that_they_did_not_learn_from(
     assert max(by_heart) > 0.05  # what was reported if they were compared on what they learned
 
 
-def test_forgotten_weights_are_noticed(net_spec: str, weights: Path, id_folder: Path) -> None:
+def test_forgotten_weights_are_noticed(net_spec: str, weights: Path, id_folder: Path, tmp_path: Path) -> None:
     said = "labelled images are classified rightly, no more than by chance among 4 classes; are these the network's trained"
-    assert any(said in note for note in prepare_guard(net_spec, id_folder, method="msp", gallery=False).notes)
+    stopped = idness("calibrate", net_spec, "--data", id_folder, "--method", "msp", "-o", tmp_path / "guard")
+    assert (stopped.returncode, stopped.stdout, stopped.stderr.count("\n")) == (2, "", 1)
+    assert said in stopped.stderr
+    assert "--any-accuracy goes on with it" in stopped.stderr
+    assert not (tmp_path / "guard").exists()
+    meant = prepare_guard(net_spec, id_folder, method="msp", gallery=False, any_accuracy=True)
+    assert any(said in note for note in meant.notes)
     trained = prepare_guard(net_spec, id_folder, weights=weights, method="msp", gallery=False).notes
     assert not any("caution" in note for note in trained)
 
@@ -237,7 +243,7 @@ def test_wrong_calls_get_one_line(net_spec: str, weights: Path, id_folder: Path,
     with pytest.raises(ModelError, match="is not known; taken as they are, .*; give preprocessing="):
         prepare_guard(f"{bare}:make", id_folder)
     sized = idness("calibrate", f"{bare}:make", "--data", id_folder, "--size", 8, "--mean", ".5,.5,.5", "--std", ".2,.2,.2",
-                    "--method", "msp", "-o", tmp_path / "g")  # fmt: skip
+                    "--method", "msp", "--any-accuracy", "-o", tmp_path / "g")  # fmt: skip
     assert sized.returncode == 0, sized.stderr
     wrong = idness("calibrate", f"{bare}:make", "--data", id_folder, "--size", 8, "--mean", "a", "-o", tmp_path / "g")
     assert wrong.returncode == 2

@@ -229,10 +229,13 @@ class _Job:
         return report
 
     def _doubt(self, found: SetScores, classes: int, names: Sequence[str]) -> None:
-        """Warn where the network hardly ever answers what the labels say: its scores then mean nothing."""
+        """Stop where the network answers what the labels say by chance only: its scores mean nothing. Warn where it often does not."""
         said = None if found.labels is None else doubt("id_test", found.labels, found.predicted, classes, names)
-        if said is not None:
-            self.warn(said)
+        if said is None:
+            return
+        if said.chance and not self.settings.any_accuracy:
+            said.refuse()
+        self.warn(said.text)
 
     def _tell(self, report: Report) -> None:
         for found in report.duplicates:

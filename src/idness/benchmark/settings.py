@@ -30,6 +30,7 @@ class Settings:
         recall: at which false-positive rates are taken.
         seed: of the error bars' bootstrap.
         partial: whether sets that are not there are left out.
+        any_accuracy: whether to go on with a network that is right about labelled ID images no more often than by chance.
         command: the command line, for the record.
     """
 
@@ -47,6 +48,7 @@ class Settings:
     recall: float = 0.95
     seed: int = 0
     partial: bool = False
+    any_accuracy: bool = False
     command: str = ""
 
     def __post_init__(self) -> None:

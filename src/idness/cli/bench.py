@@ -46,6 +46,9 @@ def bench(
     fpr: Annotated[str, typer.Option(help="Positive side of the FPR in the tables: id or ood.")] = "id",
     seed: Annotated[int, typer.Option(help="Seed of the error bars.")] = 0,
     partial: Annotated[bool, typer.Option("--partial", help="Leave out sets that are not there.")] = False,
+    any_accuracy: Annotated[
+        bool, typer.Option("--any-accuracy", help="Go on where labelled images are classified rightly by chance only.")
+    ] = False,
     init: Annotated[
         bool, typer.Option("--init", help="Write a commented benchmark file to start from, and stop.")
     ] = False,
@@ -87,6 +90,7 @@ def bench(
             device=device,
             seed=seed,
             partial=partial,
+            any_accuracy=any_accuracy,
             command=command_line(),
         )
         report = run(benchmark or embedded.NAME, model or None, settings, listener)

@@ -53,6 +53,9 @@ def calibrate(
         bool | None,
         typer.Option("--multi-label/--single-label", help="Whether an image may get several labels, or none."),
     ] = None,
+    any_accuracy: Annotated[
+        bool, typer.Option("--any-accuracy", help="Go on where labelled images are classified rightly by chance only.")
+    ] = False,
     engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "auto",
     bundle: Annotated[bool, typer.Option(help="Keep a copy of the weights in the guard's folder.")] = True,
     thumbnails: Annotated[
@@ -81,7 +84,7 @@ def calibrate(
         made = prepare_guard(
             model, data, weights=weights, method=method, train=train, ood=ood, recall=recall, false_alarm=false_alarm,
             per_class=per_class, preprocessing=preprocessing(size, mean, std), layer=layer, multi_label=multi_label,
-            class_names=read_classes(class_names) if class_names else (), gallery=thumbnails, engine=engine,
+            class_names=read_classes(class_names) if class_names else (), gallery=thumbnails, engine=engine, any_accuracy=any_accuracy,
             listener=listener,
         )  # fmt: skip
     trust.remember(model)

@@ -67,6 +67,7 @@ def prepare_guard(
     layer: str | None = None,
     class_names: Sequence[str] = (),
     multi_label: bool | None = None,
+    any_accuracy: bool = False,
     gallery: bool = True,
     engine: str = "auto",
     listener: Listener | None = None,
@@ -89,6 +90,7 @@ def prepare_guard(
         layer: the final linear layer's name, where it should not be searched.
         class_names: the names of the classes in the order of its outputs, where the network does not say.
         multi_label: whether an image may get several labels, or none, where the network does not show it.
+        any_accuracy: whether to go on with a network that is right about labelled images no more often than by chance.
         gallery: whether to keep thumbnails of some images for display.
         engine: what runs the network: eager, compiled, onnxruntime, openvino, or auto, which measures.
         listener: hears how far reading has come.
@@ -120,8 +122,10 @@ def prepare_guard(
         notes.append("an image may get several labels, or none (multi-label): scores add up what each label says")
     watch = InputWatch()
     ids = _read(network, images, notes, hear, edit_with=twice, watch=watch)
+    if images.labels is not None:
+        notes += _classified(ids, network, any_accuracy=any_accuracy)
     taught = None if learned is None else _taught(network, learned, notes, hear, twice)
-    others = None if flagged is None else _read(network, flagged, notes, hear, known=False)
+    others = None if flagged is None else _read(network, flagged, notes, hear)
     notes += _seen_before(ids, located(spec, weights)[1])
     _check_apart({"data": ids, "train": taught, "ood": others}, notes)
     detector = _detector(method, network, ids, taught, None if others is None else others.acts, notes, hear)
@@ -167,7 +171,6 @@ def _read(
     notes: list[str],
     hear: Listener,
     *,
-    known: bool = True,
     edit_with: InputEditor | None = None,
     watch: InputWatch | None = None,
 ) -> SetActivations:
@@ -179,8 +182,6 @@ def _read(
         notes.append(
             f"{images.source}: left out {found.repeated} images that are there twice; copies would spoil the guarantee"
         )
-    if known and images.labels is not None:
-        notes += _classified(images.source, found.acts, network.class_names)
     return found
 
 
@@ -189,7 +190,9 @@ def _taught(
 ) -> SetActivations:
     """Run training images through the network, or take the file that `idness fit` made of them."""
     if isinstance(learned, ImageSet):
-        return _read(network, learned, notes, hear, edit_with=twice)
+        found = _read(network, learned, notes, hear, edit_with=twice)
+        notes += [] if learned.labels is None else _classified(found, network, any_accuracy=True)
+        return found
     if twice is not None:
         raise InputError(
             f"train={learned.source}: holds what the network makes of images, and this method changes the images; give the images"
@@ -243,15 +246,18 @@ def _looks_twice(method: str) -> InputEditor | None:
     return None if measured else parse(method).input_edit
 
 
-def _classified(source: str, acts: Activations, names: Sequence[str] | None) -> list[str]:
-    """Say how many images the network classifies as their folders say."""
+def _classified(found: SetActivations, network: Network, *, any_accuracy: bool) -> list[str]:
+    """Say how many images the network classifies as their folders say; stop where that is chance, unless any accuracy will do."""
+    source, acts = found.name, found.acts
     classes = acts.logits.shape[1]
     if acts.labels is None:
         return [f"{source}: its classes are not the network's {classes}; labels are not used"]
     share = accuracy(acts.logits, acts.labels)
     said = f"{source}: {len(acts):,} images, of which the network classifies {100 * share:.1f} % as their folder says"
-    wrong = doubt(source, acts.labels.numpy(), acts.logits.argmax(dim=1).numpy(), classes, names)
-    return [said] if wrong is None else [said, f"caution: {wrong}"]
+    wrong = doubt(source, acts.labels.numpy(), acts.logits.argmax(dim=1).numpy(), classes, network.class_names)
+    if wrong is not None and wrong.chance and not any_accuracy:
+        wrong.refuse()
+    return [said] if wrong is None else [said, f"caution: {wrong.text}"]
 
 
 def _detector(

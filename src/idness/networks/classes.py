@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,9 +60,26 @@ def places_of(names: Sequence[str], known: Sequence[str] | None, classes: int) -
     return None
 
 
+@dataclass(frozen=True)
+class Doubt:
+    """Says in a line why a network is hardly what its user means.
+
+    Args:
+        text: the line.
+        chance: whether its answers are right no more often than by chance, so that nothing made of them means anything.
+    """
+
+    text: str
+    chance: bool
+
+    def refuse(self) -> NoReturn:
+        """Stop, with what to do for those who mean it."""
+        raise ModelError(f"{self.text} any_accuracy=True goes on with it as it is")
+
+
 def doubt(
     source: str, labels: Numbers, predicted: Numbers, classes: int, names: Sequence[str] | None = None
-) -> str | None:
+) -> Doubt | None:
     """Say what is wrong where a network hardly ever answers what the labels say; none where it does, or too few would tell."""
     right, count = int((labels == predicted).sum()), len(labels)
     if count < ENOUGH:
@@ -68,12 +87,13 @@ def doubt(
     found = f"{source}: {100 * right / count:.1f} % of {count:,} labelled images are classified rightly"
     order = None if names is None or len(names) != classes else better_order(names, labels, predicted)
     if order is not None:
-        return f"{found}, and {_told(*order)}; are the classes in the order of the network's outputs?"
+        return Doubt(f"{found}, and {_told(*order)}; are the classes in the order of the network's outputs?", False)
     if not by_chance(right, count, classes):
         return None
-    return (
+    return Doubt(
         f"{found}, no more than by chance among {classes} classes; are these the network's trained weights, its"
-        " classes in this order, and its preprocessing right?"
+        " classes in this order, and its preprocessing right?",
+        True,
     )
 
 

@@ -164,7 +164,7 @@ def _labelled(ids: SetActivations, network: Network) -> tuple[Activations, str |
         return acts, None
     labels, answers = acts.labels.numpy(), acts.logits.argmax(dim=1).numpy()
     wrong = doubt(ids.name, labels, answers, acts.logits.shape[1], network.class_names)
-    return (acts if wrong is None else replace(acts, labels=None)), wrong
+    return (acts, None) if wrong is None else (replace(acts, labels=None), wrong.text)
 
 
 def _by_structure(network: Network) -> Diagnosis:
