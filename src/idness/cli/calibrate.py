@@ -77,8 +77,9 @@ def calibrate(
     check_writable(out)
     with shown(quiet=quiet) as listener:
         listener.phase(STARTING, None)
-        from idness.guard.calibrate import CAUTION, prepare_guard
+        from idness.guard.calibrate import prepare_guard
         from idness.guard.file import describe
+        from idness.guard.suspicions import CAUTION
         from idness.networks import trust
 
         made = prepare_guard(

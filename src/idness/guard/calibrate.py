@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from pathlib import Path
 from typing import Any, overload
 
@@ -22,24 +20,20 @@ from idness.core.method_text import read_method
 from idness.core.progress import Listener, heard_warnings
 from idness.core.types import Activations, InputEditor
 from idness.data import ActivationsSet, ImageSet, Preprocessing
-from idness.data.likeness import common
 from idness.data.sources import open_argument
 from idness.detectors.detector import Detector
 from idness.detectors.registry import build, parse
 from idness.guard.guard import Guard
 from idness.guard.inputs import InputWatch
 from idness.guard.neighbours import Gallery, chosen
-from idness.metrics import accuracy
-from idness.networks.classes import doubt
+from idness.guard.suspicions import CAUTION, check_apart, classified, seen_before
 from idness.networks.engines.driver import Driver
 from idness.networks.opening import Network, open_network
-from idness.networks.runs import located, trained_on, validation_accuracy
+from idness.networks.runs import located
 from idness.selection.auto import scale_percentile
 from idness.selection.doctor import advise, scaling
 from idness.selection.suitability import harmed_by_scaling
 
-CAUTION = "caution: "
-"""How a note begins that says why a guard may not keep its promise."""
 SEED = 0
 """The order in which images are divided: random, so that the parts are alike, and the same every time."""
 
@@ -102,7 +96,7 @@ def prepare_guard(
     learned = None if train is None else _open("train", train, fitted=True)
     flagged = None if ood is None else _open("ood", ood)
     run = sum(len(part) for part in (images, learned, flagged) if isinstance(part, ImageSet))
-    with heard_warnings(lambda text: notes.append(f"caution: {text}")):
+    with heard_warnings(lambda text: notes.append(f"{CAUTION}{text}")):
         network = open_network(
             spec,
             weights,
@@ -123,11 +117,11 @@ def prepare_guard(
     watch = InputWatch()
     ids = _read(network, images, notes, hear, edit_with=twice, watch=watch)
     if images.labels is not None:
-        notes += _classified(ids, network, any_accuracy=any_accuracy)
+        notes += classified(ids, network, any_accuracy=any_accuracy)
     taught = None if learned is None else _taught(network, learned, notes, hear, twice)
     others = None if flagged is None else _read(network, flagged, notes, hear)
-    notes += _seen_before(ids, located(spec, weights)[1])
-    _check_apart({"data": ids, "train": taught, "ood": others}, notes)
+    notes += seen_before(ids, located(spec, weights)[1])
+    check_apart({"data": ids, "train": taught, "ood": others}, notes)
     detector = _detector(method, network, ids, taught, None if others is None else others.acts, notes, hear)
     learn, calibrate, place = _divide(ids, taught, detector, notes)
     guard = Guard(split, detector, preprocessing=how, class_names=_class_names(network, ids), spec=network.spec)
@@ -191,7 +185,7 @@ def _taught(
     """Run training images through the network, or take the file that `idness fit` made of them."""
     if isinstance(learned, ImageSet):
         found = _read(network, learned, notes, hear, edit_with=twice)
-        notes += [] if learned.labels is None else _classified(found, network, any_accuracy=True)
+        notes += [] if learned.labels is None else classified(found, network, any_accuracy=True)
         return found
     if twice is not None:
         raise InputError(
@@ -200,64 +194,10 @@ def _taught(
     return collect(network, learned)
 
 
-def _seen_before(ids: SetActivations, weights: str | Path | None) -> list[str]:
-    """Notice images that the network was trained on: its run knows them, or it is right about them more often than in validation."""
-    learned = trained_on(weights)
-    assert ids.digests is not None
-    shared = 0 if learned is None else common(ids.digests, learned)
-    if shared:
-        return [
-            f"caution: at least {shared:,} of the {len(ids.acts):,} images of {ids.name} are among those that the network was trained on,"
-            " so that the guard will flag more ID images than it promises: calibrate on others"
-        ]
-    known = validation_accuracy(weights)
-    if known is None or ids.acts.labels is None:
-        return []
-    share, count = accuracy(ids.acts.logits, ids.acts.labels), len(ids.acts)
-    if share <= known + 3 * math.sqrt(known * (1 - known) / count) + 0.01:
-        return []
-    return [
-        f"caution: the network is right about {100 * share:.1f} % of {ids.name}, and was about {100 * known:.1f} % of its validation"
-        " images; if it was trained on them, the guard will flag more ID images than it promises: calibrate on others"
-    ]
-
-
-def _check_apart(sets: Mapping[str, SetActivations | None], notes: list[str]) -> None:
-    """Refuse images that serve twice: a detector knows those that it learned, and what is ID cannot be OOD. Note near copies."""
-    given = {name: found for name, found in sets.items() if found is not None}
-    for (first, one), (second, other) in combinations(given.items(), 2):
-        shared = one.shared_with(other)
-        if shared:
-            raise InputError(
-                f"{first}= and {second}= must have no image in common, got {shared:,} in both ({one.name}, {other.name});"
-                " the guard would not keep its promise: leave them out of one"
-            )
-        alike = one.near_to(other)
-        if alike:
-            notes.append(
-                f"caution: {alike:,} images of {one.name} ({first}) are nearly the same in {other.name} ({second}); if they are copies,"
-                " the guard may not keep its promise: leave them out of one"
-            )
-
-
 def _looks_twice(method: str) -> InputEditor | None:
     """Give the detector that was asked for if it changes the images; whatever is chosen by measuring never does."""
     measured = method == "auto" or read_method(method)[0].lower() == "scale"
     return None if measured else parse(method).input_edit
-
-
-def _classified(found: SetActivations, network: Network, *, any_accuracy: bool) -> list[str]:
-    """Say how many images the network classifies as their folders say; stop where that is chance, unless any accuracy will do."""
-    source, acts = found.name, found.acts
-    classes = acts.logits.shape[1]
-    if acts.labels is None:
-        return [f"{source}: its classes are not the network's {classes}; labels are not used"]
-    share = accuracy(acts.logits, acts.labels)
-    said = f"{source}: {len(acts):,} images, of which the network classifies {100 * share:.1f} % as their folder says"
-    wrong = doubt(source, acts.labels.numpy(), acts.logits.argmax(dim=1).numpy(), classes, network.class_names)
-    if wrong is not None and wrong.chance and not any_accuracy:
-        wrong.refuse()
-    return [said] if wrong is None else [said, f"caution: {wrong.text}"]
 
 
 def _detector(
@@ -281,7 +221,7 @@ def _detector(
     if options.get("percentile") != "auto":
         detector = parse(method)
         warning = harmed_by_scaling(gains, float(detector.options()["percentile"]))
-        notes += [f"caution: {warning}"] if warning else []
+        notes += [f"{CAUTION}{warning}"] if warning else []
         return detector
     best = scale_percentile(gains)
     if best is None:
