@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 from idness.core.errors import DataError, ModelError, UnknownNameError
 from idness.data import Preprocessing, decode, folder_set, open_set
 from idness.networks import architectures
-from idness.training import METHODS, StreamedSet, finetune, open_training
+from idness.training import METHODS, StreamedSet, finetune, open_training, streaming
 from idness.training.loop import Trainer
 from idness.training.plan import MIXED, Plan, mix
 from idness.training.streaming import read_pixels
@@ -308,3 +308,28 @@ def test_killed_at_many_moments_with_workers_gives_the_same_bits(root: Path, tmp
     subprocess.run([*command[:-1]], env=environment(), check=True)
     a, b = weights_of(tmp_path / "whole"), weights_of(tmp_path / "killed")
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.fault(
+    "a process that reads training images is killed (by the system, as memory runs out)",
+    does="one line; the same run goes on from its last checkpoint to the same bits",
+)
+def test_a_killed_worker_is_one_line_and_the_run_goes_on(
+    root: Path, tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = QUICK | {"checkpoint_every": 1}
+    wanted = finetune(start(), streamed(root), "plain", **options)
+    read, own, last = streaming.read_pixels, os.getpid(), len(folder_set(root)) - 1
+
+    def deadly(images: Any, place: int) -> Tensor:
+        if os.getpid() != own and place == last:
+            time.sleep(0.3)  # after some steps
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(images, place)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(streaming, "read_pixels", deadly)
+        with pytest.raises(DataError, match="a process that reads images was killed.*fewer workers="):
+            finetune(start(), streamed(root, 1), "plain", out=tmp_path, **options)
+    resumed = finetune(start(), streamed(root, 1), "plain", out=tmp_path, **options)
+    assert equal(resumed.model, wanted.model)

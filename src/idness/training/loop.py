@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from idness.core.errors import ModelError, OptionError, StoreError
+from idness.core.errors import DataError, ModelError, OptionError, StoreError
 from idness.core.extras import needed
 from idness.core.files import alone_in
 from idness.core.progress import Listener
@@ -91,7 +91,16 @@ class Trainer:
         self.fabric = make_fabric(self.settings.precision)
         self.fabric.launch()
         with alone_in(self.out if self.fabric.is_global_zero else None):
-            return self._train()
+            try:
+                return self._train()
+            except RuntimeError as error:
+                # Torch tells of a reader's death with an error of no kind of its own, wherever the loop is at that moment.
+                if not str(error).startswith("DataLoader worker"):
+                    raise
+                raise DataError(
+                    "training: a process that reads images was killed; is there too little memory? The same run goes on from its"
+                    " last checkpoint: start it again, perhaps with fewer workers="
+                ) from error
 
     def _train(self) -> nn.Module:
         s = self.settings
