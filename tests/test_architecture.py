@@ -26,6 +26,7 @@ ROOMS["intervals"] = {"core", "metrics"}
 ROOMS["selection"] = set(ROOMS)
 ROOMS["benchmark"] = set(ROOMS)
 ROOMS["guard"] = set(ROOMS) - {"benchmark"}
+ROOMS["cluster"] = {"core", "data", "networks", "activations", "benchmark", "guard"}
 ROOMS["training"] = {"core", "data", "networks", "detectors"}
 ROOMS["report"] = {"core", "metrics", "benchmark"}
 ROOMS["serve"] = {"core", "data", "detectors", "guard"}

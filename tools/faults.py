@@ -20,6 +20,7 @@ PAGE, RESULT = ROOT / "docs" / "faults.md", ROOT / "results" / "faults.md"
 ROOMS = {
     "serve": "Service", "guard": "Guards and verdicts", "data": "Data", "benchmark": "Benchmarks", "training": "Training",
     "core": "Files and processes", "activations": "Files and processes", "networks": "Networks", "faults": "Long runs",
+    "cluster": "Clusters",
 }  # fmt: skip
 HEAD = """# Faults
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from idness.cli.bench import ENGINE_HELP
+from idness.cli.cluster import Actors, Address, Engine, Gpus
 
 
 def extract(
@@ -38,7 +38,10 @@ def extract(
         typer.Option("--classes", help="Names in the order of the network's outputs: a,b,c, a text file, or imagenet."),
     ] = None,
     precision: Annotated[str, typer.Option(help="fp32, bf16, or auto, which measures both.")] = "fp32",
-    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "auto",
+    engine: Engine = "auto",
+    address: Address = None,
+    actors: Actors = None,
+    gpus_per_actor: Gpus = 0.0,
     batch_size: Annotated[int | None, typer.Option(help="Images per forward pass; measured if not given.")] = None,
     workers: Annotated[int | None, typer.Option(help="Threads that decode images.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
@@ -51,12 +54,14 @@ def extract(
     """Run a network over images once and keep what it makes of them, for bench to start from."""
     import json
 
+    from idness.cli.cluster import divided
     from idness.cli.preprocessing import preprocessing
     from idness.cli.terminal import command_line, stderr
     from idness.core.files import check_new
     from idness.core.progress import STARTING, heard_warnings, shown
     from idness.data.classes import read_classes
 
+    inner, pool = divided(engine, address, actors, gpus_per_actor)
     check_new(out, resume=resume)
     with shown(quiet=quiet) as listener:
         listener.phase(STARTING, None)
@@ -69,7 +74,7 @@ def extract(
             layer=layer or None,
             multi_label=multi_label,
             precision=precision,
-            engine=engine,
+            engine=inner,
             batch_size=batch_size,
             workers=workers,
             cache=out,
@@ -82,7 +87,12 @@ def extract(
                 model, sets, settings, preprocessing=preprocessing(size, mean, std),
                 class_names=read_classes(class_names) if class_names else (), listener=listener,
             )  # fmt: skip
-            found = run_extraction(job, listener)
+            if pool is None:
+                found = run_extraction(job, listener)
+            else:
+                from idness.cluster.extracting import extract_on_ray
+
+                found = extract_on_ray(job, model, pool, listener)
     if as_json:
         print(json.dumps([entry.to_dict() for entry in found], indent=1))
     else:

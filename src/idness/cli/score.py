@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from idness.cli.bench import ENGINE_HELP
+from idness.cli.cluster import Actors, Address, Engine, Gpus
 from idness.core.wording import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from idness.cluster.session import Pool
     from idness.guard.drift import Calibrated
     from idness.guard.graph import GraphGuard
     from idness.guard.guard import Guard
@@ -46,7 +47,10 @@ def score(
     ] = None,
     model: Annotated[str | None, typer.Option(help="The network, where the guard cannot find it by itself.")] = None,
     weights: Annotated[str | None, typer.Option(help="The network's weights, with --model.")] = None,
-    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "auto",
+    engine: Engine = "auto",
+    address: Address = None,
+    actors: Actors = None,
+    gpus_per_actor: Gpus = 0.0,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -64,13 +68,18 @@ def score(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Judge images: class, ID-ness, p-value and verdict of each, as soon as it is known."""
+    from idness.cli.cluster import divided
     from idness.cli.terminal import stdout
     from idness.core.progress import STARTING
     from idness.core.progress import shown as progress
     from idness.data.finding import find_images
 
+    engine, pool = divided(engine, address, actors, gpus_per_actor)
+    if out is None and (pool is not None or resume):
+        raise typer.BadParameter("--engine ray and --resume need --out, the folder for the table")
     if out is not None:
-        bad = _write_table(guard, images, out, model, weights, recall, engine, batch, resume=resume, quiet=quiet)
+        source = (guard, model, weights, recall, engine)
+        bad = _write_table(source, images, out, pool, batch, resume=resume, quiet=quiet)
         if strict and bad:
             raise typer.Exit(1)
         return
@@ -97,13 +106,10 @@ def score(
 
 
 def _write_table(
-    guard: Path,
+    source: tuple[Path, str | None, str | None, float | None, str],
     images: list[str],
     out: Path,
-    model: str | None,
-    weights: str | None,
-    recall: float | None,
-    engine: str,
+    pool: Pool | None,
     batch: int | None,
     *,
     resume: bool,
@@ -123,10 +129,15 @@ def _write_table(
         from idness.guard.scoring import prepare_scoring, run_scoring
 
         found = open_images([line.rstrip("\n") for line in sys.stdin if line.strip()] if images == ["-"] else images)
-        loaded, _ = _judge(guard, model, weights, recall, engine, len(found))
+        loaded, _ = _judge(*source, len(found))
         job = prepare_scoring(loaded, found, out, batch=batch)
         with alone_in(out):
-            parts = run_scoring(job, listener)
+            if pool is None:
+                parts = run_scoring(job, listener)
+            else:
+                from idness.cluster.scoring import score_on_ray
+
+                parts = score_on_ray(job, *source[:3], pool, listener)
     total = job.table.manifest().counts
     if loaded.calibration is not None:
         _tell_drift(loaded.calibration, list(job.table.sample(parts, PERIOD)))

@@ -54,6 +54,10 @@ class ExportError(IdnessError, RuntimeError):
     """Says that a guard cannot be expressed in the wanted format."""
 
 
+class ClusterError(IdnessError, RuntimeError):
+    """Says that a cluster does not answer, or that a worker of it cannot do its part."""
+
+
 class IdnessWarning(UserWarning):
     """Lets a caller filter every warning of idness."""
 

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from idness.activations.forward import spans_of
 from idness.activations.store import SHARD
 from idness.core.documents import packed
-from idness.core.errors import DataError
+from idness.core.errors import DataError, InputError
 from idness.core.files import key_of, sha256, sha256_of
 from idness.core.progress import Listener
-from idness.data import ImageSet, Preprocessing
+from idness.data import ArraySet, ImageSet, Preprocessing
 from idness.data.reading import read_sample
 from idness.guard.file import describe
 from idness.guard.graph import BATCH, GraphGuard
 from idness.guard.guard import Guard
 from idness.guard.judge import judge_set
 from idness.guard.table import Part, VerdictTable
-from idness.networks.engines.driver import ChosenEngine, default_batch
+from idness.networks.engines.driver import ChosenEngine, Driver, default_batch
 from idness.networks.engines.engine import FEW
 from idness.networks.probing import as_input
 
@@ -53,6 +54,7 @@ class Scoring:
     batch: int
     engine: ChosenEngine | None
     sample: NDArray[np.uint8]
+    recalls: tuple[float, ...] = ()
 
     def spans(self) -> Iterator[tuple[int, int, int, str]]:
         """Divide the set: number, first and last place, and key of each part of the table."""
@@ -71,20 +73,36 @@ def prepare_scoring(
     """Settle on how a set is judged: by which engine, in batches of how many images."""
     if len(images) == 0:
         raise DataError(f"{images.source}: must hold at least one image, got none; check the folder or file")
-    table = VerdictTable(folder)
     if isinstance(guard, GraphGuard):
-        size = batch or BATCH
-        identity = key_of(sha256(guard.path), str(size))
-        return Scoring(guard.judge_set, images, table, identity, size, None, _none())
+        return replace(scoring_as(guard, folder, None, _none(), batch or BATCH), images=images)
     sample = _sample(images, guard.preprocessing)
     chosen = None
-    if len(sample) and guard.preprocessing is not None and guard.split.driver is not None:
-        inputs = as_input(guard.split.model, guard.preprocessing.normalize(sample))
-        chosen = guard.split.driver.settle(guard.split, inputs)
-    usual = 1 if guard.preprocessing is None else default_batch(guard.preprocessing.normalize(sample))
-    size = batch or (usual if chosen is None else chosen.batch)
-    identity = guard_identity(guard, chosen, size)
-    return Scoring(partial(judge_set, guard), images, table, identity, size, chosen, sample)
+    if len(sample) and guard.split.driver is not None:
+        chosen = guard.split.driver.settle(guard.split, _inputs(guard, sample))
+    size = batch or (default_batch(_inputs(guard, sample)) if chosen is None else chosen.batch)
+    return replace(scoring_as(guard, folder, chosen, sample, size), images=images)
+
+
+def scoring_as(
+    guard: Guard | GraphGuard, folder: str | Path, engine: ChosenEngine | None, sample: NDArray[np.uint8], batch: int
+) -> Scoring:
+    """Judge as was settled: by this engine, made on these images, in batches of so many; the set is yet to come."""
+    nothing = ArraySet(_none(), "none")
+    if isinstance(guard, GraphGuard):
+        identity = key_of(sha256(guard.path), str(batch))
+        return Scoring(guard.judge_set, nothing, VerdictTable(folder), identity, batch, None, sample)
+    if engine is not None and guard.split.driver is None:
+        guard.split.driver = Driver.adopting(engine, guard.split, _inputs(guard, sample))
+    identity = guard_identity(guard, engine, batch)
+    judge = partial(judge_set, guard)
+    return Scoring(judge, nothing, VerdictTable(folder), identity, batch, engine, sample, guard.recalls)
+
+
+def _inputs(guard: Guard, sample: NDArray[np.uint8]) -> Tensor:
+    """Make the network's input of images that were read for it."""
+    if guard.preprocessing is None:
+        raise InputError("Guard: has no preprocessing, so it takes tensors only; calibrate it with one")
+    return as_input(guard.split.model, guard.preprocessing.normalize(sample))
 
 
 def run_scoring(job: Scoring, listener: Listener | None = None) -> list[Part]:
