@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-from uuid import uuid4
 
 from idness.cluster.session import STORE, Pool, connected, first_line, versions
-from idness.core.errors import ClusterError, IdnessError, StoreError
+from idness.core.errors import ClusterError, IdnessError
+from idness.core.files import marked
 from idness.data import ImageSet
 
 KEPT = "what is done is kept, go on with resume=True"
@@ -46,7 +45,10 @@ class Task:
 class Work(Protocol):
     """Describes a job so that an actor anywhere can do its spans; it is sent to each."""
 
-    out: str
+    @property
+    def out(self) -> str:
+        """The folder that the files go to."""
+        ...
 
     def open(self) -> Doer:
         """Load what the work is done with; once for each actor."""
@@ -78,12 +80,12 @@ def done_by_ray(
     work: Work, spans: Spans, numbers: Sequence[int], pool: Pool, expected: dict[str, str] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Have all spans of these numbers done, and give what came of each, in the order in which they are done."""
-    with seen_by_workers(Path(work.out)) as token, connected(pool, STORE + NAMED * spans.images) as ray:
+    with marked(Path(work.out)) as mark, connected(pool, STORE + NAMED * spans.images) as ray:
         size = min(pool.size(ray), len(numbers))
         # It needs no core of its own: it only looks up names.
         holder = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Holder).remote(ray.put(spans))
         try:
-            yield from _run(ray, (work, holder, token, expected or versions()), numbers, size, pool)
+            yield from _run(ray, (work, holder, mark, expected or versions()), numbers, size, pool)
         except ray.exceptions.RayError as error:
             raise ClusterError(f"a worker failed: {first_line(error)}; {KEPT}") from error
         finally:
@@ -130,10 +132,10 @@ class Actor:
     What is wrong is not raised, for Ray would try again elsewhere and show a page, but said: the driver stops with that line.
     """
 
-    def __init__(self, work: Work, holder: Any, token: str, expected: dict[str, str]) -> None:
+    def __init__(self, work: Work, holder: Any, mark: str, expected: dict[str, str]) -> None:
         self.holder = holder
         self.do: Doer | None = None
-        self.refusal = _differs(expected) or _hidden(work.out, token)
+        self.refusal = _differs(expected) or _hidden(work.out, mark)
         if not self.refusal:
             try:
                 self.do = work.open()
@@ -168,9 +170,9 @@ def _differs(expected: dict[str, str]) -> str:
     return ""
 
 
-def _hidden(out: str, token: str) -> str:
+def _hidden(out: str, mark: str) -> str:
     """Say that the output is another folder here than where the work comes from; nothing where it is the same."""
-    if (Path(out) / token).exists():
+    if (Path(out) / mark).exists():
         return ""
     return f"{where()}: does not see {out}; give a folder that all machines of the cluster share"
 
@@ -178,25 +180,6 @@ def _hidden(out: str, token: str) -> str:
 def where() -> str:
     """Name the machine of this worker."""
     return f"worker on {socket.gethostname()}"
-
-
-@contextmanager
-def seen_by_workers(out: Path) -> Iterator[str]:
-    """Keep a file in the output while the block runs, by whose name a worker knows that it sees the same folder."""
-    token = out / f".{uuid4().hex}.seen"
-    try:
-        token.parent.mkdir(parents=True, exist_ok=True)
-        token.touch()
-    except OSError as error:
-        raise StoreError(
-            f"cannot write {out}: {error.strerror or error}; free space or choose another folder"
-        ) from error
-    try:
-        yield token.name
-    finally:
-        token.unlink(missing_ok=True)
-        with suppress(OSError):  # it holds something
-            out.rmdir()
 
 
 def _said(number: Any, said: dict[str, Any]) -> dict[str, Any]:

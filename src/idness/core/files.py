@@ -9,7 +9,7 @@ import platform
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from idness.core.errors import StoreError
@@ -29,9 +29,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         sweep(target.parent)
-        owner = f"{_host()}-{os.getpid()}"
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.{owner}.", suffix=".part", dir=target.parent)
-        os.close(handle)
+        name = _own_part(target)
     except OSError as error:
         raise StoreError(_cannot_write(target, error)) from error
     part = Path(name)
@@ -45,6 +43,32 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise StoreError(_cannot_write(target, error)) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def marked(folder: Path) -> Iterator[str]:
+    """Keep an empty file in a folder while the block runs, and give its name: whoever finds it sees the same folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder)
+        mark = Path(_own_part(folder / "mark"))
+    except OSError as error:
+        raise StoreError(_cannot_write(folder, error)) from error
+    try:
+        yield mark.name
+    finally:
+        mark.unlink(missing_ok=True)
+        with suppress(OSError):  # it holds something, as it should
+            folder.rmdir()
+
+
+def _own_part(target: Path) -> str:
+    """Make a temporary file beside a path, whose name says whose it is."""
+    handle, name = tempfile.mkstemp(
+        prefix=f".{target.name}.{_host()}-{os.getpid()}.", suffix=".part", dir=target.parent
+    )
+    os.close(handle)
+    return name
 
 
 def sweep(folder: Path) -> None:

@@ -1,0 +1,250 @@
+"""Ray beside one plain process: overhead, two actors against one, and memory with eight times the images: python benchmarks/scale.py
+
+Writes results/scale.json and results/scale.md. Options: --images N for the passes of ResNet-50 (random weights; what a pass costs does not
+depend on them), --only overhead|actors|memory for a part of it, which keeps what was measured of the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from PIL import Image
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+WANTED = 2000
+SPAN = 32
+"""Images in a span while measuring; 1,024 otherwise. Many small spans make Ray's part of the work larger, not smaller."""
+RUN = """
+import sys
+from idness.activations import extract
+extract.SHARD = int(sys.argv.pop(1))
+from idness.cli import main
+main()
+"""
+
+
+@dataclass
+class Watch:
+    """Adds up the CPU seconds of a process and all below it, and remembers the most memory that each kind of them held."""
+
+    cpu: dict[int, float] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+
+    def follow(self, process: subprocess.Popen[bytes]) -> None:
+        while process.poll() is None:
+            self.look(process.pid)
+            time.sleep(0.2)
+
+    def look(self, pid: int) -> None:
+        try:
+            top = psutil.Process(pid)
+            every = [top, *top.children(recursive=True)]
+        except psutil.Error:
+            return
+        for each in every:
+            try:
+                times, name = each.cpu_times(), each.cmdline()[0] if each.cmdline() else ""
+                self.cpu[each.pid] = times.user + times.system
+                kind = (
+                    "driver"
+                    if each.pid == pid
+                    else "actor"
+                    if "MapWorker" in name
+                    else "holder"
+                    if "Holder" in name
+                    else "Ray"
+                )
+                self.memory[kind] = max(self.memory.get(kind, 0), each.memory_info().rss)
+            except psutil.Error:
+                continue
+
+
+def extract(model: Sequence[str], images: Path, out: Path, *more: object, span: int = SPAN) -> Watch:
+    """Run `idness extract` in a process of its own."""
+    words = [
+        sys.executable,
+        "-c",
+        RUN,
+        str(span),
+        "extract",
+        *model,
+        str(images),
+        "-o",
+        str(out),
+        *map(str, more),
+        "--quiet",
+    ]
+    process = subprocess.Popen(words, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+    watch = Watch()
+    watch.follow(process)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(words[3:])} ended with {process.returncode}")
+    return watch
+
+
+def steady(out: Path, at_once: int) -> float:
+    """Give spans per second between the first and the last shard, without what starting takes."""
+    times = sorted(path.stat().st_mtime for path in out.rglob("shards/*/*.safetensors"))
+    # The first shards of all that work at once come together.
+    return (len(times) - at_once) / max(times[-1] - times[at_once - 1], 1e-9)
+
+
+def write(folder: Path, count: int, side: int) -> Path:
+    """Write noise as JPEG: what it shows does not matter, that it is decoded does."""
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for number in range(count):
+        pixels = random.integers(0, 255, (side // 8, side // 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize((side, side)).save(folder / f"{number:06}.jpg", quality=90)
+    return folder
+
+
+RESNET = ("torchvision:resnet50", "--weights", "none")
+
+
+def overhead(folder: Path, count: int) -> dict[str, Any]:
+    """Compare CPU seconds of one plain process and of Ray with one actor, both starting included."""
+    few, many = write(folder / "few", SPAN, 256), write(folder / "many", count, 256)
+    cpu: dict[str, float] = {}
+    for name, images, more in (
+        ("plain few", few, ("--engine", "eager")),
+        ("plain", many, ("--engine", "eager")),
+        ("ray", many, ("--engine", "ray:eager", "--actors", 1)),
+    ):
+        watch = extract(RESNET, images, folder / f"out {name}", *more)
+        cpu[name] = sum(watch.cpu.values())
+    each = (cpu["plain"] - cpu["plain few"]) / (count - SPAN)
+    extra = cpu["ray"] - cpu["plain"]
+    full = cpu["plain"] + (WANTED - count) * each
+    return {
+        "images": count,
+        "plain CPU seconds": round(cpu["plain"], 1),
+        "ray CPU seconds": round(cpu["ray"], 1),
+        "CPU seconds per image": round(each, 4),
+        "extra CPU seconds": round(extra, 1),
+        f"overhead at {WANTED} images": round(extra / full, 3),
+    }
+
+
+def actors(folder: Path, count: int) -> dict[str, Any]:
+    """Compare spans per second of two actors and one, beside those of two plain processes at once and one."""
+    images = write(folder / "images", count, 256)
+    found: dict[str, float] = {}
+    for turn in range(2):
+        alone, one, two = (folder / f"{name} {turn}" for name in ("alone", "one", "two"))
+        extract(RESNET, images, alone, "--engine", "eager")
+        pair = [folder / f"pair {turn} {place}" for place in range(2)]
+        both = [threading.Thread(target=extract, args=(RESNET, images, out, "--engine", "eager")) for out in pair]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+        extract(RESNET, images, one, "--engine", "ray:eager", "--actors", 1)
+        extract(RESNET, images, two, "--engine", "ray:eager", "--actors", 2)
+        rates = {
+            "one process": steady(alone, 1),
+            "two processes": sum(steady(out, 1) for out in pair),
+            "one actor": steady(one, 1),
+            "two actors": steady(two, 2),
+        }
+        found = {name: max(rate, found.get(name, 0.0)) for name, rate in rates.items()}
+    limit, reached = found["two processes"] / found["one process"], found["two actors"] / found["one actor"]
+    return {
+        "images": count,
+        "spans per second": {name: round(rate, 3) for name, rate in found.items()},
+        "two processes against one": round(limit, 3),
+        "two actors against one": round(reached, 3),
+        "share of the cores' own limit": round(reached / limit, 3),
+    }
+
+
+def memory(folder: Path, count: int) -> dict[str, Any]:
+    """Compare the most memory that driver, actor and holder have with some images and with eight times as many."""
+    held: dict[int, dict[str, int]] = {}
+    for times in (1, 8):
+        images = write(folder / f"images {times}", times * count, 32)
+        more = ("--engine", "ray:eager", "--actors", 1)
+        held[times] = extract(("cifar6:base",), images, folder / f"out {times}", *more, span=1024).memory
+    kinds = ("driver", "actor", "holder")
+    total = {times: sum(found[kind] for kind in kinds) for times, found in held.items()}
+    return {
+        "images": [count, 8 * count],
+        "peak MB": {str(times): {kind: round(found[kind] / 1e6) for kind in kinds} for times, found in held.items()},
+        "ratio": round(total[8] / total[1], 3),
+    }
+
+
+def told(found: dict[str, Any]) -> str:
+    """Write what was measured as a page."""
+    lines = [
+        "# Scale: Ray beside one process",
+        "",
+        "Made by `python benchmarks/scale.py`; the numbers are in `results/scale.json`.",
+        "",
+    ]
+    lines += ["| what | wanted | measured | how |", "|---|--:|--:|---|"]
+    if "overhead" in found:
+        part = found["overhead"]
+        lines.append(
+            f"| Ray's overhead at {WANTED:,} images of ResNet-50 | at most 10 % | {100 * part[f'overhead at {WANTED} images']:.1f} % |"
+            f" CPU seconds of all processes, starting included, at {part['images']} images; {part['extra CPU seconds']} s more than"
+            f" one plain process, whose image costs {part['CPU seconds per image']} s |"
+        )
+    if "actors" in found:
+        part = found["actors"]
+        share = part["share of the cores' own limit"]
+        lines.append(
+            f"| two actors against one, of two processes against one | at least 0.85 | {share:.2f} |"
+            f" spans of {SPAN} images a second: actors {part['two actors against one']:.2f} times, plain processes"
+            f" {part['two processes against one']:.2f} times; the better of two turns |"
+        )
+    if "memory" in found:
+        part = found["memory"]
+        peaks = " and ".join(
+            ", ".join(f"{kind} {size} MB" for kind, size in each.items()) for each in part["peak MB"].values()
+        )
+        lines.append(
+            f"| memory with eight times the images | at most 1.1 | {part['ratio']:.2f} |"
+            f" {part['images'][0]:,} and {part['images'][1]:,} images: {peaks} |"
+        )
+    lines += [""] + [f"- {name}: {said['machine']}" for name, said in found.items()]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=WANTED)
+    parser.add_argument("--only", choices=("overhead", "actors", "memory"))
+    given = parser.parse_args()
+    file = RESULTS / "scale.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    for name, measure, count in (
+        ("overhead", overhead, given.images), ("actors", actors, given.images), ("memory", memory, 2048),
+    ):  # fmt: skip
+        if given.only in (None, name):
+            before = os.getloadavg()[0]
+            with tempfile.TemporaryDirectory(prefix="idness-scale-") as folder:
+                part = measure(Path(folder), count)
+            load = f"load of others {before:.1f} before it began, on {os.cpu_count()} cores"
+            found[name] = part | {"machine": f"{load}; Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}"}
+            print(json.dumps({name: found[name]}, indent=1))
+            file.write_text(json.dumps(found, indent=1) + "\n")
+            (RESULTS / "scale.md").write_text(told(found))
+
+
+if __name__ == "__main__":
+    main()
