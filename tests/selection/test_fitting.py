@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from colour_world import write_folder
 from safetensors.torch import load_file, save_file
 
+from idness.activations.extract import extract
 from idness.core.errors import DataError, InputError, OptionError, StoreError
 from idness.data import ActivationsSet
 from idness.data.activations import FITTED
 from idness.guard import Guard
 from idness.guard.calibrate import prepare_guard
+from idness.selection import fitting
 from idness.selection.fitting import fit_file, statistics_for
 from tests.cli.running import idness
 
@@ -200,3 +203,21 @@ def test_mistakes_are_told_in_one_line(
     assert done.returncode == 2
     assert told in done.stderr
     assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_what_extract_has_run_is_not_run_again(
+    net_spec: str, weights: Path, taught: Path, fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    assert idness("extract", net_spec, taught, "--weights", weights, "-o", store, "--engine", "eager").returncode == 0
+    ran: list[int] = []
+
+    def watched(*given: Any, **named: Any) -> Any:
+        done = extract(*given, **named)
+        ran.append(done.ran)
+        return done
+
+    monkeypatch.setattr(fitting, "extract", watched)
+    fit_file(net_spec, [taught], tmp_path / "out.safetensors", weights=weights, cache=store, engine="eager")
+    assert ran == [0]
+    assert (tmp_path / "out.safetensors").read_bytes() == fitted.read_bytes()
