@@ -8,23 +8,22 @@ from typing import Annotated
 
 import typer
 
+from idness.cli.options import Device, Layer, Model
+
 OUT = Path("idness-analysis")
 
 
 def analyze(
-    model: Annotated[
-        str,
-        typer.Argument(help="torchvision:NAME, timm:NAME, file.py:function, a folder of idness train, or cifar6:base."),
-    ] = "",
+    model: Model = "",
     benchmark: Annotated[
         str, typer.Argument(help="A benchmark's name or TOML file; the embedded one if not given.")
     ] = "",
     weights: Annotated[Path | None, typer.Option(help="The network's weights: safetensors or a checkpoint.")] = None,
-    layer: Annotated[str, typer.Option(help="Name of the final linear layer; found by itself if not given.")] = "",
+    layer: Layer = "",
     data: Annotated[Path | None, typer.Option(help="Folder at which the benchmark's relative paths begin.")] = None,
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = OUT,
     limit: Annotated[int, typer.Option(min=1, help="The most images used of each set, evenly picked.")] = 1000,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
 ) -> None:

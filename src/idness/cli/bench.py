@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from idness.cli.options import Device, Engine, Layer, MultiLabel, Partial
+
 if TYPE_CHECKING:
     from idness.benchmark.results import Report
 
 OUT = Path("idness-results")
-ENGINE_HELP = "What runs the network: eager, compiled, onnxruntime, openvino, or auto, which measures."
 
 
 def bench(
@@ -24,11 +25,8 @@ def bench(
         typer.Option(help="torchvision:NAME, timm:NAME, file.py:function, a folder of idness train, or cifar6:base."),
     ] = "",
     weights: Annotated[Path | None, typer.Option(help="The network's weights: safetensors or a checkpoint.")] = None,
-    layer: Annotated[str, typer.Option(help="Name of the final linear layer; found by itself if not given.")] = "",
-    multi_label: Annotated[
-        bool | None,
-        typer.Option("--multi-label/--single-label", help="Whether an image may get several labels, or none."),
-    ] = None,
+    layer: Layer = "",
+    multi_label: MultiLabel = None,
     data: Annotated[Path | None, typer.Option(help="Folder at which the benchmark's relative paths begin.")] = None,
     out: Annotated[Path, typer.Option(help="Where results go.")] = OUT,
     methods: Annotated[
@@ -38,14 +36,14 @@ def bench(
         ),
     ] = "",
     precision: Annotated[str, typer.Option(help="fp32, bf16, or auto, which measures both.")] = "fp32",
-    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "auto",
+    engine: Engine = "auto",
     batch_size: Annotated[int | None, typer.Option(help="Images per forward pass; measured if not given.")] = None,
     workers: Annotated[int | None, typer.Option(help="Threads that decode images.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    device: Device = "auto",
     cache: Annotated[Path | None, typer.Option(help="Folder that keeps activations between runs.")] = None,
     fpr: Annotated[str, typer.Option(help="Positive side of the FPR in the tables: id or ood.")] = "id",
     seed: Annotated[int, typer.Option(help="Seed of the error bars.")] = 0,
-    partial: Annotated[bool, typer.Option("--partial", help="Leave out sets that are not there.")] = False,
+    partial: Partial = False,
     any_accuracy: Annotated[
         bool, typer.Option("--any-accuracy", help="Go on where labelled images are classified rightly by chance only.")
     ] = False,

@@ -7,14 +7,11 @@ from typing import Annotated
 
 import typer
 
-from idness.cli.bench import ENGINE_HELP
+from idness.cli.options import ClassNames, Engine, Layer, Mean, Model, MultiLabel, Size, Std
 
 
 def calibrate(
-    model: Annotated[
-        str,
-        typer.Argument(help="torchvision:NAME, timm:NAME, file.py:function, a folder of idness train, or cifar6:base."),
-    ],
+    model: Model,
     data: Annotated[
         str, typer.Option("--data", help="In-distribution images the network was not trained on: a folder.")
     ],
@@ -41,22 +38,16 @@ def calibrate(
     per_class: Annotated[
         bool, typer.Option("--per-class", help="Give each predicted class its own threshold.")
     ] = False,
-    size: Annotated[int | None, typer.Option(help="Side of the square input, where the network does not say.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Mean of each channel in [0, 1], as in 0.49,0.48,0.45.")] = None,
-    std: Annotated[str | None, typer.Option(help="Standard deviation of each channel.")] = None,
-    layer: Annotated[str | None, typer.Option(help="Name of the final linear layer, where it is not found.")] = None,
-    class_names: Annotated[
-        str | None,
-        typer.Option("--classes", help="Names in the order of the network's outputs: a,b,c, a text file, or imagenet."),
-    ] = None,
-    multi_label: Annotated[
-        bool | None,
-        typer.Option("--multi-label/--single-label", help="Whether an image may get several labels, or none."),
-    ] = None,
+    size: Size = None,
+    mean: Mean = None,
+    std: Std = None,
+    layer: Layer = "",
+    class_names: ClassNames = None,
+    multi_label: MultiLabel = None,
     any_accuracy: Annotated[
         bool, typer.Option("--any-accuracy", help="Go on where labelled images are classified rightly by chance only.")
     ] = False,
-    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "auto",
+    engine: Engine = "auto",
     bundle: Annotated[bool, typer.Option(help="Keep a copy of the weights in the guard's folder.")] = True,
     thumbnails: Annotated[
         bool, typer.Option(help="Keep thumbnails of up to 240 calibration images for the page.")
@@ -84,7 +75,7 @@ def calibrate(
 
         made = prepare_guard(
             model, data, weights=weights, method=method, train=train, ood=ood, recall=recall, false_alarm=false_alarm,
-            per_class=per_class, preprocessing=preprocessing(size, mean, std), layer=layer, multi_label=multi_label,
+            per_class=per_class, preprocessing=preprocessing(size, mean, std), layer=layer or None, multi_label=multi_label,
             class_names=read_classes(class_names) if class_names else (), gallery=thumbnails, engine=engine, any_accuracy=any_accuracy,
             listener=listener,
         )  # fmt: skip

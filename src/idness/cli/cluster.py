@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idness.cli.bench import ENGINE_HELP
+from idness.cli.options import ENGINE_HELP
 
 if TYPE_CHECKING:
     from idness.cluster.session import Pool

@@ -7,30 +7,23 @@ from typing import Annotated
 
 import typer
 
+from idness.cli.options import ClassNames, Layer, Mean, Model, MultiLabel, Size, Std
+
 
 def doctor(
-    model: Annotated[
-        str,
-        typer.Argument(help="torchvision:NAME, timm:NAME, file.py:function, a folder of idness train, or cifar6:base."),
-    ],
+    model: Model,
     data: Annotated[
         str,
         typer.Option(help="In-distribution images: a folder or other set; without it only the structure is judged."),
     ] = "",
     ood: Annotated[str, typer.Option(help="OOD images; they make the verdict measured.")] = "",
     weights: Annotated[str, typer.Option(help="The network's weights, or none for a network as it is built.")] = "",
-    size: Annotated[int | None, typer.Option(help="Side of the square input, where the network does not say.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Mean of each channel in [0, 1], as in 0.49,0.48,0.45.")] = None,
-    std: Annotated[str | None, typer.Option(help="Standard deviation of each channel.")] = None,
-    layer: Annotated[str, typer.Option(help="Name of the final linear layer; found by itself if not given.")] = "",
-    class_names: Annotated[
-        str | None,
-        typer.Option("--classes", help="Names in the order of the network's outputs: a,b,c, a text file, or imagenet."),
-    ] = None,
-    multi_label: Annotated[
-        bool | None,
-        typer.Option("--multi-label/--single-label", help="Whether an image may get several labels, or none."),
-    ] = None,
+    size: Size = None,
+    mean: Mean = None,
+    std: Std = None,
+    layer: Layer = "",
+    class_names: ClassNames = None,
+    multi_label: MultiLabel = None,
     limit: Annotated[int, typer.Option(min=1, help="The most images used of each set, evenly picked.")] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,

@@ -8,13 +8,11 @@ from typing import Annotated
 import typer
 
 from idness.cli.cluster import Actors, Address, Engine, Gpus
+from idness.cli.options import ClassNames, Device, Layer, Mean, Model, MultiLabel, Partial, Size, Std
 
 
 def extract(
-    model: Annotated[
-        str,
-        typer.Argument(help="torchvision:NAME, timm:NAME, file.py:function, a folder of idness train, or cifar6:base."),
-    ],
+    model: Model,
     sets: Annotated[
         list[str],
         typer.Argument(
@@ -23,20 +21,14 @@ def extract(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the store, which idness bench takes as --cache.")],
     weights: Annotated[Path | None, typer.Option(help="The network's weights: safetensors or a checkpoint.")] = None,
-    layer: Annotated[str, typer.Option(help="Name of the final linear layer; found by itself if not given.")] = "",
-    multi_label: Annotated[
-        bool | None,
-        typer.Option("--multi-label/--single-label", help="Whether an image may get several labels, or none."),
-    ] = None,
+    layer: Layer = "",
+    multi_label: MultiLabel = None,
     data: Annotated[Path | None, typer.Option(help="Folder at which the benchmark's relative paths begin.")] = None,
-    partial: Annotated[bool, typer.Option("--partial", help="Leave out sets that are not there.")] = False,
-    size: Annotated[int | None, typer.Option(help="Side of the square input, where the network does not say.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Mean of each channel in [0, 1], as in 0.49,0.48,0.45.")] = None,
-    std: Annotated[str | None, typer.Option(help="Standard deviation of each channel.")] = None,
-    class_names: Annotated[
-        str | None,
-        typer.Option("--classes", help="Names in the order of the network's outputs: a,b,c, a text file, or imagenet."),
-    ] = None,
+    partial: Partial = False,
+    size: Size = None,
+    mean: Mean = None,
+    std: Std = None,
+    class_names: ClassNames = None,
     precision: Annotated[str, typer.Option(help="fp32, bf16, or auto, which measures both.")] = "fp32",
     engine: Engine = "auto",
     address: Address = None,
@@ -44,7 +36,7 @@ def extract(
     gpus_per_actor: Gpus = 0.0,
     batch_size: Annotated[int | None, typer.Option(help="Images per forward pass; measured if not given.")] = None,
     workers: Annotated[int | None, typer.Option(help="Threads that decode images.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    device: Device = "auto",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on in a folder that exists; what it holds is not run again.")
     ] = False,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from idness.cli.bench import ENGINE_HELP
+from idness.cli.options import ClassNames, Engine, Layer, Mean, MultiLabel, Size, Std
 
 
 def fit(
@@ -38,22 +38,16 @@ def fit(
             help="Images kept as a sample, as many of each class, for methods that compare with images.", min=1
         ),
     ] = 5000,
-    size: Annotated[int | None, typer.Option(help="Side of the square input, where the network does not say.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Mean of each channel in [0, 1], as in 0.49,0.48,0.45.")] = None,
-    std: Annotated[str | None, typer.Option(help="Standard deviation of each channel.")] = None,
-    layer: Annotated[str | None, typer.Option(help="Name of the final linear layer, where it is not found.")] = None,
-    class_names: Annotated[
-        str | None,
-        typer.Option("--classes", help="Names in the order of the network's outputs: a,b,c, a text file, or imagenet."),
-    ] = None,
-    multi_label: Annotated[
-        bool | None,
-        typer.Option("--multi-label/--single-label", help="Whether an image may get several labels, or none."),
-    ] = None,
+    size: Size = None,
+    mean: Mean = None,
+    std: Std = None,
+    layer: Layer = "",
+    class_names: ClassNames = None,
+    multi_label: MultiLabel = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder for what the network makes of images; the usual one if not given.")
     ] = None,
-    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "auto",
+    engine: Engine = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Make a small file of a training set, which guards and benchmarks take in its place."""
@@ -71,7 +65,7 @@ def fit(
 
         found = fit_file(
             model, data, out, weights=weights, methods=split_methods(methods) if methods else (), keep=keep,
-            preprocessing=preprocessing(size, mean, std), layer=layer, multi_label=multi_label,
+            preprocessing=preprocessing(size, mean, std), layer=layer or None, multi_label=multi_label,
             class_names=read_classes(class_names) if class_names else (), cache=cache, engine=engine, listener=listener,
         )  # fmt: skip
     trust.remember(model)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from idness.cli.bench import ENGINE_HELP
+from idness.cli.options import Engine
 
 KEY = "IDNESS_API_KEY"
 SHORTEST = 16
@@ -32,7 +32,7 @@ def serve(
         list[str] | None,
         typer.Option(help="A name that the service is called by, beside localhost and addresses; may be repeated."),
     ] = None,
-    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "auto",
+    engine: Engine = "auto",
     batch: Annotated[
         int | None, typer.Option(help="Images per batch; the fastest size is measured otherwise.", min=1)
     ] = None,
