@@ -40,7 +40,7 @@ def score(
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each image.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 if any image is out-of-distribution or unreadable.")
+        bool, typer.Option("--strict", help="Exit with 1 if any image is OOD or cannot be read.")
     ] = False,
     recall: Annotated[
         float | None, typer.Option(help="Decide at another recall than the guard was calibrated for.")
