@@ -55,7 +55,7 @@ def test_what_the_crop_keeps_is_resized_alone(width: int, height: int, resize: i
     assert alone.shape == whole.shape
     # Two passes, each rounded.
     assert np.abs(alone - whole).max() <= 2
-    assert np.abs(alone - whole).mean() < 0.3
+    assert np.abs(alone - whole).sum() <= 0.3 * alone.size + 3
 
 
 @pytest.mark.parametrize("size", [(20, 40), (40, 20), (20, 21)])

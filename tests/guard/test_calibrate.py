@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -342,7 +343,7 @@ def test_the_engine_that_was_chosen_is_remembered(
         )
         for _ in range(2)
     ]
-    [kept] = (tmp_path / "caches" / "idness" / "engines").iterdir()
+    [kept] = (Path(os.environ["XDG_CACHE_HOME"]) / "idness" / "engines").iterdir()
     assert json.loads(kept.read_text())["used"] == "eager"
     assert "remembered" not in notes[0]
     assert "remembered" in notes[1]
