@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help bench test lint long faults mutants test-browser docs tutorials pictures speed auto clean
+.PHONY: help bench test lint long faults mutants test-browser docs tutorials pictures speed scale auto clean
 
 help: ## print these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ pictures: $(VENV)/ready ## take the pictures of README from a run of the embedde
 speed: $(VENV)/ready ## measure ratios within one run into results/speed; some minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	for file in kernels rows_cost peer ish_cost bench_cost memory loading serving engines embedded starting; do $(BIN)/python benchmarks/$$file.py; done
+
+scale: $(VENV)/ready ## measure Ray beside one process into results/scale.md; half an hour of two cores
+	$(BIN)/python benchmarks/scale.py
 
 # `fuse`, `auto` and every method on every network at hand: results/auto.md and results/methods.md. Fetches pictures and ImageNet
 # networks, trains four small networks (an hour of one core; a stopped run goes on) and runs all of them over their pictures

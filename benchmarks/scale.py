@@ -22,7 +22,9 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torchvision
 from PIL import Image
+from safetensors.torch import save_file
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 WANTED = 2000
@@ -113,19 +115,23 @@ def write(folder: Path, count: int, side: int) -> Path:
     return folder
 
 
-RESNET = ("torchvision:resnet50", "--weights", "none")
+def resnet(folder: Path) -> tuple[str, ...]:
+    """Write random weights of a ResNet-50, the same for all processes, and name the network."""
+    file = folder / "resnet50.safetensors"
+    save_file(torchvision.models.resnet50().state_dict(), file)
+    return ("torchvision:resnet50", "--weights", str(file))
 
 
 def overhead(folder: Path, count: int) -> dict[str, Any]:
     """Compare CPU seconds of one plain process and of Ray with one actor, both starting included."""
-    few, many = write(folder / "few", SPAN, 256), write(folder / "many", count, 256)
+    few, many, network = write(folder / "few", SPAN, 256), write(folder / "many", count, 256), resnet(folder)
     cpu: dict[str, float] = {}
     for name, images, more in (
         ("plain few", few, ("--engine", "eager")),
         ("plain", many, ("--engine", "eager")),
         ("ray", many, ("--engine", "ray:eager", "--actors", 1)),
     ):
-        watch = extract(RESNET, images, folder / f"out {name}", *more)
+        watch = extract(network, images, folder / f"out {name}", *more)
         cpu[name] = sum(watch.cpu.values())
     each = (cpu["plain"] - cpu["plain few"]) / (count - SPAN)
     extra = cpu["ray"] - cpu["plain"]
@@ -142,19 +148,19 @@ def overhead(folder: Path, count: int) -> dict[str, Any]:
 
 def actors(folder: Path, count: int) -> dict[str, Any]:
     """Compare spans per second of two actors and one, beside those of two plain processes at once and one."""
-    images = write(folder / "images", count, 256)
+    images, network = write(folder / "images", count, 256), resnet(folder)
     found: dict[str, float] = {}
     for turn in range(2):
         alone, one, two = (folder / f"{name} {turn}" for name in ("alone", "one", "two"))
-        extract(RESNET, images, alone, "--engine", "eager")
+        extract(network, images, alone, "--engine", "eager")
         pair = [folder / f"pair {turn} {place}" for place in range(2)]
-        both = [threading.Thread(target=extract, args=(RESNET, images, out, "--engine", "eager")) for out in pair]
+        both = [threading.Thread(target=extract, args=(network, images, out, "--engine", "eager")) for out in pair]
         for thread in both:
             thread.start()
         for thread in both:
             thread.join()
-        extract(RESNET, images, one, "--engine", "ray:eager", "--actors", 1)
-        extract(RESNET, images, two, "--engine", "ray:eager", "--actors", 2)
+        extract(network, images, one, "--engine", "ray:eager", "--actors", 1)
+        extract(network, images, two, "--engine", "ray:eager", "--actors", 2)
         rates = {
             "one process": steady(alone, 1),
             "two processes": sum(steady(out, 1) for out in pair),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from idness.activations import extract as extraction
@@ -46,6 +47,18 @@ def test_spans_that_are_done_apart_are_the_shards_of_one_process(
     assert {path.name: path.read_bytes() for path in (tmp_path / "store").rglob("*.safetensors")} == apart
 
 
+def test_an_actor_has_as_many_threads_as_the_driver(job: Extraction, net_spec: str) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        work = _work(job, net_spec, Pool())
+        torch.set_num_threads(1)
+        work.open()
+        assert (work.threads, torch.get_num_threads()) == (2, 2)  # with others, sums are rounded otherwise
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_another_network_at_the_same_place_is_refused(job: Extraction, net_spec: str, tmp_path: Path) -> None:
     own = tmp_path / "own.safetensors"
     save_file({name: value + 1 for name, value in load_file(own).items()}, own)
@@ -75,8 +88,11 @@ def test_the_output_is_known_by_a_file_that_is_gone_afterwards(tmp_path: Path) -
 def test_a_pool_is_as_large_as_the_cluster_or_as_asked() -> None:
     cluster = SimpleNamespace(cluster_resources=lambda: {"CPU": 8.0, "GPU": 2.0})
     assert (Pool().size(cluster), Pool(actors=3).size(cluster), Pool(gpus=0.5).size(cluster)) == (8, 3, 4)
-    with pytest.raises(ClusterError, match="has 8 cores, one for each: not enough for 9 actors"):
+    assert (Pool().size(cluster, 4), Pool(gpus=1).size(cluster, 4)) == (2, 2)
+    with pytest.raises(ClusterError, match="has 8 cores, each actor asks for 1: not enough for 9 actors"):
         Pool(actors=9).size(cluster)
+    with pytest.raises(ClusterError, match="has 8 cores, each actor asks for 4: .+ or set OMP_NUM_THREADS=1"):
+        Pool(actors=3).size(cluster, 4)
     with pytest.raises(ClusterError, match="has 2 GPUs, each actor asks for 4: not enough for 1 actors"):
         Pool(gpus=4).size(cluster)
     with pytest.raises(OptionError, match="must be a whole number of at least 1"):

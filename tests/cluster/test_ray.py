@@ -132,7 +132,7 @@ def test_a_store_filled_by_actors_is_that_of_one_process_and_the_cache_of_bench(
         "--address",
         address,
         "--actors",
-        2,
+        1,
     )
     assert many.returncode == 0, many.stderr
     assert many.stdout == alone.stdout

@@ -17,7 +17,10 @@ Engine = Annotated[
 ]
 Address = Annotated[str | None, typer.Option(help="A Ray cluster, with --engine ray; without it Ray is started here.")]
 Actors = Annotated[
-    int | None, typer.Option(min=1, help="Processes with a network each, with --engine ray; one for each core or GPU.")
+    int | None,
+    typer.Option(
+        min=1, help="Processes with a network each, with --engine ray; as many as there are cores or GPUs for."
+    ),
 ]
 Gpus = Annotated[float, typer.Option("--gpus-per-actor", min=0, help="GPUs of each process, with --engine ray.")]
 

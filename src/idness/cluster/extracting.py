@@ -46,10 +46,12 @@ class ExtractWork:
     sample: NDArray[np.uint8]
     batch: int
     workers: int
+    threads: int
     identity: str
 
     def open(self) -> Doer:
         """Open the network, and see that it is the driver's."""
+        torch.set_num_threads(self.threads)
         opened = open_network(
             self.spec,
             self.weights,
@@ -163,7 +165,8 @@ def _work(job: Extraction, model: str, pool: Pool) -> ExtractWork:
         engine=engine,
         sample=sample,
         batch=settings.batch_size or network.batch,
-        workers=settings.workers or 1,
+        workers=settings.workers or torch.get_num_threads(),
+        threads=torch.get_num_threads(),
         identity=network.identity,
     )
 

@@ -50,6 +50,11 @@ class Work(Protocol):
         """The folder that the files go to."""
         ...
 
+    @property
+    def threads(self) -> int:
+        """How many threads run the network: as many as in one process, for with others sums are rounded otherwise."""
+        ...
+
     def open(self) -> Doer:
         """Load what the work is done with; once for each actor."""
         ...
@@ -80,12 +85,13 @@ def done_by_ray(
     work: Work, spans: Spans, numbers: Sequence[int], pool: Pool, expected: dict[str, str] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Have all spans of these numbers done, and give what came of each, in the order in which they are done."""
-    with marked(Path(work.out)) as mark, connected(pool, STORE + NAMED * spans.images) as ray:
-        size = min(pool.size(ray), len(numbers))
+    with marked(Path(work.out)) as mark, connected(pool, STORE + NAMED * spans.images, work.threads) as ray:
+        size = min(pool.size(ray, work.threads), len(numbers))
         # It needs no core of its own: it only looks up names.
         holder = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Holder).remote(ray.put(spans))
         try:
-            yield from _run(ray, (work, holder, mark, expected or versions()), numbers, size, pool)
+            arguments = (work, holder, mark, expected or versions())
+            yield from _run(ray, arguments, numbers, size, pool.cores(work.threads), pool.gpus)
         except ray.exceptions.RayError as error:
             raise ClusterError(f"a worker failed: {first_line(error)}; {KEPT}") from error
         finally:
@@ -93,7 +99,7 @@ def done_by_ray(
 
 
 def _run(
-    ray: Any, arguments: tuple[Any, ...], numbers: Sequence[int], size: int, pool: Pool
+    ray: Any, arguments: tuple[Any, ...], numbers: Sequence[int], size: int, cores: int, gpus: float
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -105,8 +111,8 @@ def _run(
         fn_constructor_args=arguments,
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=2),
-        num_cpus=1,
-        num_gpus=pool.gpus or None,
+        num_cpus=cores,
+        num_gpus=gpus or None,
     )
     for row in data.iter_rows():
         said = json.loads(row["said"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from idness.cluster.extracting import absolute, located_file
@@ -36,10 +37,12 @@ class ScoreWork:
     sample: NDArray[np.uint8]
     batch: int
     device: str
+    threads: int
     identity: str
 
     def open(self) -> Doer:
         """Load the guard, and see that it is the driver's."""
+        torch.set_num_threads(self.threads)
         if self.guard.endswith(SUFFIX):
             loaded: Any = GraphGuard(Path(self.guard))
         else:
@@ -113,5 +116,6 @@ def _work(job: Scoring, guard: Path, model: str | None, weights: str | None, poo
         sample=job.sample,
         batch=job.batch,
         device="cuda" if pool.gpus else "cpu",
+        threads=torch.get_num_threads(),
         identity=job.identity,
     )

@@ -41,7 +41,8 @@ class Pool:
 
     Args:
         address: of a Ray cluster, as `ray.init` takes it; none starts Ray on this machine.
-        actors: how many processes have a network of their own; as many as there are cores, or GPUs, if not given.
+        actors: how many processes have a network of their own, each with as many threads as this process has; if not given, as many as
+            there are cores for, or GPUs.
         gpus: how many GPUs each of them has; a fraction shares one.
     """
 
@@ -55,15 +56,24 @@ class Pool:
         if self.gpus < 0:
             raise OptionError(f"Pool: gpus_per_actor= must be at least 0, got {self.gpus:g}")
 
-    def size(self, ray: Any) -> int:
+    def cores(self, threads: int) -> int:
+        """Say how many cores an actor of so many threads takes; on a GPU it needs one."""
+        return 1 if self.gpus else threads
+
+    def size(self, ray: Any, threads: int = 1) -> int:
         """Say how many actors there will be, or that the cluster has too little for one."""
         has = ray.cluster_resources()
-        cores, cards = int(has.get("CPU", 0)), float(has.get("GPU", 0))
-        room = int(cards / self.gpus) if self.gpus else cores
+        cores, cards, each = int(has.get("CPU", 0)), float(has.get("GPU", 0)), self.cores(threads)
+        room = int(cards / self.gpus) if self.gpus else cores // each
         wanted = self.actors or max(room, 1)
         if wanted > room:
-            what = f"{cards:g} GPUs, each actor asks for {self.gpus:g}" if self.gpus else f"{cores} cores, one for each"
-            raise ClusterError(f"the cluster has {what}: not enough for {wanted} actors; give fewer actors=")
+            what = (
+                f"{cards:g} GPUs, each actor asks for {self.gpus:g}"
+                if self.gpus
+                else f"{cores} cores, each actor asks for {each}"
+            )
+            hint = ", or set OMP_NUM_THREADS=1" if each > 1 else ""
+            raise ClusterError(f"the cluster has {what}: not enough for {wanted} actors; give fewer actors={hint}")
         return wanted
 
 
@@ -79,7 +89,7 @@ def versions() -> dict[str, str]:
 
 
 @contextmanager
-def connected(pool: Pool, store: int = STORE) -> Iterator[Any]:
+def connected(pool: Pool, store: int = STORE, threads: int = 1) -> Iterator[Any]:
     """Give Ray: the one that this process is connected to already, the cluster at the address, or one that is started for the block."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -93,20 +103,20 @@ def connected(pool: Pool, store: int = STORE) -> Iterator[Any]:
         yield ray
         return
     try:
-        _start(ray, pool, store)
+        _start(ray, pool, store, threads)
         yield ray
     finally:
         ray.shutdown()
 
 
-def _start(ray: Any, pool: Pool, store: int) -> None:
+def _start(ray: Any, pool: Pool, store: int, threads: int) -> None:
     common: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
     try:
         with _hushed():
             if pool.address is not None:
                 ray.init(address=pool.address, **common)
             else:
-                cores = max(os.cpu_count() or 1, pool.actors or 1)
+                cores = max(os.cpu_count() or 1, (pool.actors or 1) * pool.cores(threads))
                 ray.init(address="local", num_cpus=cores, include_dashboard=False, object_store_memory=store, **common)
     except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
         if pool.address is None:
