@@ -239,7 +239,7 @@ def main() -> None:
     file = RESULTS / "scale.json"
     found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
     for name, measure, count in (
-        ("overhead", overhead, given.images), ("actors", actors, given.images), ("memory", memory, 2048),
+        ("overhead", overhead, given.images), ("actors", actors, given.images), ("memory", memory, 1024),
     ):  # fmt: skip
         if given.only in (None, name):
             before = os.getloadavg()[0]

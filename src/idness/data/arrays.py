@@ -90,7 +90,7 @@ class NpzSet(ImageSet):
 
     def __getstate__(self) -> dict[str, Any]:
         self.close()
-        return self.__dict__ | {"labels": None, "_stamps": {}}
+        return self.__dict__ | {"path": self.path.absolute(), "labels": None, "_stamps": {}}
 
     def close(self) -> None:
         """Close the file; reading opens it again."""

@@ -83,10 +83,8 @@ class TableSet(ImageSet):
     def portion(self, start: int, stop: int) -> ImageSet:
         low, high = bisect_right(self._starts, start) - 1, bisect_right(self._starts, stop - 1)
         part = copy(self)
-        part._groups, part._starts = (
-            self._groups[low:high],
-            [at - self._starts[low] for at in self._starts[low : high + 1]],
-        )
+        part._groups = [(file.absolute(), group) for file, group in self._groups[low:high]]
+        part._starts = [at - self._starts[low] for at in self._starts[low : high + 1]]
         part._files, part._held, part.labels = list({file for file, _ in part._groups}), {}, None
         return Part(part, range(start - self._starts[low], stop - self._starts[low]), f"{start}:{stop}")
 

@@ -66,7 +66,7 @@ class ImageSet(ABC):
         return str(index)
 
     def portion(self, start: int, stop: int) -> ImageSet:
-        """Give a set of these images alone, without labels, that is light to send to another process."""
+        """Give a set of these images alone, without labels, that is light to send to another process, wherever that runs."""
         return Part(self, range(start, stop), f"{start}:{stop}")
 
     def present(self) -> bool:
@@ -112,7 +112,7 @@ class FileSet(ImageSet):
         return sha256_of(_state(self._file(name)) + os.fsencode(name) + b"\0" for name in self.items[start:stop])
 
     def portion(self, start: int, stop: int) -> ImageSet:
-        return FileSet(self.root, self.items[start:stop], self.source)
+        return FileSet(self.root.absolute(), self.items[start:stop], self.source)
 
     def present(self) -> bool:
         return any(self._file(name).exists() for name in self.items)

@@ -60,7 +60,7 @@ class ShardSet(ImageSet):
         part = copy(self)
         part._places, part.labels = self._places[start:stop], None
         numbers, places = np.unique(part._places[:, 0], return_inverse=True)
-        part._files = [self._files[number] for number in numbers]
+        part._files = [self._files[number].absolute() for number in numbers]
         part._places = np.column_stack([places.reshape(-1), part._places[:, 1:]])
         return part
 

@@ -66,6 +66,10 @@ class UrlPath:
         """The folder that it is in."""
         return UrlPath(self.url.rpartition("/")[0])
 
+    def absolute(self) -> UrlPath:
+        """Give itself: a URL is whole."""
+        return self
+
     def exists(self) -> bool:
         """Tell whether there is anything of this name."""
         return self.is_file() or self.is_dir()
