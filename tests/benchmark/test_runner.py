@@ -483,5 +483,5 @@ def test_a_network_that_flattens_with_view_runs(place: Path, tmp_path: Path) -> 
         "    def forward(self, x):\n        return self.fc(self.conv(x).relu().view(len(x), -1))\n"
     )
     for layer in (None, "fc"):
-        settings = Settings(cache=tmp_path / "cache", methods=("msp", "scale"), layer=layer)
+        settings = Settings(cache=tmp_path / "cache", methods=("msp", "scale"), layer=layer, any_accuracy=True)
         assert set(run(place, f"{file}:Net", settings).methods) == {"msp", "scale"}
