@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,15 @@ def test_pickled_code_is_refused_and_not_run(file, tmp_path, monkeypatch):
         with pytest.raises(ModelError, match="could run code|not a readable weights file"):
             load_model(f"{file}:make", tmp_path / name)
     assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.fault("a TorchScript archive (torch.jit) as weights", does="one line; the program in it is not run")
+def test_a_torchscript_program_is_refused_and_not_run(file, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would rather have no such files made
+        torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "net.pt")
+    with pytest.raises(ModelError, match="holds a TorchScript program, which is not run; save its state_dict"):
+        load_model(f"{file}:make", tmp_path / "net.pt")
 
 
 def test_damaged_weights_and_those_of_others_are_told(file, tmp_path):

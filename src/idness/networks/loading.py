@@ -100,6 +100,10 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             f"{file}: holds pickled objects other than tensors, which could run code; save its state_dict as safetensors"
         ) from error
     except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
+        if "TorchScript" in str(error):
+            raise ModelError(
+                f"{file}: holds a TorchScript program, which is not run; save its state_dict as safetensors"
+            ) from error
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise ModelError(f"{file}: is not a readable weights file ({reason}); is it complete?") from error
     for key in ("state_dict", "model_state_dict", "model", "net"):
