@@ -65,7 +65,8 @@ def test_crop_larger_than_the_image_pads_as_torchvision_does(size: tuple[int, in
 
 
 @pytest.mark.parametrize("size", [(5000, 1), (1, 5000), (1, 1)])
-def test_strips_stay_small(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_strips_stay_small(size: tuple[int, int], interpolation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, int]] = []
     resize = Image.Image.resize
 
@@ -74,7 +75,8 @@ def test_strips_stay_small(size: tuple[int, int], monkeypatch: pytest.MonkeyPatc
         return resize(image, target, *more, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Image.Image, "resize", watched)
-    assert Preprocessing(resize=256, crop=224)(picture(*size)).shape == (3, 224, 224)
+    how = Preprocessing(resize=256, crop=224, interpolation=interpolation)
+    assert how(picture(*size)).shape == (3, 224, 224)
     assert max(max(target) for target in made) <= 32 * 256
 
 
