@@ -174,7 +174,7 @@ def open_world(name: str, places: Places) -> World:
         if not file.is_file():
             found = pictures(key)
             every = 1 if editor is None else plan.twice_every
-            labels = None if found.labels is None else found.labels[::every]
+            labels = None if found.labels is None else found.labels[::every].copy()
             some = Images(found.pixels[: plan.stand_ins]) if kind else Images(found.pixels[::every], labels)
             print(f"{name}: {file.stem}{' twice' if editor else ''}, {len(some.pixels)} images", flush=True)
             edit = (KINDS | RIVALS)[kind] if kind else None
