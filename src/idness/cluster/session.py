@@ -26,6 +26,7 @@ PACKAGES = ("idness", "torch", "numpy", "pillow", "safetensors", "onnxruntime", 
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is told to anyone
     "RAY_BACKEND_LOG_LEVEL": "fatal",  # what matters comes back as an error
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of actors that only count for Ray's own statistics
     "RAY_worker_niceness": "0",  # the actors do the work that the user waits for
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
 }
