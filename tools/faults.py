@@ -155,7 +155,8 @@ def _result(found: list[Fault], reports: list[Path]) -> str:
         lines.append(
             f"\nThe run was stopped: the tests of {left} faults, with 0 in all columns, have not been run in it.\n"
         )
-    figures = [(p.get("name"), p.get("value")) for case in _each(cases) for p in case.iter("property")]
+    figures = [(p.get("name", ""), p.get("value")) for case in _each(cases) for p in case.iter("property")]
+    figures = [figure for figure in figures if not figure[0].startswith("hypothesis-statistics")]
     if figures:
         lines.append("\n## Figures of the long runs\n\n| what | value |\n|---|--:|\n")
         lines += [f"| {name} | {value} |\n" for name, value in figures]

@@ -126,6 +126,7 @@ def test_killed_at_any_moment_the_next_run_gives_the_same(
         # An export has no steps to go on from: it is run to its end after every fifth kill only, as it takes long.
         if command != "export" or number % 5 == 4:
             assert run(*words, cwd=place.parent) == 0, run.said
+            usual = min(usual, run.seconds)  # a busy machine was slower at first
             assert content(out, *names) == wanted
             shutil.rmtree(out)
     assert killed >= KILLS // 2
