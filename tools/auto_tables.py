@@ -45,6 +45,8 @@ def page(results: Mapping[str, Any]) -> str:
         "(EBO), mean of near and far, ± half of the 95 % interval for these images (DeLong, paired). Regret: the best single method",
         "at its defaults, known only in hindsight, minus `auto`; negative where `auto` is above all of them. `auto` sees ID images",
         "only. In bold: networks that no choice was made on. What was chosen again without each network, and what came of it, is below.",
+        "Methods that look twice (odin, adascale) saw a part of the images of slow networks; what they gain, and a regret beside one, is",
+        "measured on that part.",
         *_about_settings(networks),
         "",
         summary(networks),
