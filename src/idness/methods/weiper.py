@@ -17,8 +17,7 @@ from idness.detectors.histograms import divergence, shares
 from idness.detectors.kernels import row_blocks, unit
 
 BINS = 100  # the authors take 80 for a vision transformer
-EXACT = 20_000
-"""Up to how many perturbed logits an image has they are computed in float64."""
+EXACT = 20_000  # perturbed logits of an image, up to which they are computed in float64
 
 
 @dataclass(kw_only=True)
