@@ -92,7 +92,9 @@ def test_validation_is_resize_and_centre_crop(root: Path) -> None:
     for place, image, label in zip([7, 0], images, labels, strict=True):
         picture = decode(data.images.root / data.images.items[place])
         expected = v2.functional.center_crop(v2.functional.resize(picture, 40, antialias=True), 32)
-        assert torch.equal(image, v2.functional.pil_to_tensor(expected))
+        apart = (image.int() - v2.functional.pil_to_tensor(expected).int()).abs()
+        assert apart.max() <= 1  # what the crop keeps is resized alone, and some values are rounded to the next
+        assert apart.float().mean() < 0.15
         assert int(label) == data.images.labels[place]
     grey, _ = next(data.batches(Plan(40, 8), 0, 1, augment=False))
     assert torch.equal(grey, next(data.evaluated(Plan(40, 8).order(0)[:8].tolist()))[0])
