@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -51,7 +52,7 @@ def report(name: str, title: str, rows: list[dict[str, Any]], notes: list[str] |
     machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
     versions = {"numpy": numpy.__version__, "torch": torch.__version__}
     RESULTS.mkdir(parents=True, exist_ok=True)
-    command = f"python benchmarks/{name}.py"
+    command = " ".join(["python", f"benchmarks/{name}.py", *sys.argv[1:]])
     content = {
         "command": command,
         "title": title,

@@ -46,7 +46,7 @@ class Gathered(ABC):
 class Moments(Gathered):
     """Holds how many rows each group has (G,), their means (G, D) and the scatter of all around these (D, D), in float64.
 
-    The scatter is the sum of squares and products; it is there where it was asked for. A column without any change is constant.
+    The scatter is the sum of squares and products; it is there where it was asked for.
     """
 
     counts: Tensor
@@ -145,7 +145,7 @@ class Counts(Gathered):
     def percentiles(self, percents: Sequence[float]) -> list[Tensor]:
         """Find percentiles of all values, each to 2^-12 of itself."""
         ends = self.counts.cumsum(dim=0)
-        ranks = torch.tensor(percents, dtype=torch.double) / 100 * (int(ends[-1]) - 1)
+        ranks = torch.tensor(percents, dtype=torch.double, device=ends.device) / 100 * (int(ends[-1]) - 1)
         # Between two values a point on the way, as numpy takes it.
         low, high = (self._ranked(ends, whole.long()) for whole in (ranks.floor(), ranks.ceil()))
         return list((low + (ranks - ranks.floor()) * (high - low)).float())
@@ -197,7 +197,7 @@ class Statistic(ABC, Generic[G]):
             parts = [key for key in acts.whole.tensors if key.startswith(f"{name}.")]
             if parts:
                 found: G = self.kind.of_tensors(  # type: ignore[assignment]
-                    {key.removeprefix(f"{name}."): acts.whole.tensors[key] for key in parts}
+                    {key.removeprefix(f"{name}."): acts.whole.tensors[key].to(acts.features.device) for key in parts}
                 )
                 return found
         warnings.warn(

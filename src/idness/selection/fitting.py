@@ -76,7 +76,7 @@ def fit_file(
 ) -> Fitted:
     """Gather what methods learn from training images in one pass, and write it to a file.
 
-    Memory does not grow with the number of images. The network's activations are kept in the store, so that a run that was stopped
+    Images are learned part by part, in the memory of a few parts. The network's activations are kept in the store, so that a run that was stopped
     goes on where it was.
 
     Args:
