@@ -76,8 +76,8 @@ def fit_file(
 ) -> Fitted:
     """Gather what methods learn from training images in one pass, and write it to a file.
 
-    Images are learned part by part, in the memory of a few parts. The network's activations are kept in the store, so that a run that was stopped
-    goes on where it was.
+    Images are learned part by part, in the memory of a few parts. The network's activations are kept in the store, so that a run that
+    was stopped goes on where it was.
 
     Args:
         model: the network, as `load_model` takes it, or a file with the head's weight and bias where all data are activations.
