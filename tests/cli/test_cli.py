@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from idness.cli import COMMANDS, GROUPS, with_flags
+from idness.cli import COMMANDS, GROUPS, _command, with_flags
 from tests.cli.running import PROCESS, idness
 
 
@@ -105,8 +105,10 @@ def test_the_shell_completes_commands_and_flags(tmp_path):
     assert idness(**asked).stdout.split() == ["--precision"]
     # The shell in which the tests run may be unknown: it is named.
     named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": str(tmp_path)}
+    _command.cache_clear()  # which decides how shells are named when it is made
     assert idness("--install-completion", "bash", **named).returncode == 0
     assert "complete -o default -F _idness_completion idness" in (tmp_path / ".bash_completions/idness.sh").read_text()
+    _command.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import re
 import sys
 import textwrap
 import warnings
+from functools import cache
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -118,7 +119,7 @@ def main() -> None:
     warnings.showwarning = _show_warning
     try:
         # Under its own name, however it was started: completion in the shell goes by it.
-        result = app(prog_name="idness", standalone_mode=False)
+        result = _command()(prog_name="idness", standalone_mode=False)
         if result == STOPPED:  # what newer versions of typer make of Ctrl-C
             raise KeyboardInterrupt
         sys.exit(result if isinstance(result, int) else 0)
@@ -137,12 +138,16 @@ def main() -> None:
         _stop(error.format_message(), 2)
 
 
+@cache
+def _command() -> Any:
+    return typer.main.get_command(app)
+
+
 def with_flags(message: str) -> str:
     """Name the arguments of which a message of the library speaks as the subcommand at hand takes them."""
-    command: Any = typer.main.get_command(app)
     named = _named()
     spoken = {}
-    for parameter in command.commands[named].params if named else ():
+    for parameter in _command().commands[named].params if named else ():
         spoken[parameter.name] = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.name.upper()
     if "token_file" in spoken:
         spoken["key"] = spoken["token_file"]
