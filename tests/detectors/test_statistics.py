@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -42,7 +43,17 @@ def hashes(count: int, seed: int = 0) -> Tensor:
 def in_parts(acts: Activations, digests: Tensor, cuts: list[int], keep: int = 10**6) -> Summary:
     ends = [0, *sorted(cut % (len(acts) - 1) + 1 for cut in cuts), len(acts)]
     spans = [slice(low, high) for low, high in pairwise(ends) if high > low]
-    return summarise(((acts[span], digests[span]) for span in spans), EVERY, keep=keep)
+    found = summarise(((acts[span], digests[span]) for span in spans), EVERY, keep=keep)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_at_once() -> Iterator[None]:
+    """Let rows be taken in several portions, as those of large sets are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("idness.detectors.statistics.AT_ONCE", 32)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,8 @@ MANTISSA = 12
 """How many bits after the leading one tell values apart in a histogram: percentiles are exact to 2^-12, 0.025 % of their value."""
 SHIFT = 23 - MANTISSA
 SIGN = -(2**31)
+AT_ONCE = 1024
+"""How many rows are held in double precision at a time."""
 
 
 class Gathered(ABC):
@@ -57,14 +59,19 @@ class Moments(Gathered):
     def of(cls, rows: Tensor, groups: Tensor | None = None, count: int = 1, *, scatter: bool = True) -> Self:
         """Measure rows (N, D) that belong to so many groups; all to one where no groups (N,) are given."""
         owners = torch.zeros(len(rows), dtype=torch.long, device=rows.device) if groups is None else groups
-        exact = rows.double()
-        sums = torch.zeros(count, rows.shape[1], dtype=torch.double, device=rows.device).index_add_(0, owners, exact)
         counts = torch.bincount(owners, minlength=count)
-        means = sums / counts.clamp(min=1).unsqueeze(1)
+        means = torch.zeros(count, rows.shape[1], dtype=torch.double, device=rows.device)
+        parts = list(zip(torch.split(rows, AT_ONCE), torch.split(owners, AT_ONCE), strict=True))
+        for part, owner in parts:
+            means.index_add_(0, owner, part.double())
+        means /= counts.clamp(min=1).unsqueeze(1)
         if not scatter:
             return cls(counts, means)
-        centred = exact - means[owners]
-        return cls(counts, means, centred.T @ centred)
+        products = means.new_zeros(rows.shape[1], rows.shape[1])
+        for part, owner in parts:
+            centred = part.double() - means[owner]
+            products.addmm_(centred.T, centred)
+        return cls(counts, means, products)
 
     @property
     def count(self) -> int:
@@ -99,7 +106,7 @@ class Moments(Gathered):
         if self.scatter is None or other.scatter is None:
             return replace(self, counts=total, means=means, scatter=None)
         # What two parts of a group lie apart adds to the scatter around their common mean.
-        scatter = self.scatter + other.scatter + _products(apart, self.counts * share)
+        scatter = _products(apart, self.counts * share).add_(self.scatter).add_(other.scatter)
         return replace(self, counts=total, means=means, scatter=scatter)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -136,9 +143,9 @@ class Counts(Gathered):
         """Count all values, whatever their shape."""
         bits = values.detach().cpu().float().contiguous().view(torch.int32).flatten()
         # Bits of negative numbers grow with their size: turned round, bins stand in the order of the values.
-        ordered = torch.where(bits < 0, SIGN - bits - 1, bits) >> SHIFT
+        ordered = torch.where(bits < 0, (SIGN - bits).sub_(1), bits).bitwise_right_shift_(SHIFT)
         lowest = int(ordered.min()) if len(ordered) else 0
-        counted = torch.bincount(ordered - lowest)
+        counted = torch.bincount(ordered.sub_(lowest))
         found = counted.nonzero().squeeze(1)
         return cls((found + lowest).to(torch.int32), counted[found])
 
@@ -292,7 +299,7 @@ def _directions(acts: Activations) -> Tensor:
 
 
 def _profile(acts: Activations) -> Tensor:
-    return acts.features.sort(dim=1).values
+    return torch.cat([part.sort(dim=1).values for part in torch.split(acts.features, AT_ONCE)])
 
 
 VALUES = AllValues("values", values=_features)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any
 
 import torch
@@ -91,9 +90,19 @@ class Summary:
 
 def summarise(
     parts: Iterable[tuple[Activations, Tensor]], statistics: Sequence[Statistic[Any]], *, keep: int = KEEP
-) -> Summary:
-    """Summarise a set part by part, in the memory of one."""
-    return reduce(Summary.merged, (Summary.of(*part, statistics, keep=keep) for part in parts))
+) -> Summary | None:
+    """Summarise a set part by part, in the memory of one; none where there is no part."""
+    whole: Summary | None = None
+    held: dict[str, Gathered] = {}
+    for acts, digests in parts:
+        sample = Summary.of(acts, digests, (), keep=keep)
+        whole = sample if whole is None else whole.merged(sample)
+        # One after another, and what was held is let go as it is merged: the largest are as large as a part.
+        for statistic in distinct(statistics, acts.labels is not None):
+            found = statistic.gather(acts)
+            if found is not None:
+                held[statistic.name] = held.pop(statistic.name).merged(found) if statistic.name in held else found
+    return None if whole is None else replace(whole, statistics=held)
 
 
 def distinct(statistics: Sequence[Statistic[Any]], labelled: bool) -> list[Statistic[Any]]:

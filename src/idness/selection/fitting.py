@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -192,13 +191,12 @@ def summary_of(
 ) -> Made:
     """Summarise a set of activations in the memory of one part; the listener hears of every image."""
     skipped: list[str] = []
-    parts = _parts(source, head, skipped, listener or Listener())
-    first = next(parts, None)
-    if first is None:
+    summary = summarise(_parts(source, head, skipped, listener or Listener()), statistics, keep=keep)
+    if summary is None:
         raise DataError(
             f"{source.name}: none of its images can be used; the first: {skipped[0] if skipped else 'it is empty'}"
         )
-    return Made(summarise(chain([first], parts), statistics, keep=keep), source.name, len(skipped))
+    return Made(summary, source.name, len(skipped))
 
 
 def _parts(source: Source, head: Head, skipped: list[str], hear: Listener) -> Iterator[tuple[Activations, Tensor]]:
@@ -216,8 +214,10 @@ def _parts(source: Source, head: Head, skipped: list[str], hear: Listener) -> It
             acts.append(shard.acts)
             digests.append(shard.digests)
         if number % SHARDS == 0 and acts:
-            yield Activations.concat(acts), torch.cat(digests)
+            part = Activations.concat(acts), torch.cat(digests)
             acts, digests = [], []
+            yield part
+            del part  # before the next one is read
         hear.advance(len(shard.acts) + len(shard.skipped))
     if acts:
         yield Activations.concat(acts), torch.cat(digests)
