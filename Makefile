@@ -12,7 +12,7 @@ bench: $(VENV)/ready ## run the embedded benchmark
 	$(BIN)/idness bench
 
 test: lint ## run lint, types and all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: $(VENV)/ready ## run ruff and mypy
 	$(BIN)/ruff check .

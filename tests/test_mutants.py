@@ -29,6 +29,12 @@ def tool() -> ModuleType:
     return module
 
 
+@pytest.fixture(autouse=True)
+def bare_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave plugins out, of which these small trees need none: they take most of the time that it takes to start."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 def tree(root: Path, *mutants: str, tests: str = TESTS) -> Path:
     for name, text in {
         "src/idness/__init__.py": "",

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +24,7 @@ from idness.data import ArraySet, Preprocessing, folder_set
 from idness.networks.opening import Network
 from idness.networks.precision import ChosenPrecision
 from idness.networks.split import SplitModel
+from tests.children import exit_code, started
 from tests.pictures import network, pictures
 
 SETTING = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
@@ -216,30 +215,26 @@ def test_damaged_shard_is_computed_again(tmp_path: Path) -> None:
     assert torch.equal(store.load(again.key).features, before)
 
 
+def extract_slowly(place: Path) -> None:
+    extraction.SHARD = 20
+    net, counting = made()
+    forward = counting.forward
+
+    def slow(images: Tensor) -> Tensor:
+        time.sleep(0.15)
+        return forward(images)
+
+    counting.forward = slow  # type: ignore[method-assign]
+    extract(net, known(200), FeatureStore(place), batch_size=10)
+
+
 def test_killed_and_resumed_equals_never_killed(tmp_path: Path) -> None:
-    code = f"""
-import sys
-sys.path[:0] = {[str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "samples")]!r}
-import time
-from pathlib import Path
-from idness.activations import extract as extraction
-from idness.activations.store import FeatureStore
-from tests.activations.test_extract import made, known
-extraction.SHARD = 20
-net, counting = made()
-forward = counting.forward
-def slow(images):
-    time.sleep(0.15)
-    return forward(images)
-counting.forward = slow
-extraction.extract(net, known(200), FeatureStore(Path({str(tmp_path)!r}) / "killed"), batch_size=10)
-"""
-    process = subprocess.Popen([sys.executable, "-c", code])
+    process = started(extract_slowly, tmp_path / "killed")
     while len(list((tmp_path / "killed").rglob("*.safetensors"))) < 3:
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    assert exit_code(process) == -signal.SIGKILL
     kept = len(list((tmp_path / "killed").rglob("*.safetensors")))
     net, counting = made()
     resumed = extract(net, known(200), FeatureStore(tmp_path / "killed"), batch_size=10)

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from idness.activations.store import FeatureStore, Shard, default_root
 from idness.core.errors import IdnessWarning, StoreError
 from idness.core.files import key_of
 from idness.core.types import Activations
+from tests.children import exit_code, started
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 
@@ -112,25 +113,22 @@ def test_missing_sets_shards_and_damaged_manifests_are_told(tmp_path: Path) -> N
         store.load("whole")
 
 
+def put_where_files_stay_small(root: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+    try:
+        FeatureStore(root / "store").put("k" * 64, shard(count=2000))
+    except StoreError as error:
+        (root / "said").write_text(str(error))
+
+
 def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path: Path) -> None:
     # A limit on file size fails a write half-way, as a full disk does.
-    code = f"""
-import resource, sys
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from idness.activations.store import FeatureStore
-from idness.core.errors import StoreError
-from tests.activations.test_store import shard
-resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-try:
-    FeatureStore({str(tmp_path)!r}).put("k" * 64, shard(count=2000))
-except StoreError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("cannot write")
-    assert "free space" in done.stdout
-    assert len(done.stdout.splitlines()) == 1
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert exit_code(started(put_where_files_stay_small, tmp_path)) == 0
+    said = (tmp_path / "said").read_text()
+    assert said.startswith("cannot write")
+    assert "free space" in said
+    assert len(said.splitlines()) == 1
+    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
 
 
 def test_a_root_that_cannot_be_written_is_told(tmp_path: Path) -> None:
@@ -139,44 +137,33 @@ def test_a_root_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         FeatureStore(tmp_path / "file").put("k" * 64, shard())
 
 
+def put_forty(root: Path) -> None:
+    store = FeatureStore(root)
+    refs = [store.put(key_of(str(seed)), shard(seed)) for seed in range(40)]
+    store.finish("both", refs, {})
+
+
 def test_two_writers_at_once(tmp_path: Path) -> None:
-    code = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from idness.activations.store import FeatureStore
-from idness.core.files import key_of
-from tests.activations.test_store import shard
-store = FeatureStore({str(tmp_path)!r})
-refs = [store.put(key_of(str(seed)), shard(seed)) for seed in range(40)]
-store.finish("both", refs, {{}})
-"""
-    running = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
-    assert [process.wait() for process in running] == [0, 0]
+    running = [started(put_forty, tmp_path) for _ in range(2)]
+    assert [exit_code(process) for process in running] == [0, 0]
     store = FeatureStore(tmp_path)
     assert len(store.load("both")) == 200
     assert len(files(tmp_path)) == 40
     assert not list(tmp_path.rglob("*.part"))
 
 
+def put_without_end(root: Path) -> None:
+    for seed in itertools.count():
+        FeatureStore(root).put(key_of(str(seed)), shard(seed, 3000))
+
+
 def test_killed_while_writing_leaves_only_whole_shards(tmp_path: Path) -> None:
-    code = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from idness.activations.store import FeatureStore
-from idness.core.files import key_of
-from tests.activations.test_store import shard
-store = FeatureStore({str(tmp_path)!r})
-seed = 0
-while True:
-    store.put(key_of(str(seed)), shard(seed, 3000))
-    seed += 1
-"""
-    process = subprocess.Popen([sys.executable, "-c", code])
+    process = started(put_without_end, tmp_path)
     while len(files(tmp_path)) < 3:
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    assert exit_code(process) == -signal.SIGKILL
     store = FeatureStore(tmp_path)
     for place, path in enumerate(files(tmp_path)):
         key = path.stem.partition("-")[0]

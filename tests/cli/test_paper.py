@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from idness.paper.studies.analyze import STUDIES
 from tests.cli.running import idness
 
 
@@ -55,24 +56,17 @@ def test_the_doctor_on_the_embedded_network_and_ood_images() -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-@pytest.mark.timeout(900)
-def test_analyze_writes_figures_and_prints_a_line_for_each(tmp_path: Path) -> None:
+def test_analyze_writes_figures_and_prints_a_line_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {name: STUDIES[name] for name in ("Gaussianity", "Scale ratio")}  # drawing all of them takes long
+    monkeypatch.setattr("idness.paper.studies.analyze.STUDIES", few)
     done = idness("analyze", "--limit", "60", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    for name in (
-        "Gaussianity",
-        "Mean and variance",
-        "The proposition",
-        "Percentile",
-        "Scale ratio",
-        "Trade-off",
-        "ISH",
-    ):
+    for name in few:
         assert f"\n{name}\n" in done.stdout
     assert "7 degrees of freedom" in done.stdout
     assert "wrote gaussianity.svg" in done.stderr
     assert (tmp_path / "out" / "README.md").is_file()
-    assert len(list((tmp_path / "out").glob("*.png"))) == 10
+    assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"gaussianity", "ratios", "equal-energy"}
 
 
 def test_the_doctor_takes_what_the_network_does_not_say(net_spec: str, weights: Path, id_folder: Path) -> None:

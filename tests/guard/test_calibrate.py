@@ -28,12 +28,20 @@ from idness.selection.doctor import advise
 from tests.cli.running import idness
 
 
-@pytest.fixture
-def made(net_spec: str, weights: Path, id_folder: Path, tmp_path: Path) -> Path:
-    folder = tmp_path / "guard"
-    done = idness("calibrate", net_spec, "--weights", weights, "--data", id_folder, "--method", "scale", "-o", folder)
+@pytest.fixture(scope="module")
+def calibrated(net_spec: str, weights: Path, id_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a guard, and beside it the list of model files that this one's owner trusts."""
+    place = tmp_path_factory.mktemp("calibrated")
+    words = ("--weights", weights, "--data", id_folder, "--method", "scale", "-o", place / "guard")
+    done = idness("calibrate", net_spec, *words, XDG_STATE_HOME=str(place / "state"))
     assert done.returncode == 0, done.stderr
-    return folder
+    return place
+
+
+@pytest.fixture
+def made(calibrated: Path, tmp_path: Path, own_state: None) -> Path:
+    shutil.copytree(calibrated / "state", tmp_path / "state")
+    return Path(shutil.copytree(calibrated / "guard", tmp_path / "guard"))
 
 
 def test_three_commands(made: Path, id_folder: Path, ood_folder: Path, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from idness.guard.file import FORMAT
 from idness.guard.neighbours import Gallery
 from idness.networks import trust
 from idness.networks.split import load_weights
+from tests.children import exit_code, started
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 V1 = SAMPLES / "guard-v1"
@@ -212,30 +211,21 @@ def test_files_of_format_1_keep_loading() -> None:
     assert guard.gallery is not None
 
 
-WRITER = """
-import sys
-sys.path[:0] = [sys.argv[2]]
-import tiny_net, torch
-from idness.guard import Guard
-from idness.networks.split import load_weights
-guard = Guard(load_weights(tiny_net.make(), sys.argv[3]), "msp")
-for round in range(25):
-    acts = guard.split.split(torch.rand(40, 3, 16, 16, generator=torch.Generator().manual_seed(round)))
-    guard.calibrate(acts, float(sys.argv[4])).save(sys.argv[1])
-"""
+def save_again_and_again(folder: Path, weights: Path, recall: float) -> None:
+    guard = Guard(load_weights(tiny_net.make(), weights), "msp")
+    for number in range(25):
+        acts = guard.split.split(torch.rand(40, 3, 16, 16, generator=torch.Generator().manual_seed(number)))
+        guard.calibrate(acts, recall).save(folder)
 
 
 def test_two_writers_and_a_reader_always_see_a_whole_guard(guard: Guard, weights: Path, tmp_path: Path) -> None:
     folder = guard.save(tmp_path / "guard")
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(SAMPLES), str(weights), recall])
-        for recall in ("0.95", "0.9")
-    ]
+    writers = [started(save_again_and_again, folder, weights, recall) for recall in (0.95, 0.9)]
     reads = 0
-    while any(writer.poll() is None for writer in writers):
+    while any(writer.is_alive() for writer in writers):
         assert Guard.load(folder, guard.split).recalls[0] in (0.95, 0.9)
         reads += 1
-    assert [writer.returncode for writer in writers] == [0, 0]
+    assert [exit_code(writer) for writer in writers] == [0, 0]
     assert reads > 3
     assert len(Guard.load(folder, guard.split).calibration or ()) == 40
     assert len(list(folder.iterdir())) == 2

@@ -31,7 +31,7 @@ from idness.networks.split import SplitModel
 from tests.cli.running import idness
 
 onnxruntime = pytest.importorskip("onnxruntime")
-ALWAYS = ("msp", "scale", "dice", "knn", "gradnorm", "fuse")
+ALWAYS = ("msp", "scale", "knn", "fuse")
 """An export takes seconds; these stand for all methods, the others are tried by `make long`."""
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "onnx_without_torch.py"
 

@@ -28,8 +28,9 @@ STRUCTURES = {
 def test_the_structure_of_torchvision_networks(name: str) -> None:
     models = pytest.importorskip("torchvision.models")
     torch.manual_seed(0)
-    images = torch.randn(3, 3, 224, 224)
-    split = SplitModel(getattr(models, name)(weights=None).eval(), example=images[:2])
+    images = torch.randn(3, 3, 64, 64)
+    size = {"image_size": 64} if name.startswith("vit") else {}
+    split = SplitModel(getattr(models, name)(weights=None, **size).eval(), example=images[:2])
     found = capture(split, images)
     features, *others = structure(split.head, found.acts, found.rectifier)
     assert features.good is STRUCTURES[name]

@@ -1,10 +1,9 @@
-"""Trains a small network, here or in a process of its own that a test can kill or start twice."""
+"""Trains a small network, here or in processes of its own that a test can kill or start twice."""
 
 from __future__ import annotations
 
-import argparse
+import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -29,35 +28,28 @@ class NoNorm(nn.Module):
 
 
 def small_run(method: str, out: str | Path, batch: int = 8, norm: bool = True) -> None:
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     model = networks.build("tiny_resnet", 3) if norm else NoNorm()
     options = {"epochs": 4, "lr": 0.05, "warmup": 0.5, "milestones": (), "ema": 0.9, "checkpoint_every": 2}
     finetune(model, small_world(96), method, out=out, batch_size=batch, **options)
 
 
-def slowed(normalise: Callable[[Objective, Tensor], Tensor]) -> Callable[[Objective, Tensor], Tensor]:
+def slow_run(method: str, out: Path) -> None:
     """Leave time to be killed in, at every step; nothing of what is computed changes."""
+    normalise = Objective.normalise
 
     def slow(self: Objective, images: Tensor) -> Tensor:
         time.sleep(0.03)
         return normalise(self, images)
 
-    return slow
+    Objective.normalise = slow  # type: ignore[method-assign]
+    small_run(method, out)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("method")
-    parser.add_argument("out")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--no-norm", action="store_true")
-    parser.add_argument("--slowly", action="store_true")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    if given.slowly:
-        Objective.normalise = slowed(Objective.normalise)  # type: ignore[method-assign]
-    small_run(given.method, given.out, given.batch, not given.no_norm)
-
-
-if __name__ == "__main__":
-    main()
+def run_as_rank(rank: int, port: int, method: str, out: Path) -> None:
+    """Run as one of two processes that torchrun has started."""
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0}
+    given |= {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "small"}
+    os.environ.update({name: str(value) for name, value in given.items()})
+    small_run(method, out, norm=False)

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 import pytest
@@ -22,16 +21,16 @@ from idness.core.errors import ModelError, OptionError, StoreError, UnknownNameE
 from idness.core.files import alone_in
 from idness.networks.loading import load_weights
 from idness.networks.precision import bf16_problem
-from idness.training import METHODS, Settings, TrainingSet, finetune, networks
+from idness.training import METHODS, Settings, Trained, TrainingSet, finetune, networks
 from idness.training.checkpoint import load_checkpoint, save_checkpoint
 from idness.training.log import LogState
 from idness.training.loop import Trainer
 from idness.training.plan import seeded
+from tests.children import exit_code, started
 from tests.training.conftest import small_world
-from tests.training.run_small import NoNorm, small_run
+from tests.training.run_small import NoNorm, run_as_rank, slow_run, small_run
 
 SAMPLES = Path(__file__).parents[1] / "samples"
-SCRIPT = Path(__file__).with_name("run_small.py")
 QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 8, "lr": 0.01, "milestones": (), "warmup": 0.0}
 
 
@@ -302,13 +301,19 @@ def test_damaged_checkpoints_are_refused(harm: str, tmp_path: Path, world: Train
         finetune(start(), world, "plain", out=tmp_path, **QUICK)
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+WITH_CHECKPOINTS: dict[str, Any] = {**QUICK, "ema": 0.9, "checkpoint_every": 4}
+
+
+@cache
+def never_stopped(method: str) -> Trained:
+    return finetune(start(), small_world(), method, **WITH_CHECKPOINTS)
+
+
 @pytest.mark.parametrize("stop", [8, 17])
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_stopped_at_any_step_and_resumed_gives_the_same_bits(
     method: str, stop: int, tmp_path: Path, world: TrainingSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {**QUICK, "ema": 0.9, "checkpoint_every": 4}
-    whole = finetune(start(), world, method, **options)
     step = Trainer._step
 
     def stopping(self: Trainer) -> tuple[float, int]:
@@ -318,21 +323,14 @@ def test_stopped_at_any_step_and_resumed_gives_the_same_bits(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Trainer, "_step", stopping)
-        finetune(start(), world, method, out=tmp_path, **options)
-    resumed = finetune(start(1), world, method, out=tmp_path, **options)
+        finetune(start(), world, method, out=tmp_path, **WITH_CHECKPOINTS)
+    resumed = finetune(start(1), world, method, out=tmp_path, **WITH_CHECKPOINTS)
+    whole = never_stopped(method)
     assert equal(whole.model, resumed.model)
     assert [(r.step, r.loss, r.accuracy) for r in resumed.log] == [(r.step, r.loss, r.accuracy) for r in whole.log]
 
 
 # Processes
-
-
-def environment() -> dict[str, str]:
-    root = Path(__file__).resolve().parents[2]
-    path = os.pathsep.join(
-        [str(root), str(root / "src")]
-    )  # the code beside these tests, and no other that is installed
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PYTHONWARNINGS": "default"}
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:
@@ -353,17 +351,16 @@ def one_thread() -> Iterator[None]:
 def test_killed_and_resumed_gives_the_same_bits(tmp_path: Path, one_thread: None) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     small_run("ish", whole)
-    command = [sys.executable, str(SCRIPT), "ish", str(killed)]
     for patience in (1, 5):  # killed after so many checkpoints of its own
-        process = subprocess.Popen([*command, "--slowly"], env=environment())
+        process = started(slow_run, "ish", killed)
         seen: set[str] = set()
-        while len(seen) <= patience and process.poll() is None:
+        while len(seen) <= patience and process.is_alive():
             seen |= {p.name for p in killed.glob("checkpoint-*.safetensors")}
             time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        process.kill()
+        assert exit_code(process) == -signal.SIGKILL
         assert not (killed / "weights.safetensors").exists()
-    subprocess.run(command, env=environment(), check=True)
+    assert exit_code(started(small_run, "ish", killed)) == 0
     a, b = weights_of(whole), weights_of(killed)
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
@@ -372,10 +369,14 @@ def test_killed_and_resumed_gives_the_same_bits(tmp_path: Path, one_thread: None
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # processes start slowly on a busy machine
 def test_two_processes_equal_one_of_twice_the_batch(tmp_path: Path, one_thread: None) -> None:
+    """As torchrun starts them; under torchrun itself they run by `make long`."""
     one, two = tmp_path / "one", tmp_path / "two"
     small_run("ish", one, batch=16, norm=False)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run([*launch, str(SCRIPT), "ish", str(two), "--no-norm"], env=environment(), check=True)
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [started(run_as_rank, rank, port, "ish", two) for rank in range(2)]
+    assert [exit_code(process) for process in ranks] == [0, 0]
     a, b = weights_of(one), weights_of(two)
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=1e-5, msg=name)

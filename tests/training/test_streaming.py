@@ -25,7 +25,7 @@ from idness.training.plan import MIXED, Plan, mix
 from idness.training.streaming import read_pixels
 from tests.training.run_streamed import SCRIPT, streamed_run
 from tests.training.small_imagenet import WNIDS, as_list, as_parquet, as_shards, small_imagenet
-from tests.training.test_loop import environment, equal, one_thread, weights_of
+from tests.training.test_loop import equal, one_thread, weights_of
 
 __all__ = ["one_thread"]
 HOW = Preprocessing(resize=40, crop=32)
@@ -259,6 +259,13 @@ def test_exact_weights_are_taken_to_start_from(root: Path, tmp_path: Path, monke
 
 
 # Processes
+
+
+def environment() -> dict[str, str]:
+    """Let processes take the code beside these tests, and no other that is installed."""
+    root = Path(__file__).resolve().parents[2]
+    path = os.pathsep.join([str(root), str(root / "src")])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PYTHONWARNINGS": "default"}
 
 
 @pytest.mark.long
