@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `make test` has it: tests run side by side, and torch reads it once
+
 import shutil
 import sys
 from collections.abc import Iterator

@@ -126,7 +126,7 @@ def test_an_engine_is_one_of_a_few() -> None:
         SplitModel(small(), example=IMAGES[:2], engine="fast")
 
 
-def missing(split: SplitModel, images: Tensor) -> None:
+def missing(split: SplitModel, images: Tensor, form: str) -> None:
     raise ModelError("engine onnxruntime: needs onnxruntime; run pip install 'idness[onnx]'")
 
 

@@ -1,6 +1,6 @@
 """Lets a pool of actors do the spans of a set, each once, however many of them are killed.
 
-Ray Data hands out numbers of spans; an actor fetches what a number stands for from one that holds the set, does it, writes a file,
+Ray Data hands out numbers of spans; an actor asks where what a number stands for is, fetches it, does it, writes a file,
 and says so. So only names of images go through Ray, and only those of the spans that are under way: memory does not grow with
 the set. Actors that die are started again by Ray, which repeats what they had not answered; a file that is there is not made again.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from idness.cluster.holder import Holder
 from idness.cluster.session import STORE, Pool, connected, first_line, versions
 from idness.core.errors import ClusterError, IdnessError
 from idness.core.files import marked
@@ -87,8 +88,9 @@ def done_by_ray(
     """Have all spans of these numbers done, and give what came of each, in the order in which they are done."""
     with marked(Path(work.out)) as mark, connected(pool, STORE + NAMED * spans.images, work.threads) as ray:
         size = min(pool.size(ray, work.threads), len(numbers))
-        # It needs no core of its own: it only looks up names.
-        holder = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Holder).remote(ray.put(spans))
+        # It needs no core of its own: it only says where in Ray's store a span is.
+        held = {number: ray.put(spans.task(number)) for number in numbers}
+        holder = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Holder).remote(held)
         try:
             arguments = (work, holder, mark, expected or versions())
             yield from _run(ray, arguments, numbers, size, pool.cores(work.threads), pool.gpus)
@@ -121,17 +123,6 @@ def _run(
         yield int(row["number"]), said
 
 
-class Holder:
-    """Holds the set for all actors, and gives each what it asks for."""
-
-    def __init__(self, spans: Spans) -> None:
-        self.spans = spans
-
-    def task(self, number: int) -> Task:
-        """Give one span."""
-        return self.spans.task(number)
-
-
 class Actor:
     """Has a network of its own, and does one span after the other.
 
@@ -155,7 +146,8 @@ class Actor:
         [number] = batch["number"]
         if self.do is None:
             return _said(number, {"refusal": self.refusal})
-        task: Task = ray.get(self.holder.task.remote(int(number)))
+        [place] = ray.get(self.holder.place.remote(int(number)))
+        task: Task = ray.get(place)
         if task.there and not task.images.present():
             refusal = f"{where()}: does not see the images of {task.images.source}; put them where every worker sees them, or give a URL"
             return _said(number, {"refusal": refusal})

@@ -44,7 +44,10 @@ MORE = 10
 
 @dataclass(frozen=True)
 class ChosenEngine:
-    """Says which engine was asked for, which one runs, of which version, in batches of how many images, why, and what it gains."""
+    """Says which engine was asked for, which one runs, of which version, in batches of how many images, why, and what it gains.
+
+    `form` is what became of the network for it, once the engine is made.
+    """
 
     asked: str
     used: str
@@ -53,6 +56,7 @@ class ChosenEngine:
     why: str
     images: int = 0
     gain: float = 1.0
+    form: str = ""
 
     def key(self) -> str:
         """Identify what it computes: nothing for torch itself, whose features are exact enough to be the network's own."""
@@ -93,14 +97,7 @@ class Driver:
     def run(self, split: SplitModel, images: Tensor) -> tuple[Tensor, Tensor]:
         """Give features and logits of a batch; weights that have changed since the engine was made have it made anew."""
         with self._lock:
-            chosen = self._decide(split, images)
-            if self._engine is None or self._stamp != _stamp(split.model):
-                try:
-                    self._keep(split, self._made_as(chosen, split, images))
-                except ModelError as error:
-                    raise ModelError(
-                        f"engine {chosen.used}: cannot run the network ({error}); use engine='eager'"
-                    ) from error
+            self._ready(split, images)
             engine = self._engine
         assert engine is not None
         return engine.run(images)
@@ -113,8 +110,7 @@ class Driver:
     def settle(self, split: SplitModel, images: Tensor) -> ChosenEngine:
         """Choose and make the engine on these images, and let whoever uses the same folder later, anywhere, take the same one."""
         with self._lock:
-            chosen = self._decide(split, images)
-            self._keep(split, self._made_as(chosen, split, images))
+            chosen = self._ready(split, images)
         place = self._settled_place(split, images)
         if place is not None:
             atomic_write(place, json.dumps(asdict(chosen), indent=1))
@@ -122,13 +118,28 @@ class Driver:
 
     @classmethod
     def adopting(cls, chosen: ChosenEngine, split: SplitModel, images: Tensor) -> Driver:
-        """Run a network as another process has settled on these images: by the same engine, made in the same way."""
+        """Run a network as another process has settled: by the same engine, made in the same way."""
         driver = cls(images=chosen.images)
         if split.device.type == "cpu":
             keep_memory()
         driver.chosen = chosen
         driver._keep(split, driver._made_as(chosen, split, images))
         return driver
+
+    def _ready(self, split: SplitModel, images: Tensor) -> ChosenEngine:
+        """Choose, and make the engine, unless there is one for the weights as they are."""
+        chosen = self._decide(split, images)
+        if self._engine is None or self._stamp != _stamp(split.model):
+            try:
+                engine = self._made_as(replace(chosen, form=""), split, images)
+            except ModelError as error:
+                raise ModelError(
+                    f"engine {chosen.used}: cannot run the network ({error}); use engine='eager'"
+                ) from error
+            self._keep(split, engine)
+            self.chosen = replace(chosen, form=engine.form)
+        assert self.chosen is not None
+        return self.chosen
 
     def _decide(self, split: SplitModel, images: Tensor) -> ChosenEngine:
         if self.chosen is None:
@@ -146,8 +157,8 @@ class Driver:
             return replace(settled, images=self.images)
         if self.images < SMALL:
             why = "too few images to choose for"
-            self._keep(split, Plain(split, images))
-            return ChosenEngine("auto", "eager", version("eager"), batch, why, self.images)
+            self._keep(split, plain := Plain(split, images))
+            return ChosenEngine("auto", "eager", version("eager"), batch, why, self.images, form=plain.form)
         place = self._place(split, images)
         known = _remembered(place, self.images)
         if known is not None:
@@ -161,13 +172,13 @@ class Driver:
     def _as_asked(self, split: SplitModel, images: Tensor, batch: int) -> ChosenEngine:
         used, why = self.asked, "as asked"
         try:
-            self._keep(split, self._made(used, split, images))
+            self._keep(split, engine := self._made(used, split, images))
         except ModelError as error:
             warnings.warn(f"engine {used} cannot run the network, so eager does: {error}", IdnessWarning, stacklevel=2)
             used, why = "eager", f"{used} cannot run the network: {error}"
-            self._keep(split, self._made(used, split, images))
+            self._keep(split, engine := self._made(used, split, images))
         batch = self._best_batch(split, images, batch)[0] if self.images >= MANY else batch
-        return ChosenEngine(self.asked, used, version(used), batch, why, self.images)
+        return ChosenEngine(self.asked, used, version(used), batch, why, self.images, form=engine.form)
 
     def _measured(self, split: SplitModel, images: Tensor, batch: int) -> ChosenEngine:
         """Measure eager, then whatever may save more seconds than it takes to set up."""
@@ -193,7 +204,7 @@ class Driver:
                     said.append(f"{name} cannot run the network: {error}")
         self._keep(split, best)
         why = f"measured for {self.images:,} images: {'; '.join(said)}"
-        return ChosenEngine("auto", used, version(used), batch, why, self.images, round(plain / cost, 3))
+        return ChosenEngine("auto", used, version(used), batch, why, self.images, round(plain / cost, 3), best.form)
 
     def _best_batch(self, split: SplitModel, images: Tensor, usual: int) -> tuple[int, float]:
         """Find the batch size of least seconds per image, and give both; the usual one unless another is clearly better."""
@@ -218,12 +229,12 @@ class Driver:
         """Make the engine that was chosen; for images too few to choose for, the network as it is."""
         if chosen.asked == "auto" and chosen.images < SMALL:
             return Plain(split, images)
-        return self._made(chosen.used, split, images)
+        return self._made(chosen.used, split, images, chosen.form)
 
-    def _made(self, name: str, split: SplitModel, images: Tensor) -> Engine:
+    def _made(self, name: str, split: SplitModel, images: Tensor, form: str = "") -> Engine:
         if name != "eager" and split.device.type != "cpu" and name != "compiled":
             raise ModelError(f"it runs on the CPU, the network is on {split.device.type}")
-        return build(name, split, images[:FEW])
+        return build(name, split, images[:FEW], form)
 
     def _keep(self, split: SplitModel, engine: Engine) -> None:
         self._engine, self._stamp = engine, _stamp(split.model)

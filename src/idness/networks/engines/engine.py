@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 EXACT, CLOSE = 1e-5, 1e-4
 """How far features may be from those of the network as it is, relative to the largest: of torch itself, and of other engines."""
+FORMS = ("folded", "channels last")
+"""What torch itself does to a copy of a network, the fastest first: BatchNorm folded and weights channels last, or only the latter."""
 OPSET = 17
 PACKAGES = {"eager": "torch", "compiled": "torch", "onnxruntime": "onnxruntime", "openvino": "openvino"}
 """The engines, and the packages whose version decides what they compute."""
@@ -30,6 +32,9 @@ PACKAGES = {"eager": "torch", "compiled": "torch", "onnxruntime": "onnxruntime",
 
 class Engine(Protocol):
     """Runs batches of the network's input."""
+
+    form: str
+    """What became of the network for it: another process that is told so makes the same engine, and need not try."""
 
     def run(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Give features and logits."""
@@ -39,7 +44,9 @@ class Engine(Protocol):
 class Plain:
     """Runs the network as it is."""
 
-    def __init__(self, split: SplitModel, images: Tensor) -> None:
+    form = "as it is"
+
+    def __init__(self, split: SplitModel, images: Tensor, form: str = "") -> None:
         self.split = split
 
     def run(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,33 +56,43 @@ class Plain:
 
 
 class Eager(Plain):
-    """Runs a copy of the network with BatchNorm folded and weights channels last, where that gives the same features."""
+    """Runs a copy of the network with BatchNorm folded and weights channels last, where that gives the same features.
 
-    def __init__(self, split: SplitModel, images: Tensor) -> None:
+    Args:
+        split: the network.
+        images: some of its input, on which both are compared.
+        form: what was found elsewhere to give the same features; nothing is compared then.
+    """
+
+    def __init__(self, split: SplitModel, images: Tensor, form: str = "") -> None:
         super().__init__(split, images)
         few = images[:FEW]
-        expected = Plain(split, few).run(few)[0]
-        for folding in (True, False):
+        expected = None if form else Plain(split, few).run(few)[0]
+        for tried in FORMS if not form else [form] if form in FORMS else []:
             own = split.copy()
             if own.model is split.model:  # it has no copy
                 return
             own.free_layout(weights=False)
             try:
-                if folding and not fold(own.model, few[:2]):
+                if tried == "folded" and not fold(own.model, few[:2]):
                     continue
                 move_channels_last(own.model)
-                found = Plain(own, few).run(few)[0]
+                if expected is not None and not distance(Plain(own, few).run(few)[0], expected) <= EXACT:
+                    continue
             except Exception:  # code that looks at what was replaced, in whatever way
+                if form:
+                    raise
                 continue
-            if distance(found, expected) <= EXACT:
-                self.split = own
-                return
+            self.split, self.form = own, tried
+            return
 
 
 class _Traced:
     """Runs what tracing the network wrote down; the head is computed by torch in float32."""
 
-    def __init__(self, split: SplitModel, images: Tensor) -> None:
+    form = "traced"
+
+    def __init__(self, split: SplitModel, images: Tensor, form: str = "") -> None:
         self.head, self.plain = split.head, Plain(split, images)
         self.shape = images.shape[1:]
 
@@ -94,7 +111,7 @@ class _Traced:
 class Compiled(_Traced):
     """Runs the network as torch.compile writes it anew; needs a C++ compiler, and half a minute of it."""
 
-    def __init__(self, split: SplitModel, images: Tensor) -> None:
+    def __init__(self, split: SplitModel, images: Tensor, form: str = "") -> None:
         super().__init__(split, images)
         graph = _Features(split.copy())
         batch = torch.export.Dim("batch", min=1)
@@ -113,7 +130,7 @@ class Compiled(_Traced):
 class OnnxRuntime(_Traced):
     """Runs the network in onnxruntime, which fuses layers and plans memory beforehand."""
 
-    def __init__(self, split: SplitModel, images: Tensor) -> None:
+    def __init__(self, split: SplitModel, images: Tensor, form: str = "") -> None:
         super().__init__(split, images)
         onnxruntime = needed("onnxruntime", "engine onnxruntime", "onnx", ModelError)
         options = onnxruntime.SessionOptions()
@@ -133,7 +150,7 @@ class OnnxRuntime(_Traced):
 class OpenVino(_Traced):
     """Runs the network in OpenVINO, in float32 also where the processor has bfloat16."""
 
-    def __init__(self, split: SplitModel, images: Tensor) -> None:
+    def __init__(self, split: SplitModel, images: Tensor, form: str = "") -> None:
         super().__init__(split, images)
         openvino = needed("openvino", "engine openvino", "openvino", ModelError)
         core = openvino.Core()
@@ -155,11 +172,14 @@ FEW = 16
 """How many images an engine is tried on."""
 
 
-def build(name: str, split: SplitModel, images: Tensor) -> Engine:
-    """Make an engine for a network, and see that it gives the network's features for these images, together and alone."""
+def build(name: str, split: SplitModel, images: Tensor, form: str = "") -> Engine:
+    """Make an engine for a network, and see that it gives the network's features for these images, together and alone.
+
+    Where its form is given it was tried elsewhere, and is made without trying.
+    """
     try:
-        engine = ENGINES[name](split, images)
-        if name != "eager":
+        engine = ENGINES[name](split, images, form)
+        if name != "eager" and not form:
             few = images[:FEW]
             expected = Plain(split, few).run(few)[0]
             for count in {len(few), 1}:
