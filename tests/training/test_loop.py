@@ -24,7 +24,7 @@ from idness.networks.precision import bf16_problem
 from idness.training import METHODS, Settings, Trained, TrainingSet, finetune, networks
 from idness.training.checkpoint import load_checkpoint, save_checkpoint
 from idness.training.log import LogState
-from idness.training.loop import Trainer
+from idness.training.loop import Trainer, make_fabric
 from idness.training.plan import seeded
 from tests.children import exit_code, started
 from tests.training.conftest import small_world
@@ -194,6 +194,26 @@ def test_mixed_precision_learns(world: TrainingSet) -> None:
     done = finetune(start(), world, "ish", **QUICK, precision="bf16-mixed")
     assert done.log[-1].loss < done.log[0].loss
     assert all(p.dtype == torch.float32 for p in done.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("gpu", "bf16", "used"), [(False, False, "32-true"), (True, False, "16-mixed"), (True, True, "bf16-mixed")]
+)
+def test_auto_takes_mixed_precision_where_it_is_faster(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, bf16: bool, used: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: bf16)
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr("lightning_fabric.Fabric", lambda **options: asked.update(options))
+    make_fabric("auto")
+    assert asked["precision"] == used
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks the CPU")
+def test_auto_on_a_processor_gives_the_bits_of_full_precision(world: TrainingSet) -> None:
+    plain, auto = (finetune(start(), world, "ish", **QUICK, precision=given).model for given in ("32-true", "auto"))
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), auto.parameters(), strict=True))
 
 
 def test_unknown_method_is_told(world: TrainingSet) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 import numpy as np
@@ -274,6 +275,22 @@ def test_two_processes_with_workers_give_the_bits_of_one(root: Path, tmp_path: P
     streamed_run(root, tmp_path / "one", accumulate=2)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     subprocess.run([*launch, str(SCRIPT), str(root), str(tmp_path / "two")], env=environment(), check=True)
+    one, two = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.long
+def test_two_nodes_of_one_process_each_give_the_bits_of_one(root: Path, tmp_path: Path, one_thread: None) -> None:
+    """Each node has a torchrun of its own; they meet at an address, as those of two machines do."""
+    streamed_run(root, tmp_path / "one", accumulate=2)
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", place, "--rdzv-id", "two", "--local-addr", "127.0.0.1"]
+    words = [*launch, str(SCRIPT), str(root), str(tmp_path / "two")]
+    nodes = [subprocess.Popen(words, env=environment()) for _ in range(2)]
+    assert [node.wait(300) for node in nodes] == [0, 0]
     one, two = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
     assert all(torch.equal(one[name], two[name]) for name in one)
 
