@@ -26,7 +26,7 @@ from idness.detectors.detector import Detector
 from idness.detectors.registry import rows
 from idness.metrics import all_metrics, auroc
 from idness.networks.split import SplitModel, load_model
-from ratios import report
+from ratios import least, report
 
 NETWORK = f"{Path(__file__).resolve().parents[1] / 'examples' / 'densenet.py'}:densenet101"
 SIZES = {"id_train": 150, "id_val": 24, "id_test": 150, "groceries": 24, "cat": 130, "textures": 130}
@@ -136,7 +136,7 @@ def measured() -> Iterator[dict[str, Any]]:
             passed = public_loop(split, sets_small)
 
         seconds = timed(loop)
-    bare, whole, part = (min(times[name]) for name in ("bare", "bench", "small"))
+    bare, whole, part = least(times).values()
     yield {"what": "bare forward passes", "images": images, "through the network": images, "cpu s": bare, "ratio": 1.0}
     yield {
         "what": "whole bench: all methods, all options, error bars",

@@ -22,7 +22,7 @@ from idness.data import Preprocessing, folder_set
 from idness.data.sets import select
 from idness.training import StreamedSet, finetune
 from idness.training.plan import Plan
-from ratios import report
+from ratios import least, report
 
 COUNT, TIMES, ROUNDS, WORKERS = 200, 8, 2, 2
 EPOCHS, STEPS = 6, 100
@@ -112,11 +112,11 @@ def main() -> None:
                 pass
 
         ways = {"Pillow, decode only": decode, "Pillow and torchvision's crop, one loop": bare, "our loader": loader}
-        least = {name: min(seconds(way) for _ in range(ROUNDS)) for name, way in ways.items()}
-        least["our loader"] /= EPOCHS
+        fastest = least({name: [seconds(way) for _ in range(ROUNDS)] for name, way in ways.items()})
+        fastest["our loader"] /= EPOCHS
         rows: list[dict[str, Any]] = [
-            {"work": name, "images/s per core": COUNT / taken, "ratio": least[list(ways)[1]] / taken}
-            for name, taken in least.items()
+            {"work": name, "images/s per core": COUNT / taken, "ratio": fastest[list(ways)[1]] / taken}
+            for name, taken in fastest.items()
         ]
         began = time.perf_counter()
         data = StreamedSet(select(folder_set(root), {"rows": [0, 96]}), HOW, WORKERS)

@@ -10,13 +10,16 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+SPREADS: list[float] = []
+"""The slowest turn by the fastest, of each way that was timed more than once in this process."""
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "speed"
 
 
@@ -32,7 +35,20 @@ def interleaved(ways: Mapping[str, Callable[[], Any]], repeats: int = 7) -> dict
             way()
             if round_:
                 times[name].append(time.process_time() - start)
+    return least(times)
+
+
+def least(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Give the least seconds of each way; how far its turns differ goes into the report."""
+    SPREADS.extend(max(values) / min(values) for values in times.values() if len(values) > 1)
     return {name: min(values) for name, values in times.items()}
+
+
+def spread() -> dict[str, float]:
+    """Say how far the turns of one way differ: the slowest by the fastest."""
+    if not SPREADS:
+        return {}
+    return {"ways": len(SPREADS), "median": round(median(SPREADS), 3), "largest": round(max(SPREADS), 3)}
 
 
 def report(name: str, title: str, rows: list[dict[str, Any]], notes: list[str] | None = None) -> None:
@@ -51,6 +67,7 @@ def report(name: str, title: str, rows: list[dict[str, Any]], notes: list[str] |
 
     machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
     versions = {"numpy": numpy.__version__, "torch": torch.__version__}
+    console.print(*([f"{key}: {value}" for key, value in spread().items()] or ["each way ran once"]), sep="; ")
     RESULTS.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python", f"benchmarks/{name}.py", *sys.argv[1:]])
     content = {
@@ -58,6 +75,7 @@ def report(name: str, title: str, rows: list[dict[str, Any]], notes: list[str] |
         "title": title,
         "rows": rows,
         "notes": notes or [],
+        "spread of turns": spread(),
         "machine": machine,
         "versions": versions,
     }

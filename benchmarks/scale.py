@@ -61,15 +61,7 @@ class Watch:
             try:
                 times, name = each.cpu_times(), each.cmdline()[0] if each.cmdline() else ""
                 self.cpu[each.pid] = times.user + times.system
-                kind = (
-                    "driver"
-                    if each.pid == pid
-                    else "actor"
-                    if "MapWorker" in name
-                    else "holder"
-                    if "Holder" in name
-                    else "Ray"
-                )
+                kind = "driver" if each.pid == pid else "actor" if name.startswith("ray::Actor") else "Ray"
                 self.memory[kind] = max(self.memory.get(kind, 0), each.memory_info().rss)
             except psutil.Error:
                 continue
@@ -179,13 +171,13 @@ def actors(folder: Path, count: int) -> dict[str, Any]:
 
 
 def memory(folder: Path, count: int) -> dict[str, Any]:
-    """Compare the most memory that driver, actor and holder have with some images and with eight times as many."""
+    """Compare the most memory that driver and actor have with some images and with eight times as many."""
     held: dict[int, dict[str, int]] = {}
     for times in (1, 8):
         images = write(folder / f"images {times}", times * count, 32)
         more = ("--engine", "ray:eager", "--actors", 1)
         held[times] = extract(("cifar6:base",), images, folder / f"out {times}", *more, span=1024).memory
-    kinds = ("driver", "actor", "holder")
+    kinds = ("driver", "actor")
     total = {times: sum(found[kind] for kind in kinds) for times, found in held.items()}
     return {
         "images": [count, 8 * count],

@@ -218,6 +218,7 @@ def measure(name: str, spec: str, side: int, wanted: float | None, pictures: lis
     row: dict[str, object] = {
         "what": f"{name}: served / bare, {CLIENTS} clients",
         "ratio": median(served) / median(alone),
+        "spread of turns": max(max(turns) / min(turns) for turns in (served, alone)),
         "ratio of CPU s": per_bare / per_served,
         "bare CPU ms": 1e3 * per_bare,
         "served CPU ms": 1e3 * per_served,

@@ -30,7 +30,7 @@ from tests.cli.running import PROCESS, idness
 from tests.pictures import world
 
 os.environ.setdefault("RAY_AUTH_MODE", "token")  # as a local Ray has it; read once, when Ray is imported
-pytest.importorskip("ray.data")
+pytest.importorskip("ray")
 
 
 HOST = """

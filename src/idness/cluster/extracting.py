@@ -94,11 +94,6 @@ class SetSpans:
     places: Sequence[tuple[int, int]]
     there: frozenset[int]
 
-    @property
-    def images(self) -> int:
-        """How many images there are in all sets."""
-        return sum(len(images) for images, _, _ in self.sets)
-
     def task(self, number: int) -> Task:
         """Give one span."""
         which, place = self.places[number]

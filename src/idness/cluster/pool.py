@@ -1,30 +1,27 @@
 """Lets a pool of actors do the spans of a set, each once, however many of them are killed.
 
-Ray Data hands out numbers of spans; an actor asks where what a number stands for is, fetches it, does it, writes a file,
-and says so. So only names of images go through Ray, and only those of the spans that are under way: memory does not grow with
-the set. Actors that die are started again by Ray, which repeats what they had not answered; a file that is there is not made again.
+The driver hands a span to whichever of Ray's actors is free; it does it, writes a file, and says so. So only names of images go through
+Ray, and only those of the spans that are under way: memory does not grow with the set. Actors that die are started again by Ray, which
+repeats what they had not answered; a file that is there is not made again.
+
+Ray's own pool of actors does it; Ray Data, made for rows that move from step to step, would start three processes more and look ten
+times a second whether anything is done, which costs more than all else that Ray does here.
 """
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from idness.cluster.holder import Holder
-from idness.cluster.session import STORE, Pool, connected, first_line, versions
+from idness.cluster.session import Pool, connected, first_line, versions
 from idness.core.errors import ClusterError, IdnessError
 from idness.core.files import marked
 from idness.data import ImageSet
 
 KEPT = "what is done is kept, go on with resume=True"
-NAMED = 500
-"""Bytes that the name of an image takes at most, on its way to where the set is held."""
-BLOCKS = 10_000
-"""Into how many parts the numbers of spans are divided at most; each is handed out as one."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +69,6 @@ class Doer(Protocol):
 class Spans(Protocol):
     """Gives what each number of a span stands for."""
 
-    @property
-    def images(self) -> int:
-        """How many images there are in all."""
-        ...
-
     def task(self, number: int) -> Task:
         """Give one."""
         ...
@@ -86,75 +78,52 @@ def done_by_ray(
     work: Work, spans: Spans, numbers: Sequence[int], pool: Pool, expected: dict[str, str] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Have all spans of these numbers done, and give what came of each, in the order in which they are done."""
-    with marked(Path(work.out)) as mark, connected(pool, STORE + NAMED * spans.images, work.threads) as ray:
+    with marked(Path(work.out)) as mark, connected(pool, work.threads) as ray:
+        needs = {"num_cpus": pool.cores(work.threads), "num_gpus": pool.gpus or None}
+        kind = ray.remote(**needs, max_restarts=-1, max_task_retries=-1)(Actor)
+        held = ray.put(work)
         size = min(pool.size(ray, work.threads), len(numbers))
-        # It needs no core of its own: it only says where in Ray's store a span is.
-        held = {number: ray.put(spans.task(number)) for number in numbers}
-        holder = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Holder).remote(held)
+        actors = [kind.remote(held, mark, expected or versions()) for _ in range(size)]
+        # Each is there twice, so that it finds another span waiting when one is done.
+        crew = ray.util.ActorPool([*actors, *actors])
         try:
-            arguments = (work, holder, mark, expected or versions())
-            yield from _run(ray, arguments, numbers, size, pool.cores(work.threads), pool.gpus)
+            for number, said in crew.map_unordered(lambda actor, number: actor.do.remote(spans.task(number)), numbers):
+                if "refusal" in said:
+                    raise ClusterError(said["refusal"])
+                yield number, said
         except ray.exceptions.RayError as error:
             raise ClusterError(f"a worker failed: {first_line(error)}; {KEPT}") from error
         finally:
-            ray.kill(holder)
-
-
-def _run(
-    ray: Any, arguments: tuple[Any, ...], numbers: Sequence[int], size: int, cores: int, gpus: float
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    data = ray.data.from_items(
-        [{"number": number} for number in numbers], override_num_blocks=min(len(numbers), BLOCKS)
-    ).map_batches(
-        Actor,
-        fn_constructor_args=arguments,
-        batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=2),
-        num_cpus=cores,
-        num_gpus=gpus or None,
-    )
-    for row in data.iter_rows():
-        said = json.loads(row["said"])
-        if "refusal" in said:
-            raise ClusterError(said["refusal"])
-        yield int(row["number"]), said
+            for actor in actors:
+                ray.kill(actor)
 
 
 class Actor:
     """Has a network of its own, and does one span after the other.
 
-    What is wrong is not raised, for Ray would try again elsewhere and show a page, but said: the driver stops with that line.
+    What is wrong is not raised, for Ray would show a page, but said: the driver stops with that line.
     """
 
-    def __init__(self, work: Work, holder: Any, mark: str, expected: dict[str, str]) -> None:
-        self.holder = holder
-        self.do: Doer | None = None
+    def __init__(self, work: Work, mark: str, expected: dict[str, str]) -> None:
+        self.doer: Doer | None = None
         self.refusal = _differs(expected) or _hidden(work.out, mark)
         if not self.refusal:
             try:
-                self.do = work.open()
+                self.doer = work.open()
             except (IdnessError, OSError) as error:
                 self.refusal = f"{where()}: {error}; every worker needs the same files"
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Do the span whose number came."""
-        import ray
-
-        [number] = batch["number"]
-        if self.do is None:
-            return _said(number, {"refusal": self.refusal})
-        [place] = ray.get(self.holder.place.remote(int(number)))
-        task: Task = ray.get(place)
+    def do(self, task: Task) -> tuple[int, dict[str, Any]]:
+        """Do a span, and give its number and what came of it."""
+        if self.doer is None:
+            return task.number, {"refusal": self.refusal}
         if task.there and not task.images.present():
             refusal = f"{where()}: does not see the images of {task.images.source}; put them where every worker sees them, or give a URL"
-            return _said(number, {"refusal": refusal})
+            return task.number, {"refusal": refusal}
         try:
-            return _said(number, self.do(task))
+            return task.number, self.doer(task)
         except (IdnessError, OSError) as error:
-            return _said(number, {"refusal": f"{where()}: {error}; {KEPT}"})
+            return task.number, {"refusal": f"{where()}: {error}; {KEPT}"}
 
 
 def _differs(expected: dict[str, str]) -> str:
@@ -178,7 +147,3 @@ def _hidden(out: str, mark: str) -> str:
 def where() -> str:
     """Name the machine of this worker."""
     return f"worker on {socket.gethostname()}"
-
-
-def _said(number: Any, said: dict[str, Any]) -> dict[str, Any]:
-    return {"number": [int(number)], "said": [json.dumps(said)]}

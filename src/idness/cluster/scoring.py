@@ -66,11 +66,6 @@ class ScoreSpans:
     spans: list[tuple[int, int, int, str]]
     there: frozenset[int]
 
-    @property
-    def images(self) -> int:
-        """How many images there are."""
-        return len(self.whole)
-
     def task(self, number: int) -> Task:
         """Give one span."""
         _, start, stop, key = self.spans[number]

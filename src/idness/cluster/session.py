@@ -28,7 +28,6 @@ SETTINGS = {
     "RAY_BACKEND_LOG_LEVEL": "fatal",  # what matters comes back as an error
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of actors that only count for Ray's own statistics
     "RAY_worker_niceness": "0",  # the actors do the work that the user waits for
-    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
 }
 SAFE = ("RAY_AUTH_MODE", "token")
 """Lets no one else give work to a local cluster: as Ray has it too, but with a line that says so."""
@@ -90,27 +89,26 @@ def versions() -> dict[str, str]:
 
 
 @contextmanager
-def connected(pool: Pool, store: int = STORE, threads: int = 1) -> Iterator[Any]:
+def connected(pool: Pool, threads: int = 1) -> Iterator[Any]:
     """Give Ray: the one that this process is connected to already, the cluster at the address, or one that is started for the block."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     if pool.address is None and "ray" not in sys.modules:  # which reads it once
         os.environ.setdefault(*SAFE)
     ray = needed("ray", "engine ray", "ray", ClusterError)
-    needed("ray.data", "engine ray", "ray", ClusterError)
-    for name in ("ray", "ray.data"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    needed("ray.util", "engine ray", "ray", ClusterError)
+    logging.getLogger("ray").setLevel(logging.ERROR)
     if ray.is_initialized():
         yield ray
         return
     try:
-        _start(ray, pool, store, threads)
+        _start(ray, pool, threads)
         yield ray
     finally:
         ray.shutdown()
 
 
-def _start(ray: Any, pool: Pool, store: int, threads: int) -> None:
+def _start(ray: Any, pool: Pool, threads: int) -> None:
     common: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
     try:
         with _hushed():
@@ -118,7 +116,7 @@ def _start(ray: Any, pool: Pool, store: int, threads: int) -> None:
                 ray.init(address=pool.address, **common)
             else:
                 cores = max(os.cpu_count() or 1, (pool.actors or 1) * pool.cores(threads))
-                ray.init(address="local", num_cpus=cores, include_dashboard=False, object_store_memory=store, **common)
+                ray.init(address="local", num_cpus=cores, include_dashboard=False, object_store_memory=STORE, **common)
     except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
         if pool.address is None:
             raise ClusterError(f"Ray cannot be started ({first_line(error)})") from error
