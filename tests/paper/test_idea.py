@@ -40,6 +40,20 @@ def test_the_embedded_network_is_told_as_measured() -> None:
     assert f"at equal energy on {equal} of them" in text
 
 
+def test_what_the_proof_starts_from_is_told_as_measured() -> None:
+    text = " ".join((ROOT / "docs" / "idea.md").read_text().split())
+    found = {
+        name: json.loads((ANALYSIS / folder / "analysis.json").read_text())["analyses"]
+        for name, folder in (("MobileNetV2", "imagenet-sample"), ("embedded", ""), ("DenseNet", "cifar10-isun"))
+    }
+    rejected = {name: 100 - 100 * parts["Gaussianity"]["sets"]["ID"]["accepted"] for name, parts in found.items()}
+    assert f"for {rejected['MobileNetV2']:.0f} % of the ID images of MobileNetV2, {rejected['embedded']:.0f} % of the embedded" in text
+    assert rejected["DenseNet"] == 100.0
+    higher = {name: found[name]["Mean and variance"]["sets"] for name in ("MobileNetV2", "DenseNet")}
+    assert f"MobileNetV2 ({100 * higher['MobileNetV2']['textures']['id_higher']:.0f} % of pairs)" in text
+    assert f"DenseNet-101 ({100 * higher['DenseNet']['isun']['id_higher']:.0f} %)" in text
+
+
 @pytest.mark.parametrize("name", ["cifar6", "densenet", "mobilenet"])
 def test_every_network_has_its_figure(name: str) -> None:
     assert f"(idea-{name}.svg)" in (ROOT / "docs" / "idea.md").read_text()
