@@ -5,7 +5,7 @@ Ray, and only those of the spans that are under way: memory does not grow with t
 repeats what they had not answered; a file that is there is not made again.
 
 Ray's own pool of actors does it; Ray Data, made for rows that move from step to step, would start three processes more and look ten
-times a second whether anything is done, which costs more than all else that Ray does here.
+times a second whether anything is done.
 """
 
 from __future__ import annotations

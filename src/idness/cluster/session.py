@@ -26,7 +26,7 @@ PACKAGES = ("idness", "torch", "numpy", "pillow", "safetensors", "onnxruntime", 
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is told to anyone
     "RAY_BACKEND_LOG_LEVEL": "fatal",  # what matters comes back as an error
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of actors that only count for Ray's own statistics
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of spans that are given up when a worker refuses
     "RAY_worker_niceness": "0",  # the actors do the work that the user waits for
 }
 SAFE = ("RAY_AUTH_MODE", "token")
