@@ -47,7 +47,10 @@ def test_what_the_proof_starts_from_is_told_as_measured() -> None:
         for name, folder in (("MobileNetV2", "imagenet-sample"), ("embedded", ""), ("DenseNet", "cifar10-isun"))
     }
     rejected = {name: 100 - 100 * parts["Gaussianity"]["sets"]["ID"]["accepted"] for name, parts in found.items()}
-    assert f"for {rejected['MobileNetV2']:.0f} % of the ID images of MobileNetV2, {rejected['embedded']:.0f} % of the embedded" in text
+    assert (
+        f"for {rejected['MobileNetV2']:.0f} % of the ID images of MobileNetV2, {rejected['embedded']:.0f} % of the embedded"
+        in text
+    )
     assert rejected["DenseNet"] == 100.0
     higher = {name: found[name]["Mean and variance"]["sets"] for name in ("MobileNetV2", "DenseNet")}
     assert f"MobileNetV2 ({100 * higher['MobileNetV2']['textures']['id_higher']:.0f} % of pairs)" in text

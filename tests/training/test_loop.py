@@ -5,6 +5,7 @@ import math
 import shutil
 import signal
 import time
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -23,8 +24,9 @@ from idness.networks.loading import load_weights
 from idness.networks.precision import bf16_problem
 from idness.training import METHODS, Settings, Trained, TrainingSet, finetune, networks
 from idness.training.checkpoint import load_checkpoint, save_checkpoint
+from idness.training.fabric import make_fabric
 from idness.training.log import LogState
-from idness.training.loop import Trainer, make_fabric
+from idness.training.loop import Trainer
 from idness.training.plan import seeded
 from tests.children import exit_code, started
 from tests.training.conftest import small_world
@@ -183,7 +185,7 @@ def test_wrong_options_are_told(options: dict[str, Any], words: str, world: Trai
 def test_mixed_precision_is_refused_where_the_machine_cannot_run_it(
     world: TrainingSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("idness.training.loop.bf16_problem", lambda: "it announces what it cannot do")
+    monkeypatch.setattr("idness.training.fabric.bf16_problem", lambda: "it announces what it cannot do")
     with pytest.raises(OptionError, match="bf16-mixed cannot be used.*it announces what it cannot do"):
         finetune(start(), world, "ish", **QUICK, precision="bf16-mixed")
 
@@ -208,6 +210,24 @@ def test_auto_takes_mixed_precision_where_it_is_faster(
     monkeypatch.setattr("lightning_fabric.Fabric", lambda **options: asked.update(options))
     make_fabric("auto")
     assert asked["precision"] == used
+
+
+@pytest.mark.parametrize(
+    ("restarts", "shared", "rank"), [("2", "True", "0"), ("0", "True", "0"), ("2", "False", "0"), ("2", "True", "1")]
+)
+def test_restarts_that_would_find_the_addresses_of_the_dead_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, restarts: str, shared: str, rank: str
+) -> None:
+    given = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": rank}
+    given |= {"TORCHELASTIC_MAX_RESTARTS": restarts, "TORCHELASTIC_USE_AGENT_STORE": shared}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("lightning_fabric.Fabric", lambda **options: None)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        make_fabric("32-true")
+    told = [str(one.message) for one in heard if "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in str(one.message)]
+    assert len(told) == (1 if (restarts, shared, rank) == ("2", "True", "0") else 0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks the CPU")

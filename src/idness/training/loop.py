@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from idness.core.errors import DataError, ModelError, OptionError, StoreError
-from idness.core.extras import needed
 from idness.core.files import alone_in
 from idness.core.progress import Listener
 from idness.core.wording import without_folder
-from idness.networks.precision import bf16_problem
 from idness.networks.runs import DIGESTS, IMAGES, WEIGHTS
 from idness.networks.split import best_layout
 from idness.training.checkpoint import (
@@ -33,6 +30,7 @@ from idness.training.checkpoint import (
     save_checkpoint,
     save_tensors,
 )
+from idness.training.fabric import make_fabric
 from idness.training.images import Images
 from idness.training.log import RunLog
 from idness.training.objective import Objective
@@ -41,30 +39,6 @@ from idness.training.settings import Settings
 
 PREPARE = 512
 """How many training images a method may look at before the first step."""
-
-
-def make_fabric(precision: str) -> Any:
-    """Set up Lightning Fabric for this process: alone, or one of those that torchrun started."""
-    fabric = needed("lightning_fabric", "training", "train")
-    precision = _available(precision)
-    problem = bf16_problem() if precision == "bf16-mixed" and not torch.cuda.is_available() else ""
-    if problem:
-        raise OptionError(f"training: precision bf16-mixed cannot be used on this machine ({problem}); use 32-true")
-    world = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if "TORCHELASTIC_RUN_ID" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return fabric.Fabric(accelerator="auto", devices=1, precision=precision)
-    nodes = int(os.environ["WORLD_SIZE"]) // world
-    strategy = fabric.strategies.DDPStrategy(process_group_backend=None if torch.cuda.is_available() else "gloo")
-    return fabric.Fabric(accelerator="auto", devices=world, num_nodes=nodes, strategy=strategy, precision=precision)
-
-
-def _available(precision: str) -> str:
-    """Choose `auto`: mixed precision where it is faster. CPUs announce bf16 that makes training slower."""
-    if precision != "auto":
-        return precision
-    if not torch.cuda.is_available():
-        return "32-true"
-    return "bf16-mixed" if torch.cuda.is_bf16_supported() else "16-mixed"
 
 
 @dataclass
