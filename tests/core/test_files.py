@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from idness.core.errors import StoreError
-from idness.core.files import atomic_path, atomic_write, check_writable, sha256
+from idness.core.files import alone_in, atomic_path, atomic_write, check_writable, sha256
 
 
 def names(folder: Path) -> list[str]:
@@ -84,3 +85,35 @@ def test_leftovers_of_killed_processes_go_and_those_of_running_ones_stay(tmp_pat
     (tmp_path / ".someone.part").write_bytes(b"x")  # not ours to remove
     atomic_write(tmp_path / "mine.bin", b"again")
     assert sorted(file.name for file in tmp_path.iterdir()) == [".someone.part", "mine.bin", "other.bin"]
+
+
+HOLDS = """
+import os, sys, time
+from pathlib import Path
+from idness.core.files import alone_in
+with alone_in(Path(sys.argv[1])):
+    child = os.fork()
+    if child == 0:  # as a process that reads images, which sees only after seconds that its parent is gone
+        time.sleep(60)
+        os._exit(0)
+    print(child, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_folder_is_free_as_soon_as_the_process_that_had_it_is_killed(tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    child = int(holder.stdout.readline())
+    try:
+        with pytest.raises(StoreError, match="another process is writing into it"), alone_in(tmp_path):
+            pass
+        holder.kill()
+        holder.wait()
+        os.kill(child, 0)  # it lives on
+        with alone_in(tmp_path):
+            pass
+    finally:
+        holder.kill()
+        os.kill(child, signal.SIGKILL)
+        holder.stdout.close()

@@ -100,6 +100,20 @@ def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> Path:
     return Path(path)
 
 
+_HELD: set[int] = set()
+"""The folders that this process has to itself, as they are open."""
+
+
+def _let_go() -> None:
+    """Close them in a process that was forked: it would keep them from whoever comes after its parent was killed."""
+    while _HELD:
+        os.close(_HELD.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
 @contextmanager
 def alone_in(folder: Path | None) -> Iterator[None]:
     """Keep other processes that ask for the same out of a folder while the block runs, where the system has locks."""
@@ -115,6 +129,7 @@ def alone_in(folder: Path | None) -> Iterator[None]:
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise StoreError(_cannot_write(folder, error)) from error
+    _HELD.add(handle)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,7 +139,9 @@ def alone_in(folder: Path | None) -> Iterator[None]:
             ) from error
         yield
     finally:
-        os.close(handle)
+        if handle in _HELD:  # not in a process that was forked in the block
+            _HELD.remove(handle)
+            os.close(handle)
 
 
 def check_writable(folder: str | os.PathLike[str]) -> None:
