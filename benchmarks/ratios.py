@@ -67,7 +67,8 @@ def report(name: str, title: str, rows: list[dict[str, Any]], notes: list[str] |
 
     machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
     versions = {"numpy": numpy.__version__, "torch": torch.__version__}
-    console.print(*([f"{key}: {value}" for key, value in spread().items()] or ["each way ran once"]), sep="; ")
+    if spread():
+        console.print("the slowest turn by the fastest:", *(f"{key} {value}" for key, value in spread().items()))
     RESULTS.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python", f"benchmarks/{name}.py", *sys.argv[1:]])
     content = {
