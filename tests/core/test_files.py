@@ -92,11 +92,10 @@ import os, sys, time
 from pathlib import Path
 from idness.core.files import alone_in
 with alone_in(Path(sys.argv[1])):
-    child = os.fork()
-    if child == 0:  # as a process that reads images, which sees only after seconds that its parent is gone
+    if os.fork() == 0:  # as a process that reads images, which sees only after seconds that its parent is gone
+        print(os.getpid(), flush=True)
         time.sleep(60)
         os._exit(0)
-    print(child, flush=True)
     time.sleep(60)
 """
 
