@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from idness.core.errors import OptionError
-from idness.methods import DICE, Ash, Chain, ReAct, Scale
+from idness.detectors.detector import fit_many
+from idness.methods import DICE, Ash, Chain, ReAct, Scale, chain
 
 
 def test_dice_after_react_learns_from_clipped_features(world):
@@ -41,6 +42,20 @@ def test_order_matters(world):
 def test_one_step_is_the_step(world):
     chained = Chain(steps=[Ash(percentile=85)]).fit(world.head, world.train).score(world.test)
     torch.testing.assert_close(chained, Ash(percentile=85).fit(world.head).score(world.test))
+
+
+def test_chains_that_begin_alike_share_what_comes_after_and_score_as_alone(world, monkeypatch):
+    texts = [f"react(percentile={clip})+dice(percentile={cut})+scale" for clip in (80, 95) for cut in (30, 60)]
+    texts += ["react(percentile=80)", "ash+react(percentile=80)"]
+    alone = [Chain(steps=text).fit(world.head, world.train, val=world.val).score(world.test) for text in texts]
+    seen = []
+    after = chain._seen_after
+    monkeypatch.setattr(chain, "_seen_after", lambda *words: seen.append(1) or after(*words))
+    together = [Chain(steps=text) for text in texts]
+    fit_many(together, world.head, world.train, val=world.val)
+    for detector, expected in zip(together, alone, strict=True):
+        assert torch.equal(detector.score(world.test), expected)
+    assert len(seen) == 2 * (2 + 4 + 1)  # of training and validation images: two clips, four cuts, one ASH
 
 
 def test_two_chains_do_not_share_their_steps(world):

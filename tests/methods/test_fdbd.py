@@ -5,6 +5,7 @@ import torch
 
 from idness.core.types import Activations, Head
 from idness.methods import FDBD
+from idness.methods.fdbd import _distances
 
 
 def test_it_is_the_mean_distance_to_the_boundaries_over_that_from_the_mean_image(world):
@@ -54,3 +55,12 @@ def test_classes_with_the_same_weights_and_single_classes_have_no_boundary(world
     # Every class twice: of nine boundaries one is missing, the others are four, twice.
     twice = scores(Head(torch.cat([weight, weight]), torch.cat([bias, bias])))
     torch.testing.assert_close(twice, scores(world.head) * 8 / 9, rtol=1e-4, atol=1e-5)
+
+
+def test_classes_that_differ_by_next_to_nothing_are_measured_as_exactly_as_others(world):
+    """A matrix product alone would lose the small differences of long rows."""
+    rows = world.head.weight.double().repeat(3, 1) * 1e3
+    rows[5:10] += 1e-5
+    expected = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+    torch.testing.assert_close(_distances(rows), expected, rtol=1e-9, atol=0)
+    assert not _distances(rows).diagonal().any()

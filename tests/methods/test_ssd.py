@@ -4,6 +4,7 @@ import torch
 
 from idness.core.errors import InputError
 from idness.core.types import Activations
+from idness.detectors.gaussian import whitening_of
 from idness.methods import SSD
 from idness.methods.ssd import k_means
 
@@ -70,3 +71,15 @@ def test_no_labels_are_needed_and_odd_training_sets_do_no_harm(world):
 def test_more_clusters_than_images_are_refused(world):
     with pytest.raises(InputError, match=r"clusters must be at most the number of training images \(5\), got 10"):
         SSD(clusters=10).fit(world.head, world.train[:5])
+
+
+def test_few_rows_are_whitened_as_many_are(world):
+    """The shorter way gives the same distances as the pseudo-inverse of the covariance."""
+    rows = world.train.features[:20].double()
+    centred = torch.cat([rows, rows[:3]]) - rows.mean(dim=0)
+    centred = centred - centred.mean(dim=0)
+    assert len(centred) < world.head.width
+    inverse = torch.linalg.pinv(centred.T @ centred / len(centred), hermitian=True, rtol=1e-12)
+    points = world.test.features.double()
+    expected = ((points @ inverse) * points).sum(dim=1)
+    torch.testing.assert_close((points @ whitening_of(centred)).square().sum(dim=1), expected, rtol=1e-6, atol=0)

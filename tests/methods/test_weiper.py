@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from idness.core.types import Activations
-from idness.detectors.detector import fit_many
-from idness.methods import WeiPer, weiper
+from idness.detectors.detector import fit_many, score_many
+from idness.methods import WeiPer
 
 
 def slow_histogram(values, low, high):
@@ -81,9 +81,17 @@ def test_training_features_that_are_all_alike_do_no_harm(world):
     assert detector.score(world.test).isfinite().all()
 
 
-def test_very_many_perturbed_logits_are_computed_in_single_precision_and_score_alike(world, monkeypatch):
-    exact = WeiPer(repeats=12).fit(world.head, world.train).score(world.test)
-    monkeypatch.setattr(weiper, "EXACT", 0)
-    detector = WeiPer(repeats=12).fit(world.head, world.train)
-    assert detector.weights_.dtype == torch.float32
-    torch.testing.assert_close(detector.score(world.test), exact, rtol=0.02, atol=0.02)
+def test_many_classes_get_fewer_heads_so_that_there_are_enough_perturbed_logits_and_no_more(world):
+    few = WeiPer(repeats=6, most=2 * world.head.classes + 1).fit(world.head, world.train)
+    assert torch.equal(few.weights_, WeiPer(repeats=2).fit(world.head, world.train).weights_)
+    one = WeiPer(repeats=6, most=1).fit(world.head, world.train)
+    assert len(one.weights_) == world.head.classes
+    assert one.score(world.test).isfinite().all()
+
+
+def test_detectors_that_share_work_score_as_alone(world):
+    variants = [*WeiPer(repeats=5).variants(), *WeiPer(repeats=5, most=1).variants()]
+    fit_many(variants, world.head, world.train)
+    for variant, scores in zip(variants, score_many(variants, world.test), strict=True):
+        torch.testing.assert_close(scores, variant.score(world.test))
+    assert len({tuple(scores.tolist()) for scores in score_many(variants, world.test)}) == len(variants)

@@ -138,8 +138,8 @@ def make_sweep(
     for row in SWEPT:
         if row in choices:
             variants = choices[row].detector.variants({"percentile": PERCENTILES})
-            fit_many(variants, head, train, val=val)
             found |= {(row, percentile): variant for percentile, variant in zip(PERCENTILES, variants, strict=True)}
+    fit_many(list(found.values()), head, train, val=val)
     return found
 
 

@@ -20,6 +20,7 @@ from idness.core.method_text import write_method
 from idness.core.types import Activations, Head, InputEditor
 from idness.detectors.hooks import complete
 from idness.detectors.readouts import READOUTS, readout_for
+from idness.detectors.sharing import sharing
 from idness.detectors.statistics import Statistic
 
 LARGEST = torch.finfo(torch.float32).max
@@ -267,17 +268,18 @@ def fit_many(
             check_acts(detectors[0], what, acts, head)
             check_match(detectors[0], what, acts, head)
     seen: list[Any] = [acts for acts in (train, val) if acts is not None] or [None]
-    for group in _grouped(detectors, type):
-        checks.check_labelling(group[0], head, (method := type(group[0])).takes_labels)
-        learned_from = _learned_from(group[0], head, train, val)
-        if learned_from is not None and method.assumes_nonnegative:
-            warn_signed(group[0], learned_from)
-        for detector in group:
-            detector._forget()  # if learning fails, nothing old is left to be mixed with what is new
-        method.learn_many(group, head, seen[0], seen[-1])
-        together = object()
-        for detector in group:
-            detector.head_, detector._learned_with = head, together
+    with sharing():
+        for group in _grouped(detectors, type):
+            checks.check_labelling(group[0], head, (method := type(group[0])).takes_labels)
+            learned_from = _learned_from(group[0], head, train, val)
+            if learned_from is not None and method.assumes_nonnegative:
+                warn_signed(group[0], learned_from)
+            for detector in group:
+                detector._forget()  # if learning fails, nothing old is left to be mixed with what is new
+            method.learn_many(group, head, seen[0], seen[-1])
+            together = object()
+            for detector in group:
+                detector.head_, detector._learned_with = head, together
 
 
 def score_many(detectors: Sequence[Detector], acts: Activations) -> list[Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from idness.core.types import Activations, Head
+from idness.detectors.sharing import shared
 from idness.detectors.statistics import FEATURES, Moments
 
 
@@ -17,6 +18,7 @@ def covariance(centred: Tensor) -> Tensor:
     return exact.T @ exact / len(exact)
 
 
+@shared
 def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor]:
     """Find the directions in which rows of this covariance vary, the largest variance first, and those variances.
 
@@ -44,17 +46,34 @@ def whitening(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
     return scaled
 
 
+def whitening_of(centred: Tensor) -> Tensor:
+    """Compute the same of rows without their mean; of few rows it is found among themselves, which is less work."""
+    count, width = centred.shape
+    if count >= width:
+        return whitening(covariance(centred))
+    axes, variances = principal_axes(centred @ centred.T / count)
+    varying = variances > 0
+    found: Tensor = centred.T @ (axes[:, varying] / (variances[varying] * count**0.5))
+    return found
+
+
 def residual_spaces(head: Head, train: Activations, shares: Sequence[float]) -> tuple[Tensor, list[Tensor]]:
     """Find what training images leave out: the directions outside their principal space, for several sizes of it.
 
     Returns the origin, where features are as if all logits were 0, and for each share (in percent, of the directions in
     which training images vary) the directions that remain, as columns.
     """
-    # ViM's origin u = -W^+ b: without the bias, logits are W (a - u).
-    origin = -torch.linalg.pinv(head.weight.double()) @ head.offset.double()
+    origin = _origin(head)
     axes, variances = principal_axes(FEATURES.of(train).around(origin))
     alive = int((variances > 0).sum())
     return origin, [axes[:, min(round(alive * share / 100), len(axes) - 1) :].contiguous() for share in shares]
+
+
+@shared
+def _origin(head: Head) -> Tensor:
+    # ViM's origin u = -W^+ b: without the bias, logits are W (a - u).
+    found: Tensor = -torch.linalg.pinv(head.weight.double()) @ head.offset.double()
+    return found
 
 
 def too_few(classes: Moments) -> str | None:

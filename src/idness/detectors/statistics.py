@@ -18,6 +18,7 @@ from torch import Tensor
 from idness.core.errors import IdnessWarning
 from idness.core.types import Activations
 from idness.detectors.kernels import percentiles, unit
+from idness.detectors.sharing import shared
 
 MANTISSA = 12
 """How many bits after the leading one tell values apart in a histogram: percentiles are exact to 2^-12, 0.025 % of their value."""
@@ -237,6 +238,7 @@ class RowMoments(Statistic[Moments]):
         counted = owners >= 0
         return Moments.of(self.rows(acts[counted]), owners[counted], acts.logits.shape[1], scatter=self.scatter)
 
+    @shared
     def of(self, acts: Activations) -> Moments:
         """Give the moments of all images."""
         found = self.known(acts) or self.gather(acts)

@@ -14,6 +14,7 @@ from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.kernels import mean_largest_products, scale_ratios, unit
 from idness.detectors.readouts import energy
+from idness.detectors.sharing import shared
 
 
 @dataclass(kw_only=True)
@@ -64,6 +65,7 @@ class ActSub(Detector):
         return scores
 
 
+@shared
 def _decisive_basis(head: Head, train: Activations) -> Tensor:
     """Take the leading right singular vectors of the head, until training images are as long inside as outside.
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Self
 
+import torch
 from torch import Tensor
 
 from idness.core.checks import one_of, percent
+from idness.core.types import Activations
 from idness.detectors.detector import Enhancer
 from idness.detectors.kernels import kept_count, pruned, safe_ratio, top_mask
 
@@ -42,7 +47,29 @@ class Ash(Enhancer):
         if self.variant == "b":
             return top_mask(features, kept) * (features.sum(dim=1, keepdim=True) / kept)
         rest = pruned(features, kept)
-        if self.variant == "p":
-            return rest
-        ratio = safe_ratio(features.sum(dim=1), rest.sum(dim=1), features.shape[1] / kept)
-        return rest.mul_(ratio.exp().unsqueeze(1))
+        return rest if self.variant == "p" else rest.mul_(_factor(features, rest, kept))
+
+    @classmethod
+    def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
+        if torch.compiler.is_exporting() or len(detectors) == 1:
+            return [detector.read(detector.shaped_logits(acts)) for detector in detectors]
+        features, head = acts.features, detectors[0].head_
+
+        @cache
+        def left(kept: int) -> tuple[Tensor, Tensor]:
+            rest = pruned(features, kept)
+            return head(rest), _factor(features, rest, kept)
+
+        def logits(detector: Self) -> Tensor:
+            if detector.variant == "b":
+                return detector.shaped_logits(acts)
+            plain, factor = left(kept_count(features.shape[1], detector.percentile))
+            # W (a f) + b = f (W a) + b: s and p share the pruned features and their product with the head.
+            return plain if detector.variant == "p" else torch.addcmul(head.offset, plain - head.offset, factor)
+
+        return [detector.read(logits(detector)) for detector in detectors]
+
+
+def _factor(features: Tensor, rest: Tensor, kept: int) -> Tensor:
+    ratio = safe_ratio(features.sum(dim=1), rest.sum(dim=1), features.shape[1] / kept)
+    return ratio.exp().unsqueeze(1)

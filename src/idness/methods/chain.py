@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
 from idness.core.errors import OptionError
 from idness.core.types import Activations, Head
-from idness.detectors.detector import Detector, Enhancer
+from idness.detectors.detector import Detector, Enhancer, fit_many
 from idness.detectors.registry import detectors_in
 
 
@@ -49,12 +49,9 @@ class Chain(Enhancer):
     def inner(self) -> Iterator[tuple[str, Detector]]:
         return ((f"step{index}", step) for index, step in enumerate(self.steps))
 
-    def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        for step in self.steps:
-            step.fit(head, train, val=val)
-            seen = _seen_after(step, head, train)
-            train, val = seen, seen if val is train else _seen_after(step, head, val)
-            head = step.edit(head)
+    @classmethod
+    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
+        _learn_steps([detector.steps for detector in detectors], head, train, val)
 
     def shape(self, features: Tensor) -> Tensor:
         for step in self.steps:
@@ -65,6 +62,19 @@ class Chain(Enhancer):
         for step in self.steps:
             head = step.edit(head)
         return head
+
+
+def _learn_steps(chains: Sequence[Sequence[Enhancer]], head: Head, train: Activations, val: Activations) -> None:
+    """Let each step learn from what those before it leave; chains that begin alike share that."""
+    alike: dict[str, list[Sequence[Enhancer]]] = {}
+    for chain in chains:
+        alike.setdefault(chain[0].label(), []).append(chain)
+    for group in alike.values():
+        step = group[0][0]
+        fit_many([chain[0] for chain in group], head, train, val=val)
+        if rest := [chain[1:] for chain in group if len(chain) > 1]:
+            seen = _seen_after(step, head, train)
+            _learn_steps(rest, step.edit(head), seen, seen if val is train else _seen_after(step, head, val))
 
 
 def _seen_after(step: Enhancer, head: Head, acts: Activations) -> Activations:

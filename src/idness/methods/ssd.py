@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from idness.core.checks import check_at_most_images, count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.gaussian import covariance, whitening
+from idness.detectors.gaussian import nearest_squared, whitening_of
 from idness.detectors.kernels import unit
 from idness.detectors.statistics import Moments
 
@@ -45,22 +46,23 @@ class SSD(Detector):
         owners = k_means(points, self.clusters)
         groups = [points[owners == owner] for owner in sorted(set(owners.tolist()))]
         self.means_ = torch.stack([group.mean(dim=0) for group in groups])
-        pooled = torch.cat([group - mean for group, mean in zip(groups, self.means_, strict=True)])
         # A cluster with no more images than features has directions without any spread, which would count nothing:
-        # the covariance of all clusters serves it. Narrower matrices are filled up with zeros.
-        common = covariance(pooled)
-        whites = [
-            whitening(covariance(group - group.mean(dim=0)) if len(group) > head.width else common) for group in groups
-        ]
-        self.whitenings_ = torch.stack(
-            [torch.nn.functional.pad(white, (0, head.width - white.shape[1])) for white in whites]
-        )
+        # all clusters serve it, and where that goes for each, one matrix is enough.
+        centred = [group - mean for group, mean in zip(groups, self.means_, strict=True)]
+        pooled = torch.cat(centred)
+        serving = [group if len(group) > head.width else pooled for group in centred]
+        whites = [whitening_of(rows) for rows in (serving if any(r is not pooled for r in serving) else [pooled])]
+        # Narrower matrices are filled up with zeros.
+        self.whitenings_ = torch.stack([pad(white, (0, head.width - white.shape[1])) for white in whites])
 
     def _place(self, features: Tensor) -> Tensor:
         return (unit(features.double()) - self.centre_) / self.spread_
 
     def rate(self, acts: Activations) -> Tensor:
         points = self._place(acts.features)
+        if len(self.whitenings_) == 1:
+            [white] = self.whitenings_.unbind()
+            return -nearest_squared(points @ white, self.means_ @ white).float()
         pairs = zip(self.means_.unbind(), self.whitenings_.unbind(), strict=True)
         distances = [((points - mean) @ white).square().sum(dim=1) for mean, white in pairs]
         return -torch.stack(distances).amin(dim=0).float()

@@ -17,7 +17,6 @@ from idness.detectors.histograms import divergence, shares
 from idness.detectors.kernels import row_blocks, unit
 
 BINS = 100  # the authors take 80 for a vision transformer
-EXACT = 20_000  # perturbed logits of an image, up to which they are computed in float64
 
 
 @dataclass(kw_only=True)
@@ -29,7 +28,8 @@ class WeiPer(Detector):
 
     Args:
         delta: length of a perturbation, as a multiple of the length of the class's weights.
-        repeats: how many perturbed heads; many classes and features want fewer, to save memory.
+        repeats: how many perturbed heads.
+        most: perturbed logits of an image; where they are enough, with many classes, there are fewer perturbed heads.
         s_1: over how many bins an image's histogram of features is averaged.
         s_2: the same for perturbed logits.
         lambda_1: weight of the divergence of perturbed logits.
@@ -41,13 +41,13 @@ class WeiPer(Detector):
         r"\tilde z = \tilde W a + b"
     )
     assumes = "features and perturbed logits of ID images have a usual histogram"
-    needs_train = True
-    uses_head = True
+    needs_train = uses_head = True
     grid = {"delta": (1.8, 2.4), "s_1": (4, 40), "s_2": (15, 40), "lambda_1": (0.1, 2.5), "lambda_2": (0.1, 1.0)}
-    other = {"repeats": 10}
+    other = {"repeats": 10, "most": 50}
 
     delta: float = positive(1.8)
     repeats: int = count(100)
+    most: int = count(10_000)
     s_1: int = count(4)
     s_2: int = count(15)
     lambda_1: float = positive(2.5)
@@ -55,42 +55,42 @@ class WeiPer(Detector):
 
     @classmethod
     def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
-        first: dict[tuple[float, int], Self] = {}
+        first: dict[tuple[float, int, int], Self] = {}
         for detector in detectors:
-            learner = first.setdefault((detector.delta, detector.repeats), detector)
+            learner = first.setdefault((detector.delta, detector.repeats, detector.most), detector)
             if learner is detector:
                 detector.learn(head, train, val)
             vars(detector).update({name: value for name, value in vars(learner).items() if name.endswith("_")})
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        plain = head.weight.double().repeat(self.repeats, 1)
+        heads = min(self.repeats, max(1, self.most // head.classes))
+        plain = head.weight.double().repeat(
+            heads, 1
+        )  # rounding differs by batch, and must not move a value to another bin
         noise = unit(torch.randn(plain.shape, generator=torch.Generator().manual_seed(0))).to(plain)
-        lengths = self.delta * plain.norm(dim=1, keepdim=True)
-        # Rounding differs from batch to batch, and must not move a value to another bin; of very many it does not matter.
-        kind = torch.double if len(plain) <= EXACT else torch.float32
-        self.weights_ = (plain + lengths * noise).to(kind)
-        self.biases_ = head.offset.to(kind).repeat(self.repeats)
+        self.weights_ = plain + self.delta * plain.norm(dim=1, keepdim=True) * noise
+        self.biases_ = head.offset.double().repeat(heads)
         # One range of values for all features, and one for all perturbed logits.
         parts = row_blocks(train.features, len(plain))
-        ends = [torch.stack(linear(part.to(kind), self.weights_, self.biases_).aminmax()) for part in parts]
-        self.spans_ = torch.stack([torch.stack(v.to(kind).aminmax()) for v in (train.features, torch.cat(ends))])
-        self.usual_ = self._measure(train.features).mean(dim=0)
+        ends = [torch.stack(linear(part.double(), self.weights_, self.biases_).aminmax()) for part in parts]
+        self.spans_ = torch.stack([torch.stack(v.double().aminmax()) for v in (train.features, torch.cat(ends))])
+        self.usual_ = self._measure(train.features, head.classes).mean(dim=0)
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
-        unlike = {(detector.delta, detector.repeats): detector for detector in detectors}
-        found = {key: detector._measure(acts.features) for key, detector in unlike.items()}
-        return [detector._combine(found[detector.delta, detector.repeats]) for detector in detectors]
+        unlike = {(detector.delta, len(detector.weights_)): detector for detector in detectors}
+        found = {key: one._measure(acts.features, one.head_.classes) for key, one in unlike.items()}
+        return [detector._combine(found[detector.delta, len(detector.weights_)]) for detector in detectors]
 
-    def _measure(self, features: Tensor) -> Tensor:
+    def _measure(self, features: Tensor, classes: int) -> Tensor:
         """Compute what the score is made of: two histograms and the mean largest probability (N, 2 B + 1)."""
         rows = []
         for part in row_blocks(features, len(self.weights_)):
             values = part.to(self.weights_)
             logits = linear(values, self.weights_, self.biases_)
-            heads = logits.reshape(-1, self.repeats, len(self.biases_) // self.repeats).softmax(dim=2)
-            histograms = shares(values, self.spans_[0], BINS), shares(logits, self.spans_[1], BINS)
-            rows.append(torch.cat([*histograms, heads.amax(dim=2).mean(dim=1, keepdim=True)], dim=1))
+            heads = logits.reshape(-1, len(self.biases_) // classes, classes)
+            sure = (heads.amax(dim=2) - heads.logsumexp(dim=2)).exp().mean(dim=1, keepdim=True)
+            rows.append(torch.cat([*map(shares, (values, logits), self.spans_, (BINS, BINS)), sure], dim=1))
         return torch.cat(rows)
 
     def _combine(self, measures: Tensor) -> Tensor:

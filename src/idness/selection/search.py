@@ -17,6 +17,7 @@ from idness.core.scripts import Script
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, fit_many, score_many
 from idness.detectors.registry import changed, given, parse, row_name, rows
+from idness.detectors.sharing import sharing
 from idness.metrics import auroc
 
 
@@ -83,6 +84,7 @@ def _given_rows(method: type[Detector] | Detector | Script, others: Mapping[str,
     return {name: Row(detector, given=fixed)}
 
 
+@sharing()
 def choose(
     wanted: Mapping[str, Row],
     head: Head,
