@@ -10,8 +10,9 @@ import pytest
 from colour_world import known, ood_picture, write_folder
 from PIL import Image
 
-from idness.data import embedded, open_set
-from idness.data.likeness import EXACT, common, digest, exact_digests, look, near, same_look
+from idness.core.errors import DataError
+from idness.data import ArraySet, Preprocessing, embedded, likeness, open_set, read_batches
+from idness.data.likeness import DIGEST, EXACT, candidates, common, digest, exact_digests, look, near, same_look
 from idness.data.sets import ImageSet
 from tests.cli.running import idness
 
@@ -80,6 +81,77 @@ def test_plain_pictures_have_no_look() -> None:
     array = np.zeros((20, 20, 7), np.uint8)
     array[:, 10:] = 200
     assert len(digest(array)) == EXACT + 8
+
+
+@pytest.mark.parametrize("size", [(32, 32), (33, 47), (7, 8), (1, 9), (64, 64), (120, 40), (1, 1), (96, 100)])
+def test_pictures_that_are_hashed_together_have_the_digests_of_single_ones(size: tuple[int, int]) -> None:
+    rng = np.random.default_rng(sum(size))
+    arrays = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for _ in range(65)]
+    for count in (0, 1, 2, 65):
+        assert likeness.digests(arrays[:count]) == [digest(array) for array in arrays[:count]]
+    mixed = [arrays[0], Image.fromarray(arrays[1]), arrays[2][:, :1], rng.integers(0, 256, (9, 9, 5), dtype=np.uint8)]
+    assert likeness.digests(mixed) == [digest(picture) for picture in mixed]
+
+
+class Torn(ArraySet):
+    """Images of which each seventh cannot be read."""
+
+    def picture(self, index: int) -> np.ndarray:
+        if index % 7 == 3:
+            raise DataError(f"{index} is torn")
+        found = super().picture(index)
+        assert isinstance(found, np.ndarray)
+        return found
+
+
+@pytest.mark.parametrize("side", [32, 200])
+def test_digests_stay_with_their_images_where_some_cannot_be_read(side: int) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (150, side, side, 3), dtype=np.uint8)
+    how = Preprocessing(resize=None, crop=None, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    [batch] = read_batches(Torn(pixels, "torn"), how, [(0, 150)])
+    good = [index for index in range(150) if index % 7 != 3]
+    assert batch.index.tolist() == good
+    assert [row.tobytes() for row in batch.digests] == [digest(pixels[index]) for index in good]
+    assert batch.skipped == [(index, f"{index} is torn") for index in range(3, 150, 7)]
+
+
+def slow_candidates(first: np.ndarray, second: np.ndarray) -> list[tuple[int, int]]:
+    bits = [np.unpackbits(part[:, EXACT:], axis=1).astype(int) for part in (first, second)]
+    found = [
+        (int(np.abs(one - other).sum()), a, b)
+        for a, one in enumerate(bits[0])
+        for b, other in enumerate(bits[1])
+        if 8 <= one.sum() <= 56
+    ]
+    return [
+        (a, b)
+        for apart, a, b in sorted(found)
+        if apart <= 8 and first[a, :EXACT].tobytes() != second[b, :EXACT].tobytes()
+    ]
+
+
+@pytest.mark.parametrize("numpy_2", [True, False])
+def test_candidates_are_all_pairs_of_like_looks(monkeypatch: pytest.MonkeyPatch, numpy_2: bool) -> None:
+    if not numpy_2:
+        monkeypatch.setattr(likeness, "_bits", likeness._looked_up)
+    rng = np.random.default_rng(2)
+    first, second = (rng.integers(0, 256, (count, DIGEST), dtype=np.uint8) for count in (150, 90))
+    second[:60] = first[:60]
+    for row in range(60):  # from the same look to one that is twelve bits apart; the first twenty with the same pixels
+        for bit in rng.permutation(64)[: row % 13]:
+            second[row, EXACT + bit // 8] ^= np.uint8(1 << bit % 8)
+    second[20:60, 0] ^= 1
+    first[30, EXACT:] = second[30, EXACT:] = 0  # which is a plain picture
+    expected = slow_candidates(first, second)
+    assert 15 < len(expected) < 40
+    assert candidates(first, second) == expected
+    assert common(first, second) == 20
+
+
+def test_bits_are_counted() -> None:
+    values = np.array([[0, 1, 2**64 - 1], [2**63, 0x0F0F0F0F0F0F0F0F, 0x8000000000000001]], dtype=np.uint64)
+    for count in (likeness._bits, likeness._looked_up):
+        assert count(values).tolist() == [[0, 1, 64], [1, 32, 2]]
 
 
 def test_calibrate_tells_of_near_copies(net_spec: str, weights: Path, tmp_path: Path) -> None:

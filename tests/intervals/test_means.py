@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from idness.core.errors import InputError
-from idness.intervals import fpr_draws, mean_auroc_difference, mean_auroc_interval, mean_fpr_interval, ranks
+from idness.intervals import bootstrap, fpr_draws, mean_auroc_difference, mean_auroc_interval, mean_fpr_interval, ranks
 from idness.metrics import auroc, fpr_at_id_recall, fpr_at_ood_recall
 
 WEIGHTS = (0.7, 0.2, 0.1)
@@ -87,6 +87,71 @@ def test_bootstrap_draws_are_the_metric_of_the_drawn_images(metric: str, functio
         for column, ood in enumerate(oods):
             expected = function(ids[picked[0][draw]], ood[picked[1 + column][draw]], 0.9)  # type: ignore[operator]
             assert draws[draw, column] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("metric", "function"), [("fpr_at_id_recall", fpr_at_id_recall), ("fpr_at_ood_recall", fpr_at_ood_recall)]
+)
+@pytest.mark.parametrize("recall", [0.02, 0.5, 0.95, 0.999])
+@pytest.mark.parametrize("held", [bootstrap._HELD, 1000])
+def test_bootstrap_draws_hold_at_any_recall_and_in_blocks(
+    metric: str, function: object, recall: float, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bootstrap, "_HELD", held)
+    rng = np.random.default_rng(8)
+    for digits, sizes in ((0, (300, 80)), (6, (120, 350)), (6, (3, 1))):
+        ids, ood = (rng.normal(gap, 1, size).round(digits) for gap, size in zip((1, 0), sizes, strict=True))
+        draws = fpr_draws({"a": (ids, [ood])}, metric, recall, draws=30, seed=2)["a"]  # type: ignore[arg-type]
+        again, block = np.random.default_rng(2), max(1, min(30, held // max(sizes)))
+        for start in range(0, 30, block):
+            rows = range(start, min(start + block, 30))
+            picked = [again.integers(size, size=(len(rows), size)) for size in sizes]
+            for draw, one, other in zip(rows, *picked, strict=True):
+                assert draws[draw, 0] == pytest.approx(function(ids[one], ood[other], recall), abs=1e-12)  # type: ignore[operator]
+
+
+def test_a_draw_that_lies_far_off_is_read_all_the_same() -> None:
+    # All images of a draw are the highest one, or the lowest: no chance does that.
+    values = np.arange(400.0)
+    side, counts = bootstrap._Side(values, np.arange(400)), np.ones((400, 3), np.int32)
+    counts[:, :2] = 0
+    counts[-1, 0] = counts[0, 1] = 400
+    assert side.at_rank(counts, 20).tolist() == [399, 0, 20]
+    assert side.at_rank(counts, 399).tolist() == [399, 0, 399]
+
+
+def test_quantiles_are_those_of_numpy() -> None:
+    rng = np.random.default_rng(7)
+    for count in (1, 2, 7, 41, 2000):
+        for tail in (0.0, 0.005, 0.025, 0.1, 0.37, 0.5):
+            draws = rng.normal(0, 1, count)
+            assert bootstrap._quantiles(draws, tail) == pytest.approx(
+                tuple(np.quantile(draws, (tail, 1 - tail))), abs=1e-15
+            )
+
+
+@pytest.mark.parametrize("digits", [0, 1, 9])
+def test_ranks_are_shares_of_the_other_side(digits: int) -> None:
+    rng = np.random.default_rng(digits)
+    ids, oods = rng.normal(1, 1, 37).round(digits), [rng.normal(0, 1, size).round(digits) for size in (1, 20, 90)]
+    wins = [(ids[:, None] > ood).astype(float) + (ids[:, None] == ood) / 2 for ood in oods]
+    found = ranks(ids, oods, WEIGHTS)
+    assert found.by_id == pytest.approx(
+        sum(weight * won.mean(axis=1) for weight, won in zip(WEIGHTS, wins, strict=True)), abs=1e-12
+    )
+    for share, won in zip(found.by_ood, wins, strict=True):
+        assert share == pytest.approx(won.mean(axis=0), abs=1e-12)
+
+
+@pytest.mark.parametrize("metric", ["fpr_at_id_recall", "fpr_at_ood_recall"])
+def test_an_interval_does_not_depend_on_what_was_asked_before(metric: str) -> None:
+    ids, oods = worlds()
+    first = mean_fpr_interval(metric, ids, oods, seed=3)  # type: ignore[arg-type]
+    mean_fpr_interval(metric, ids, oods[:1], seed=3)  # type: ignore[arg-type]
+    assert mean_fpr_interval(metric, ids, oods, seed=3) == first  # type: ignore[arg-type]
+    bootstrap._resampled_ranks.cache_clear()
+    assert mean_fpr_interval(metric, ids, oods, seed=3) == first  # type: ignore[arg-type]
+    assert mean_fpr_interval(metric, ids, oods, seed=4) != first  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

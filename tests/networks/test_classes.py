@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.optimize import linear_sum_assignment
+from scipy.stats import binom
 
 from idness.activations.forward import collect
 from idness.benchmark import Benchmark, Settings, run
@@ -132,6 +135,44 @@ def test_right_answers_are_held_against_luck() -> None:
     assert not by_chance(40, 1_000, 1_000)
     assert not by_chance(60, 64, 2)
     assert by_chance(36, 64, 2)
+    for classes in (2, 6, 100):
+        for count in (1, 20, 64):
+            for right in range(count + 1):
+                luck = binom.sf(right - 1, count, 1 / classes)
+                assert by_chance(right, count, classes) == (luck > 0.01), (right, count, classes)
+
+
+def plain_order(names: list[str], labels: np.ndarray, answers: np.ndarray) -> tuple[tuple[str, ...], float] | None:
+    """The order that fits every other image best, if it explains most of what is wrong in the rest."""
+    counts = np.zeros((len(names), len(names)))
+    np.add.at(counts, (labels[::2], answers[::2]), 1)
+    place = linear_sum_assignment(counts, maximize=True)[1]
+    before, share = (labels == answers).mean(), (place[labels[1::2]] == answers[1::2]).mean()
+    if (place == np.arange(len(names))).all() or share <= 0.4 + 0.8 / len(names) or share - before <= (1 - before) / 2:
+        return None
+    return tuple(names[number] for number in np.argsort(place)), float(share)
+
+
+def test_no_order_is_missed_where_none_is_searched() -> None:
+    rng = np.random.default_rng(0)
+    found = 0
+    for _ in range(400):
+        classes, count = int(rng.integers(2, 8)), int(rng.integers(2, 120))
+        names = [f"class {number}" for number in range(classes)]
+        labels, order = rng.integers(0, classes, count), rng.permutation(classes)
+        answers = np.where(rng.random(count) < rng.random(), order[labels], rng.integers(0, classes, count))
+        expected = plain_order(names, labels, answers)
+        found += expected is not None
+        assert better_order(names, labels, answers) == expected
+    assert 50 < found < 350
+
+
+def test_a_network_that_is_right_costs_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = np.arange(600) % 6
+    answers = np.where(np.arange(600) % 13 == 0, 0, labels)
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    assert doubt("x", labels, answers, 6, NUMBERS[:6]) is None
 
 
 def test_doubt_names_what_to_look_at() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -36,6 +36,15 @@ CORRELATION, DIFFERENCE = 0.95, 24.0
 def digest(picture: Picture) -> bytes:
     """Hash an image's pixels, so that it is known again in another format, and behind that its look."""
     return exact(picture) + look(picture)
+
+
+def digests(pictures: Sequence[Picture]) -> list[bytes]:
+    """Give the digests of several pictures; those of arrays of one size cost far less together."""
+    arrays = [picture for picture in pictures if isinstance(picture, np.ndarray)]
+    alike = len(arrays) == len(pictures) and len({array.shape for array in arrays}) == 1
+    if not alike or not _is_wide(arrays[0]):
+        return [digest(picture) for picture in pictures]
+    return [exact(array) + seen for array, seen in zip(arrays, _looks(arrays), strict=True)]
 
 
 def exact(picture: Picture) -> bytes:
@@ -73,27 +82,58 @@ def _spread(images: ImageSet, most: int) -> list[int]:
 
 def look(picture: Picture) -> bytes:
     """Say in 64 bits where a picture, made small and grey, grows lighter from left to right."""
-    small = grey(picture, 9, 8)
-    return np.packbits(small[:, 1:] > small[:, :-1]).tobytes()
+    return _signs(np.asarray(_shrunk(picture, 9, 8)))
 
 
 def grey(picture: Picture, width: int, height: int) -> NDArray[np.float32]:
     """Make a picture small and grey."""
-    if isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3:
-        picture = Image.fromarray(picture)
-    if isinstance(picture, np.ndarray):
+    return np.asarray(_shrunk(picture, width, height), dtype=np.float32)
+
+
+def _shrunk(picture: Picture, width: int, height: int) -> Image.Image:
+    if isinstance(picture, np.ndarray) and not _is_rgb(picture):
         channels = picture.reshape(*picture.shape[:2], -1).astype(np.float32).mean(axis=2)
         image = Image.fromarray(channels.round().astype(np.uint8))
     else:
-        image = picture.convert("L")
-    return np.asarray(image.resize((width, height), Image.Resampling.BOX), dtype=np.float32)
+        image = (Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture).convert("L")
+    return image.resize((width, height), Image.Resampling.BOX)
+
+
+def _looks(pictures: Sequence[NDArray[np.uint8]]) -> list[bytes]:
+    """Give the look of each of many RGB pictures of one size, made small one below the other in one tall picture.
+
+    They do not mix: an eighth of a height is a binary fraction, so every box ends exactly where a picture does. Pillow rounds
+    after each of two steps, and makes a picture that is not tall small across first; it would begin otherwise with a tall one.
+    """
+    tall = Image.fromarray(np.concatenate(pictures)).convert("L")
+    across = tall.resize((9, tall.height), Image.Resampling.BOX)
+    seen = _signs(np.asarray(across.resize((9, 8 * len(pictures)), Image.Resampling.BOX)))
+    return [seen[place : place + LOOK] for place in range(0, len(seen), LOOK)]
+
+
+def _signs(small: NDArray[np.uint8]) -> bytes:
+    return np.packbits(small[:, 1:] > small[:, :-1]).tobytes()
+
+
+def _is_wide(picture: NDArray[np.uint8]) -> bool:
+    return _is_rgb(picture) and picture.shape[0] <= picture.shape[1]
+
+
+def _is_rgb(picture: Picture) -> bool:
+    return isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3
 
 
 def common(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> int:
     """Count the images of two sets that have the same pixels, by their digests."""
     if min(first.shape[1], second.shape[1]) < EXACT:
         return 0
-    return len({row[:EXACT].tobytes() for row in first} & {row[:EXACT].tobytes() for row in second})
+    return len(set(_hashes(first)) & set(_hashes(second)))
+
+
+def _hashes(digests: NDArray[np.uint8]) -> list[bytes]:
+    """Take the hashes of pixels out of digests, as bytes."""
+    parts: list[bytes] = np.ascontiguousarray(digests[:, :EXACT]).view(f"V{EXACT}").ravel().tolist()
+    return parts
 
 
 def candidates(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> list[tuple[int, int]]:
@@ -107,7 +147,9 @@ def candidates(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> list[tupl
     for start in range(0, len(rows), BLOCK):
         block = rows[start : start + BLOCK]
         apart = _bits(ones[block, None] ^ others[None, :])
-        found += [(int(apart[row, other]), int(block[row]), int(other)) for row, other in np.argwhere(apart <= NEAR)]
+        for place in np.flatnonzero(apart <= NEAR).tolist():
+            row, other = divmod(place, len(others))
+            found.append((int(apart[row, other]), int(block[row]), other))
         if len(found) > 100 * COMPARED:
             break  # sets of one plain kind, such as digits on black, which only the pictures tell apart
     return [(a, b) for _, a, b in sorted(found) if first[a, :EXACT].tobytes() != second[b, :EXACT].tobytes()]
@@ -149,11 +191,19 @@ def _structured(looks: NDArray[np.uint64]) -> NDArray[np.bool_]:
     return (bits >= STRUCTURE) & (bits <= 8 * LOOK - STRUCTURE)
 
 
-def _bits(values: NDArray[np.uint64]) -> NDArray[np.int64]:
+def _bits(values: NDArray[np.uint64]) -> NDArray[np.uint8]:
     """Count the bits that are set."""
-    parts = np.ascontiguousarray(values)[..., None].view(np.uint16)
-    counts: NDArray[np.int64] = _COUNTS[parts].sum(axis=-1)
+    return np.bitwise_count(values) if hasattr(np, "bitwise_count") else _looked_up(values)
+
+
+def _looked_up(values: NDArray[np.uint64]) -> NDArray[np.uint8]:
+    """Count them as NumPy 1 can: by a table of what 16 bits hold."""
+    parts: NDArray[np.uint8] = _table()[np.ascontiguousarray(values)[..., None].view(np.uint16)]
+    return parts[..., 0] + parts[..., 1] + parts[..., 2] + parts[..., 3]
+
+
+@cache
+def _table() -> NDArray[np.uint8]:
+    bits = np.unpackbits(np.arange(65536, dtype=np.uint16).view(np.uint8)).reshape(65536, 16)
+    counts: NDArray[np.uint8] = bits.sum(axis=1, dtype=np.uint8)
     return counts
-
-
-_COUNTS = np.unpackbits(np.arange(65536, dtype=np.uint16).view(np.uint8)).reshape(65536, 16).sum(axis=1)

@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idness.core.errors import DataError
-from idness.data.likeness import DIGEST, digest
+from idness.data.likeness import DIGEST, digests
 from idness.data.preprocessing import Preprocessing
-from idness.data.sets import ImageSet, select
+from idness.data.sets import ImageSet, Picture, select
 
 AHEAD = 2
+TOGETHER, SMALL = 64, 65536
+"""How many pictures are hashed together at most, and the bytes of an array that may wait for others."""
 
 
 @dataclass
@@ -78,14 +80,22 @@ def read_sample(
 
 
 def _read(images: ImageSet, preprocessing: Preprocessing, part: range) -> list[Read]:
-    found: list[Read] = []
+    found: list[tuple[int, NDArray[np.uint8] | None, str]] = []
+    known: list[bytes] = []
+    held: list[Picture] = []
     for index in part:
         try:
             picture = images.picture(index)
-            found.append((index, preprocessing.pixels(picture), digest(picture), ""))
+            found.append((index, preprocessing.pixels(picture), ""))
         except DataError as error:
-            found.append((index, None, b"", str(error)))
-    return found
+            found.append((index, None, str(error)))
+            continue
+        held.append(picture)
+        if len(held) == TOGETHER or not isinstance(picture, np.ndarray) or picture.nbytes > SMALL:
+            known += digests(held)
+            held.clear()
+    each = iter(known + digests(held))
+    return [(index, pixels, b"" if pixels is None else next(each), why) for index, pixels, why in found]
 
 
 def _batch(images: ImageSet, start: int, stop: int, parts: list[Future[list[Read]]]) -> Batch:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,7 +35,7 @@ def mean_fpr_interval(
     ids, oods = np.sort(ids), [np.sort(ood) for ood in oods]
     at_id_recall = convention == "fpr_at_id_recall"
     draw = _draws_at_id_recall if at_id_recall else _draws_at_ood_recall
-    shares, draws = draw(np.random.default_rng(seed), ids, oods, recall)
+    shares, draws = draw(seed, ids, oods, recall)
     tail = (1 - level) / 2
     low, high = _quantiles(draws, tail)
     # A bootstrap of "never" or "always" has no spread: the exact binomial bound has.
@@ -65,13 +67,13 @@ def fpr_draws(
         seed: of the random numbers.
     """
     check_fraction(f"compare_{convention}", "recall", recall)
-    sorted_scores = {name: _Sorted.of(*checked(*sides)) for name, sides in scores.items()}
-    sizes = [[len(side) for side in (one.ids, *one.oods)] for one in sorted_scores.values()]
+    sides = {name: _sorted(*checked(*given)) for name, given in scores.items()}
+    sizes = [[len(side.values) for side in one] for one in sides.values()]
     check_same_images(sizes)
     found: dict[str, list[Array]] = {name: [] for name in scores}
     for counts in _resamples(sizes[0], draws, seed):
-        for name, one in sorted_scores.items():
-            found[name].append(one.fpr(counts, convention, recall))
+        for name, one in sides.items():
+            found[name].append(_fpr(one, counts, convention, recall))
     return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
@@ -84,86 +86,143 @@ def difference_of_draws(value: float, first: Array, second: Array, level: float 
 
 
 def _quantiles(draws: Array, tail: float) -> tuple[float, float]:
-    low, high = np.quantile(draws, (tail, 1 - tail))
-    return float(low), float(high)
+    """Compute two quantiles as `np.quantile` does, which takes longer to prepare than to sort."""
+    ascending = np.sort(draws)
+    return _quantile(ascending, tail), _quantile(ascending, 1 - tail)
 
 
-def _resampled_ranks(rng: np.random.Generator, count: int, rank: int) -> Array:
-    """Draw the original ranks at which a rank of a bootstrap sample lies.
+def _quantile(ascending: Array, share: float) -> float:
+    place = (len(ascending) - 1) * share
+    low = int(place)
+    first, second, part = float(ascending[low]), float(ascending[min(low + 1, len(ascending) - 1)]), place - low
+    gap = second - first
+    return first + gap * part if part < 0.5 else second - gap * (1 - part)
+
+
+@lru_cache(maxsize=64)
+def _resampled_ranks(seed: int, sides: tuple[tuple[int, int], ...]) -> tuple[list[_Places], Any]:
+    """Draw, for sides of some count, the original ranks at which a rank of a bootstrap sample lies; the same for every method.
 
     The order statistic of resampled ranks is that of uniform numbers, whose law is a Beta: no sample is drawn or sorted.
+    The state that the random numbers are left in comes with it.
     """
-    uniform = rng.beta(rank + 1, count - rank, size=DRAWS)
-    return np.minimum((uniform * count).astype(np.int64), count - 1)
+    rng = np.random.default_rng(seed)
+    found = []
+    for count, rank in sides:
+        uniform = rng.beta(rank + 1, count - rank, size=DRAWS)
+        found.append(_Places.of(np.minimum((uniform * count).astype(np.int64), count - 1)))
+    return found, rng.bit_generator.state
 
 
-def _draws_at_id_recall(
-    rng: np.random.Generator, ids: Array, oods: Sequence[Array], recall: float
-) -> tuple[Array, Array]:
+@dataclass(frozen=True)
+class _Places:
+    """Keeps drawn ranks, which are all close together: where they begin and end, and each draw's place between."""
+
+    first: int
+    last: int
+    draws: Array
+
+    @classmethod
+    def of(cls, ranks: Array) -> _Places:
+        first = int(ranks.min())
+        return cls(first, int(ranks.max()), ranks - first)
+
+    def shares(self, thresholds: Array, others: Array, side: Literal["left", "right"]) -> Array:
+        """Compute, per draw, the share of others below its threshold (left), or at most there (right); both are sorted."""
+        counts = np.searchsorted(others, thresholds[self.first : self.last + 1], side)
+        shares: Array = (counts / len(others))[self.draws]
+        return shares
+
+
+def _going_on(state: Any) -> np.random.Generator:
+    """Make random numbers that go on from a state."""
+    rng = np.random.default_rng(0)
+    rng.bit_generator.state = state
+    return rng
+
+
+def _draws_at_id_recall(seed: int, ids: Array, oods: Sequence[Array], recall: float) -> tuple[Array, Array]:
     """Draw the mean share of OOD images at or above a threshold that all sets share; with each set's share before its count."""
-    thresholds = ids[_resampled_ranks(rng, len(ids), id_rank(len(ids), recall))]
-    shares = np.array([1 - np.searchsorted(ood, thresholds, "left") / len(ood) for ood in oods])
+    [places], state = _resampled_ranks(seed, ((len(ids), id_rank(len(ids), recall)),))
+    rng = _going_on(state)
+    shares = np.array([1 - places.shares(ids, ood, "left") for ood in oods])
     counts = [rng.binomial(len(ood), share) / len(ood) for ood, share in zip(oods, shares, strict=True)]
     return shares, np.mean(counts, axis=0)
 
 
-def _draws_at_ood_recall(
-    rng: np.random.Generator, ids: Array, oods: Sequence[Array], recall: float
-) -> tuple[Array, Array]:
+def _draws_at_ood_recall(seed: int, ids: Array, oods: Sequence[Array], recall: float) -> tuple[Array, Array]:
     """Draw the mean share of ID images below each set's threshold, the same ID images for all sets."""
-    places = [_resampled_ranks(rng, len(ood), count_at_recall(len(ood), recall) - 1) for ood in oods]
-    shares = np.array([np.searchsorted(ids, ood[at], "right") / len(ids) for ood, at in zip(oods, places, strict=True)])
+    sides = tuple((len(ood), count_at_recall(len(ood), recall) - 1) for ood in oods)
+    places, state = _resampled_ranks(seed, sides)
+    shares = np.array([at.shares(ood, ids, "right") for ood, at in zip(oods, places, strict=True)])
     # One draw of the ID images falls between the thresholds as a multinomial does; sums of its parts are the shares.
     bins = np.diff(np.sort(shares, axis=0), axis=0, prepend=0.0, append=1.0)
-    counts = rng.multinomial(len(ids), np.clip(bins.T, 0, None))
+    counts = _going_on(state).multinomial(len(ids), np.clip(bins.T, 0, None))
     return shares, np.cumsum(counts, axis=1)[:, :-1].mean(axis=1) / len(ids)
 
 
 @dataclass(frozen=True)
-class _Sorted:
-    """Keeps one method's scores sorted, with the order that sorts them."""
+class _Side:
+    """Keeps a method's scores of one set sorted, with the order that sorts them.
 
-    ids: Array
-    id_order: Array
-    oods: tuple[Array, ...]
-    ood_orders: tuple[Array, ...]
+    Counts say how often each image (row) was drawn in each draw (column). Draws differ little in where a rank lies or what a
+    threshold cuts off, so only the images there are looked at one by one.
+    """
 
-    @classmethod
-    def of(cls, ids: Array, oods: Sequence[Array]) -> _Sorted:
-        id_order = np.argsort(ids, kind="stable")
-        ood_orders = tuple(np.argsort(ood, kind="stable") for ood in oods)
-        return cls(ids[id_order], id_order, tuple(o[i] for o, i in zip(oods, ood_orders, strict=True)), ood_orders)
+    values: Array
+    order: Array
 
-    def fpr(self, counts: Sequence[Array], convention: Convention, recall: float) -> Array:
-        """Compute the FPR of each draw (row) on each set (column); counts say how often each image was drawn."""
-        id_sums = np.cumsum(counts[0][:, self.id_order], axis=1, dtype=np.int32)
-        columns = []
-        for ood, order, drawn in zip(self.oods, self.ood_orders, counts[1:], strict=True):
-            ood_sums = np.cumsum(drawn[:, order], axis=1, dtype=np.int32)
-            if convention == "fpr_at_id_recall":
-                threshold = _at_rank(self.ids, id_sums, id_rank(len(self.ids), recall))
-                columns.append(1 - _share_up_to(ood, ood_sums, threshold, "left"))
-            else:
-                threshold = _at_rank(ood, ood_sums, count_at_recall(len(ood), recall) - 1)
-                columns.append(_share_up_to(self.ids, id_sums, threshold, "right"))
-        return np.stack(columns, axis=1)
+    def at_rank(self, counts: Array, rank: int) -> Array:
+        """Read, per draw, the score at a rank from below."""
+        size = len(self.values)
+        reach = 2 + int(5 * math.sqrt((rank + 1) * (size - rank) / size))  # five standard deviations
+        while True:
+            low, high = max(0, rank - reach), min(size, rank + reach)
+            sums = self._sums(counts, low, high)
+            if (sums[:, 0] <= rank).all() and (sums[:, -1] > rank).all():
+                read: Array = self.values[low + (sums[:, 1:] <= rank).sum(axis=1)]
+                return read
+            reach *= 2  # a rare draw
+
+    def share_up_to(self, counts: Array, threshold: Array, side: Literal["left", "right"]) -> Array:
+        """Compute, per draw, the share of images that score below the threshold (left), or at most that much (right)."""
+        places = np.searchsorted(self.values, threshold, side=side)
+        low = int(places.min())
+        sums = self._sums(counts, low, int(places.max()))
+        share: Array = sums[np.arange(len(sums)), places - low] / len(self.values)
+        return share
+
+    def _sums(self, counts: Array, low: int, high: int) -> Array:
+        """Count, per draw (row), the drawn images among the lowest `low` ones, the lowest `low + 1`, and so on up to `high`."""
+        sums, size = np.empty((counts.shape[1], high - low + 1), np.int32), len(self.order)
+        if 2 * low <= size:
+            sums[:, 0] = counts[self.order[:low]].sum(axis=0, dtype=np.int32)
+        else:  # every draw has as many images as there are
+            sums[:, 0] = size - counts[self.order[low:]].sum(axis=0, dtype=np.int32)
+        sums[:, 1:] = counts[self.order[low:high]].T
+        return np.cumsum(sums, axis=1, dtype=np.int32)
 
 
-def _at_rank(values: Array, sums: Array, rank: int) -> Array:
-    """Read, per draw, the score at a rank from below."""
-    read: Array = values[(sums <= rank).sum(axis=1)]
-    return read
+def _sorted(ids: Array, oods: Sequence[Array]) -> list[_Side]:
+    orders = [(values, np.argsort(values)) for values in (ids, *oods)]
+    return [_Side(values[order], order) for values, order in orders]
 
 
-def _share_up_to(values: Array, sums: Array, threshold: Array, side: Literal["left", "right"]) -> Array:
-    """Compute, per draw, the share of images that score below the threshold (left), or at most that much (right)."""
-    place = np.searchsorted(values, threshold, side=side)
-    reached = np.where(place > 0, sums[np.arange(len(sums)), np.maximum(place - 1, 0)], 0)
-    return reached / len(values)
+def _fpr(sides: Sequence[_Side], counts: Sequence[Array], convention: Convention, recall: float) -> Array:
+    """Compute the FPR of each draw (row) on each set (column); the ID side comes first."""
+    ids, drawn_ids, pairs = sides[0], counts[0], list(zip(sides[1:], counts[1:], strict=True))
+    if convention == "fpr_at_id_recall":
+        threshold = ids.at_rank(drawn_ids, id_rank(len(ids.values), recall))
+        columns = [1 - ood.share_up_to(drawn, threshold, "left") for ood, drawn in pairs]
+    else:
+        ranks = [count_at_recall(len(ood.values), recall) - 1 for ood, _ in pairs]
+        thresholds = [ood.at_rank(drawn, rank) for (ood, drawn), rank in zip(pairs, ranks, strict=True)]
+        columns = [ids.share_up_to(drawn_ids, threshold, "right") for threshold in thresholds]
+    return np.stack(columns, axis=1)
 
 
 def _resamples(sizes: Sequence[int], draws: int, seed: int) -> Iterator[list[Array]]:
-    """Yield, in blocks of draws, how often each image of each set was drawn."""
+    """Yield, in blocks of draws, how often each image (row) of each set was drawn in each draw (column)."""
     rng = np.random.default_rng(seed)
     block = max(1, min(draws, _HELD // max(sizes)))
     for start in range(0, draws, block):
@@ -173,4 +232,4 @@ def _resamples(sizes: Sequence[int], draws: int, seed: int) -> Iterator[list[Arr
 
 def _counts(rng: np.random.Generator, rows: int, size: int) -> Array:
     picked = rng.integers(size, size=(rows, size)) + size * np.arange(rows)[:, None]
-    return np.bincount(picked.ravel(), minlength=rows * size).reshape(rows, size)
+    return np.bincount(picked.ravel(), minlength=rows * size).reshape(rows, size).T.astype(np.int32, order="C")

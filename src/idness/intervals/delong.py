@@ -37,9 +37,11 @@ def ranks(id_scores: Scores, ood_scores: Sequence[Scores], weights: Sequence[flo
     """Compare ID scores with those of one or more OOD sets, whose AUROCs are averaged."""
     ids, oods = checked(id_scores, ood_scores)
     shares = np.full(len(oods), 1 / len(oods)) if weights is None else np.asarray(weights, float) / np.sum(weights)
-    sorted_ids = np.sort(ids)
-    by_id = np.sum([share * _share_below(np.sort(ood), ids) for share, ood in zip(shares, oods, strict=True)], axis=0)
-    return Ranks(by_id, tuple(1 - _share_below(sorted_ids, ood) for ood in oods), tuple(map(float, shares)))
+    order = np.argsort(ids)
+    pairs = [_shares_below(ids[order], ood) for ood in oods]
+    by_id = np.empty(len(ids))
+    by_id[order] = np.sum([share * below for share, (below, _) in zip(shares, pairs, strict=True)], axis=0)
+    return Ranks(by_id, tuple(1 - below for _, below in pairs), tuple(map(float, shares)))
 
 
 def mean_auroc_interval(of: Ranks, level: float = 0.95) -> Interval:
@@ -65,11 +67,15 @@ def mean_auroc_difference(first: Ranks, second: Ranks, level: float = 0.95) -> D
     return normal_difference(first.auroc - second.auroc, error, level)
 
 
-def _share_below(reference: Array, values: Array) -> Array:
-    """Compute the share of a sorted reference that lies below each value, ties counting half."""
-    below = np.searchsorted(reference, values, "left") + np.searchsorted(reference, values, "right")
-    share: Array = below / (2 * len(reference))
-    return share
+def _shares_below(ascending: Array, oods: Array) -> tuple[Array, Array]:
+    """Compute the share of OOD scores below each of the ID scores, which are sorted, and that of ID scores below each OOD score.
+
+    Ties count half. An OOD score is below all ID scores from its place on, so one search gives both.
+    """
+    left, right = (np.searchsorted(ascending, oods, side) for side in ("left", "right"))
+    count = len(ascending)
+    places = np.bincount(np.concatenate((left, right)), minlength=count + 1)
+    return np.cumsum(places[:count]) / (2 * len(oods)), (left + right) / (2 * count)
 
 
 def _variance_of_mean(values: Array) -> float:

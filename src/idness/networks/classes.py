@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -31,10 +32,11 @@ GAIN = 0.5
 
 def by_chance(right: int, count: int, classes: int) -> bool:
     """Say whether luck alone may make so many answers right: the one rule, wherever labels and answers are compared."""
-    from scipy.stats import binom
-
-    counted = min(count, COUNTED)
-    return bool(binom.sf(round(counted * right / max(count, 1)) - 1, counted, 1 / max(classes, 2)) > CHANCE)
+    counted, share = min(count, COUNTED), 1 / max(classes, 2)
+    found = round(counted * right / max(count, 1))
+    # The tail of a binomial, without scipy.stats, which takes long to import.
+    tail = (math.comb(counted, k) * share**k * (1 - share) ** (counted - k) for k in range(found, counted + 1))
+    return sum(tail) > CHANCE
 
 
 def places_of(names: Sequence[str], known: Sequence[str] | None, classes: int) -> list[int] | None:
@@ -118,29 +120,41 @@ def better_order(names: Sequence[str], labels: Numbers, predicted: Numbers) -> t
         place = {name: number for number, name in enumerate(order)}
         meant = np.array([place[name] for name in names])[labels[checked]]
         share = float((meant == predicted[checked]).mean())
-        # With few classes, luck finds an order more easily.
-        convincing = share > 0.4 + 0.8 / len(names) and share - before > GAIN * (1 - before)
-        if convincing and (best is None or share > best[1]):
+        if _convincing(share, before, len(names)) and (best is None or share > best[1]):
             best = order, share
     return best
+
+
+def _convincing(share: float, before: float, classes: int) -> bool:
+    # With few classes, luck finds an order more easily.
+    return share > 0.4 + 0.8 / classes and share - before > GAIN * (1 - before)
 
 
 def _orders(
     names: Sequence[str], labels: Numbers, predicted: Numbers
 ) -> Iterator[tuple[tuple[str, ...], NDArray[np.int64]]]:
     """Give orders worth trying, each with the images that it is to be tried on."""
-    from scipy.optimize import linear_sum_assignment
-
     every = np.arange(len(labels))
     for simple in (tuple(sorted(names)), tuple(in_order(names))):
         if simple != tuple(names):
             yield simple, every
-    counts = np.zeros((len(names), len(names)))
-    np.add.at(counts, (labels[::2], predicted[::2]), 1)
-    place = linear_sum_assignment(counts, maximize=True)[1]
+    # No order explains more of the checked images than if each answer stood for the class that it is most often given to.
+    most = _confusion(labels[1::2], predicted[1::2], len(names)).max(axis=0).sum() / max(len(labels) // 2, 1)
+    if not _convincing(float(most), float((labels == predicted).mean()), len(names)):
+        return
+    from scipy.optimize import linear_sum_assignment
+
+    place = linear_sum_assignment(_confusion(labels[::2], predicted[::2], len(names)), maximize=True)[1]
     fitted = tuple(names[number] for number in np.argsort(place))
     if fitted != tuple(names):
         yield fitted, every[1::2]
+
+
+def _confusion(labels: Numbers, predicted: Numbers, classes: int) -> Numbers:
+    """Count the images of each class (row) by the network's answer (column)."""
+    counts = np.zeros((classes, classes), np.int64)
+    np.add.at(counts, (labels, predicted), 1)
+    return counts
 
 
 def reordered(source: str, names: Sequence[str], labels: Numbers, predicted: Numbers) -> tuple[tuple[str, ...], str]:
