@@ -61,9 +61,9 @@ def test_the_row_to_use_the_best_ones_and_the_well_known_stand_out(report: Repor
     for group in ("near", "far"):
         assert max(report.methods, key=lambda row: report.methods[row].groups[group].auroc) in chosen
     assert len(chosen) == figures.HIGHLIGHTED
-    looks = [figures.look(report, row) for row in chosen]
-    assert len({look.colour for look in looks if look}) == len({look.marker for look in looks if look}) == len(chosen)
-    assert all(figures.look(report, row) is None for row in report.methods if row not in chosen)
+    looks = figures.looks(report)
+    assert list(looks) == chosen
+    assert len({look.colour for look in looks.values()}) == len({look.marker for look in looks.values()}) == len(chosen)
 
 
 def test_the_row_to_use_is_marked_in_the_ranking(report: Report) -> None:
@@ -75,7 +75,7 @@ def test_the_row_to_use_is_marked_in_the_ranking(report: Report) -> None:
 def test_a_row_has_one_colour_in_curves_and_sweeps(report: Report) -> None:
     lines = {line.get_label().partition(",")[0]: line for line in figures.percentile_sweep(report, "near").get_lines()}
     for row, line in lines.items():
-        found = figures.look(report, row)
+        found = figures.looks(report).get(row)
         if found is not None and row != "ebo":  # there it is the level line, not a curve
             assert line.get_color() == found.colour
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from idness.benchmark.answer import setting
+from idness.benchmark.ranking import ood_weights
 from idness.benchmark.results import Report
 from idness.core.wording import drawn, duration, percent, points, shown, size
-from idness.report import write_html
-from idness.report.html import NAV, compact, render
+from idness.report import figures, style, write_html
+from idness.report.html import NAV, _rocs, compact, render
 from idness.report.thumbnails import data_urls, needed
 from tests.measured import bench
 
@@ -196,6 +197,14 @@ def test_compact_paths_draw_the_same() -> None:
     curve = '<path d="M 0 1\nC 1 2 3 4 5 6\n"/>'
     assert compact(curve) == '<path d="M 0 1 C 1 2 3 4 5 6"/>'
     assert compact('<g id="a"><metadata>x\ny</metadata>\n</g>') == "<g></g>"
+
+
+def test_curves_drawn_on_the_axes_of_others_are_as_on_their_own(report: Report) -> None:
+    pictures = [re.findall(r' d="([^"]+)"', figure["svg"]) for figure in _rocs(report)]
+    names = list(ood_weights(report))
+    assert len(pictures) == len(names) > 1
+    for name, paths in zip(names, pictures, strict=True):
+        assert paths == re.findall(r' d="([^"]+)"', compact(style.figure_svg(figures.roc_curves(report, name))))
 
 
 def test_a_page_is_made_of_the_report_in_memory_or_of_a_folder(folder: Path, page: str, tmp_path: Path) -> None:

@@ -6,23 +6,27 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from matplotlib.patches import StepPatch
 from numpy.typing import NDArray
 
 from idness.benchmark.parts import Sweep
-from idness.benchmark.ranking import contenders, ood_weights, standing
+from idness.benchmark.ranking import contenders, standing
 from idness.benchmark.results import Report
-from idness.core.wording import drawn, percent
+from idness.core.wording import drawn
 from idness.metrics import id_threshold
-from idness.report import style
+from idness.report import ridges, style
 from idness.report.layout import SMALL, end_at_100, labels_beside, lowest_shown, placed, quiet, widen
 
 HIGHLIGHTED = 6
 """Series with a look of their own; an eye follows no more."""
 BASELINES = ("scale", "ash-s", "ebo", "msp", "knn", "react")
 SWEPT = {"scale": "scaling only", "ash-p": "pruning only", "ash-s": "both"}
-BINS = 48
+NUMBERS = "0" * 6
+"""As wide as the numbers of an axis and what they are, which stands beside them."""
+TITLE = 0.3
+"""The margin above axes for a title or a line of legend, in inches."""
 DEPTH = 15.0
 """Points of AUROC below the best that a sweep shows; curves that fall deeper leave the picture, and the legend says how deep."""
 
@@ -42,10 +46,9 @@ def highlights(report: Report) -> list[str]:
     return list(dict.fromkeys([*use, *ranked[:1], *leaders, *familiar, *ranked[1:]]))[:HIGHLIGHTED]
 
 
-def look(report: Report, row: str) -> style.Mark | None:
-    """Give a row its look, the same in every figure of a report; none for a row that stays in the background."""
-    chosen = highlights(report)
-    return style.mark(chosen.index(row)) if row in chosen else None
+def looks(report: Report) -> dict[str, style.Mark]:
+    """Give the rows that stand out their looks, the same in every figure of a report; the others stay in the background."""
+    return {row: style.mark(index) for index, row in enumerate(highlights(report))}
 
 
 def score_histogram(report: Report, row: str, name: str, ax: Any = None) -> Any:
@@ -54,7 +57,7 @@ def score_histogram(report: Report, row: str, name: str, ax: Any = None) -> Any:
     ids, oods = report.scores.of(row, "id_test"), report.scores.of(row, name)
     with quiet():
         style.two_histograms(ax, ids, oods, ("ID", drawn(name)))
-        _threshold_line(ax, report, ids)
+        _threshold_line(ax, report, id_threshold(ids, report.recall))
         style.legend(ax)
         style.headline(ax, f"{drawn(row)}: ID against {drawn(name)}", x="ID-ness score")
     return ax
@@ -65,107 +68,97 @@ def score_ridges(report: Report, row: str, ax: Any = None) -> Any:
 
     The outline behind each ridge is that of the ID images; beside it stands what share of the set passes.
     """
-    names = list(ood_weights(report))
-    ax = placed(ax, (5.4, 0.9 + 0.4 * (len(names) + 1)), [*map(drawn, names), "ID test"], right=0.55)
-    ids = report.scores.of(row, "id_test")
-    oods = {name: report.scores.of(row, name) for name in names}
-    edges = _edges([ids, *oods.values()])
+    found = ridges.ridges_of(report, row)
+    ax = placed(ax, found.size, found.names, right=ridges.RIGHT, top=ridges.TOP)
     with style.house_style(), quiet():
-        ghost = _heights(ids, edges)
-        for level, name in enumerate(["id_test", *names]):
+        for level, (heights, passed) in enumerate(zip(found.heights, found.passed, strict=True)):
             base = -float(level)
-            if name == "id_test":
-                _ridge(ax, ghost, edges, base, style.ID_COLOUR, "")
-                continue
-            _steps(ax, ghost, edges, base, fill=False, edgecolor=style.ID_COLOUR, linewidth=0.8, alpha=0.75)
-            _ridge(ax, _heights(oods[name], edges), edges, base, style.OOD_COLOUR, "////")
-            passed = f"{percent(report.methods[row].sets[name].fpr_at_id_recall, 1)} %"
-            ax.annotate(passed, (1.015, base + 0.12), xycoords=("axes fraction", "data"), fontsize=SMALL)
-        _threshold_line(ax, report, ids, label=False)
-        ax.set_yticks([-level + 0.12 for level in range(len(names) + 1)], ["ID test", *map(drawn, names)])
+            if level:
+                ghost = {"edgecolor": style.ID_COLOUR, "linewidth": 0.8, "alpha": 0.75}
+                _steps(ax, found.heights[0], found.edges, base, fill=False, **ghost)
+            _ridge(ax, heights, found.edges, base, *((style.OOD_COLOUR, "////") if level else (style.ID_COLOUR, "")))
+            place = {"xycoords": ("axes fraction", "data"), "color": style.INK if level else style.MUTED}
+            ax.annotate(passed, (1.015, base + ridges.LIFT), fontsize=SMALL, **place)
+        _threshold_line(ax, report, found.threshold, label=False)
+        ax.set_yticks([ridges.LIFT - level for level in range(len(found.names))], [drawn(name) for name in found.names])
         ax.tick_params(axis="y", length=0)
-        ax.set_ylim(-len(names) - 0.08, 1.1)
-        room = 0.02 * (edges[-1] - edges[0])
-        ax.set_xlim(edges[0] - room, edges[-1] + room)
+        ax.set_ylim(1 - len(found.names) - ridges.BELOW, ridges.ABOVE)
+        ax.set_xlim(*found.limits)
         ax.grid(False)
         ax.spines["left"].set_visible(False)
-        ax.annotate("passes", (1.015, 0.12), xycoords=("axes fraction", "data"), fontsize=SMALL, color=style.MUTED)
-        words = f"ID-ness score of {drawn(row)}; {100 * report.recall:g} % of ID lie right of the line"
-        left_out = style.beyond_words(np.concatenate([ids, *oods.values()]), edges[0], edges[-1])
-        style.headline(ax, "", x=f"{words}; {left_out}" if left_out else words)
+        style.headline(ax, "", x=drawn(found.words, len(found.words)))
     return ax
 
 
 def roc_curves(report: Report, name: str, rows: Sequence[str] | None = None, ax: Any = None) -> Any:
     """Draw the share of ID images kept against the share of one OOD set accepted, for some rows or for all."""
-    ax = placed(ax, (3.0, 2.8), ["10000"], top=0.3)
-    chosen = highlights(report) if rows is None else list(rows)
+    ax = placed(ax, (3.0, 2.8), ["10000"], top=TITLE)
+    marks = looks(report)
+    chosen = list(marks) if rows is None else list(rows)
     with style.house_style(), quiet():
         ax.plot([0, 100], [0, 100], color=style.MUTED, linewidth=0.8, linestyle=style.LINES[2])
         ax.axhline(100 * report.recall, color=style.MUTED, linewidth=0.8)
-        for row in report.methods if rows is None else []:
-            if row not in chosen:
-                accepted, kept = _roc(report, row, name)
-                ax.plot(100 * accepted, 100 * kept, color=style.MUTED, linewidth=0.6, alpha=0.5)
+        others = [row for row in report.methods if row not in marks] if rows is None else []
+        curves = [100 * np.column_stack(_roc(report, row, name)) for row in others]
+        # One artist of many lines: each of its own would cost more than what it draws.
+        ax.add_collection(LineCollection(curves, color=style.MUTED, linewidth=0.6, alpha=0.5, zorder=2), autolim=False)
         for index, row in reversed(list(enumerate(chosen))):
-            found = look(report, row) or style.mark(index)
+            found = marks.get(row) or style.mark(index)
             accepted, kept = _roc(report, row, name)
             ax.plot(
                 100 * accepted, 100 * kept, color=found.colour, linestyle=found.line, linewidth=1.6, label=drawn(row)
             )
         ax.set_xlim(-1, 100)
         ax.set_ylim(0, 101)
-        style.headline(ax, drawn(name), x="OOD accepted, %", y="ID kept, %")
+        style.headline(ax, drawn(name), x="OOD accepted, %", y="ID kept, %", at_top=True)
     return ax
 
 
 def tradeoff(report: Report, group: str, ax: Any = None) -> Any:
     """Draw each row's group AUROC against the ID accuracy of its edited network: up and right is better."""
-    # Names stand in a column beside the points, and each needs its line.
-    ax = style.axes_or_new(ax, size=(4.3, max(3.8, 1.0 + 0.125 * len(report.methods))))
     found = [
         (row, 100 * item.id_accuracy_shaped, 100 * item.groups[group].auroc)
         for row, item in report.methods.items()
         if item.id_accuracy_shaped is not None
     ]
     floor = lowest_shown([auroc for _, _, auroc in found]) if found else 0.0
+    names = [drawn(row) + (f" {y:.1f}" if y < floor else "") for row, _, y in found]
+    # Names stand in a column beside the points, and each needs its line.
+    extent = 4.3, max(3.8, 1.0 + 0.125 * len(report.methods))
+    ax = placed(ax, extent, [NUMBERS], right=0.2 + 0.065 * max(map(len, names), default=0), top=TITLE)
+    marks = looks(report)
     with style.house_style(), quiet():
         if report.id_accuracy is not None:
             ax.axvline(100 * report.id_accuracy, color=style.MUTED, linewidth=0.8, linestyle=style.LINES[2])
+        alike: dict[tuple[str, str, float], list[tuple[float, float]]] = {}
         for row, accuracy, auroc in found:
-            mark = look(report, row)
-            below = auroc < floor
-            ax.plot(
-                [accuracy],
-                [max(auroc, floor)],
-                marker="v" if below else mark.marker if mark else "o",
-                color=mark.colour if mark else style.MUTED,
-                markersize=6.5 if mark else 3.5,
-                linestyle="none",
-                zorder=3,
-            )
-        style.headline(ax, f"{drawn(group)} OOD", x="ID accuracy of the edited network, %", y="AUROC, %")
+            mark = marks.get(row)
+            marker = "v" if auroc < floor else mark.marker if mark else "o"
+            kind = (marker, mark.colour, 6.5) if mark else (marker, style.MUTED, 3.5)
+            alike.setdefault(kind, []).append((accuracy, max(auroc, floor)))
+        for (marker, colour, size), points in sorted(alike.items(), key=lambda item: item[0][2]):
+            ax.plot(*zip(*points, strict=True), marker, color=colour, markersize=size, zorder=3)
+        style.headline(ax, f"{drawn(group)} OOD", x="ID accuracy of the edited network, %", y="AUROC, %", at_top=True)
         widen(ax, [accuracy for _, accuracy, _ in found])
         end_at_100(ax.yaxis)
-        names = [drawn(row) + (f" {y:.1f}" if y < floor else "") for row, _, y in found]
-        places = [(x, max(y, floor), look(report, row) is not None) for row, x, y in found]
+        places = [(x, max(y, floor), row in marks) for row, x, y in found]
         labels_beside(ax, [(name, *place) for name, place in zip(names, places, strict=True)])
     return ax
 
 
 def percentile_sweep(report: Report, group: str, ax: Any = None) -> Any:
     """Draw AUROC against the percentile for scaling, pruning and both; a ring marks what validation data chose."""
-    ax = style.axes_or_new(ax, size=(4.3, 3.0))
-    sweep = report.sweep
+    ax = placed(ax, (4.3, 3.0), [NUMBERS], top=TITLE)
+    sweep, marks = report.sweep, looks(report)
     with style.house_style(), quiet():
-        style.headline(ax, f"{drawn(group)} OOD", x="percentile p", y="AUROC, %")
+        style.headline(ax, f"{drawn(group)} OOD", x="percentile p", y="AUROC, %", at_top=True)
         if sweep is None:
             return ax
         bottom, top = _sweep_limits(sweep, group)
         for index, (row, curves) in enumerate(sweep.auroc.items()):
             if group not in curves:
                 continue
-            mark = look(report, row) or style.mark(HIGHLIGHTED + index)
+            mark = marks.get(row) or style.mark(HIGHLIGHTED + index)
             values = 100 * np.asarray(curves[group])
             what = f"{drawn(row)}, {SWEPT[row]}" if row in SWEPT else drawn(row)
             what += style.depth_words(values, bottom)
@@ -196,7 +189,7 @@ def _sweep_limits(sweep: Sweep, group: str) -> tuple[float, float]:
 def ranking(report: Report, ax: Any = None) -> Any:
     """Draw every row's group AUROCs with their 95 % intervals, the best mean on top."""
     rows = sorted(report.methods, key=lambda row: standing(report, row))
-    ax = style.axes_or_new(ax, size=(5.0, 0.9 + 0.2 * len(rows)))
+    ax = placed(ax, (5.0, 0.9 + 0.2 * len(rows)), [drawn(row) for row in rows], top=TITLE)
     groups = list(report.benchmark.groups)
     every = [100 * item.groups[group].auroc for item in report.methods.values() for group in groups]
     floor = lowest_shown(every)
@@ -234,7 +227,7 @@ def ranking(report: Report, ax: Any = None) -> Any:
         ax.set_ylim(-0.6, len(rows) - 0.4)
         end_at_100(ax.xaxis)
         ax.grid(True, axis="y", alpha=0.15)
-        style.headline(ax, "", x="AUROC, % (line: 95 % interval)")
+        style.headline(ax, "", x="AUROC, % (line: 95 % interval)", at_top=True)
         style.legend(ax, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=max(len(groups), 1), borderaxespad=0.2)
     return ax
 
@@ -242,27 +235,12 @@ def ranking(report: Report, ax: Any = None) -> Any:
 def _roc(report: Report, row: str, name: str, count: int = 90) -> tuple[Array, Array]:
     """Compute points of the curve, evenly spread along it so that few are enough."""
     ids, oods = np.sort(report.scores.of(row, "id_test")), np.sort(report.scores.of(row, name))
-    both = np.concatenate([ids, oods])
-    levels = np.unique(
-        np.concatenate([np.quantile(side, np.linspace(0, 1, count), method="nearest") for side in (ids, oods)])
-    )
-    levels = np.concatenate([[both.min() - 1], levels, [both.max() + 1]])
+    places = [np.rint(np.linspace(0, len(side) - 1, count)).astype(int) for side in (ids, oods)]
+    levels = np.unique(np.concatenate([ids[places[0]], oods[places[1]]]))
+    levels = np.concatenate([[levels[0] - 1], levels, [levels[-1] + 1]])
     accepted = 1 - np.searchsorted(oods, levels, side="right") / len(oods)
     kept = 1 - np.searchsorted(ids, levels, side="right") / len(ids)
     return accepted, kept
-
-
-def _edges(sides: Sequence[Array]) -> Array:
-    """Choose common bins; the last percent on either side would squeeze all the rest into a few of them."""
-    low = min(float(np.percentile(side, 1)) for side in sides)
-    high = max(float(np.percentile(side, 99)) for side in sides)
-    return np.linspace(low, high if high > low else low + 1.0, BINS + 1)
-
-
-def _heights(values: Array, edges: Array) -> Array:
-    counts = np.histogram(values, edges)[0].astype(float)
-    heights: Array = 0.88 * counts / max(counts.max(), 1.0)
-    return heights
 
 
 def _ridge(ax: Any, heights: Array, edges: Array, base: float, colour: str, hatch: str) -> None:
@@ -278,9 +256,7 @@ def _steps(ax: Any, heights: Array, edges: Array, base: float, **look: Any) -> N
     ax.add_artist(StepPatch(base + heights, edges, baseline=base, **look))
 
 
-def _threshold_line(ax: Any, report: Report, ids: Array, label: bool = True) -> None:
+def _threshold_line(ax: Any, report: Report, threshold: float, label: bool = True) -> None:
     words = f"{100 * report.recall:g} % of ID above" if label else None
     with style.house_style():
-        ax.axvline(
-            id_threshold(ids, report.recall), color=style.INK, linewidth=1.1, linestyle=style.LINES[1], label=words
-        )
+        ax.axvline(threshold, color=style.INK, linewidth=1.1, linestyle=style.LINES[1], label=words)

@@ -21,14 +21,10 @@ from idness.core.wording import listed, percent, sentence, shown
 from idness.metrics import WITH_INTERVAL, meaning
 from idness.report import figures, sections, style, thumbnails
 from idness.report.layout import quiet
+from idness.report.ridges import picture, ridges_of
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE = "report.html"
-LIGHTENED = {
-    style.ID_COLOUR: f"var(--blue, {style.ID_COLOUR})",
-    style.PALETTE[2]: f"var(--green, {style.PALETTE[2]})",
-}
-"""The two darkest colours, which the page lightens where its ground is dark."""
 NAV = (
     ("answer", "Answer"),
     ("groups", "Groups"),
@@ -82,11 +78,8 @@ def render(report: Report) -> str:
         group_table=sections.group_table(report, found, order),
         set_tables=sections.set_tables(report, order),
         shown_first=[shown(row) for row in first],
-        ridges=[
-            _figure(figures.score_ridges(report, row), f"ridge{index}", _ridge_alt(report, row))
-            for index, row in enumerate(first)
-        ],
-        legend=[{"row": shown(row), "sample": _sample(report, row)} for row in figures.highlights(report)],
+        ridges=[_ridges(report, row, f"ridge{index}") for index, row in enumerate(first)],
+        legend=[{"row": shown(row), "sample": _sample(mark)} for row, mark in figures.looks(report).items()],
         rocs=list(_rocs(report)),
         tradeoffs=[] if report.id_accuracy is None else list(_per_group(report, "tradeoff")),
         sweeps=[] if report.sweep is None else list(_per_group(report, "percentile_sweep")),
@@ -135,10 +128,16 @@ def environment() -> Environment:
 def _figure(ax: Any, prefix: str, alt: str, caption: str = "") -> dict[str, Any]:
     with quiet():
         svg = compact(style.figure_svg(ax, alt=alt, prefix=prefix))
-    for colour, lighter in LIGHTENED.items():
+    for colour, lighter in style.LIGHTENED.items():
         svg = svg.replace(f": {colour}", f": {lighter}")
     # matplotlib escapes the names that it writes into a picture.
     return {"svg": Markup(svg), "caption": caption}
+
+
+def _ridges(report: Report, row: str, prefix: str) -> dict[str, Any]:
+    places = picture(ridges_of(report, row))
+    svg = environment().get_template("ridges.svg").render(prefix=prefix, alt=_ridge_alt(report, row), **places)
+    return {"svg": Markup(svg), "caption": ""}
 
 
 def compact(svg: str) -> str:
@@ -168,11 +167,16 @@ def _compact_path(path: str) -> str:
 
 
 def _rocs(report: Report) -> Iterator[dict[str, Any]]:
+    ax: Any = None
     for index, name in enumerate(ood_weights(report)):
         best = max(contenders(report), key=lambda row: report.methods[row].sets[name].auroc)
         value = percent(report.methods[best].sets[name].auroc, 1)
         alt = f"ROC curves on {shown(name)}: {shown(best)} has the largest area, {value} %"
-        yield _figure(figures.roc_curves(report, name), f"roc{index}", alt)
+        # The same axes for all: their ticks take longer to make than the curves.
+        for drawn in [*ax.lines, *ax.collections] if ax else ():
+            drawn.remove()
+        ax = figures.roc_curves(report, name, ax=ax)
+        yield _figure(ax, f"roc{index}", alt)
 
 
 def _per_group(report: Report, kind: str) -> Iterator[dict[str, Any]]:
@@ -199,13 +203,10 @@ def _ridge_alt(report: Report, row: str) -> str:
     return f"Histograms of the scores of {shown(row)}. Share of each OOD set that passes: {', '.join(parts)}"
 
 
-def _sample(report: Report, row: str) -> Markup:
+def _sample(mark: style.Mark) -> Markup:
     """Draw the line that a row has in the figures, for a legend in the page."""
-    mark = figures.look(report, row)
-    if mark is None:
-        return Markup()
     dashes = "" if isinstance(mark.line, str) else " ".join(f"{2 * part:g}" for part in mark.line[1])
     return Markup(
         '<svg width="34" height="8" aria-hidden="true"><line x1="0" x2="34" y1="4" y2="4" style="stroke: {}" stroke-width="2.4"'
         ' stroke-dasharray="{}"/></svg>'
-    ).format(LIGHTENED.get(mark.colour, mark.colour), dashes)
+    ).format(style.LIGHTENED.get(mark.colour, mark.colour), dashes)

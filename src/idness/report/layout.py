@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from matplotlib.lines import Line2D
+from matplotlib.collections import LineCollection
 
 from idness.report import style
 
 SMALL = 7.5
 """The size of text inside a figure, in points."""
+BOTTOM = 0.46
+"""The margin below placed axes, in inches."""
 
 
 def placed(ax: Any, size: tuple[float, float], labels: Sequence[str], *, right: float = 0.12, top: float = 0.1) -> Any:
@@ -25,10 +27,15 @@ def placed(ax: Any, size: tuple[float, float], labels: Sequence[str], *, right: 
         return ax
     # Taking a layout away again would leave one that does nothing, and draws everything first for that.
     _, made = style.new_figure(size=size, layout="none")
-    left, bottom = 0.15 + 0.078 * max(map(len, labels)), 0.46
+    left = left_margin(labels)
     width, height = size
-    made.set_position((left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height))
+    made.set_position((left / width, BOTTOM / height, 1 - (left + right) / width, 1 - (BOTTOM + top) / height))
     return made
+
+
+def left_margin(labels: Sequence[str]) -> float:
+    """Find how many inches the longest label takes."""
+    return 0.15 + 0.078 * max(map(len, labels))
 
 
 def lowest_shown(values: Sequence[float]) -> float:
@@ -67,10 +74,12 @@ def labels_beside(ax: Any, points: Sequence[tuple[str, float, float, bool]]) -> 
         heights[index] = min(heights[index], ceiling)
     left, right = ax.get_xlim()
     edge = left + 1.04 * (right - left)
-    for (name, x, y, bold), height in zip(ordered, heights, strict=True):
-        # An arrow of matplotlib would be cut to its text and point by halving, which takes longer than all else in the figure.
-        ends = [x, edge], [y, low + height * (high - low)]
-        ax.add_artist(Line2D(*ends, color=style.MUTED, linewidth=0.4, clip_on=False, zorder=1))
+    # Arrows of matplotlib would be cut to text and point by halving, which takes longer than all else in the figure.
+    lines = [
+        [(x, y), (edge, low + height * (high - low))] for (_, x, y, _), height in zip(ordered, heights, strict=True)
+    ]
+    ax.add_artist(LineCollection(lines, color=style.MUTED, linewidth=0.4, clip_on=False, zorder=1))
+    for (name, _, _, bold), height in zip(ordered, heights, strict=True):
         weight = "bold" if bold else "normal"
         ax.text(1.05, height, name, transform=ax.transAxes, fontsize=SMALL, fontweight=weight, va="center")
 

@@ -28,6 +28,9 @@ OOD_COLOUR = "#d55e00"
 
 # Okabe and Ito's palette without its yellow, which vanishes on white, and without black, which vanishes on black.
 PALETTE = (ID_COLOUR, OOD_COLOUR, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", MUTED)
+LIGHTENED = {colour: f"var(--{name}, {colour})" for name, colour in (("blue", ID_COLOUR), ("green", PALETTE[2]))}
+"""The two darkest colours, which a page lightens where its ground is dark."""
+FONTS = "'DejaVu Sans', Verdana, sans-serif"
 LINES: tuple[Any, ...] = (
     "-",
     (0, (5, 1.6)),
@@ -84,7 +87,7 @@ _RC: dict[str, Any] = {
 
 _FONTS = re.compile(r"font-family: [^;\"]+")
 _COORDINATES = re.compile(r'\b(?:d|x|y|transform)="[^"]+"')
-_DECIMALS = re.compile(r"(\d\.\d\d)\d+")
+_DECIMALS = re.compile(r"(?<=\d\.\d\d)\d+")
 
 
 class Mark(NamedTuple):
@@ -149,8 +152,8 @@ def figure_svg(figure: Any, *, alt: str = "", prefix: str = "", adaptive: bool =
         # A date or version in the file would make two equal runs differ.
         figure_of(figure).savefig(stream, format="svg", metadata={"Date": None, "Creator": None}, facecolor=paper)
     text = stream.getvalue()
-    text = _FONTS.sub("font-family: 'DejaVu Sans', Verdana, sans-serif", text[text.index("<svg") :])
-    text = _COORDINATES.sub(lambda match: _DECIMALS.sub(r"\1", match[0]), text)
+    text = _FONTS.sub(f"font-family: {FONTS}", text[text.index("<svg") :])
+    text = _COORDINATES.sub(lambda match: _DECIMALS.sub("", match[0]), text)
     if adaptive:
         text = text.replace(INK, "currentColor")
     if prefix:
@@ -187,10 +190,10 @@ def legend(ax: Any, *, outside: bool = False, **options: Any) -> Any:
         return ax.legend(**options)
 
 
-def headline(ax: Any, title: str, *, x: str = "", y: str = "") -> Any:
-    """Set title and axis labels at once."""
+def headline(ax: Any, title: str, *, x: str = "", y: str = "", at_top: bool = False) -> Any:
+    """Set title and axis labels at once; a title at the top of the axes is there, and no time goes into finding room."""
     with house_style():
-        ax.set_title(title)
+        ax.set_title(title, y=1.0 if at_top else None)
         ax.set_xlabel(x)
         ax.set_ylabel(y)
     return ax
