@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from scipy.special import ndtri
-
 from idness.benchmark.parts import Metrics, Rival
 from idness.benchmark.results import Report
+from idness.core.normal import normal_quantile
 from idness.intervals import Ranks, fpr_draws, mean_auroc_difference, ranks
 from idness.metrics import FPRS, Array
 
@@ -91,7 +90,7 @@ def _by_auroc(report: Report, sets: Sequence[str]) -> tuple[str, list[str]]:
 def _by_fpr(values: Mapping[str, float], drawn: Mapping[str, Array]) -> tuple[str, list[str]]:
     """Find the best row and its ties by a paired bootstrap."""
     best = min(values, key=lambda row: values[row])
-    reach = -float(ndtri((1 - joint_level(len(values))) / 2))
+    reach = -normal_quantile((1 - joint_level(len(values))) / 2)
     errors = {row: float((drawn[row] - drawn[best]).std()) for row in values}
     return best, [row for row in values if row != best and values[row] - values[best] <= reach * errors[row]]
 

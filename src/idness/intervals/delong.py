@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit, logit, ndtri
 
 from idness.core.checks import check_fraction
 from idness.core.errors import InputError
+from idness.core.normal import expit, logit, normal_quantile
 from idness.intervals.difference import Difference, Interval, check_same_images, checked, normal_difference
 from idness.metrics import Array, Scores
 
@@ -52,8 +52,8 @@ def mean_auroc_interval(of: Ranks, level: float = 0.95) -> Interval:
         # Perfect order has no observed variance. As an exact binomial interval for "no error in n" has it:
         bound = tail ** (1 / min(len(of.by_id), *map(len, of.by_ood)))
         return Interval(bound, 1.0) if places[0] == 1 else Interval(0.0, 1 - bound)
-    reach = -ndtri(tail) * _standard_error(of.by_id, of.by_ood, of.weights) / (value * (1 - value))
-    return Interval(float(expit(logit(value) - reach)), float(expit(logit(value) + reach)))
+    reach = -normal_quantile(tail) * _standard_error(of.by_id, of.by_ood, of.weights) / (value * (1 - value))
+    return Interval(expit(logit(value) - reach), expit(logit(value) + reach))
 
 
 def mean_auroc_difference(first: Ranks, second: Ranks, level: float = 0.95) -> Difference:

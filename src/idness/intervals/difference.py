@@ -8,9 +8,9 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from idness.core.errors import InputError
+from idness.core.normal import normal_quantile, normal_share
 from idness.metrics import Array, Scores, as_scores
 
 
@@ -48,8 +48,8 @@ def normal_difference(value: float, error: float, level: float) -> Difference:
     """Turn a difference and its standard error into an interval and a p-value."""
     if error == 0.0:
         return Difference(value, value, value, 1.0 if value == 0.0 else 0.0)
-    reach = -float(ndtri((1 - level) / 2)) * error
-    return Difference(value, value - reach, value + reach, 2 * float(ndtr(-abs(value) / error)))
+    reach = -normal_quantile((1 - level) / 2) * error
+    return Difference(value, value - reach, value + reach, 2 * normal_share(-abs(value) / error))
 
 
 def checked(id_scores: Scores, ood_scores: Sequence[Scores]) -> tuple[Array, list[Array]]:

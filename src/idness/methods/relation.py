@@ -54,5 +54,12 @@ class Relation(Detector):
     def _means(self, features: Tensor, probabilities: Tensor, powers: Sequence[float]) -> Tensor:
         """Average the relations of images with the training images, for several powers (N, P)."""
         relations = (features @ self.bank_.T).clamp(min=0) * (probabilities @ self.probabilities_.T)
-        kept = torch.where(relations > CUT, relations, 0.0)
-        return torch.stack([(kept if power == 1 else kept**power).mean(dim=1) for power in powers], dim=1)
+        kept = torch.threshold(relations, CUT, 0.0)
+        return torch.stack([_powered(kept, power).mean(dim=1) for power in powers], dim=1)
+
+
+def _powered(values: Tensor, power: float) -> Tensor:
+    """Raise to a power, of which squares are far cheaper than powers at large."""
+    while power % 2 == 0:
+        values, power = values.square(), power / 2
+    return values if power == 1 else values**power

@@ -12,7 +12,7 @@ from idness.core.checks import check_at_most_images, count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import nearest_squared, whitening_of
-from idness.detectors.kernels import unit
+from idness.detectors.kernels import row_blocks, unit
 from idness.detectors.statistics import Moments
 
 ROUNDS = 100
@@ -63,9 +63,13 @@ class SSD(Detector):
         if len(self.whitenings_) == 1:
             [white] = self.whitenings_.unbind()
             return -nearest_squared(points @ white, self.means_ @ white).float()
-        pairs = zip(self.means_.unbind(), self.whitenings_.unbind(), strict=True)
-        distances = [((points - mean) @ white).square().sum(dim=1) for mean, white in pairs]
-        return -torch.stack(distances).amin(dim=0).float()
+        # All clusters by one matrix product.
+        shape = self.means_.shape
+        white = self.whitenings_.transpose(0, 1).flatten(1)
+        means = (self.means_.unsqueeze(1) @ self.whitenings_).flatten()
+        parts = row_blocks(points, len(means))
+        apart = [(part @ white - means).square().reshape(-1, *shape).sum(dim=2).amin(dim=1) for part in parts]
+        return -torch.cat(apart).float()
 
 
 def k_means(points: Tensor, count: int) -> Tensor:

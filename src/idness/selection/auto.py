@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import expit, logit
 
 from idness.core.errors import IdnessError, IdnessWarning, InputError
+from idness.core.normal import expit, logit
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, fit_many, score_many
 from idness.detectors.registry import build, rows, short
@@ -119,14 +119,14 @@ def chosen_row(aurocs: Mapping[str, float | None]) -> str | None:
 
     None where nothing was measured.
     """
-    known = {row: float(logit(np.clip(value, *CLIP))) for row, value in aurocs.items() if value is not None}
+    known = {row: logit(float(np.clip(value, *CLIP))) for row, value in aurocs.items() if value is not None}
     best = max(known, key=lambda row: known[row], default=None)
     return "fuse" if best and known.get("fuse", -np.inf) >= known[best] - CLEAR else best
 
 
 def stand_in_score(ids: Scores, pseudo: Mapping[str, Scores]) -> float:
     """Give the mean logit of the AUROCs of ID images against each kind of stand-in."""
-    return float(np.mean([logit(np.clip(auroc(ids, scores), *CLIP)) for scores in pseudo.values()]))
+    return float(np.mean([logit(float(np.clip(auroc(ids, scores), *CLIP))) for scores in pseudo.values()]))
 
 
 def scale_gains(head: Head, ids: Activations, pseudo: Mapping[str, Activations]) -> dict[float, float]:
@@ -166,7 +166,7 @@ def _by_stand_ins(
     plain, name = values["ebo"], pick(ours, values)
     detector = {**tried, "fuse": fused}[name]
     everything = {short(fused): ours} | {short(tried[row]): value for row, value in values.items()}
-    aurocs = {label: float(expit(value)) for label, value in sorted(everything.items(), key=lambda item: -item[1])}
+    aurocs = {label: expit(value) for label, value in sorted(everything.items(), key=lambda item: -item[1])}
     here = f"on stand-ins for OOD images made of {len(ids):,} ID images"
     why = {
         "fuse": f"use {short(detector)}: {here} its AUROC is {_percent(ours)} %, that of the energy score {_percent(plain)} %",
@@ -174,7 +174,7 @@ def _by_stand_ins(
     }.get(name, f"use {short(detector)}: {here} its AUROC is far above all else, {_percent(values.get(name, ours))} %")
     second = max((row for row in values if row != name), key=lambda row: values[row])
     chosen = ours if name == "fuse" else values[name]
-    risk = _risk(short(tried[second]), float(expit(chosen) - expit(values[second])), "there")
+    risk = _risk(short(tried[second]), expit(chosen) - expit(values[second]), "there")
     left = tuple(f"{row}: {reason}" for row, reason in failed.items())
     return Recommendation(detector.variants({})[0], why, risk, aurocs, "pseudo-ood", left)
 
@@ -209,4 +209,4 @@ def _risk(rival: str, lead: float, where: str) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * float(expit(value)):.1f}"
+    return f"{100 * expit(value):.1f}"
