@@ -35,7 +35,8 @@ PARTS = {
     "report": "tables and the page with its figures",
     "rest": "opening the network, writing files",
 }
-COMMAND = "from idness.cli import main; main()"
+COMMAND = "import idness.cli as cli; getattr(cli, 'run', cli.main)()"
+"""What the installed command calls, earlier and now."""
 PROFILED = """
 import json, sys, time, threading
 spent = {}

@@ -165,7 +165,7 @@ def serve(folder: Path) -> tuple[subprocess.Popen[str], int]:
     command = [
         sys.executable,
         "-c",
-        "from idness.cli import main; main()",
+        "from idness.cli import run; run()",
         "serve",
         str(folder),
         "--port",

@@ -23,7 +23,7 @@ from ratios import interleaved, report
 from serving import MAKE, jpegs
 
 SPEC, TURNS = "torchvision:mobilenet_v2", 4
-COMMAND = "from idness.cli import main; main()"
+COMMAND = "from idness.cli import run; run()"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 

@@ -121,7 +121,7 @@ def bench(folder: Path, job: dict[str, Any], engine: str, methods: list[str]) ->
     words += ["--methods", ",".join(methods)] if methods else []
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
-        [sys.executable, "-c", "from idness.cli import main; main()", *words], check=True, stdout=subprocess.DEVNULL
+        [sys.executable, "-c", "from idness.cli import run; run()", *words], check=True, stdout=subprocess.DEVNULL
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, json.loads(

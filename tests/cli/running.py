@@ -1,4 +1,4 @@
-"""The one way in which tests run the command line: through `main()`, in this process or in one of its own."""
+"""The one way in which tests run the command line: through `main()` in this process, or in one of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from idness.cli import main
 from idness.core.errors import IdnessWarning
 
-PROCESS = [sys.executable, "-c", "from idness.cli import main; main()"]
+PROCESS = [sys.executable, "-m", "idness"]
 """The start of a command, for tests that need a process of its own: to kill, to pipe from, to see what it imports."""
 
 

@@ -220,3 +220,37 @@ def test_the_first_progress_comes_before_torch(words: list[str], tmp_path: Path)
     name, torch_is_there, seconds = done.stdout.split()
     assert (name, torch_is_there) == ("starting", "False")
     assert float(seconds) < 1.5
+
+
+BEFORE = {
+    "nothing": ("", ""),
+    "what is to be done at the end": ("import atexit; atexit.register(print, 'bye')", "bye\n"),
+    "a thread at work": (
+        "import threading, time; threading.Thread(target=lambda: (time.sleep(1), print('late'))).start()",
+        "late\n",
+    ),
+    "a thread that waits for ever": (
+        "import threading, time; threading.Thread(target=time.sleep, args=[99], daemon=True).start()",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["list", "--no-such-option"], 2)])
+def test_a_process_that_ends_at_once_loses_nothing(before: str, words: list[str], code: int) -> None:
+    start, said = BEFORE[before]
+    script = f"{start}\nfrom idness.cli import run; run()"
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert done.stdout.endswith(said)
+    assert done.stdout.startswith("idness 0.") == (code == 0)
+    assert done.stderr.startswith("idness: ") == (code == 2)
+    assert "Traceback" not in done.stderr
+
+
+def test_output_that_finds_no_room_is_no_success() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*PROCESS, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode != 0
+    assert "No space left" in done.stderr

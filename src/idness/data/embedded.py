@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, WebPImagePlugin
 from pydantic import with_config
 from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
@@ -161,7 +161,7 @@ def _entry(described: Manifest, name: str) -> Entry:
 def _sheet(content: bytes) -> NDArray[np.uint8]:
     """Decode images that stand one below the other in a picture 32 pixels wide."""
     try:
-        with Image.open(io.BytesIO(content), formats=["WEBP"]) as picture:
+        with Image.open(io.BytesIO(content), formats=[WebPImagePlugin.WebPImageFile.format]) as picture:
             return np.asarray(picture.convert("RGB"), np.uint8).reshape(-1, 32, 32, 3)
     except OSError as error:
         # The bytes are right, or bytes_of had told: it is Pillow that cannot.

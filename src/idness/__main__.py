@@ -1,0 +1,5 @@
+"""Runs the command line: `python -m idness` is `idness`."""
+
+from idness.cli import run
+
+run()
