@@ -165,11 +165,11 @@ def check_labelling(owner: object, head: Head, takes_labels: bool) -> None:
 
 def check_match(owner: object, what: str, acts: Activations, head: Head) -> None:
     """Check on a few rows that the head makes these logits of these features."""
-    rows = acts[:4]
-    expected = head(rows.features.to(head.weight.device))
-    error = float((expected - rows.logits.to(expected.device)).abs().max())
+    logits = acts.logits[:4]
+    expected = head(acts.features[:4].to(head.weight.device))
+    error = float((expected - logits.to(expected.device)).abs().max())
     # Generous enough for networks that ran in bfloat16, far below what a wrong head gives.
-    if error > 0.05 * (1.0 + float(rows.logits.abs().max())):
+    if error > 0.05 * (1.0 + float(logits.abs().max())):
         raise InputError(
             f"{_who(owner)}: {what} logits must be the head's for these features, got values off by {error:.3g}; is it another network's?"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -100,6 +101,8 @@ def pruned(features: Tensor, kept: int) -> Tensor:
         limit = ordered[:, first, None]
         mask = part >= limit
         np.multiply(part, mask, out=result[start : start + ROWS])
+        if np.count_nonzero(mask) == kept * len(part):
+            continue
         # Equal features at the limit are all above it, and of those only some are kept; of zeros it does not matter which.
         tied = (np.count_nonzero(mask, axis=1) != kept) & (np.abs(limit[:, 0]) > ramp[-1])
         for row in np.flatnonzero(tied) + start:
@@ -112,8 +115,8 @@ def safe_ratio(total: Tensor, top: Tensor, limit: float) -> Tensor:
     # Rows without positive activations have no ratio: 1, as when nothing is left out. Non-negative rows never
     # exceed D/k; signed ones are held there, so that the factor stays finite.
     bound = min(limit, HIGHEST)
-    safe = torch.where(top > 0, top, torch.ones_like(top))
-    return torch.where(top > 0, (total / safe).clamp(-bound, bound), torch.ones_like(top))
+    some = top > 0
+    return torch.where(some, (total / torch.where(some, top, 1.0)).clamp(-bound, bound), 1.0)
 
 
 def _top_sum(array: NDArray[np.float32], kept: int) -> NDArray[np.float32]:
@@ -129,6 +132,7 @@ def _top_sum(array: NDArray[np.float32], kept: int) -> NDArray[np.float32]:
     return result
 
 
+@cache
 def _ramp(width: int) -> NDArray[np.float32]:
     """Make zeros different, below anything that counts: partial sorting is slow among equals, and a ReLU leaves many."""
     found: NDArray[np.float32] = np.arange(1, width + 1, dtype=np.float32) * np.finfo(np.float32).tiny

@@ -9,6 +9,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from idness.core.checks import one_of, percent
 from idness.core.types import Activations
@@ -51,21 +52,20 @@ class Ash(Enhancer):
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
-        if torch.compiler.is_exporting() or len(detectors) == 1:
-            return [detector.read(detector.shaped_logits(acts)) for detector in detectors]
         features, head = acts.features, detectors[0].head_
 
         @cache
         def left(kept: int) -> tuple[Tensor, Tensor]:
+            """Multiply what pruning leaves with the head; with what ASH-S scales it by."""
             rest = pruned(features, kept)
-            return head(rest), _factor(features, rest, kept)
+            return linear(rest, head.weight), _factor(features, rest, kept)
 
         def logits(detector: Self) -> Tensor:
-            if detector.variant == "b":
+            if detector.variant == "b" or torch.compiler.is_exporting():
                 return detector.shaped_logits(acts)
             plain, factor = left(kept_count(features.shape[1], detector.percentile))
-            # W (a f) + b = f (W a) + b: s and p share the pruned features and their product with the head.
-            return plain if detector.variant == "p" else torch.addcmul(head.offset, plain - head.offset, factor)
+            # W (a f) + b = f (W a) + b: s and p share the product.
+            return torch.addcmul(head.offset, plain, factor) if detector.variant == "s" else plain + head.offset
 
         return [detector.read(logits(detector)) for detector in detectors]
 
