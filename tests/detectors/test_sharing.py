@@ -45,6 +45,23 @@ def test_other_values_shapes_and_types_are_not_the_same(calls, other):
     assert len(made) == 3
 
 
+def test_lists_are_the_same_where_their_parts_are():
+    made = []
+
+    @shared
+    def total(values, weights):
+        made.append(1)
+        return sum(value * weight for value, weight in zip(values, weights, strict=True))
+
+    with sharing():
+        total([torch.ones(2), torch.ones(3)[:2]], [1, 2])
+        total((torch.ones(2), torch.ones(2)), (1, 2))
+        assert len(made) == 1
+        total([torch.ones(2), torch.zeros(2)], [1, 2])
+        total([torch.ones(2), torch.ones(2)], [2, 1])
+    assert len(made) == 3
+
+
 def test_values_that_were_changed_in_place_are_others(calls):
     twice, _ = calls
     values = torch.ones(3)

@@ -4,7 +4,7 @@ import torch
 
 from idness.core.types import Activations
 from idness.detectors.detector import fit_many, score_many
-from idness.methods import WeiPer
+from idness.methods import WeiPer, weiper
 
 
 def slow_histogram(values, low, high):
@@ -95,3 +95,11 @@ def test_detectors_that_share_work_score_as_alone(world):
     for variant, scores in zip(variants, score_many(variants, world.test), strict=True):
         torch.testing.assert_close(scores, variant.score(world.test))
     assert len({tuple(scores.tolist()) for scores in score_many(variants, world.test)}) == len(variants)
+
+
+def test_thousands_of_perturbed_logits_are_computed_in_single_precision_and_score_alike(world, monkeypatch):
+    exact = WeiPer(repeats=12).fit(world.head, world.train).score(world.test)
+    monkeypatch.setattr(weiper, "EXACT", 0)
+    detector = WeiPer(repeats=12).fit(world.head, world.train)
+    assert detector.weights_.dtype == torch.float32
+    torch.testing.assert_close(detector.score(world.test), exact, rtol=0.02, atol=0.02)

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from idness.detectors.sharing import shared
+
 ROWS = 128
 """Rows worked on at once: 2,048 float32 features each are 1 MB, which stays in the cache."""
 HIGHEST = 80.0
@@ -171,6 +173,7 @@ def kth_plain(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> list[Tensor]:
     return [products[:, k - 1] for k in ks]
 
 
+@shared
 def mean_largest_products(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> list[Tensor]:
     """Average the k largest inner products of each query with the rows of a bank, for several k.
 

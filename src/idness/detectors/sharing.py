@@ -54,6 +54,8 @@ def shared(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _key(value: Any) -> Hashable:
+    if isinstance(value, list | tuple):
+        return tuple(map(_key, value))
     if not isinstance(value, Tensor):
         known: Hashable = value
         return known

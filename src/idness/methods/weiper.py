@@ -17,6 +17,7 @@ from idness.detectors.histograms import divergence, shares
 from idness.detectors.kernels import row_blocks, unit
 
 BINS = 100  # the authors take 80 for a vision transformer
+EXACT = 5_000  # perturbed logits of an image, below which they are computed in float64
 
 
 @dataclass(kw_only=True)
@@ -64,16 +65,16 @@ class WeiPer(Detector):
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         heads = min(self.repeats, max(1, self.most // head.classes))
-        plain = head.weight.double().repeat(
-            heads, 1
-        )  # rounding differs by batch, and must not move a value to another bin
+        # Rounding differs from batch to batch: it must not move a value to another bin, unless there are thousands.
+        kind = torch.double if heads * head.classes < EXACT else torch.float32
+        plain = head.weight.to(kind).repeat(heads, 1)
         noise = unit(torch.randn(plain.shape, generator=torch.Generator().manual_seed(0))).to(plain)
         self.weights_ = plain + self.delta * plain.norm(dim=1, keepdim=True) * noise
-        self.biases_ = head.offset.double().repeat(heads)
+        self.biases_ = head.offset.to(kind).repeat(heads)
         # One range of values for all features, and one for all perturbed logits.
         parts = row_blocks(train.features, len(plain))
-        ends = [torch.stack(linear(part.double(), self.weights_, self.biases_).aminmax()) for part in parts]
-        self.spans_ = torch.stack([torch.stack(v.double().aminmax()) for v in (train.features, torch.cat(ends))])
+        ends = [torch.stack(linear(part.to(kind), self.weights_, self.biases_).aminmax()) for part in parts]
+        self.spans_ = torch.stack([torch.stack(v.to(kind).aminmax()) for v in (train.features, torch.cat(ends))])
         self.usual_ = self._measure(train.features, head.classes).mean(dim=0)
 
     @classmethod
@@ -86,8 +87,7 @@ class WeiPer(Detector):
         """Compute what the score is made of: two histograms and the mean largest probability (N, 2 B + 1)."""
         rows = []
         for part in row_blocks(features, len(self.weights_)):
-            values = part.to(self.weights_)
-            logits = linear(values, self.weights_, self.biases_)
+            logits = linear(values := part.to(self.weights_), self.weights_, self.biases_)
             heads = logits.reshape(-1, len(self.biases_) // classes, classes)
             sure = (heads.amax(dim=2) - heads.logsumexp(dim=2)).exp().mean(dim=1, keepdim=True)
             rows.append(torch.cat([*map(shares, (values, logits), self.spans_, (BINS, BINS)), sure], dim=1))
