@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
+K = TypeVar("K")
 SPREADS: list[float] = []
 """The slowest turn by the fastest, of each way that was timed more than once in this process."""
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "speed"
@@ -38,7 +39,7 @@ def interleaved(ways: Mapping[str, Callable[[], Any]], repeats: int = 7) -> dict
     return least(times)
 
 
-def least(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def least(times: Mapping[K, Sequence[float]]) -> dict[K, float]:
     """Give the least seconds of each way; how far its turns differ goes into the report."""
     SPREADS.extend(max(values) / min(values) for values in times.values() if len(values) > 1)
     return {name: min(values) for name, values in times.items()}

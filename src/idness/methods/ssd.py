@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import one_hot, pad
 
 from idness.core.checks import check_at_most_images, count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import nearest_squared, whitening_of
 from idness.detectors.kernels import row_blocks, unit
-from idness.detectors.statistics import Moments
 
 ROUNDS = 100
 """Most rounds of k-means, as many as in the authors' code."""
@@ -82,6 +81,7 @@ def k_means(points: Tensor, count: int) -> Tensor:
         if torch.equal(found, owners):
             break
         owners = found
-        centres = Moments.of(points, owners, count, scatter=False)
-        means = torch.where(centres.present.unsqueeze(1), centres.means, means)
+        members = one_hot(owners, count).to(points)
+        counts = members.sum(dim=0).unsqueeze(1)
+        means = torch.where(counts > 0, members.T @ points / counts.clamp(min=1), means)
     return owners
