@@ -219,7 +219,8 @@ def main() -> None:
             job = make(Path(folder))
             table += [] if job is None else rows_of(name.partition("-")[0], job, Path(folder))
     notes = [
-        f"MobileNetV2 on 3,000 images: the least of {TURNS} turns of the command and {2 * TURNS} of the ordinary pass; the others: of one and two.",
+        f"MobileNetV2 on 3,000 images: the least of {TURNS} turns of the command and {2 * TURNS} of the ordinary pass.",
+        "The others: of one turn of the command and two of the ordinary pass.",
         "The network's share is that of decoding and the network, by the clock; the rest is methods, options, error bars and the page.",
     ]
     if table:
