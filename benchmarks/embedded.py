@@ -119,8 +119,9 @@ def write_profile(parts: dict[str, float], ratio: float, same: float, spread: fl
         *(f"| {part} | {spent:.1f} | {100 * spent / total:.0f} % | {PARTS[part]} |" for part, spent in parts.items()),
         f"| all | {total:.1f} | 100 % | |",
         "",
-        f"The whole run takes {ratio:.2f} times what it took at {BEFORE}, before the work on speed, in turns with it; with the {len(PAPER)} methods"
-        f" that it had then, {same:.2f} times (wanted: at most {WANTED:.2f}; turns of one of them differ by up to {100 * (spread - 1):.0f} %).",
+        f"The whole run takes {ratio:.2f} times what it took at {BEFORE}, before the work on speed, in turns with it; with the"
+        f" {len(PAPER)} methods that it had then, {same:.2f} times (wanted: at most {WANTED:.2f}; turns of one of them differ by up to"
+        f" {100 * (spread - 1):.0f} %).",
         "",
     ]
     (RESULTS / "profile.md").write_text("\n".join(lines))
