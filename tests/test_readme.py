@@ -33,6 +33,9 @@ def test_speeds_are_those_that_were_measured():
     peer = json.loads((ROOT / "results/speed/peer.json").read_text())["rows"]
     ratios = {row["work"].split(",")[0]: round(row["ratio"]) for row in peer}
     assert f"SCALE {ratios['SCALE']} times, DICE {ratios['DICE']} times as fast" in text
+    whole = json.loads((ROOT / "results/speed/whole.json").read_text())["rows"]
+    first = {row["network"]: row["ratio"] for row in reversed(whole) if "onnxruntime, all methods" in row["what"]}
+    assert f"{first['mobilenet']:.2f} of the time on MobileNetV2, {first['densenet']:.2f} on DenseNet-101" in text
     cost = {
         row["what"]: row["ratio"] for row in json.loads((ROOT / "results/speed/bench_cost.json").read_text())["rows"]
     }
