@@ -40,7 +40,7 @@ from idness.benchmark import Settings, run
 torch.set_num_threads(1)
 torch.manual_seed(0)
 folder = sys.argv[1]
-settings = Settings(cache=f"{folder}/cache", device="cpu", batch_size=64, any_accuracy=True)
+settings = Settings(cache=f"{folder}/cache", device="cpu", batch_size=64, any_accuracy=True, engine="eager")
 found = run(f"{folder}/memory.toml", f"{folder}/net.py:make", settings)
 print(found.peak_memory)
 """
