@@ -26,7 +26,7 @@ BEFORE = "ae24790"
 """The last commit before the work on speed."""
 TURNS, WANTED = 3, 0.50
 PARTS = {
-    "imports": "torch, NumPy, SciPy and ours, up to the first line of the run; matplotlib on the way to the page",
+    "imports": "torch, NumPy and ours, up to the first line of the run; matplotlib on the way to the page",
     "decoding": "images from the package, hashes of their pixels",
     "network": "the only pass over the images",
     "fit": "what methods learn from training images",

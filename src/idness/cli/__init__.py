@@ -142,8 +142,8 @@ def main() -> None:
 
 
 def run() -> None:
-    """Run the command line as a process of its own, which ends at once: taking torch apart piece by piece costs up to a second."""
-    gc.set_threshold(50_000)  # imports make many objects and no garbage: looking for it takes a tenth of their time
+    """Run the command line as a process of its own, which ends at once: taking torch apart piece by piece takes long."""
+    gc.set_threshold(50_000)  # imports make many objects and no garbage: looking for it is wasted time
     try:
         main()
     except SystemExit as done:
