@@ -1,11 +1,12 @@
 import pytest
 import torch
 
+from idness.detectors import gaussian
 from idness.detectors import sharing as module
-from idness.detectors.detector import fit_many
+from idness.detectors.detector import fit_many, score_many
 from idness.detectors.gaussian import principal_axes
-from idness.detectors.sharing import shared, sharing
-from idness.methods import MDS, RMDS, Residual, ViM
+from idness.detectors.sharing import grouped, shared, sharing
+from idness.methods import MDS, MDSPP, RMDS, RMDSPP, Residual, ViM
 from tests.worlds import make_world
 
 
@@ -82,11 +83,29 @@ def test_only_so_many_results_are_kept_and_an_error_ends_the_block(calls, monkey
     assert len(made) == 5
 
 
+def test_what_is_known_of_a_tensor_is_looked_up_while_it_lives(calls, monkeypatch):
+    twice, made = calls
+    hashed, digest = [], module.hashlib.blake2b
+    monkeypatch.setattr(module.hashlib, "blake2b", lambda *given, **named: hashed.append(1) or digest(*given, **named))
+    values = torch.ones(3)
+    with sharing():
+        twice(values)
+        twice(values)
+        assert len(hashed) == 1
+        twice(values.mul_(2))
+        assert len(hashed) == len(made) == 2
+        with torch.inference_mode():
+            uncounted = torch.ones(3)  # torch does not count the changes of such a tensor
+            twice(uncounted)
+            assert torch.equal(twice(uncounted.add_(4)), torch.full((3,), 10.0))
+
+
 def test_methods_that_need_the_same_axes_find_them_and_score_as_alone(monkeypatch):
     world = make_world(seed=3)
     solved = []
-    eigh = torch.linalg.eigh
-    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: solved.append(1) or eigh(matrix))
+    for how in (torch.linalg.eigh, torch.linalg.cholesky_ex):
+        name = how.__name__.removeprefix("linalg_")
+        monkeypatch.setattr(torch.linalg, name, lambda matrix, how=how: solved.append(1) or how(matrix))
     together = [MDS(), RMDS(), Residual(), ViM()]
     fit_many(together, world.head, world.train)
     assert len(solved) == 3  # around class means, around the common mean, and around the origin
@@ -96,3 +115,20 @@ def test_methods_that_need_the_same_axes_find_them_and_score_as_alone(monkeypatc
         assert torch.equal(one.score(world.test), other.score(world.test))
     principal_axes(torch.eye(3).double())
     assert len(solved) == 9
+
+
+def test_methods_that_need_the_same_distances_compute_them_once(monkeypatch):
+    world = make_world(seed=3)
+    asked, nearest = [], gaussian.nearest_squared
+    monkeypatch.setattr(gaussian, "nearest_squared", lambda *given: asked.append(1) or nearest(*given))
+    together = [MDS(), RMDS(), MDSPP(), RMDSPP()]
+    fit_many(together, world.head, world.train)
+    with sharing():
+        found = score_many(together, world.test)
+    assert len(asked) == 2  # of features as they are, and of their directions
+    for one, scores in zip(together, found, strict=True):
+        assert torch.equal(scores, one.score(world.test))
+
+
+def test_groups_keep_their_order():
+    assert grouped([3, 1, 4, 1, 5], lambda number: number % 2) == [[3, 1, 1, 5], [4]]

@@ -62,6 +62,24 @@ def test_dead_features_count_nothing(world):
         assert score == pytest.approx(-min(distance(x, mean, precision) for mean in means), rel=1e-4)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_what_rounding_leaves_is_no_variance(world, seed):
+    """Features that follow from others have no variance of their own; rounding leaves some, above or below zero."""
+    mix = torch.randn(world.head.width, 6, generator=torch.Generator().manual_seed(seed))
+
+    def with_mixed(acts):
+        features = acts.features.clone()
+        features[:, :6] = (acts.features[:, 6:].double() @ mix[6:].double()).float()
+        features[:, 0] = features[:, 1]
+        return Activations(features, world.head(features), acts.labels)
+
+    train, test = with_mixed(world.train), with_mixed(world.test)
+    means, precision, _ = slow_parts(train)
+    scores = MDS().fit(world.head, train).score(test)
+    for x, score in zip(test.features.double().numpy(), scores.tolist(), strict=True):
+        assert score == pytest.approx(-min(distance(x, mean, precision) for mean in means), rel=1e-2)
+
+
 def test_a_class_without_images_is_never_the_nearest(world):
     """Its mean would be the origin: an all-zero image must not be close to it."""
     kept = world.train[world.train.labels != 2]

@@ -3,8 +3,9 @@ import pytest
 import torch
 
 from idness.core.types import Activations
+from idness.detectors import perturbing
 from idness.detectors.detector import fit_many, score_many
-from idness.methods import WeiPer, weiper
+from idness.methods import WeiPer
 
 
 def slow_histogram(values, low, high):
@@ -99,7 +100,28 @@ def test_detectors_that_share_work_score_as_alone(world):
 
 def test_thousands_of_perturbed_logits_are_computed_in_single_precision_and_score_alike(world, monkeypatch):
     exact = WeiPer(repeats=12).fit(world.head, world.train).score(world.test)
-    monkeypatch.setattr(weiper, "EXACT", 0)
+    monkeypatch.setattr(perturbing, "EXACT", 0)
     detector = WeiPer(repeats=12).fit(world.head, world.train)
     assert detector.weights_.dtype == torch.float32
     torch.testing.assert_close(detector.score(world.test), exact, rtol=0.02, atol=0.02)
+
+
+def test_one_product_serves_every_length_of_the_perturbation(world, monkeypatch):
+    """The large products are counted: as many for five lengths as for one, in learning and in scoring."""
+    large, linear = [], perturbing.linear
+    copies = 4 * world.head.classes
+
+    def counted(values, weights, bias):
+        large.extend([1] if len(weights) == copies else [])
+        return linear(values, weights, bias)
+
+    monkeypatch.setattr(perturbing, "linear", counted)
+    WeiPer(repeats=4).fit(world.head, world.train).score(world.test)
+    alone = len(large)
+    many = [WeiPer(repeats=4, delta=delta) for delta in (0.5, 1.0, 1.8, 2.4, 5.0)]
+    fit_many(many, world.head, world.train)
+    together = score_many(many, world.test)
+    assert len(large) == 2 * alone
+    for detector, scores in zip(many, together, strict=True):
+        fresh = WeiPer(repeats=4, delta=detector.delta).fit(world.head, world.train)
+        torch.testing.assert_close(scores, fresh.score(world.test))

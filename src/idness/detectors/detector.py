@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import product
@@ -20,7 +20,7 @@ from idness.core.method_text import write_method
 from idness.core.types import Activations, Head, InputEditor
 from idness.detectors.hooks import complete
 from idness.detectors.readouts import READOUTS, readout_for
-from idness.detectors.sharing import sharing
+from idness.detectors.sharing import grouped, sharing
 from idness.detectors.statistics import Statistic
 
 LARGEST = torch.finfo(torch.float32).max
@@ -269,7 +269,7 @@ def fit_many(
             check_match(detectors[0], what, acts, head)
     seen: list[Any] = [acts for acts in (train, val) if acts is not None] or [None]
     with sharing():
-        for group in _grouped(detectors, type):
+        for group in grouped(detectors, type):
             checks.check_labelling(group[0], head, (method := type(group[0])).takes_labels)
             learned_from = _learned_from(group[0], head, train, val)
             if learned_from is not None and method.assumes_nonnegative:
@@ -288,7 +288,7 @@ def score_many(detectors: Sequence[Detector], acts: Activations) -> list[Tensor]
         if not detector.fitted:
             raise _not_fitted(detector)
     scores: dict[int, Tensor] = {}
-    for group in _grouped(detectors, lambda detector: (type(detector), detector._learned_with)):
+    for group in grouped(detectors, lambda detector: (type(detector), detector._learned_with)):
         method, head = type(group[0]), group[0].head_
         moved = acts if acts.features.device == head.weight.device else acts.to(head.weight.device)
         check_acts(group[0], "activations", moved, head)
@@ -316,13 +316,6 @@ def _learned_from(
     if acts is not None and detector.needs_train and detector.input_edit is not None:
         check_edited(detector, what, acts, head)
     return acts
-
-
-def _grouped(detectors: Sequence[Detector], key: Callable[[Detector], Hashable]) -> list[list[Detector]]:
-    groups: dict[Hashable, list[Detector]] = {}
-    for detector in detectors:
-        groups.setdefault(key(detector), []).append(detector)
-    return list(groups.values())
 
 
 def _not_fitted(detector: Detector) -> NotFittedError:

@@ -11,6 +11,9 @@ from idness.core.types import Activations, Head
 from idness.detectors.sharing import shared
 from idness.detectors.statistics import FEATURES, Moments
 
+CLEAR = 1e-10
+"""The least share of the largest variance that is surely no rounding; far more than float64 leaves of nothing."""
+
 
 def covariance(centred: Tensor) -> Tensor:
     """Compute the covariance of rows without their mean, in float64."""
@@ -29,6 +32,7 @@ def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor]:
     return vectors.flip(1), torch.where(values > limit, values, 0.0).flip(0)
 
 
+@shared
 def whitening(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
     """Compute a matrix V, so that |x V|^2 is the squared Mahalanobis distance of x from the mean.
 
@@ -39,8 +43,15 @@ def whitening(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
         covariance: that of the rows.
         shrinkage: how far the variances move towards their mean: 0 not at all, 1 all the way.
     """
+    whole = torch.eye(len(covariance)).to(covariance)
+    if shrinkage:
+        covariance = (1 - shrinkage) * covariance + shrinkage * covariance.diagonal().mean() * whole
+    # Where everything clearly varies, a Cholesky factor gives the same distances for a fifth of the work.
+    root, failed = torch.linalg.cholesky_ex(covariance)
+    if not failed and bool(root.diagonal().square().min() > CLEAR * covariance.diagonal().max()):
+        inverse: Tensor = torch.linalg.solve_triangular(root.T, whole, upper=True)
+        return inverse
     axes, variances = principal_axes(covariance)
-    variances = (1 - shrinkage) * variances + shrinkage * variances.mean()
     alive = variances > 0
     scaled: Tensor = axes[:, alive] / variances[alive].sqrt()
     return scaled
@@ -90,6 +101,12 @@ def too_few(classes: Moments) -> str | None:
         f"the covariance of {varying} features has rank {rank} at most with {classes.count} training images of {present} classes;"
         f" give more than {varying + present}, better ten times as many, or set shrinkage"
     )
+
+
+@shared
+def class_distance(points: Tensor, centre: Tensor, whitening: Tensor, means: Tensor) -> Tensor:
+    """Compute each point's squared Mahalanobis distance to the nearest of some whitened means, which are counted from a centre."""
+    return nearest_squared((points - centre) @ whitening, means)
 
 
 def nearest_squared(points: Tensor, means: Tensor) -> Tensor:

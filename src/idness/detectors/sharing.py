@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 MOST = 12
 """How many results are kept; the oldest goes first. A matrix of 2,048 features takes 34 MB."""
-_kept: ContextVar[dict[Hashable, Any] | None] = ContextVar("kept", default=None)
+
+
+class _Kept:
+    """What shared functions gave, and the digests of tensors that were looked at, as long as these live."""
+
+    def __init__(self) -> None:
+        self.results: dict[Hashable, Any] = {}
+        self.digests: MutableMapping[Tensor, tuple[int, Hashable]] = WeakTensorKeyDictionary()
+
+    def key(self, value: Any) -> Hashable:
+        """Tell values apart: tensors by what they hold, all else by itself."""
+        if isinstance(value, list | tuple):
+            return tuple(map(self.key, value))
+        if not isinstance(value, Tensor):
+            known: Hashable = value
+            return known
+        changes = -1 if value.is_inference() else value._version
+        seen = self.digests.get(value)
+        if seen is None or seen[0] != changes or changes < 0:
+            bits = value.detach().cpu().contiguous().numpy().data
+            digest = hashlib.blake2b(bits, digest_size=16).digest(), value.shape, value.dtype, value.device
+            seen = self.digests[value] = changes, digest
+        return seen[1]
+
+
+_kept: ContextVar[_Kept | None] = ContextVar("kept", default=None)
 
 
 @contextmanager
@@ -24,7 +51,7 @@ def sharing() -> Iterator[None]:
     if _kept.get() is not None:
         yield
         return
-    token = _kept.set({})
+    token = _kept.set(_Kept())
     try:
         yield
     finally:
@@ -42,22 +69,20 @@ def shared(function: Callable[P, R]) -> Callable[P, R]:
         kept = _kept.get()
         if kept is None:
             return function(*arguments, **named)
-        key = (function, *map(_key, arguments), *((name, _key(value)) for name, value in named.items()))
-        if key not in kept:
-            kept[key] = function(*arguments, **named)
-            if len(kept) > MOST:
-                del kept[next(iter(kept))]
-        result: R = kept[key]
+        results, key = kept.results, (function, kept.key(arguments), kept.key(tuple(named.items())))
+        if key not in results:
+            results[key] = function(*arguments, **named)
+            if len(results) > MOST:
+                del results[next(iter(results))]
+        result: R = results[key]
         return result
 
     return found
 
 
-def _key(value: Any) -> Hashable:
-    if isinstance(value, list | tuple):
-        return tuple(map(_key, value))
-    if not isinstance(value, Tensor):
-        known: Hashable = value
-        return known
-    bits = value.detach().cpu().contiguous().numpy().data
-    return hashlib.blake2b(bits, digest_size=16).digest(), value.shape, value.dtype, value.device
+def grouped(items: Sequence[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    """Put together what has the same key and so may share work; in the order of the items."""
+    groups: dict[Hashable, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())

@@ -11,7 +11,7 @@ from idness.core.checks import check_share
 from idness.core.errors import IdnessWarning
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.gaussian import nearest_squared, too_few, whitening
+from idness.detectors.gaussian import class_distance, too_few, whitening
 from idness.detectors.statistics import CLASSES, RowMoments
 
 
@@ -59,5 +59,5 @@ class MDS(Detector):
         return features.double()
 
     def rate(self, acts: Activations) -> Tensor:
-        centred = self.place(acts.features) - self.centre_
-        return -nearest_squared(centred @ self.whitening_, self.means_).float()
+        points = self.place(acts.features)
+        return -class_distance(points, self.centre_, self.whitening_, self.means_).float()

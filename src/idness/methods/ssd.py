@@ -77,7 +77,8 @@ def k_means(points: Tensor, count: int) -> Tensor:
     means = points[starts.to(points.device)]
     owners = torch.zeros(len(points), dtype=torch.long, device=points.device)
     for _ in range(ROUNDS if count > 1 else 0):
-        found = torch.cdist(points, means).argmin(dim=1)
+        # |x - m|^2 without |x|^2, which is the same for all m.
+        found = (means.square().sum(dim=1) - 2 * points @ means.T).argmin(dim=1)
         if torch.equal(found, owners):
             break
         owners = found

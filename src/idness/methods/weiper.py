@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from idness.core.checks import count, positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.histograms import divergence, shares
-from idness.detectors.kernels import row_blocks, unit
+from idness.detectors.perturbing import perturbed_logits, perturbed_weights
+from idness.detectors.sharing import grouped
 
 BINS = 100  # the authors take 80 for a vision transformer
-EXACT = 5_000  # perturbed logits of an image, below which they are computed in float64
 
 
 @dataclass(kw_only=True)
@@ -56,42 +55,43 @@ class WeiPer(Detector):
 
     @classmethod
     def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
-        first: dict[tuple[float, int, int], Self] = {}
-        for detector in detectors:
-            learner = first.setdefault((detector.delta, detector.repeats, detector.most), detector)
-            if learner is detector:
-                detector.learn(head, train, val)
-            vars(detector).update({name: value for name, value in vars(learner).items() if name.endswith("_")})
+        for group in grouped(detectors, lambda one: (one.repeats, one.most)):
+            alike = {one.delta: one for one in group}
+            cls._learn(alike, head, train.features)
+            for one in group:
+                vars(one).update({name: value for name, value in vars(alike[one.delta]).items() if name.endswith("_")})
 
-    def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        heads = min(self.repeats, max(1, self.most // head.classes))
-        # Rounding differs from batch to batch: it must not move a value to another bin, unless there are thousands.
-        kind = torch.double if heads * head.classes < EXACT else torch.float32
-        plain = head.weight.to(kind).repeat(heads, 1)
-        noise = unit(torch.randn(plain.shape, generator=torch.Generator().manual_seed(0))).to(plain)
-        self.weights_ = plain + self.delta * plain.norm(dim=1, keepdim=True) * noise
-        self.biases_ = head.offset.to(kind).repeat(heads)
+    @classmethod
+    def _learn(cls, alike: Mapping[float, Self], head: Head, features: Tensor) -> None:
+        [one, *_] = alike.values()  # they differ in delta alone
+        weights = perturbed_weights(head, one.repeats, one.most, [*alike])
         # One range of values for all features, and one for all perturbed logits.
-        parts = row_blocks(train.features, len(plain))
-        ends = [torch.stack(linear(part.to(kind), self.weights_, self.biases_).aminmax()) for part in parts]
-        self.spans_ = torch.stack([torch.stack(v.to(kind).aminmax()) for v in (train.features, torch.cat(ends))])
-        self.usual_ = self._measure(train.features, head.classes).mean(dim=0)
+        parts = perturbed_logits(features, head, weights[0], [*alike])
+        found = [[torch.stack(each.aminmax()) for each in logits] for _, logits in parts]
+        for one, own, ends in zip(alike.values(), weights, zip(*found, strict=True), strict=True):
+            one.weights_ = own
+            one.spans_ = torch.stack([torch.stack(v.to(own).aminmax()) for v in (features, torch.cat(ends))])
+        for delta, measures in cls._measured(alike, head, features).items():
+            alike[delta].usual_ = measures.mean(dim=0)
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
-        unlike = {(detector.delta, len(detector.weights_)): detector for detector in detectors}
-        found = {key: one._measure(acts.features, one.head_.classes) for key, one in unlike.items()}
-        return [detector._combine(found[detector.delta, len(detector.weights_)]) for detector in detectors]
+        found = {}
+        for group in grouped(detectors, lambda one: len(one.weights_)):
+            alike = {one.delta: one for one in group}
+            found[len(group[0].weights_)] = cls._measured(alike, group[0].head_, acts.features)
+        return [one._combine(found[len(one.weights_)][one.delta]) for one in detectors]
 
-    def _measure(self, features: Tensor, classes: int) -> Tensor:
-        """Compute what the score is made of: two histograms and the mean largest probability (N, 2 B + 1)."""
-        rows = []
-        for part in row_blocks(features, len(self.weights_)):
-            logits = linear(values := part.to(self.weights_), self.weights_, self.biases_)
-            heads = logits.reshape(-1, len(self.biases_) // classes, classes)
-            sure = (heads.amax(dim=2) - heads.logsumexp(dim=2)).exp().mean(dim=1, keepdim=True)
-            rows.append(torch.cat([*map(shares, (values, logits), self.spans_, (BINS, BINS)), sure], dim=1))
-        return torch.cat(rows)
+    @classmethod
+    def _measured(cls, alike: Mapping[float, Self], head: Head, features: Tensor) -> dict[float, Tensor]:
+        """Compute what each score is made of: two histograms and the mean largest probability (N, 2 B + 1)."""
+        rows: dict[float, list[Tensor]] = {delta: [] for delta in alike}
+        for values, logits in perturbed_logits(features, head, next(iter(alike.values())).weights_, [*alike]):
+            for (delta, one), each in zip(alike.items(), logits, strict=True):
+                sure = (each.amax(dim=2) - each.logsumexp(dim=2)).exp().mean(dim=1, keepdim=True)
+                spread = map(shares, (values, each.flatten(1)), one.spans_, (BINS, BINS))
+                rows[delta].append(torch.cat([*spread, sure], dim=1))
+        return {delta: torch.cat(made) for delta, made in rows.items()}
 
     def _combine(self, measures: Tensor) -> Tensor:
         # As in the authors' code, an image's histogram is smoothed, the mean is not; the floors are theirs too.

@@ -299,5 +299,7 @@ def _read(place: Path | None) -> ChosenEngine | None:
 
 def _stamp(model: nn.Module) -> Sequence[tuple[int, int]]:
     """Say which state of its weights a network is in: where they are, and how often each was changed."""
-    held = (*model.parameters(), *model.buffers())
+    # Before every batch: the modules' own tables, which take half of the time that parameters() and buffers() do.
+    tables = (table for module in model.modules() for table in (module._parameters, module._buffers))
+    held = (value for table in tables for value in table.values() if value is not None)
     return [(value.data_ptr(), 0 if value.is_inference() else value._version) for value in held]
