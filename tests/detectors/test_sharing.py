@@ -85,8 +85,8 @@ def test_only_so_many_results_are_kept_and_an_error_ends_the_block(calls, monkey
 
 def test_what_is_known_of_a_tensor_is_looked_up_while_it_lives(calls, monkeypatch):
     twice, made = calls
-    hashed, digest = [], module.hashlib.blake2b
-    monkeypatch.setattr(module.hashlib, "blake2b", lambda *given, **named: hashed.append(1) or digest(*given, **named))
+    hashed, digest = [], module.hashlib.sha256
+    monkeypatch.setattr(module.hashlib, "sha256", lambda *given, **named: hashed.append(1) or digest(*given, **named))
     values = torch.ones(3)
     with sharing():
         twice(values)

@@ -50,7 +50,9 @@ def digests(pictures: Sequence[Picture]) -> list[bytes]:
 def exact(picture: Picture) -> bytes:
     """Hash an image's pixels."""
     array = np.asarray(picture)
-    return hashlib.sha256(repr(array.shape).encode() + array.tobytes()).digest()[:EXACT]
+    found = hashlib.sha256(repr(array.shape).encode())
+    found.update(np.ascontiguousarray(array).data)
+    return found.digest()[:EXACT]
 
 
 def exact_digests(images: ImageSet, most: int) -> NDArray[np.uint8]:

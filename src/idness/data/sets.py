@@ -184,11 +184,11 @@ def folder_set(root: Path | UrlPath, classes: Sequence[str] = ()) -> FileSet:
 
 def _folder(root: Path) -> tuple[list[str], dict[str, list[str]]]:
     """Name the images in a folder, and those of each of its folders."""
-    top = sorted(entry for entry in _visible(root) if entry.is_file() and entry.suffix.lower() in SUFFIXES)
-    names = in_order([entry.name for entry in _visible(root) if entry.is_dir()])
-    folders = {name: files for name in names if (files := images_below(root / name))}
-    below = {name: [str(file.relative_to(root)) for file in files] for name, files in folders.items()}
-    return [entry.name for entry in top], below
+    entries = _listed(str(root))
+    names = in_order(name for name, is_folder in entries if is_folder)
+    below = {name: [f"{name}{os.sep}{file}" for file in _names_below(f"{root}{os.sep}{name}")] for name in names}
+    top = [name for name, is_folder in entries if not is_folder]
+    return top, {name: files for name, files in below.items() if files}
 
 
 def _listed_folder(root: UrlPath) -> tuple[list[str], dict[str, list[str]]]:
@@ -227,27 +227,48 @@ def _state(file: Path | UrlPath) -> bytes:
         return b"missing "
 
 
-def _visible(folder: Path) -> list[Path]:
+def images_below(folder: Path) -> list[Path]:
+    """List the image files in a folder and in those below it; hidden ones are ignored, and a folder that cannot be read is told."""
+    return [folder / name for name in _names_below(str(folder))]
+
+
+def _names_below(folder: str, above: frozenset[str] = frozenset()) -> list[str]:
+    """Name them as they are called from the folder."""
+    here = os.path.realpath(folder)
+    if here in above:  # a link to a folder above
+        return []
+    found: list[str] = []
+    for name, is_folder in _listed(folder):
+        place = f"{folder}{os.sep}{name}"
+        found += [f"{name}{os.sep}{below}" for below in _names_below(place, above | {here})] if is_folder else [name]
+    return found
+
+
+def _listed(folder: str) -> list[tuple[str, bool]]:
+    """Name the image files and the folders in a folder, and say which are folders.
+
+    The listing itself says what each entry is: of a million files none is looked at, unless it is a link.
+    """
     try:
-        return [entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.exists()]
+        with os.scandir(folder) as entries:
+            kinds = [(entry.name, _kind(entry)) for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
         raise DataError(
             f"{folder}: cannot be read ({error.strerror}); its images would be missing unnoticed"
         ) from error
+    endings = tuple(SUFFIXES)
+    return [
+        (name, kind == "folder")
+        for name, kind in sorted(kinds)
+        if kind == "folder" or (kind == "file" and name.lower().endswith(endings))
+    ]
 
 
-def images_below(folder: Path, seen: frozenset[Path] = frozenset()) -> list[Path]:
-    """List the image files in a folder and in those below it; hidden ones are ignored, and a folder that cannot be read is told."""
-    here = folder.resolve()
-    if here in seen:  # a link to a folder above
-        return []
-    found: list[Path] = []
-    for entry in sorted(_visible(folder)):
-        if entry.is_dir():
-            found += images_below(entry, seen | {here})
-        elif entry.suffix.lower() in SUFFIXES and entry.is_file():
-            found.append(entry)
-    return found
+def _kind(entry: os.DirEntry[str]) -> str:
+    try:
+        return "folder" if entry.is_dir() else "file" if entry.is_file() else "neither"
+    except OSError:  # a link that goes in circles
+        return "neither"
 
 
 def select(images: ImageSet, options: Mapping[str, Any]) -> ImageSet:

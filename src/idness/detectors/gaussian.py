@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -104,9 +104,20 @@ def too_few(classes: Moments) -> str | None:
 
 
 @shared
-def class_distance(points: Tensor, centre: Tensor, whitening: Tensor, means: Tensor) -> Tensor:
-    """Compute each point's squared Mahalanobis distance to the nearest of some whitened means, which are counted from a centre."""
-    return nearest_squared((points - centre) @ whitening, means)
+def whitened(points: Tensor, centre: Tensor, whitening: Tensor) -> Tensor:
+    """Count points from a centre, and whiten them."""
+    return (points - centre) @ whitening
+
+
+@shared
+def class_distance(
+    features: Tensor, place: Callable[[Tensor], Tensor], centre: Tensor, whitening: Tensor, means: Tensor
+) -> Tensor:
+    """Compute the squared Mahalanobis distance of images to the nearest of some whitened means.
+
+    `place` makes points of features, which are counted from the centre; it comes apart, as the same function is known at a glance.
+    """
+    return nearest_squared((place(features) - centre) @ whitening, means)
 
 
 def nearest_squared(points: Tensor, means: Tensor) -> Tensor:

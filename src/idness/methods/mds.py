@@ -11,7 +11,7 @@ from idness.core.checks import check_share
 from idness.core.errors import IdnessWarning
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.gaussian import class_distance, too_few, whitening
+from idness.detectors.gaussian import class_distance, too_few, whitened, whitening
 from idness.detectors.statistics import CLASSES, RowMoments
 
 
@@ -45,7 +45,7 @@ class MDS(Detector):
             warnings.warn(f"{type(self).__name__}: {lacking}", IdnessWarning, stacklevel=5)
         self.centre_ = classes.mean
         self.whitening_ = whitening(classes.within(), self.shrinkage)
-        self.means_ = (classes.means[classes.present] - self.centre_) @ self.whitening_
+        self.means_ = whitened(classes.means[classes.present], self.centre_, self.whitening_)
 
     @property
     def classes(self) -> RowMoments:
@@ -54,10 +54,14 @@ class MDS(Detector):
         assert isinstance(found, RowMoments)
         return found
 
-    def place(self, features: Tensor) -> Tensor:
+    @staticmethod
+    def place(features: Tensor) -> Tensor:
         """Give the points whose distances count, in float64; the methods that follow this one move them."""
         return features.double()
 
     def rate(self, acts: Activations) -> Tensor:
-        points = self.place(acts.features)
-        return -class_distance(points, self.centre_, self.whitening_, self.means_).float()
+        return -self.nearest(acts.features).float()
+
+    def nearest(self, features: Tensor) -> Tensor:
+        """Compute the squared distance of each image to the nearest class."""
+        return class_distance(features, self.place, self.centre_, self.whitening_, self.means_)

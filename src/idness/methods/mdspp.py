@@ -26,5 +26,6 @@ class MDSPP(MDS):
     assumes = "classes are Gaussian with one covariance, by direction"
     statistics = (DIRECTIONS,)
 
-    def place(self, features: Tensor) -> Tensor:
+    @staticmethod
+    def place(features: Tensor) -> Tensor:
         return unit(features.double())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from idness.core.types import Activations, Head
-from idness.detectors.gaussian import class_distance, whitening
+from idness.detectors.gaussian import whitening
 from idness.methods.mds import MDS
 
 
@@ -31,6 +31,5 @@ class RMDS(MDS):
         self.background_ = whitening(self.classes.of(train).around(self.centre_), self.shrinkage)
 
     def rate(self, acts: Activations) -> Tensor:
-        points = self.place(acts.features)
-        background = ((points - self.centre_) @ self.background_).square().sum(dim=1)
-        return (background - class_distance(points, self.centre_, self.whitening_, self.means_)).float()
+        background = ((self.place(acts.features) - self.centre_) @ self.background_).square().sum(dim=1)
+        return (background - self.nearest(acts.features)).float()
