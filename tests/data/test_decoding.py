@@ -3,17 +3,20 @@ from __future__ import annotations
 import contextlib
 import io
 import struct
+import sys
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch  # noqa: F401  which photographs become arrays for
 from PIL import Image
 
 from idness.core.errors import DataError
-from idness.data import decode
-from idness.data.decoding import is_animated
+from idness.data import decode, decoding
+from idness.data.decoding import decode_picture, is_animated
 
 
 def encoded(image: Image.Image, format_: str, **options: object) -> bytes:
@@ -183,3 +186,67 @@ def test_a_missing_file_is_told_by_name_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [(1, 1), (5000, 1)])
 def test_odd_shapes(size: tuple[int, int]) -> None:
     assert decode(encoded(Image.new("RGB", size), "PNG")).size == size
+
+
+def photograph(size: tuple[int, int] = (83, 61)) -> Image.Image:
+    noise = np.random.default_rng(0).integers(0, 256, (size[1] // 4 + 2, size[0] // 4 + 2, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)
+
+
+@pytest.mark.parametrize("size", [(83, 61), (64, 64), (1, 1), (7, 130)])
+@pytest.mark.parametrize("options", [{"subsampling": 0}, {"subsampling": 1}, {"subsampling": 2}, {"progressive": True}])
+def test_a_photograph_becomes_an_array_of_the_same_bits(size: tuple[int, int], options: dict[str, object]) -> None:
+    data = encoded(photograph(size), "JPEG", quality=88, **options)
+    found = decode_picture(data)
+    assert isinstance(found, np.ndarray)
+    assert found.flags.writeable
+    assert np.array_equal(found, np.asarray(decode(data)))
+
+
+def test_what_is_no_plain_photograph_stays_a_picture() -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    odd = [
+        encoded(photograph(), "JPEG", exif=turned),
+        encoded(photograph().convert("L"), "JPEG"),
+        encoded(photograph().convert("CMYK"), "JPEG"),
+        encoded(photograph(), "PNG"),
+    ]
+    for data in odd:
+        found = decode_picture(data)
+        assert isinstance(found, Image.Image)
+        assert np.array_equal(np.asarray(found), np.asarray(decode(data)))
+    assert decode_picture(odd[0]).size == (61, 83)
+
+
+def test_damage_is_told_alike_however_a_photograph_is_read() -> None:
+    def outcome(read: Callable[[bytes], object], data: bytes) -> object:
+        try:
+            return np.asarray(read(data)).tolist()
+        except DataError as error:
+            return str(error)
+
+    data = encoded(photograph((300, 200)), "JPEG")
+    slight = data[:1500] + bytes(40) + data[1540:]  # Pillow makes a picture of it, so there is one
+    harmed = [data[:-2], data[: len(data) // 2], data[:200], b"", slight]
+    assert [outcome(decode_picture, each) for each in harmed] == [outcome(decode, each) for each in harmed]
+    assert "cut off" in str(outcome(decode_picture, harmed[1]))
+    assert isinstance(outcome(decode_picture, slight), list)
+    with pytest.raises(DataError, match="at most 100 pixels"):
+        decode_picture(data, max_pixels=100)
+
+
+def test_without_the_quick_decoder_photographs_are_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(photograph(), "JPEG")
+    quick = decode_picture(data)
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    decoding._unpacker.cache_clear()
+    try:
+        found = decode_picture(data)
+    finally:
+        decoding._unpacker.cache_clear()
+    assert isinstance(found, Image.Image)
+    assert np.array_equal(np.asarray(found), quick)
+    monkeypatch.undo()
+    monkeypatch.delitem(sys.modules, "torch")  # which would go on with an array
+    assert isinstance(decode_picture(data), Image.Image)

@@ -13,7 +13,7 @@ import numpy as np
 from idness.core.errors import DataError
 from idness.core.extras import needed
 from idness.core.files import sha256_of
-from idness.data.decoding import decode
+from idness.data.decoding import decode_picture
 from idness.data.sets import ImageSet, Part, Picture, pick
 from idness.data.urls import UrlPath
 
@@ -74,7 +74,7 @@ class TableSet(ImageSet):
         return data
 
     def picture(self, index: int) -> Picture:
-        return decode(self.encoded(index))
+        return decode_picture(self.encoded(index))
 
     def stamp(self, start: int, stop: int) -> str:
         states = ((file.name, file.stat()) for file in self._files)

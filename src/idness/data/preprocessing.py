@@ -15,18 +15,15 @@ from PIL import Image
 from idness.core.errors import DataError, ModelError, OptionError
 from idness.core.extras import needed
 from idness.data import embedded
+from idness.data.resizing import INTERPOLATIONS, Size, fitted, pair
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Size = int | tuple[int, int] | None
-INTERPOLATIONS = {kind.name.lower(): kind for kind in Image.Resampling}
 MODES = {1: "L", 3: "RGB"}
 """How Pillow calls a picture of so many channels."""
-WAY = "2"
+WAY = "3"
 """The way pixels are made, counted up when a picture may get other pixels than before: activations of the old ones do not count."""
-STRETCHED = 32
-"""The aspect ratio above which a strip is cut before it is enlarged: a 5000 x 1 image would become 1.3 million pixels wide."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +91,8 @@ class Preprocessing:
                     f"Preprocessing: an array must be uint8 of shape (height, width, {wanted}), one channel per number of mean and std,"
                     f" got {image.dtype} of shape {image.shape}"
                 )
-            if image.shape[2] == self.channels and not self._changes(image.shape[0], image.shape[1]):
-                return image
-            if image.shape[2] != 3:
-                return np.concatenate([self._band(image[:, :, place]) for place in range(self.channels)], axis=2)
+            if image.shape[2] == self.channels:
+                return fitted(image, self.resize, self.crop, self.interpolation)
             image = Image.fromarray(image)
         if self.channels not in MODES:
             raise DataError(
@@ -105,14 +100,7 @@ class Preprocessing:
             )
         mode = MODES[self.channels]
         image = image if image.mode == mode else image.convert(mode)  # which would copy it
-        if self.resize is not None:
-            image = self._resized(image)
-        return _cropped(np.asarray(image).reshape(image.height, image.width, -1), self.crop)
-
-    def _band(self, band: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Resize and crop one channel of many."""
-        picture = Image.fromarray(np.ascontiguousarray(band))
-        return _cropped(np.asarray(picture if self.resize is None else self._resized(picture))[:, :, None], self.crop)
+        return fitted(image, self.resize, self.crop, self.interpolation)
 
     def normalize(self, pixels: NDArray[np.uint8] | Tensor) -> Tensor:
         """Make float32 (..., channels, height, width) of uint8 (..., height, width, channels)."""
@@ -180,34 +168,6 @@ class Preprocessing:
                 raise OptionError(f"Preprocessing: unknown option {key!r}; it takes {', '.join(known)}")
         return cls(**values)
 
-    def _changes(self, height: int, width: int) -> bool:
-        resized = self.resize is not None and (
-            (height, width) != self.resize if isinstance(self.resize, tuple) else min(height, width) != self.resize
-        )
-        return resized or (self.crop is not None and (height, width) != _pair(self.crop))
-
-    def _resized(self, image: Image.Image) -> Image.Image:
-        width, height = image.size
-        filter_ = INTERPOLATIONS[self.interpolation]
-        if isinstance(self.resize, tuple):
-            return image.resize((self.resize[1], self.resize[0]), filter_)
-        assert self.resize is not None
-        short, long = min(width, height), max(width, height)
-        if long > STRETCHED * short and self.crop is not None:
-            # Only the centre survives the crop, so the rest of a strip need not be enlarged.
-            keep = STRETCHED * short
-            left, top = max(0, (width - keep) // 2), max(0, (height - keep) // 2)
-            image = image.crop((left, top, left + min(width, keep), top + min(height, keep)))
-            width, height = image.size
-            long = max(width, height)
-        scaled = int(self.resize * long / short)
-        target = (self.resize, scaled) if width <= height else (scaled, self.resize)
-        if target == (width, height):
-            return image
-        if self.crop is None or self.interpolation != "bilinear":
-            return image.resize(target, filter_)
-        return _resized_centre(image, target, _pair(self.crop), filter_)
-
 
 def preprocessing_for(model: nn.Module, spec: str = "", weights: str | None = None) -> Preprocessing | None:
     """Find what a network expects: its own `preprocessing` attribute, torchvision's weights, timm's configuration, or ours.
@@ -268,35 +228,8 @@ def _of_timm(model: nn.Module) -> Preprocessing:
     )
 
 
-def _resized_centre(
-    image: Image.Image, target: tuple[int, int], crop: tuple[int, int], filter_: Image.Resampling
-) -> Image.Image:
-    """Resize only what the crop will keep: a third less work for 224 of 256. Some values are rounded to the next one."""
-    height, width = min(crop[0], target[1]), min(crop[1], target[0])
-    left, top = round((target[0] - width) / 2.0), round((target[1] - height) / 2.0)
-    x, y = image.width / target[0], image.height / target[1]
-    end = min((left + width) * x, image.width), min((top + height) * y, image.height)
-    return image.resize((width, height), filter_, box=(left * x, top * y, *end))
-
-
-def _cropped(array: NDArray[np.uint8], crop: Size) -> NDArray[np.uint8]:
-    if crop is None:
-        return array
-    height, width = _pair(crop)
-    lack_y, lack_x = max(0, height - array.shape[0]), max(0, width - array.shape[1])
-    if lack_y or lack_x:
-        array = np.pad(array, ((lack_y // 2, (lack_y + 1) // 2), (lack_x // 2, (lack_x + 1) // 2), (0, 0)))
-    top, left = round((array.shape[0] - height) / 2.0), round((array.shape[1] - width) / 2.0)
-    return array[top : top + height, left : left + width]
-
-
-def _pair(size: Size) -> tuple[int, int]:
-    assert size is not None
-    return size if isinstance(size, tuple) else (size, size)
-
-
 def _times(size: Size) -> str:
-    return " x ".join(str(side) for side in _pair(size))
+    return " x ".join(str(side) for side in pair(size))
 
 
 def _size(name: str, value: object) -> Size:

@@ -15,7 +15,7 @@ from PIL import Image
 from idness.core.errors import DataError
 from idness.core.files import sha256_of
 from idness.core.wording import abridged
-from idness.data.decoding import SUFFIXES, contents, decode
+from idness.data.decoding import SUFFIXES, contents, decode_picture
 from idness.data.urls import UrlPath, is_url
 
 Picture = Image.Image | NDArray[np.uint8]
@@ -106,7 +106,7 @@ class FileSet(ImageSet):
 
     def picture(self, index: int) -> Picture:
         file = self._file(self.items[index])
-        return decode(contents(file), name=file.name)
+        return decode_picture(contents(file), name=file.name)
 
     def stamp(self, start: int, stop: int) -> str:
         return sha256_of(_state(self._file(name)) + os.fsencode(name) + b"\0" for name in self.items[start:stop])

@@ -14,7 +14,7 @@ import numpy as np
 
 from idness.core.errors import DataError
 from idness.core.files import sha256_of
-from idness.data.decoding import SUFFIXES, decode
+from idness.data.decoding import SUFFIXES, decode_picture
 from idness.data.sets import ImageSet, Picture
 from idness.data.urls import UrlPath
 
@@ -77,7 +77,7 @@ class ShardSet(ImageSet):
             raise DataError(f"{self._files[number].name}: cannot be read ({error.strerror or error})") from error
 
     def picture(self, index: int) -> Picture:
-        return decode(self.encoded(index))
+        return decode_picture(self.encoded(index))
 
     def stamp(self, start: int, stop: int) -> str:
         states = ((file.name, file.stat()) for file in self._files)

@@ -180,15 +180,15 @@ class Guard(nn.Module):
         """Turn one picture into the network's input."""
         from PIL import Image
 
-        from idness.data import decode
+        from idness.data.decoding import decode_picture
 
         if self.preprocessing is None:
             raise InputError(
                 "Guard: has no preprocessing, so it takes tensors only; give Guard(..., preprocessing=...)"
             )
-        if not isinstance(picture, Image.Image):
-            picture = decode(picture if isinstance(picture, bytes) else Path(picture))
-        return self.preprocessing(picture)
+        if isinstance(picture, Image.Image):
+            return self.preprocessing(picture)
+        return self.preprocessing(decode_picture(picture if isinstance(picture, bytes) else Path(picture)))
 
     def threshold(self, recall: float | None = None) -> Tensor:
         """Give the score below which an image is called OOD, one per class or a single one."""

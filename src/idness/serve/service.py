@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idness.core.errors import DataError, InputError
-from idness.data import decode
-from idness.data.decoding import is_animated, pixels_of
+from idness.data.decoding import decode_picture, is_animated, pixels_of
 from idness.data.thumbnails import encoded
 from idness.guard.guard import Guard
 from idness.serve.batching import Answer, Batcher
@@ -157,7 +156,7 @@ class Service:
         assert how is not None
         if upload.content is None:
             raise DataError("is not base64; send the bytes of an image in base64")
-        pixels = np.array(how.pixels(decode(upload.content, max_pixels=self.limits.pixels)))
+        pixels = np.array(how.pixels(decode_picture(upload.content, max_pixels=self.limits.pixels)))
         return _Decoded(how.normalize(pixels), is_animated(upload.content), _data_url(pixels) if picture else None)
 
     def neighbours(self, features: torch.Tensor, count: int) -> list[dict[str, Any]]:

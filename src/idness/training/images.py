@@ -18,7 +18,7 @@ from idness.core.errors import DataError
 from idness.core.files import sha256_of
 from idness.data import ArraySet, Preprocessing, decode, embedded
 from idness.data.likeness import exact, stacked
-from idness.data.preprocessing import INTERPOLATIONS
+from idness.data.resizing import INTERPOLATIONS
 from idness.data.sets import images_below, in_order
 from idness.networks.runs import INTERPOLATION
 from idness.training.plan import Plan, seeded

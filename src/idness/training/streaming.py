@@ -6,7 +6,6 @@ workers, and a run that was killed and resumed, see the same bits.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,14 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from idness.core.errors import DataError
 from idness.core.extras import needed
 from idness.core.files import sha256_of
-from idness.data import MAX_PIXELS, ImageSet, Preprocessing, decode
+from idness.data import ImageSet, Preprocessing
+from idness.data.decoding import decode_picture
 from idness.data.likeness import exact_digests
 from idness.training.plan import MIXED, Plan, mix
 
@@ -205,29 +204,9 @@ class _Samples(Dataset[tuple[Tensor, int, int, str]]):
 
 
 def read_pixels(images: ImageSet, place: int) -> Tensor:
-    """Read one image as uint8 (3, H, W): the bits that `decode` gives, plain JPEG by a quicker decoder."""
+    """Read one image as uint8 (3, H, W)."""
     data = images.encoded(place)
-    if data is not None and _plain_jpeg(data):
-        codec = needed("torchvision.io", "training", "train")
-        try:
-            read: Tensor = codec.decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            return read
-        except RuntimeError:
-            pass  # said by `decode`, in words
-    picture = images.picture(place) if data is None else decode(data)
-    return _channels_first(np.array(picture))
-
-
-def _plain_jpeg(data: bytes) -> bool:
-    """Tell whether a file is a whole upright RGB JPEG of an allowed size, which needs none of `decode`'s care."""
-    if not data.startswith(b"\xff\xd8\xff") or not data.endswith(b"\xff\xd9"):
-        return False
-    try:
-        with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
-            allowed = image.mode == "RGB" and image.width * image.height <= MAX_PIXELS
-            return allowed and int(image.getexif().get(0x0112, 1)) == 1
-    except Exception:  # a hostile file may raise anything inside a decoder
-        return False
+    return _channels_first(np.asarray(images.picture(place) if data is None else decode_picture(data)))
 
 
 def _evaluation(image: Tensor, how: Preprocessing) -> Tensor:
