@@ -66,8 +66,7 @@ def write(folder: Path, count: int) -> None:
 def peak(count: int) -> int:
     """Run a benchmark in a process of its own and give the most memory it held."""
     with tempfile.TemporaryDirectory() as folder:
-        # A process's peak begins with what its parent held: another one writes the images.
-        subprocess.run([sys.executable, __file__, folder, str(count)], check=True)
+        write(Path(folder), count)
         done = subprocess.run([sys.executable, "-c", RUN, folder], capture_output=True, text=True, check=True)
         return int(done.stdout)
 
@@ -88,7 +87,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        write(Path(sys.argv[1]), int(sys.argv[2]))
-    else:
-        main()
+    main()

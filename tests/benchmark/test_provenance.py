@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from idness.benchmark.provenance import Known, duplicates, told
+from idness.benchmark.provenance import Known, duplicates, peak_memory, told
 from idness.core.wording import without_folder
 
 ROLES = ("id_train", "id_val", "id_test", "ood_val", "near", "far")
@@ -45,3 +47,11 @@ def test_what_is_told_of_two_sets() -> None:
         == "2 images are in both a and b; 1 image is nearly the same in a and b"
     )
     assert told({"sets": ["a", "b"], "images": 2}) == "2 images are in both a and b"  # as version 0.1 wrote it
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux alone counts the parent's memory")
+def test_the_peak_of_memory_is_that_of_this_process_alone() -> None:
+    held = np.ones(60_000_000)  # 480 MB, which a process that is started from here begins with, as getrusage counts
+    code = "from idness.benchmark.provenance import peak_memory; print(peak_memory())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 10**7 < int(done.stdout) < peak_memory() - held.nbytes / 2
