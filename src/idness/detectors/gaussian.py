@@ -81,9 +81,17 @@ def residual_spaces(head: Head, train: Activations, shares: Sequence[float]) -> 
 
 
 @shared
+def head_axes(head: Head) -> tuple[Tensor, Tensor, Tensor]:
+    """Decompose the head's weights, W = U diag(s) V^T, in float64; U and V have the singular vectors as columns."""
+    left, sizes, right = torch.linalg.svd(head.weight.double(), full_matrices=False)
+    return left, sizes, right.T
+
+
 def _origin(head: Head) -> Tensor:
-    # ViM's origin u = -W^+ b: without the bias, logits are W (a - u).
-    found: Tensor = -torch.linalg.pinv(head.weight.double()) @ head.offset.double()
+    """Find ViM's origin u = -W^+ b: without the bias, logits are W (a - u)."""
+    left, sizes, right = head_axes(head)
+    counts = sizes > sizes.max() * max(head.weight.shape) * torch.finfo(torch.double).eps
+    found: Tensor = -right @ (torch.where(counts, 1 / sizes, 0.0) * (left.T @ head.offset.double()))
     return found
 
 

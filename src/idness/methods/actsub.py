@@ -8,10 +8,12 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from idness.core.checks import check_at_most_images, count, percent, positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
+from idness.detectors.gaussian import head_axes
 from idness.detectors.kernels import mean_largest_products, scale_ratios, unit
 from idness.detectors.readouts import energy
 from idness.detectors.sharing import shared
@@ -56,13 +58,14 @@ class ActSub(Detector):
         rest = unit(acts.features - decisive)
         cosines = mean_largest_products(rest, first.bank_, [detector.k for detector in detectors])
         ratios = scale_ratios(decisive, [detector.percentile for detector in detectors])
-        scores = []
-        for detector, cosine, ratio in zip(detectors, cosines, ratios, strict=True):
-            # An opposite direction is as far as none at all: a negative number has no power.
-            nearness = -(1 - cosine.clamp(0.0, 1 - 1e-6)).log()
-            shaped = energy(first.head_(decisive * ratio.exp().unsqueeze(1)))
-            scores.append(shaped * nearness**detector.power)
-        return scores
+        # W (a f) + b = f (W a) + b: one product serves every percentile.
+        plain, offset = linear(decisive, first.head_.weight), first.head_.offset
+        factors = {detector.percentile: ratio.exp() for detector, ratio in zip(detectors, ratios, strict=True)}
+        shaped = {each: energy(torch.addcmul(offset, plain, factor.unsqueeze(1))) for each, factor in factors.items()}
+        # An opposite direction is as far as none at all: a negative number has no power.
+        nearness = [-(1 - cosine.clamp(0.0, 1 - 1e-6)).log() for cosine in cosines]
+        both = zip(detectors, nearness, strict=True)
+        return [shaped[detector.percentile] * near**detector.power for detector, near in both]
 
 
 @shared
@@ -72,7 +75,7 @@ def _decisive_basis(head: Head, train: Activations) -> Tensor:
     The authors' code goes on into directions that the head does not see at all. Those have no order (which come first
     is the linear algebra library's choice), so we stop where the head does, and they stay in the rest.
     """
-    vectors: Tensor = torch.linalg.svd(head.weight.double(), full_matrices=False).Vh.T
+    vectors = head_axes(head)[2]
     surplus = torch.zeros(vectors.shape[1], dtype=torch.double, device=vectors.device)
     for part in train.batches(4096):
         whole = part.features.double()
