@@ -102,6 +102,12 @@ def test_an_array_of_the_right_size_is_left_alone() -> None:
         Preprocessing().pixels(array.astype(np.float32))  # type: ignore[arg-type]
 
 
+def test_arrays_may_be_mirrored_and_read_only() -> None:
+    how, mirrored = Preprocessing(resize=20, crop=16), np.asarray(picture(40, 30))[:, ::-1]
+    assert not mirrored.flags.writeable
+    assert np.array_equal(how.pixels(mirrored), how.pixels(mirrored.copy()))
+
+
 def test_inputs_are_not_written_to() -> None:
     array = np.asarray(picture(8, 8)).copy()
     before = array.copy()

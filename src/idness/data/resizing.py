@@ -71,8 +71,8 @@ def _target(resize: Size, width: int, height: int) -> tuple[int, int]:
 def _by_torch(array: Pixels, target: tuple[int, int], interpolation: str) -> Pixels:
     import torch
 
-    # torch takes nothing that may not be written to, as a picture's own memory.
-    whole = torch.from_numpy(array if array.flags.writeable else array.copy()).permute(2, 0, 1).unsqueeze(0)
+    # torch takes nothing that may not be written to, as a picture's own memory, nor what is read backwards.
+    whole = torch.from_numpy(np.require(array, requirements="CW")).permute(2, 0, 1).unsqueeze(0)
     found = torch.nn.functional.interpolate(whole, target[::-1], mode=interpolation, antialias=True)
     pixels: Pixels = found[0].permute(1, 2, 0).numpy()
     return pixels
