@@ -72,7 +72,7 @@ def _by_torch(array: Pixels, target: tuple[int, int], interpolation: str) -> Pix
     import torch
 
     # torch takes nothing that may not be written to, as a picture's own memory, nor what is read backwards.
-    whole = torch.from_numpy(np.require(array, requirements="CW")).permute(2, 0, 1).unsqueeze(0)
+    whole = torch.from_numpy(np.require(array, requirements=["C", "W"])).permute(2, 0, 1).unsqueeze(0)
     found = torch.nn.functional.interpolate(whole, target[::-1], mode=interpolation, antialias=True)
     pixels: Pixels = found[0].permute(1, 2, 0).numpy()
     return pixels
