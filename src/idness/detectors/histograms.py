@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -25,11 +29,15 @@ def smoothed(rows: Tensor, window: int) -> Tensor:
 
     Of an even window the longer part lies to the right, as torch pads convolutions.
     """
-    bins = rows.shape[1]
-    steps = torch.arange(window, device=rows.device) - (window - 1) // 2
-    seen = (torch.arange(bins, device=rows.device).unsqueeze(1) + steps).clamp(0, bins - 1)
-    weights = torch.eye(bins, dtype=rows.dtype, device=rows.device)[seen].mean(dim=1)
-    return rows @ weights.T
+    return rows @ torch.from_numpy(_weights(rows.shape[1], window)).to(rows)
+
+
+@cache
+def _weights(bins: int, window: int) -> NDArray[np.float64]:
+    """Make the matrix that averages; an array, as a tensor that was made while a graph is exported is none."""
+    steps = np.arange(window) - (window - 1) // 2
+    seen = (np.arange(bins)[:, None] + steps).clip(0, bins - 1)
+    return np.ascontiguousarray(np.eye(bins)[seen].mean(axis=1).T)
 
 
 def divergence(usual: Tensor, rows: Tensor, window: int, floor: float) -> Tensor:

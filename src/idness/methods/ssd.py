@@ -67,8 +67,9 @@ class SSD(Detector):
         white = self.whitenings_.transpose(0, 1).flatten(1)
         means = (self.means_.unsqueeze(1) @ self.whitenings_).flatten()
         parts = row_blocks(points, len(means))
-        apart = [(part @ white - means).square().reshape(-1, *shape).sum(dim=2).amin(dim=1) for part in parts]
-        return -torch.cat(apart).float()
+        apart = (torch.addmm(-means, part, white).reshape(-1, *shape) for part in parts)
+        nearest = torch.cat([torch.linalg.vector_norm(each, dim=2).amin(dim=1) for each in apart])
+        return -nearest.square().float()
 
 
 def k_means(points: Tensor, count: int) -> Tensor:
