@@ -108,6 +108,18 @@ def test_arrays_may_be_mirrored_and_read_only() -> None:
     assert np.array_equal(how.pixels(mirrored), how.pixels(mirrored.copy()))
 
 
+@pytest.mark.parametrize(
+    "shape", [(0, 8, 8, 3), (1, 300, 300, 3), (5, 300, 300, 3), (70, 32, 32, 3), (2, 3, 8, 8, 3), (8, 8, 3)]
+)
+def test_images_are_normalised_alike_in_any_number(shape: tuple[int, ...]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    found = Preprocessing(**IMAGENET).normalize(pixels)
+    mean, std = (np.array(IMAGENET[name], np.float32) for name in ("mean", "std"))
+    expected = np.moveaxis((pixels.astype(np.float32) / np.float32(255) - mean) / std, -1, -3)
+    assert found.is_contiguous()
+    assert np.array_equal(found.numpy(), expected)
+
+
 def test_inputs_are_not_written_to() -> None:
     array = np.asarray(picture(8, 8)).copy()
     before = array.copy()

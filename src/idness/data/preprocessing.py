@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MODES = {1: "L", 3: "RGB"}
 """How Pillow calls a picture of so many channels."""
+CACHED = 1 << 18
+"""How many values are normalised at once: 1 MB of them."""
 WAY = "3"
 """The way pixels are made, counted up when a picture may get other pixels than before: activations of the old ones do not count."""
 
@@ -109,9 +111,10 @@ class Preprocessing:
         whole = torch.as_tensor(pixels).movedim(-1, -3)
         values = torch.empty(whole.shape, device=whole.device)
         mean, std = (torch.tensor(part, device=values.device).view(-1, 1, 1) for part in (self.mean, self.std))
-        # One image at a time stays in the processor's cache from step to step; a GPU takes all at once.
-        alone = whole.ndim == 4 and whole.device.type == "cpu"
-        for made, given in zip(values, whole, strict=True) if alone else [(values, whole)]:
+        # A few at a time stay in the processor's cache from step to step; a GPU takes all at once, and one image is not divided.
+        apart = whole.ndim == 4 and whole.device.type == "cpu"
+        few = max(1, CACHED // max(1, math.prod(whole.shape[1:])) if apart else len(whole))
+        for made, given in zip(values.split(few), whole.split(few), strict=True):
             made.copy_(given).div_(255).sub_(mean).div_(std)
         return values
 
