@@ -114,7 +114,7 @@ class Preprocessing:
         # A few at a time stay in the processor's cache from step to step; a GPU takes all at once, and one image is not divided.
         apart = whole.ndim == 4 and whole.device.type == "cpu"
         few = max(1, CACHED // max(1, math.prod(whole.shape[1:])) if apart else len(whole))
-        for made, given in zip(values.split(few), whole.split(few), strict=True):
+        for made, given in zip(torch.split(values, few), torch.split(whole, few), strict=True):
             made.copy_(given).div_(255).sub_(mean).div_(std)
         return values
 
