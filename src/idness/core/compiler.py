@@ -1,4 +1,4 @@
-"""Imports torchvision without torch's compiler, which takes ten times as long to load, for the one function that torchvision wants of it."""
+"""Imports torchvision without torch's compiler, of which it wants one function, and which takes ten times as long to load."""
 
 from __future__ import annotations
 
