@@ -85,6 +85,7 @@ class Scorer:
         self.sweep = dict(sweep or {})
         self.seconds = dict.fromkeys(self.detectors, 0.0)
 
+    @sharing()
     def score(self, shards: Iterable[Shard], count: int, *, shaped: bool = False, sweep: bool = False) -> SetScores:
         """Score a set of at most so many images, one shard in memory at a time.
 
@@ -113,7 +114,6 @@ class Scorer:
         found.labels = labels
         return found.cut(place)
 
-    @sharing()
     def _score_shard(self, acts: Activations, found: SetScores, span: slice) -> None:
         for row, detector in self.detectors.items():
             start = time.perf_counter()
