@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from idness.core.types import Activations
+from idness.detectors import pruning
 from idness.detectors.detector import fit_many, score_many
 from idness.methods import Ash
 
@@ -21,7 +22,10 @@ def slow_shape(row, percent, variant):
 
 @pytest.mark.parametrize("variant", ["s", "p", "b"])
 @pytest.mark.parametrize("percent", [65.0, 90.0])
-def test_it_shapes_as_the_paper_writes(world, variant, percent):
+@pytest.mark.parametrize("many", [1, 1000])
+def test_it_shapes_as_the_paper_writes(world, variant, percent, many, monkeypatch):
+    """Also as it is computed where so few classes are many."""
+    monkeypatch.setattr(pruning, "CLASSES", many)
     detector = Ash(variant=variant, percentile=percent).fit(world.head)
     shaped = detector.shape(world.test.features)
     for row, ours, score in zip(world.test.features.tolist(), shaped, detector.score(world.test).tolist(), strict=True):

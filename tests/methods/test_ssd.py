@@ -73,13 +73,16 @@ def test_more_clusters_than_images_are_refused(world):
         SSD(clusters=10).fit(world.head, world.train[:5])
 
 
-def test_few_rows_are_whitened_as_many_are(world):
-    """The shorter way gives the same distances as the pseudo-inverse of the covariance."""
-    rows = world.train.features[:20].double()
-    centred = torch.cat([rows, rows[:3]]) - rows.mean(dim=0)
-    centred = centred - centred.mean(dim=0)
+@pytest.mark.parametrize("doubled", [0, 3])
+@pytest.mark.parametrize("sizes", [(20,), (9, 1, 10)])
+def test_few_rows_are_whitened_as_many_are(world, sizes, doubled):
+    """The shorter ways, of rows that are all different and of rows of which some are twice there, give the pseudo-inverse's distances."""
+    groups = list(world.train.features[: sum(sizes)].double().split(sizes))
+    groups[-1] = torch.cat([groups[-1], groups[-1][:doubled]])
+    groups = [group - group.mean(dim=0) for group in groups]
+    centred = torch.cat(groups)
     assert len(centred) < world.head.width
     inverse = torch.linalg.pinv(centred.T @ centred / len(centred), hermitian=True, rtol=1e-12)
     points = world.test.features.double()
     expected = ((points @ inverse) * points).sum(dim=1)
-    torch.testing.assert_close((points @ whitening_of(centred)).square().sum(dim=1), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close((points @ whitening_of(groups)).square().sum(dim=1), expected, rtol=1e-6, atol=0)

@@ -125,3 +125,13 @@ def test_one_product_serves_every_length_of_the_perturbation(world, monkeypatch)
     for detector, scores in zip(many, together, strict=True):
         fresh = WeiPer(repeats=4, delta=detector.delta).fit(world.head, world.train)
         torch.testing.assert_close(scores, fresh.score(world.test))
+
+
+def test_perturbed_logits_are_computed_once_in_learning_if_they_are_few(world, monkeypatch):
+    made, logits = [], perturbing.perturbed_logits
+    monkeypatch.setattr(perturbing, "perturbed_logits", lambda *words: made.append(1) or logits(*words))
+    scores = WeiPer(repeats=4).fit(world.head, world.train).score(world.test)
+    assert len(made) == 1
+    monkeypatch.setattr(perturbing, "HELD", 0)
+    torch.testing.assert_close(WeiPer(repeats=4).fit(world.head, world.train).score(world.test), scores)
+    assert len(made) == 3

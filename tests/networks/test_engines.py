@@ -88,6 +88,9 @@ def test_weights_that_change_are_noticed() -> None:
         model.bn2.running_mean.add_(1.0)  # type: ignore[union-attr]
     expected = SplitModel(model, example=IMAGES[:2]).split(IMAGES)
     assert distance(split.split(IMAGES).features, expected.features) <= EXACT
+    model.conv2 = nn.Conv2d(8, 16, 3, stride=2)
+    expected = SplitModel(model, example=IMAGES[:2]).split(IMAGES)
+    assert distance(split.split(IMAGES).features, expected.features) <= EXACT
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])

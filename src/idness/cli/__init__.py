@@ -21,6 +21,7 @@ import typer
 import typer.core
 
 from idness.core.errors import IdnessError, IdnessWarning
+from idness.core.processor import sort_fast
 
 COMMANDS = {
     "bench": "bench:bench",
@@ -143,6 +144,7 @@ def main() -> None:
 
 def run() -> None:
     """Run the command line as a process of its own, which ends at once: taking torch apart piece by piece takes long."""
+    sort_fast()
     gc.set_threshold(50_000)  # imports make many objects and no garbage: looking for it is wasted time
     try:
         main()

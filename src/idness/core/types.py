@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -149,6 +150,11 @@ class Head:
     def to(self, device: torch.device | str) -> Head:
         """Give the same on a device."""
         return replace(self, weight=self.weight.to(device), bias=self.offset.to(device))
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """The weight turned over (D, C), so that what belongs to a feature lies together."""
+        return self.weight.T.contiguous()
 
     @property
     def offset(self) -> Tensor:

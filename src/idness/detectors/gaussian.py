@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from idness.core.types import Activations, Head
+from idness.detectors.kernels import lengths, row_blocks
 from idness.detectors.sharing import shared
 from idness.detectors.statistics import FEATURES, Moments
 
+SPAN = 80
+"""How many whitened directions of a cluster are computed at once."""
 CLEAR = 1e-10
 """The least share of the largest variance that is surely no rounding; far more than float64 leaves of nothing."""
 
@@ -57,14 +60,26 @@ def whitening(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
     return scaled
 
 
-def whitening_of(centred: Tensor) -> Tensor:
-    """Compute the same of rows without their mean; of few rows it is found among themselves, which is less work."""
+def whitening_of(groups: Sequence[Tensor]) -> Tensor:
+    """Compute the same of groups of rows, each without its mean; of few rows it is found among themselves, which is less work."""
+    centred = torch.cat(list(groups))
     count, width = centred.shape
     if count >= width:
         return whitening(covariance(centred))
-    axes, variances = principal_axes(centred @ centred.T / count)
+    gram = centred @ centred.T
+    # A group's rows add up to nothing, so the matrix of their products has no inverse. Whatever is added along these sums, which the
+    # rows do not see, changes nothing that follows, and then there is one.
+    whole, start = gram.clone(), 0
+    for group in groups:
+        rows = slice(start, start := start + len(group))
+        whole[rows, rows] += gram.diagonal().mean() / len(group)
+    root, failed = torch.linalg.cholesky_ex(whole)
+    if not failed and bool(root.diagonal().square().min() > CLEAR * gram.diagonal().max()):
+        found: Tensor = torch.cholesky_solve(centred, root).T * count**0.5
+        return found
+    axes, variances = principal_axes(gram / count)
     varying = variances > 0
-    found: Tensor = centred.T @ (axes[:, varying] / (variances[varying] * count**0.5))
+    found = centred.T @ (axes[:, varying] / (variances[varying] * count**0.5))
     return found
 
 
@@ -133,3 +148,27 @@ def nearest_squared(points: Tensor, means: Tensor) -> Tensor:
     # |x - m|^2 = |x|^2 - 2 x m + |m|^2: one matrix product for all classes.
     cross = points @ means.T
     return (points.square().sum(dim=1) + (means.square().sum(dim=1) - 2 * cross).amin(dim=1)).clamp(min=0)
+
+
+def nearest_cluster(points: Tensor, means: Tensor, whitenings: Tensor) -> Tensor:
+    """Compute each point's least squared distance to the mean of a cluster, each with a whitening matrix of its own.
+
+    The matrices of all clusters are one, side by side, a span of whitened directions at a time: upper triangles make the first
+    directions of the first features alone.
+    """
+    clusters, width = means.shape
+    centres = (means.unsqueeze(1) @ whitenings).squeeze(1)
+    triangles = not torch.compiler.is_exporting() and bool((whitenings.tril(-1) == 0).all())
+    spans = []
+    for start in range(0, width, SPAN):
+        stop = min(start + SPAN, width)
+        white = whitenings[:, : stop if triangles else width, start:stop].transpose(0, 1).flatten(1)
+        spans.append((white, centres[:, start:stop].flatten()))
+    found = []
+    for part in row_blocks(points, means.numel()):
+        squares = part.new_zeros(len(part), clusters)
+        for white, centre in spans:
+            apart = torch.addmm(-centre, part[:, : len(white)], white).reshape(len(part), clusters, -1)
+            squares += lengths(apart, dim=2).square()
+        found.append(squares.amin(dim=1))
+    return torch.cat(found)

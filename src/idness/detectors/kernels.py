@@ -30,6 +30,11 @@ def row_blocks(rows: Tensor, width: int) -> tuple[Tensor, ...]:
     return torch.split(rows, max(1, min(ROWS, (1 << 23) // width)))
 
 
+def runs_plain(features: Tensor) -> bool:
+    """Say whether NumPy may work on features: not on another device, in a graph that is exported, or where gradients flow."""
+    return features.device.type == "cpu" and not torch.compiler.is_exporting() and not features.requires_grad
+
+
 def kept_count(width: int, percentile: float) -> int:
     """Count the activations above a percentile, rounding half to even as the authors' code does.
 
@@ -46,7 +51,7 @@ def scale_ratio(features: Tensor, percentile: float) -> Tensor:
 def scale_ratios(features: Tensor, percentiles: Sequence[float]) -> list[Tensor]:
     """Compute the ratio of each row for several percentiles in one pass."""
     kept = [kept_count(features.shape[1], percentile) for percentile in percentiles]
-    if features.device.type != "cpu" or torch.compiler.is_exporting() or features.requires_grad:
+    if not runs_plain(features):
         return [ratio_plain(features, count) for count in kept]
     array = features.numpy()
     total = features.sum(dim=1)
@@ -71,45 +76,33 @@ def ratio_each(features: Tensor, percents: Tensor) -> Tensor:
     return safe_ratio(sums[:, -1], sums.gather(1, kept.unsqueeze(1) - 1).squeeze(1), float(width))
 
 
+def stable_order(features: Tensor) -> Tensor:
+    """Find the order of each row's values, the least first and of equals the first first, as a stable sort gives it."""
+    if torch.compiler.is_exporting():  # ONNX says so of top-k, and has no such sort
+        return features.topk(features.shape[1], dim=1, largest=False).indices
+    if not runs_plain(features):
+        return features.sort(dim=1, stable=True).indices
+    places = np.arange(features.shape[1])
+    found = []
+    for part in row_blocks(features, features.shape[1]):
+        bits = (part.numpy() + np.float32(0)).view(np.int32)  # -0 becomes 0
+        # A float's bits are in its order, those of negative ones reversed: with its place below them, one plain sort does both.
+        whole = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64)
+        keys = np.sort((whole << 32) | places, axis=1)
+        found.append(torch.from_numpy(keys & 0xFFFFFFFF))
+    return torch.cat(found)
+
+
 def percentiles(values: Tensor, percents: Sequence[float]) -> list[Tensor]:
     """Find percentiles of all values, whatever their shape; one selection serves them all."""
     found = np.percentile(values.cpu().numpy().ravel(), percents)
     return [torch.tensor(value, dtype=torch.float32, device=values.device) for value in found]
 
 
-def lengths(rows: Tensor) -> Tensor:
+def lengths(rows: Tensor, dim: int = 1) -> Tensor:
     """Measure the Euclidean length of each row."""
-    found: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    found: Tensor = torch.linalg.vector_norm(rows, dim=dim)
     return found
-
-
-def top_mask(features: Tensor, kept: int) -> Tensor:
-    """Mark the `kept` largest of each row; among equals the first ones in top-k's order."""
-    chosen = features.topk(kept, dim=1, sorted=False).indices
-    return torch.zeros_like(features, dtype=torch.bool).scatter(1, chosen, True)
-
-
-def pruned(features: Tensor, kept: int) -> Tensor:
-    """Set all but the `kept` largest of each row to zero."""
-    if features.device.type != "cpu" or torch.compiler.is_exporting() or features.requires_grad:
-        return torch.where(top_mask(features, kept), features, 0.0)
-    array, first = features.numpy(), features.shape[1] - kept
-    ramp, result = _ramp(array.shape[1]), np.empty_like(array)
-    block = np.empty((min(ROWS, len(array)), array.shape[1]), np.float32)
-    for start in range(0, len(array), ROWS):
-        part = array[start : start + ROWS]
-        ordered = np.subtract(part, ramp, out=block[: len(part)])
-        ordered.partition(first, axis=1)
-        limit = ordered[:, first, None]
-        mask = part >= limit
-        np.multiply(part, mask, out=result[start : start + ROWS])
-        if np.count_nonzero(mask) == kept * len(part):
-            continue
-        # Equal features at the limit are all above it, and of those only some are kept; of zeros it does not matter which.
-        tied = (np.count_nonzero(mask, axis=1) != kept) & (np.abs(limit[:, 0]) > ramp[-1])
-        for row in np.flatnonzero(tied) + start:
-            result[row] = torch.where(top_mask(features[row : row + 1], kept), features[row : row + 1], 0.0).numpy()
-    return torch.from_numpy(result)
 
 
 def safe_ratio(total: Tensor, top: Tensor, limit: float) -> Tensor:
@@ -124,18 +117,18 @@ def safe_ratio(total: Tensor, top: Tensor, limit: float) -> Tensor:
 def _top_sum(array: NDArray[np.float32], kept: int) -> NDArray[np.float32]:
     """Sum the largest of each row by partial sorting, which NumPy does with SIMD."""
     first = array.shape[1] - kept
-    ramp = _ramp(array.shape[1])
+    low = ramp(array.shape[1])
     block = np.empty((min(ROWS, len(array)), array.shape[1]), np.float32)
     result = np.empty(len(array), np.float32)
     for start in range(0, len(array), ROWS):
-        part = np.subtract(array[start : start + ROWS], ramp, out=block[: len(array) - start])
+        part = np.subtract(array[start : start + ROWS], low, out=block[: len(array) - start])
         part.partition(first, axis=1)
         part[:, first:].sum(axis=1, out=result[start : start + ROWS])
     return result
 
 
 @cache
-def _ramp(width: int) -> NDArray[np.float32]:
+def ramp(width: int) -> NDArray[np.float32]:
     """Make zeros different, below anything that counts: partial sorting is slow among equals, and a ReLU leaves many."""
     found: NDArray[np.float32] = np.arange(1, width + 1, dtype=np.float32) * np.finfo(np.float32).tiny
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +12,10 @@ from torch.nn.functional import linear
 from idness.core.types import Head
 from idness.detectors.kernels import row_blocks, unit
 
+Perturbed = tuple[Tensor, list[Tensor]]
+"""Features of some images, and their logits under perturbed heads, by length of the perturbation."""
+HELD = 1 << 25
+"""How many perturbed logits are kept at most: 134 MB of them in single precision."""
 EXACT = 5_000
 """Perturbed logits of an image, below which they are computed in float64."""
 
@@ -33,9 +38,24 @@ def perturbed_weights(head: Head, repeats: int, most: int, deltas: Sequence[floa
     return [plain + delta * noise for delta in deltas]
 
 
-def perturbed_logits(
-    features: Tensor, head: Head, weights: Tensor, deltas: Sequence[float]
-) -> Iterator[tuple[Tensor, list[Tensor]]]:
+class PerturbedLogits:
+    """Gives features and perturbed logits block by block, as often as one likes; if they are few they are kept from the first time.
+
+    Args: those of `perturbed_logits`.
+    """
+
+    def __init__(self, features: Tensor, head: Head, weights: Tensor, deltas: Sequence[float]) -> None:
+        self._make = partial(perturbed_logits, features, head, weights, deltas)
+        self._few = len(features) * len(weights) * len(deltas) <= HELD
+        self._kept: list[Perturbed] | None = None
+
+    def __iter__(self) -> Iterator[Perturbed]:
+        if self._few and self._kept is None:
+            self._kept = list(self._make())
+        return self._make() if self._kept is None else iter(self._kept)
+
+
+def perturbed_logits(features: Tensor, head: Head, weights: Tensor, deltas: Sequence[float]) -> Iterator[Perturbed]:
     """Yield features by blocks, in the precision of the weights, and their perturbed logits (N, copies, C).
 
     Args:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -301,7 +302,8 @@ def _directions(acts: Activations) -> Tensor:
 
 
 def _profile(acts: Activations) -> Tensor:
-    return torch.cat([part.sort(dim=1).values for part in torch.split(acts.features, AT_ONCE)])
+    parts = torch.split(acts.features.cpu(), AT_ONCE)
+    return torch.cat([torch.from_numpy(np.sort(part.numpy(), axis=1)) for part in parts]).to(acts.features.device)
 
 
 VALUES = AllValues("values", values=_features)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from idness.core.checks import one_of, percent
 from idness.core.types import Activations
 from idness.detectors.detector import Enhancer
-from idness.detectors.kernels import kept_count, pruned, safe_ratio, top_mask
+from idness.detectors.kernels import kept_count, safe_ratio
+from idness.detectors.pruning import blocks, kept_products, pruned, top_mask
 
 
 @dataclass(kw_only=True)
@@ -48,28 +47,33 @@ class Ash(Enhancer):
         if self.variant == "b":
             return top_mask(features, kept) * (features.sum(dim=1, keepdim=True) / kept)
         rest = pruned(features, kept)
-        return rest if self.variant == "p" else rest.mul_(_factor(features, rest, kept))
+        return rest if self.variant == "p" else rest * _factor(features.sum(dim=1), rest.sum(dim=1), features, kept)
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
-        features, head = acts.features, detectors[0].head_
+        if torch.compiler.is_exporting():
+            return [detector.rate(acts) for detector in detectors]
+        parts = [cls._rate_part(detectors, part) for part in blocks(acts.features)]
+        return [torch.cat(scores) for scores in zip(*parts, strict=True)]
 
-        @cache
-        def left(kept: int) -> tuple[Tensor, Tensor]:
-            """Multiply what pruning leaves with the head; with what ASH-S scales it by."""
-            rest = pruned(features, kept)
-            return linear(rest, head.weight), _factor(features, rest, kept)
+    @classmethod
+    def _rate_part(cls, detectors: Sequence[Self], features: Tensor) -> list[Tensor]:
+        head, total = detectors[0].head_, features.sum(dim=1)
+        counts = [kept_count(features.shape[1], detector.percentile) for detector in detectors]
+        pruning = {kept for detector, kept in zip(detectors, counts, strict=True) if detector.variant != "b"}
+        products = kept_products(features, head, pruning) if pruning else {}
 
-        def logits(detector: Self) -> Tensor:
-            if detector.variant == "b" or torch.compiler.is_exporting():
-                return detector.shaped_logits(acts)
-            plain, factor = left(kept_count(features.shape[1], detector.percentile))
+        def logits(detector: Self, kept: int) -> Tensor:
+            if detector.variant == "b":
+                return head(detector.shape(features))
+            plain, top = products[kept]
+            if detector.variant == "p":
+                return plain + head.offset
             # W (a f) + b = f (W a) + b: s and p share the product.
-            return torch.addcmul(head.offset, plain, factor) if detector.variant == "s" else plain + head.offset
+            return torch.addcmul(head.offset, plain, _factor(total, top, features, kept))
 
-        return [detector.read(logits(detector)) for detector in detectors]
+        return [detector.read(logits(detector, kept)) for detector, kept in zip(detectors, counts, strict=True)]
 
 
-def _factor(features: Tensor, rest: Tensor, kept: int) -> Tensor:
-    ratio = safe_ratio(features.sum(dim=1), rest.sum(dim=1), features.shape[1] / kept)
-    return ratio.exp().unsqueeze(1)
+def _factor(total: Tensor, top: Tensor, features: Tensor, kept: int) -> Tensor:
+    return safe_ratio(total, top, features.shape[1] / kept).exp().unsqueeze(1)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
+from idness.detectors.kernels import stable_order
 from idness.detectors.statistics import PROFILE
 
 
@@ -29,9 +30,5 @@ class RAS(Enhancer):
         self.profile_ = PROFILE.mean(train).float()
 
     def shape(self, features: Tensor) -> Tensor:
-        # Of two equal features the first ranks lower, whatever the batch; ONNX says so of top-k and has no such sort.
-        if torch.compiler.is_exporting():
-            order = features.topk(features.shape[1], dim=1, largest=False).indices
-        else:
-            order = features.sort(dim=1, stable=True).indices
-        return torch.zeros_like(features).scatter(1, order, self.profile_.expand_as(features))
+        # Of two equal features the first ranks lower, whatever the batch.
+        return torch.zeros_like(features).scatter(1, stable_order(features), self.profile_.expand_as(features))

@@ -11,6 +11,7 @@ from torch import Tensor
 from idness.core.checks import percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
+from idness.detectors.pruning import excess_products
 from idness.detectors.statistics import VALUES
 
 
@@ -41,3 +42,8 @@ class ReAct(Enhancer):
 
     def shape(self, features: Tensor) -> Tensor:
         return features.minimum(self.clip_)
+
+    def shaped_logits(self, acts: Activations) -> Tensor:
+        # W min(a, c) = W a - W (what exceeds c), which is little: the logits are there already.
+        excess = excess_products(acts.features, self.head_, self.clip_)
+        return super().shaped_logits(acts) if excess is None else acts.logits - excess

@@ -53,8 +53,8 @@ class Relation(Detector):
 
     def _means(self, features: Tensor, probabilities: Tensor, powers: Sequence[float]) -> Tensor:
         """Average the relations of images with the training images, for several powers (N, P)."""
-        relations = (features @ self.bank_.T).clamp(min=0) * (probabilities @ self.probabilities_.T)
-        kept = torch.threshold(relations, CUT, 0.0)
+        relations = (features @ self.bank_.T).clamp_(min=0).mul_(probabilities @ self.probabilities_.T)
+        kept = torch.threshold_(relations, CUT, 0.0)
         return torch.stack([_powered(kept, power).mean(dim=1) for power in powers], dim=1)
 
 

@@ -11,8 +11,8 @@ from torch.nn.functional import one_hot, pad
 from idness.core.checks import check_at_most_images, count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.gaussian import nearest_squared, whitening_of
-from idness.detectors.kernels import row_blocks, unit
+from idness.detectors.gaussian import nearest_cluster, nearest_squared, whitening_of
+from idness.detectors.kernels import unit
 
 ROUNDS = 100
 """Most rounds of k-means, as many as in the authors' code."""
@@ -48,9 +48,9 @@ class SSD(Detector):
         # A cluster with no more images than features has directions without any spread, which would count nothing:
         # all clusters serve it, and where that goes for each, one matrix is enough.
         centred = [group - mean for group, mean in zip(groups, self.means_, strict=True)]
-        pooled = torch.cat(centred)
-        serving = [group if len(group) > head.width else pooled for group in centred]
-        whites = [whitening_of(rows) for rows in (serving if any(r is not pooled for r in serving) else [pooled])]
+        serving = [[group] if len(group) > head.width else centred for group in centred]
+        served = serving if any(each is not centred for each in serving) else [centred]
+        whites = [whitening_of(each) for each in served]
         # Narrower matrices are filled up with zeros.
         self.whitenings_ = torch.stack([pad(white, (0, head.width - white.shape[1])) for white in whites])
 
@@ -62,14 +62,7 @@ class SSD(Detector):
         if len(self.whitenings_) == 1:
             [white] = self.whitenings_.unbind()
             return -nearest_squared(points @ white, self.means_ @ white).float()
-        # All clusters by one matrix product.
-        shape = self.means_.shape
-        white = self.whitenings_.transpose(0, 1).flatten(1)
-        means = (self.means_.unsqueeze(1) @ self.whitenings_).flatten()
-        parts = row_blocks(points, len(means))
-        apart = (torch.addmm(-means, part, white).reshape(-1, *shape) for part in parts)
-        nearest = torch.cat([torch.linalg.vector_norm(each, dim=2).amin(dim=1) for each in apart])
-        return -nearest.square().float()
+        return -nearest_cluster(points, self.means_, self.whitenings_).float()
 
 
 def k_means(points: Tensor, count: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,7 +13,7 @@ from idness.core.checks import count, positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.histograms import divergence, shares
-from idness.detectors.perturbing import perturbed_logits, perturbed_weights
+from idness.detectors.perturbing import Perturbed, PerturbedLogits, perturbed_logits, perturbed_weights
 from idness.detectors.sharing import grouped
 
 BINS = 100  # the authors take 80 for a vision transformer
@@ -56,8 +56,7 @@ class WeiPer(Detector):
     @classmethod
     def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
         for group in grouped(detectors, lambda one: (one.repeats, one.most)):
-            alike = {one.delta: one for one in group}
-            cls._learn(alike, head, train.features)
+            cls._learn(alike := {one.delta: one for one in group}, head, train.features)
             for one in group:
                 vars(one).update({name: value for name, value in vars(alike[one.delta]).items() if name.endswith("_")})
 
@@ -66,27 +65,28 @@ class WeiPer(Detector):
         [one, *_] = alike.values()  # they differ in delta alone
         weights = perturbed_weights(head, one.repeats, one.most, [*alike])
         # One range of values for all features, and one for all perturbed logits.
-        parts = perturbed_logits(features, head, weights[0], [*alike])
+        parts = PerturbedLogits(features, head, weights[0], [*alike])
         found = [[torch.stack(each.aminmax()) for each in logits] for _, logits in parts]
         for one, own, ends in zip(alike.values(), weights, zip(*found, strict=True), strict=True):
             one.weights_ = own
             one.spans_ = torch.stack([torch.stack(v.to(own).aminmax()) for v in (features, torch.cat(ends))])
-        for delta, measures in cls._measured(alike, head, features).items():
+        for delta, measures in cls._measured(alike, parts).items():
             alike[delta].usual_ = measures.mean(dim=0)
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
         found = {}
         for group in grouped(detectors, lambda one: len(one.weights_)):
-            alike = {one.delta: one for one in group}
-            found[len(group[0].weights_)] = cls._measured(alike, group[0].head_, acts.features)
+            alike, first = {one.delta: one for one in group}, group[0]
+            parts = perturbed_logits(acts.features, first.head_, first.weights_, [*alike])
+            found[len(first.weights_)] = cls._measured(alike, parts)
         return [one._combine(found[len(one.weights_)][one.delta]) for one in detectors]
 
     @classmethod
-    def _measured(cls, alike: Mapping[float, Self], head: Head, features: Tensor) -> dict[float, Tensor]:
+    def _measured(cls, alike: Mapping[float, Self], parts: Iterable[Perturbed]) -> dict[float, Tensor]:
         """Compute what each score is made of: two histograms and the mean largest probability (N, 2 B + 1)."""
         rows: dict[float, list[Tensor]] = {delta: [] for delta in alike}
-        for values, logits in perturbed_logits(features, head, next(iter(alike.values())).weights_, [*alike]):
+        for values, logits in parts:
             for (delta, one), each in zip(alike.items(), logits, strict=True):
                 sure = (each.amax(dim=2) - each.logsumexp(dim=2)).exp().mean(dim=1, keepdim=True)
                 spread = map(shares, (values, each.flatten(1)), one.spans_, (BINS, BINS))
