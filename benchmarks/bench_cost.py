@@ -8,6 +8,9 @@ of the embedded benchmark.
 
 from __future__ import annotations
 
+import as_command  # noqa: F401
+
+# isort: split
 import tempfile
 import time
 import warnings

@@ -7,6 +7,9 @@ thread; the rows are read twice, before and after they are scored, which shows h
 
 from __future__ import annotations
 
+import as_command  # noqa: F401
+
+# isort: split
 import sys
 import tempfile
 import time

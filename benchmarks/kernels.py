@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import as_command  # noqa: F401
+
+# isort: split
 from typing import Any
 
 import faiss

@@ -16,7 +16,7 @@ from torch import nn
 
 from idness.core.errors import IdnessError, ModelError, StoreError
 from idness.detectors.registry import rows
-from idness.guard import Guard
+from idness.guard import Guard, file
 from idness.guard.file import FORMAT
 from idness.guard.neighbours import Gallery
 from idness.networks import trust
@@ -216,6 +216,21 @@ def save_again_and_again(folder: Path, weights: Path, recall: float) -> None:
     for number in range(25):
         acts = guard.split.split(torch.rand(40, 3, 16, 16, generator=torch.Generator().manual_seed(number)))
         guard.calibrate(acts, recall).save(folder)
+
+
+def test_a_reader_outlasts_writers_that_are_faster(
+    guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, recalls, read = guard.save(tmp_path / "guard"), [0.9, 0.8, 0.85], file._read_tensors
+
+    def outrun(*words: Any) -> Any:
+        if not recalls:
+            return read(*words)
+        guard.set_recall(recalls.pop(0)).save(folder)
+        raise StoreError("replaced meanwhile")
+
+    monkeypatch.setattr(file, "_read_tensors", outrun)
+    assert Guard.load(folder, guard.split).recalls[0] == 0.85
 
 
 def test_two_writers_and_a_reader_always_see_a_whole_guard(guard: Guard, weights: Path, tmp_path: Path) -> None:

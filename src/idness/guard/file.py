@@ -243,15 +243,16 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
 
 
 def _read_both(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
-    manifest = read_manifest(folder)
-    try:
-        return manifest, _read_tensors(folder, manifest.tensors)
-    except StoreError:
-        # Another process may have replaced the guard between the two reads.
-        fresh = read_manifest(folder)
-        if fresh == manifest:
-            raise
-        return fresh, _read_tensors(folder, fresh.tensors)
+    seen = None
+    while True:
+        manifest = read_manifest(folder)
+        try:
+            return manifest, _read_tensors(folder, manifest.tensors)
+        except StoreError:
+            # Other processes may have replaced the guard between the two reads, again and again; else it is damaged.
+            if manifest == seen:
+                raise
+            seen = manifest
 
 
 @contextmanager
