@@ -16,7 +16,8 @@ from torch import nn
 
 from idness.core.errors import IdnessError, ModelError, StoreError
 from idness.detectors.registry import rows
-from idness.guard import Guard, file
+from idness.guard import Guard
+from idness.guard import file as guard_file
 from idness.guard.file import FORMAT
 from idness.guard.neighbours import Gallery
 from idness.networks import trust
@@ -221,7 +222,7 @@ def save_again_and_again(folder: Path, weights: Path, recall: float) -> None:
 def test_a_reader_outlasts_writers_that_are_faster(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, recalls, read = guard.save(tmp_path / "guard"), [0.9, 0.8, 0.85], file._read_tensors
+    folder, recalls, read = guard.save(tmp_path / "guard"), [0.9, 0.8, 0.85], guard_file._read_tensors
 
     def outrun(*words: Any) -> Any:
         if not recalls:
@@ -229,7 +230,7 @@ def test_a_reader_outlasts_writers_that_are_faster(
         guard.set_recall(recalls.pop(0)).save(folder)
         raise StoreError("replaced meanwhile")
 
-    monkeypatch.setattr(file, "_read_tensors", outrun)
+    monkeypatch.setattr(guard_file, "_read_tensors", outrun)
     assert Guard.load(folder, guard.split).recalls[0] == 0.85
 
 
