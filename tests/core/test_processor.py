@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from idness.core import processor
@@ -18,8 +19,8 @@ def told(tmp_path, monkeypatch):
     monkeypatch.setenv(SETTING, "")
     monkeypatch.delenv(SETTING)
 
-    def tell(text, release="2.4.1"):
-        monkeypatch.setattr(processor, "version", lambda name: {"numpy": release}[name])
+    def tell(text, release=(2, 4)):
+        monkeypatch.setattr(processor, "numpy_release", lambda: release)
         (tmp_path / "cpuinfo").write_text(text)
         sort_fast(tmp_path / "cpuinfo")
         return os.environ.get(SETTING)
@@ -27,7 +28,7 @@ def told(tmp_path, monkeypatch):
     return tell
 
 
-@pytest.mark.parametrize(("release", "first"), [("2.4.0", "X86_V4"), ("3.0", "X86_V4"), ("2.3.5", "AVX512F")])
+@pytest.mark.parametrize(("release", "first"), [((2, 4), "X86_V4"), ((3, 0), "X86_V4"), ((2, 3), "AVX512F")])
 def test_numpy_sorts_by_narrower_instructions_on_zen_4(told, release, first):
     assert told(ZEN4, release).split()[0] == first
 
@@ -55,6 +56,12 @@ def test_what_was_set_stays_and_a_numpy_that_is_there_is_too_late(told, monkeypa
     monkeypatch.delitem(sys.modules, "numpy")
     sort_fast(tmp_path / "absent")
     assert SETTING not in os.environ
+
+
+def test_numpys_release_is_known_before_it_is_imported():
+    code = "import sys; from idness.core.processor import numpy_release as r; print(*r()); sys.exit('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == np.__version__.split(".")[:2]
 
 
 def test_the_names_are_numpys_own():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 SETTING = "NPY_DISABLE_CPU_FEATURES"
@@ -25,9 +25,17 @@ def sort_fast(processor: Path = Path("/proc/cpuinfo")) -> None:
         return
     try:
         text = processor.read_text().partition("\n\n")[0]
-        own = tuple(int(part) for part in re.findall(r"\d+", version("numpy"))[:2])
-    except (OSError, PackageNotFoundError):  # not every system tells
+    except OSError:  # not every system tells
         return
     says = dict(re.findall(r"^([^\t:]+)\s*: (.*)$", text, flags=re.MULTILINE))
     if all(says.get(name) == value for name, value in ZEN4) and "avx512f" in says.get("flags", "").split():
-        os.environ[SETTING] = next(names for since, names in WIDE if own >= since)
+        release = numpy_release()
+        os.environ[SETTING] = next(names for since, names in WIDE if release >= since)
+
+
+def numpy_release() -> tuple[int, ...]:
+    """Read which NumPy is installed, without importing it, or what could tell and takes long to import itself."""
+    place = find_spec("numpy")
+    text = "" if place is None or place.origin is None else Path(place.origin).with_name("version.py").read_text()
+    found = re.search(r'^version = "(\d+)\.(\d+)', text, flags=re.MULTILINE)
+    return tuple(map(int, found.groups())) if found else (0,)
