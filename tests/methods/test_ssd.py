@@ -4,7 +4,7 @@ import torch
 
 from idness.core.errors import InputError
 from idness.core.types import Activations
-from idness.detectors.gaussian import whitening_of
+from idness.detectors.gaussian import SPAN, nearest_cluster, whitening_of
 from idness.methods import SSD
 from idness.methods.ssd import k_means
 
@@ -86,3 +86,14 @@ def test_few_rows_are_whitened_as_many_are(world, sizes, doubled):
     points = world.test.features.double()
     expected = ((points @ inverse) * points).sum(dim=1)
     torch.testing.assert_close((points @ whitening_of(groups)).square().sum(dim=1), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("width", [7, SPAN, 2 * SPAN + 3])
+@pytest.mark.parametrize("triangles", [True, False])
+def test_clusters_are_measured_together_as_one_by_one(width, triangles):
+    rng = torch.Generator().manual_seed(width)
+    points, means = (torch.randn(count, width, generator=rng).double() for count in (150, 3))
+    whites = torch.randn(3, width, width, generator=rng).double()
+    whites = whites.triu() if triangles else whites
+    squares = [((points - mean) @ white).square().sum(dim=1) for mean, white in zip(means, whites, strict=True)]
+    torch.testing.assert_close(nearest_cluster(points, means, whites), torch.stack(squares).amin(dim=0))
