@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,17 @@ def spread() -> dict[str, float]:
     return {"ways": len(SPREADS), "median": round(median(SPREADS), 3), "largest": round(max(SPREADS), 3)}
 
 
+def processor() -> str:
+    """Name the processor, and say whether it has instructions of 512 bits; by its kind alone where the system does not tell."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.machine()
+    found = re.search(r"^model name\s*: (.*)$", text, flags=re.MULTILINE)
+    name = found[1].strip() if found else platform.machine()
+    return f"{name} {'with' if ' avx512f ' in text else 'without'} AVX-512"
+
+
 def report(name: str, title: str, rows: list[dict[str, Any]], notes: list[str] | None = None) -> None:
     """Print rows as a table and write them to results/speed."""
     table = Table(title=title, title_justify="left", header_style="bold")
@@ -66,7 +78,7 @@ def report(name: str, title: str, rows: list[dict[str, Any]], notes: list[str] |
     import numpy
     import torch
 
-    machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+    machine = {"cores": os.cpu_count(), "processor": processor(), "python": platform.python_version()}
     versions = {"numpy": numpy.__version__, "torch": torch.__version__}
     if spread():
         console.print("the slowest turn by the fastest:", *(f"{key} {value}" for key, value in spread().items()))

@@ -1,0 +1,164 @@
+"""The goals of speed, and what the files of results/speed say was reached: python benchmarks/goals.py
+
+Writes results/speed/goals.md; `make speed` does so last. What is said beside a number is written here, the numbers are not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ratios import RESULTS
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One line: what is measured, in which file, what was wanted, and how the numbers are found and judged."""
+
+    work: str
+    file: str
+    wanted: str
+    found: Callable[[Rows], list[float]]
+    shown: str
+    met: Callable[[list[float]], bool] | None = None
+    remark: str = ""
+
+    def line(self) -> str:
+        """Write the line of the table."""
+        values = self.found(json.loads((RESULTS / f"{self.file}.json").read_text())["rows"])
+        verdict = "" if self.met is None else "met" if self.met(values) else "missed"
+        said = "; ".join(filter(None, (verdict, self.remark)))
+        return f"| {self.work} (`{self.file}.json`) | {self.wanted} | {self.shown.format(*values)} | {said} |"
+
+
+def picked(name: str, *wanted: dict[str, Any]) -> Callable[[Rows], list[float]]:
+    """Take a column of rows in which given words stand, one row for each set of words."""
+
+    def find(rows: Rows) -> list[float]:
+        found = []
+        for words in wanted:
+            [row] = [row for row in rows if all(_fits(row.get(key), word) for key, word in words.items())]
+            found.append(float(row[name]))
+        return found
+
+    return find
+
+
+def _fits(value: Any, word: Any) -> bool:
+    return word in value if isinstance(word, str) and isinstance(value, str) else value == word
+
+
+def at_most(*limits: float) -> Callable[[list[float]], bool]:
+    # Judged as shown: by two digits.
+    return lambda values: all(round(value, 2) <= limit for value, limit in zip(values, limits, strict=True))
+
+
+def at_least(*limits: float) -> Callable[[list[float]], bool]:
+    return lambda values: all(round(value, 2) >= limit for value, limit in zip(values, limits, strict=True))
+
+
+def whole(network: str, images: int, which: str) -> Callable[[Rows], list[float]]:
+    engines = ("onnxruntime", "eager")
+    wanted = ({"network": network, "images": images, "what": f"whole bench, {engine}, {which}"} for engine in engines)
+    return picked("ratio", *wanted)
+
+
+def served(name: str) -> Callable[[Rows], list[float]]:
+    return picked(name, {"what": "ResNet-50"}, {"what": "MobileNetV2"})
+
+
+ALL, PAPER = "all methods and options", "the 15 rows of the paper"
+SMALL, LARGE = {"size": "D=512, C=100"}, {"size": "D=2048, C=1,000"}
+GOALS = (
+    Goal(
+        "whole `bench`, all methods and options, MobileNetV2 224 px, 3,000 images, against the ordinary pass of batch 128",
+        "whole", "at most 0.20 onnxruntime, 0.25 eager", whole("mobilenet", 3000, ALL), "{:.2f}, {:.2f}", at_most(0.2, 0.25),
+    ),
+    Goal("the same on 12,000 images", "whole", "", whole("mobilenet", 12_000, ALL), "{:.2f}, {:.2f}", at_most(0.2, 0.25)),
+    Goal("the same, 3,000 images, of the 15 rows of the paper", "whole", "", whole("mobilenet", 3000, PAPER), "{:.2f}, {:.2f}"),
+    Goal(
+        "the pass of MobileNetV2 alone", "engines", "",
+        picked("ratio", *({"network": "mobilenet", "what": engine} for engine in ("onnxruntime", "eager", "openvino"))),
+        "{:.2f} onnxruntime, {:.2f} eager, {:.2f} OpenVINO",
+    ),
+    Goal(
+        "whole `bench`, DenseNet-101 32 px", "whole", "at most 0.60", whole("densenet", 5000, ALL), "{:.2f} onnxruntime, {:.2f} eager",
+        at_most(0.6, 0.6),
+    ),
+    Goal(
+        "the embedded run against 0.1.0", "embedded", "at most 0.50",
+        lambda rows: [row["ratio"] for row in rows if row["what"].startswith("idness bench now")],
+        "{:.2f} with all 36 rows, {:.2f} with the 15 that it had", lambda values: at_most(0.5)(values[:1]), "`profile.md` has its parts",
+    ),
+    Goal(
+        "500 x 375 JPEG to a 224 tensor against PIL and torchvision", "starting", "at most 0.6",
+        picked("ratio", {"work": "224 tensor, idness"}), "{:.2f}", at_most(0.6),
+        "the file says how far pixels and AUROCs move",
+    ),
+    Goal(
+        "`idness score` of one picture with `guard.onnx` against the torch guard, start to verdict", "starting", "at most 0.25",
+        picked("ratio", {"work": "guard.onnx"}), "{:.2f}", at_most(0.25), "torch itself starts in half the time that it did",
+    ),
+    Goal(
+        "CPU until progress is shown: `bench`, `score`, `calibrate`", "starting", "at most 1.5 s",
+        lambda rows: [row["cpu ms"] / 1e3 for row in rows if "until progress" in row["work"]], "{:.2f}, {:.2f}, {:.2f} s",
+        at_most(1.5, 1.5, 1.5),
+    ),
+    Goal(
+        "serving, 32 clients, images a second against the bare network at its best batch and engine", "serving", "at least 0.85",
+        served("ratio"), "{:.2f} ResNet-50, {:.2f} MobileNetV2", lambda values: at_least(0.85)(values[:1]),
+        "on ResNet-50; a MobileNetV2 passes in five times what unpacking its JPEG takes, on the same core",
+    ),
+    Goal(
+        "one request when idle, CPU of it against one pass", "serving", "at most 1.3",
+        served("idle: CPU of a request / of one pass"), "{:.2f} ResNet-50, {:.2f} MobileNetV2",
+        lambda values: at_most(1.3)(values[:1]), "on ResNet-50, as above",
+    ),
+    Goal(
+        "ASH-S against pytorch-ood, heads of 512 x 100 and 2,048 x 1,000", "peer", "at least 3 times as fast",
+        picked("ratio", {"work": "ASH-S", **SMALL}, {"work": "ASH-S", **LARGE}), "{:.1f}, {:.1f}", at_least(3, 3),
+    ),
+    Goal(
+        "ReAct against pytorch-ood, the same heads", "peer", "at least 1.5 times as fast",
+        picked("ratio", {"work": "ReAct", **SMALL}, {"work": "ReAct", **LARGE}), "{:.1f}, {:.1f}", lambda values: at_least(1.5)(values[1:]),
+        "on ImageNet's head, where the columns of the few features above the clip are added up; on the small one the product with it, which"
+        " both need, is three quarters of theirs",
+    ),
+    Goal(
+        "scale ratio, ReLU rows, 4,096 x 2,048, against the public formulation", "kernels",
+        "at least 20 times, if a compiled kernel earns it",
+        picked("ratio", {"work": "ReLU-like"}), "{:.1f}", None,
+        "by NumPy alone; a compiled kernel is left out, as the ratio takes less than a ten-thousandth of a ResNet-50's pass, and numba would"
+        " ship 208 MB and hold NumPy back",
+    ),
+    Goal(
+        "1 M x 512 cached rows, all methods, against reading them", "cached", "measured",
+        picked("of reading", {"work": "scoring by all"}), "{:.0f} times", None, "the file names the largest shares",
+    ),
+    Goal("memory of `bench`, 10 times the images", "memory", "at most 1.1", lambda rows: [rows[-1]["ratio"]], "{:.2f}", at_most(1.1)),
+)  # fmt: skip
+
+
+def text(goals: Iterable[Goal]) -> str:
+    machine = json.loads((RESULTS / "kernels.json").read_text())["machine"]
+    lines = [
+        "# Goals of speed, and what was reached",
+        "",
+        "Made by `python benchmarks/goals.py` of the other files of this folder; `make speed` measures them all again. CPU seconds of one"
+        f" thread, in turns within one run, on {machine['cores']} cores of {machine['processor']}; each file says how far its turns differ.",
+        "",
+        "| work | wanted | reached | |",
+        "|---|--:|--:|---|",
+        *(goal.line() for goal in goals),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    (RESULTS / "goals.md").write_text(text(GOALS))
+    print("wrote results/speed/goals.md")
