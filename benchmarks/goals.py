@@ -132,8 +132,8 @@ GOALS = (
         "scale ratio, ReLU rows, 4,096 x 2,048, against the public formulation", "kernels",
         "at least 20 times, if a compiled kernel earns it",
         picked("ratio", {"work": "ReLU-like"}), "{:.1f}", None,
-        "by NumPy alone; a compiled kernel is left out, as the ratio takes less than a ten-thousandth of a ResNet-50's pass, and numba would"
-        " ship 208 MB and hold NumPy back",
+        "by NumPy alone; a compiled kernel is left out, as the ratio takes less than a ten-thousandth of a ResNet-50's pass, and numba"
+        " would ship 208 MB and hold NumPy back",
     ),
     Goal(
         "1 M x 512 cached rows, all methods, against reading them", "cached", "measured",
@@ -149,7 +149,7 @@ def text(goals: Iterable[Goal]) -> str:
         "# Goals of speed, and what was reached",
         "",
         "Made by `python benchmarks/goals.py` of the other files of this folder; `make speed` measures them all again. CPU seconds of one"
-        f" thread, in turns within one run, on {machine['cores']} cores of {machine['processor']}; each file says how far its turns differ.",
+        f" thread, in turns within one run, on {machine['cores']} cores of {machine['processor']}; each file says how far turns differ.",
         "",
         "| work | wanted | reached | |",
         "|---|--:|--:|---|",

@@ -28,7 +28,7 @@ FORMS = ("folded", "channels last")
 """What torch itself does to a copy of a network, the fastest first: BatchNorm folded and weights channels last, or only the latter."""
 OPSET = 17
 AT_ONCE = 4
-"""How many images go through onnxruntime at once: what its layers pass on stays in the cache, and a call costs it next to nothing."""
+"""How many images a thread of onnxruntime gets at once: what layers pass on stays in the cache, and a call costs next to nothing."""
 PACKAGES = {"eager": "torch", "compiled": "torch", "onnxruntime": "onnxruntime", "openvino": "openvino"}
 """The engines, and the packages whose version decides what they compute."""
 
@@ -137,7 +137,7 @@ class OnnxRuntime(_Traced):
         super().__init__(split, images)
         onnxruntime = needed("onnxruntime", "engine onnxruntime", "onnx", ModelError)
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
+        options.intra_op_num_threads = self.threads = torch.get_num_threads()
         options.log_severity_level = 3
         # Threads that wait by counting take the processor from those that decode the next images.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -147,7 +147,7 @@ class OnnxRuntime(_Traced):
 
     def features(self, images: Tensor) -> Tensor:
         """Give what enters the head."""
-        parts = torch.split(images.contiguous(), AT_ONCE)
+        parts = torch.split(images.contiguous(), AT_ONCE * self.threads)
         found = [self.session.run(["features"], {"images": part.numpy()})[0] for part in parts]
         return torch.from_numpy(found[0] if len(found) == 1 else np.concatenate(found))
 
