@@ -5,7 +5,8 @@ size, on tensors that are ready). Server and bare network have the same one core
 that the server does besides is paid for from the same purse; the clients have another core. Rounds alternate, so that
 whatever else the machine does meets both. Each client waits for its answer before it asks again, one JPEG a request.
 
-Beside the ratio of images per second stands that of CPU seconds per image, which other programs hardly change.
+Beside the ratio of images per second stands that of CPU seconds per image, which other programs hardly change. One client alone, whose
+requests find the server idle, shows how long an answer takes beside one pass of one image.
 """
 
 from __future__ import annotations
@@ -207,7 +208,7 @@ def measure(name: str, spec: str, side: int, wanted: float | None, pictures: lis
             per_bare = (before[0] - spent["bare"]) / images
             per_served = (before[1] - spent["served"]) / len(taken)
             # One request at a time: what an answer costs beyond one forward pass of one image.
-            singles, _ = bare.run(1, SECONDS)
+            singles, elapsed = bare.run(1, SECONDS)
             alone_cpu = (cpu_seconds(bare.process.pid) - before[0]) / singles
             _, lone = load(port, pictures, SECONDS, 1)
             idle_cpu = (cpu_seconds(server.pid) - before[1]) / len(lone)
@@ -223,6 +224,7 @@ def measure(name: str, spec: str, side: int, wanted: float | None, pictures: lis
         "bare CPU ms": 1e3 * per_bare,
         "served CPU ms": 1e3 * per_served,
         "engine": bare.engine,
+        "idle: latency of a request / of one pass": median(lone) * singles / elapsed,
         "idle: CPU of a request / of one pass": idle_cpu / alone_cpu,
         "idle wanted": IDLE,
         "bare images/s": median(alone),

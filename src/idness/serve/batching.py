@@ -45,12 +45,12 @@ class Batcher:
     """Runs a guard on whatever waits, up to a batch at a time.
 
     A batch never waits for company while the network could work: it takes what is there, and lingers only a few
-    milliseconds when that is a single image.
+    milliseconds for images that are on their way to it.
 
     Args:
         guard: the guard; only the worker thread touches its network.
         size: images per batch at most; the fastest size where not given.
-        linger: seconds to wait for a second image.
+        linger: seconds to wait for images that are still decoded.
         room: images that may wait or be worked on.
         told: called with each batch's size.
         failed: called with what went wrong where the network cannot even be warmed up; the worker has ended then.
@@ -134,7 +134,8 @@ class Batcher:
         deadline = time.monotonic() + self.linger
         while len(batch) < size:
             try:
-                left = deadline - time.monotonic()
+                # Who waits for images that nobody has sent yet makes those wait that were sent.
+                left = deadline - time.monotonic() if self._taken > len(batch) else 0.0
                 job = self._jobs.get(timeout=left) if left > 0 else self._jobs.get_nowait()
             except queue.Empty:
                 break
