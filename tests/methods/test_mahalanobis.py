@@ -38,6 +38,21 @@ def test_the_relative_one_takes_off_the_distance_to_all_data(world):
         assert score == pytest.approx(expected, rel=1e-3, abs=1e-2)
 
 
+@pytest.mark.parametrize("count", [30, None])
+def test_the_relative_one_also_of_fewer_images_than_features_or_of_one_a_class(world, count):
+    """Directions in which the few do not vary are left out, as a pseudo-inverse does."""
+    rows = torch.arange(count) if count else torch.stack([(world.train.labels == c).nonzero()[0, 0] for c in range(3)])
+    train = world.train[rows]
+    means, precision, features = slow_parts(train)
+    middle = features.mean(axis=0)
+    background = pinvh((features - middle).T @ (features - middle) / len(features))
+    with pytest.warns(IdnessWarning, match="has rank"):
+        scores = RMDS().fit(world.head, train).score(world.test)
+    for x, score in zip(world.test.features.double().numpy(), scores.tolist(), strict=True):
+        expected = max(-distance(x, mean, precision) + distance(x, middle, background) for mean in means)
+        assert score == pytest.approx(expected, rel=1e-3, abs=1e-2)
+
+
 @pytest.mark.parametrize("method", [MDS, RMDS])
 def test_dead_features_and_missing_classes_do_no_harm(world, method):
     features = world.train.features.clone()

@@ -46,6 +46,8 @@ def whitening(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
         covariance: that of the rows.
         shrinkage: how far the variances move towards their mean: 0 not at all, 1 all the way.
     """
+    if not bool(covariance.any()):  # as where every class has one image
+        return covariance.new_zeros(len(covariance), 0)
     whole = torch.eye(len(covariance)).to(covariance)
     if shrinkage:
         covariance = (1 - shrinkage) * covariance + shrinkage * covariance.diagonal().mean() * whole

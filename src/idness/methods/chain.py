@@ -69,9 +69,9 @@ def _learn_steps(chains: Sequence[Sequence[Enhancer]], head: Head, train: Activa
     alike: dict[str, list[Sequence[Enhancer]]] = {}
     for chain in chains:
         alike.setdefault(chain[0].label(), []).append(chain)
+    fit_many([chain[0] for chain in chains], head, train, val=val)
     for group in alike.values():
         step = group[0][0]
-        fit_many([chain[0] for chain in group], head, train, val=val)
         if rest := [chain[1:] for chain in group if len(chain) > 1]:
             seen = _seen_after(step, head, train)
             _learn_steps(rest, step.edit(head), seen, seen if val is train else _seen_after(step, head, val))

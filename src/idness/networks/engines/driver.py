@@ -177,7 +177,9 @@ class Driver:
             warnings.warn(f"engine {used} cannot run the network, so eager does: {error}", IdnessWarning, stacklevel=2)
             used, why = "eager", f"{used} cannot run the network: {error}"
             self._keep(split, engine := self._made(used, split, images))
-        batch = self._best_batch(split, images, batch)[0] if self.images >= MANY else batch
+        # onnxruntime gets a few of them at a time, however many there are.
+        measured = self.images >= MANY and used != "onnxruntime"
+        batch = self._best_batch(split, images, batch)[0] if measured else batch
         return ChosenEngine(self.asked, used, version(used), batch, why, self.images, form=engine.form)
 
     def _measured(self, split: SplitModel, images: Tensor, batch: int) -> ChosenEngine:
