@@ -66,17 +66,21 @@ def test_products_of_what_is_kept_are_those_of_the_pruned_rows(classes, counts, 
             torch.testing.assert_close(top.double(), rest.sum(dim=1), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("row", [[3.0, 3.0, 3.0, 2.0], [5.0, 0.0, 0.0, 0.0]])
-def test_a_row_with_equals_or_zeros_at_its_limit_does_not_shift_the_others(row):
+@pytest.mark.parametrize(
+    "row", [[3.0, 3.0, 3.0, 2.0], [5.0, 0.0, 0.0, 0.0], [5.0, 3.0, 3.0, 2.0], [5.0, 4.0, 2.0, 2.0]]
+)
+@pytest.mark.parametrize("other", [[9.0, 8.0, 7.0, 6.0], [9.0, 8.0, 8.0, 6.0], [9.0, 8.0, 7.0, 7.0]])
+def test_a_row_with_equals_or_zeros_at_its_limit_does_not_shift_the_others(row, other):
+    """One has more between two limits, another fewer: counted together they may be as many as are wanted."""
     features = torch.zeros(2, WIDTH)
-    features[0, :4] = torch.tensor(row)
-    features[1, :4] = torch.tensor([9.0, 8.0, 7.0, 6.0])
+    features[0, :4], features[1, 4:8] = torch.tensor(row), torch.tensor(other)
     head = a_head(pruning.CLASSES)
-    product, top = pruning.kept_products(features, head, [2])[2]
-    rest = pruning.pruned(features, 2)
-    torch.testing.assert_close(product, rest @ head.weight.T)
-    torch.testing.assert_close(top, rest.sum(dim=1))
-    assert top[1] == 17
+    for kept, (product, top) in pruning.kept_products(features, head, [2, 3, 1]).items():
+        rest = pruning.pruned(features, kept)
+        # Of equals any may be kept: the sums say how many were, and the products that each row has its own.
+        torch.testing.assert_close(top, rest.sum(dim=1))
+        alone = [pruning.kept_products(each, head, [kept])[kept][0] for each in features.split(1)]
+        torch.testing.assert_close(product, torch.cat(alone))
 
 
 def test_columns_are_added_up_where_that_is_less_work(monkeypatch):

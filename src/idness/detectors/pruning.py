@@ -52,8 +52,16 @@ def kept_products(features: Tensor, head: Head, counts: Collection[int]) -> dict
     if not runs_plain(features):
         rests = {kept: pruned(features, kept) for kept in counts}
         return {kept: (linear(rest, head.weight), rest.sum(dim=1)) for kept, rest in rests.items()}
-    limits = _limits(features.numpy(), counts)
-    return {kept: _kept_product(features, head, kept, limit) for kept, limit in limits.items()}
+    array = np.ascontiguousarray(features.numpy())
+    limits, found = _limits(array, counts), {}
+    last: tuple[int, Tensor, Tensor] | None = None
+    for kept in sorted(counts):
+        # What is kept beyond the last number is little: it is added to what was summed up for that.
+        fewer, *sums = last or (0, 0.0, 0.0)
+        more = _summed(array, head, kept - fewer, limits[kept], limits[fewer] if fewer else None)
+        last = None if more is None else (kept, sums[0] + more[0], sums[1] + more[1])
+        found[kept] = _multiplied(features, head, kept, limits[kept]) if last is None else last[1:]
+    return found
 
 
 def excess_products(features: Tensor, head: Head, limit: Tensor) -> Tensor | None:
@@ -98,22 +106,33 @@ def _pruned(features: Tensor, limit: Values, kept: int) -> Tensor:
     return result
 
 
-def _kept_product(features: Tensor, head: Head, kept: int, limit: Values) -> tuple[Tensor, Tensor]:
-    array = np.ascontiguousarray(features.numpy())
-    count, width = array.shape
-    few = kept <= FEW * width and head.classes >= CLASSES
-    places = _places(array, np.greater_equal, limit) if few else np.empty(0, np.int64)
-    if few and len(places) == kept * count:  # else there are equals at a limit
-        by_row = places.reshape(count, kept)
-        values = torch.from_numpy(array.take(by_row))
-        columns = torch.from_numpy(by_row - np.arange(0, array.size, width)[:, None])
-        return embedding_bag(columns, head.columns, mode="sum", per_sample_weights=values), values.sum(dim=1)
+def _multiplied(features: Tensor, head: Head, kept: int, limit: Values) -> tuple[Tensor, Tensor]:
     rest = _pruned(features, limit, kept)
     return linear(rest, head.weight), rest.sum(dim=1)
 
 
-def _places(array: Values, compared: np.ufunc, limit: Values | float) -> NDArray[np.int64]:
-    """Find the values above a limit, by their places in the whole array.
+def _summed(
+    array: Values, head: Head, count: int, low: Values, high: Values | None = None
+) -> tuple[Tensor, Tensor] | None:
+    """Add up the head's columns for the features between limits, so many of each row; none where it is more work or others are equal."""
+    rows, width = array.shape
+    if count > FEW * width or head.classes < CLASSES:
+        return None
+    places = _places(array, np.greater_equal, low, high)
+    if len(places) != count * rows:  # there are equals at a limit
+        return None
+    by_row = places.reshape(rows, count)
+    columns = by_row - np.arange(0, array.size, width)[:, None]
+    if columns[:, 0].min() < 0 or columns[:, -1].max() >= width:  # one row has more of them, another fewer
+        return None
+    values = torch.from_numpy(array.take(by_row))
+    return embedding_bag(torch.from_numpy(columns), head.columns, mode="sum", per_sample_weights=values), values.sum(
+        dim=1
+    )
+
+
+def _places(array: Values, compared: np.ufunc, limit: Values | float, high: Values | None = None) -> NDArray[np.int64]:
+    """Find the values above a limit, and below another if there is one, by their places in the whole array.
 
     NumPy jumps from one to the next where at most a tenth are, which a processor cannot foresee, and else goes through all in half
     that time: so that it does, some are added at the end.
@@ -121,7 +140,10 @@ def _places(array: Values, compared: np.ufunc, limit: Values | float) -> NDArray
     count = array.size
     more = count // 8
     mask = np.ones(count + more, bool)
-    compared(array, limit, out=mask[:count].reshape(array.shape))
+    inside = mask[:count].reshape(array.shape)
+    compared(array, limit, out=inside)
+    if high is not None:
+        inside &= array < high
     found = np.flatnonzero(mask)
     return found[: len(found) - more]
 
