@@ -24,15 +24,23 @@ class Goal:
     wanted: str
     found: Callable[[Rows], list[float]]
     shown: str
-    met: Callable[[list[float]], bool] | None = None
+    met: Callable[[list[float]], list[bool]] | None = None
     remark: str = ""
+    of: tuple[str, ...] = ()
+    """What the numbers are of, where one may be met and another missed."""
 
     def line(self) -> str:
         """Write the line of the table."""
         values = self.found(json.loads((RESULTS / f"{self.file}.json").read_text())["rows"])
-        verdict = "" if self.met is None else "met" if self.met(values) else "missed"
+        verdict = "" if self.met is None else self._verdict(self.met(values))
         said = "; ".join(filter(None, (verdict, self.remark)))
         return f"| {self.work} (`{self.file}.json`) | {self.wanted} | {self.shown.format(*values)} | {said} |"
+
+    def _verdict(self, met: list[bool]) -> str:
+        if len(set(met)) == 1:
+            return "met" if met[0] else "missed"
+        each = zip(self.of, met, strict=True)
+        return ", ".join(f"{'met' if fine else 'missed'} {where}" for where, fine in each)
 
 
 def picked(name: str, *wanted: dict[str, Any]) -> Callable[[Rows], list[float]]:
@@ -52,13 +60,13 @@ def _fits(value: Any, word: Any) -> bool:
     return word in value if isinstance(word, str) and isinstance(value, str) else value == word
 
 
-def at_most(*limits: float) -> Callable[[list[float]], bool]:
-    # Judged as shown: by two digits.
-    return lambda values: all(round(value, 2) <= limit for value, limit in zip(values, limits, strict=True))
+def at_most(*limits: float) -> Callable[[list[float]], list[bool]]:
+    """Judge numbers as they are shown, by two digits; those without a limit are not judged."""
+    return lambda values: [round(value, 2) <= limit for value, limit in zip(values, limits, strict=False)]
 
 
-def at_least(*limits: float) -> Callable[[list[float]], bool]:
-    return lambda values: all(round(value, 2) >= limit for value, limit in zip(values, limits, strict=True))
+def at_least(*limits: float) -> Callable[[list[float]], list[bool]]:
+    return lambda values: [round(value, 2) >= limit for value, limit in zip(values, limits, strict=False)]
 
 
 def whole(network: str, images: int, which: str) -> Callable[[Rows], list[float]]:
@@ -92,7 +100,7 @@ GOALS = (
     Goal(
         "the embedded run against 0.1.0", "embedded", "at most 0.50",
         lambda rows: [row["ratio"] for row in rows if row["what"].startswith("idness bench now")],
-        "{:.2f} with all 36 rows, {:.2f} with the 15 that it had", lambda values: at_most(0.5)(values[:1]), "`profile.md` has its parts",
+        "{:.2f} with all 36 rows, {:.2f} with the 15 that it had", at_most(0.5), "`profile.md` has its parts",
     ),
     Goal(
         "500 x 375 JPEG to a 224 tensor against PIL and torchvision", "starting", "at most 0.6",
@@ -101,7 +109,7 @@ GOALS = (
     ),
     Goal(
         "`idness score` of one picture with `guard.onnx` against the torch guard, start to verdict", "starting", "at most 0.25",
-        picked("ratio", {"work": "guard.onnx"}), "{:.2f}", at_most(0.25), "torch itself starts in half the time that it did",
+        picked("ratio", {"work": "guard.onnx"}), "{:.2f}", at_most(0.25),
     ),
     Goal(
         "CPU until progress is shown: `bench`, `score`, `calibrate`", "starting", "at most 1.5 s",
@@ -110,13 +118,13 @@ GOALS = (
     ),
     Goal(
         "serving, 32 clients, images a second against the bare network at its best batch and engine", "serving", "at least 0.85",
-        served("ratio"), "{:.2f} ResNet-50, {:.2f} MobileNetV2", lambda values: at_least(0.85)(values[:1]),
-        "on ResNet-50; a MobileNetV2 passes in five times what unpacking its JPEG takes, on the same core",
+        served("ratio"), "{:.2f} ResNet-50, {:.2f} MobileNetV2", at_least(0.85, 0.85),
+        "a MobileNetV2's pass takes five times what unpacking its JPEG does, on the same core", ("on ResNet-50", "on MobileNetV2"),
     ),
     Goal(
         "one request when idle, its latency against one pass of batch 1", "serving", "at most 1.3",
         served("idle: latency of a request / of one pass"), "{:.2f} ResNet-50, {:.2f} MobileNetV2",
-        lambda values: at_most(1.3)(values[:1]), "on ResNet-50, as above",
+        at_most(1.3, 1.3), "as above", ("on ResNet-50", "on MobileNetV2"),
     ),
     Goal(
         "ASH-S against pytorch-ood, heads of 512 x 100 and 2,048 x 1,000", "peer", "at least 3 times as fast",
@@ -124,9 +132,10 @@ GOALS = (
     ),
     Goal(
         "ReAct against pytorch-ood, the same heads", "peer", "at least 1.5 times as fast",
-        picked("ratio", {"work": "ReAct", **SMALL}, {"work": "ReAct", **LARGE}), "{:.1f}, {:.1f}", lambda values: at_least(1.5)(values[1:]),
-        "on ImageNet's head, where the columns of the few features above the clip are added up; on the small one the product with it, which"
-        " both need, is three quarters of theirs",
+        picked("ratio", {"work": "ReAct", **SMALL}, {"work": "ReAct", **LARGE}), "{:.1f}, {:.1f}", at_least(1.5, 1.5),
+        "on the latter, ImageNet's, the columns of the few features above the clip are added up; on the former that costs what it saves,"
+        " and the product, which both need, is three quarters of theirs",
+        ("on the small head", "on the large one"),
     ),
     Goal(
         "scale ratio, ReLU rows, 4,096 x 2,048, against the public formulation", "kernels",
