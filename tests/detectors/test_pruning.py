@@ -92,6 +92,9 @@ def test_columns_are_added_up_where_that_is_less_work(monkeypatch):
         calls.clear()
         pruning.kept_products(features, a_head(classes), [kept])
         assert len(calls) == times
+    calls.clear()
+    pruning.kept_products(features, a_head(pruning.CLASSES), [4, 8, 18, 28, 39])  # the last is too much more
+    assert len(calls) == 4
 
 
 def test_what_exceeds_a_limit_is_multiplied_with_the_head(monkeypatch):
