@@ -134,7 +134,7 @@ GOALS = (
         "ReAct against pytorch-ood, the same heads", "peer", "at least 1.5 times as fast",
         picked("ratio", {"work": "ReAct", **SMALL}, {"work": "ReAct", **LARGE}), "{:.1f}, {:.1f}", at_least(1.5, 1.5),
         "on the latter, ImageNet's, the columns of the few features above the clip are added up; on the former that costs what it saves,"
-        " and the product, which both need, is three quarters of theirs",
+        " and the product, which both need, is most of theirs",
         ("on the small head", "on the large one"),
     ),
     Goal(
@@ -158,7 +158,8 @@ def text(goals: Iterable[Goal]) -> str:
         "# Goals of speed, and what was reached",
         "",
         "Made by `python benchmarks/goals.py` of the other files of this folder; `make speed` measures them all again. CPU seconds of one"
-        f" thread, in turns within one run, on {machine['cores']} cores of {machine['processor']}; each file says how far turns differ.",
+        f" thread, in turns within one run, on {machine['cores']} cores of {machine['processor']};"
+        " NumPy sorts as in the command. Each file says how far turns differ.",
         "",
         "| work | wanted | reached | |",
         "|---|--:|--:|---|",
