@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from idness.benchmark.answer import setting
+from idness.benchmark.provenance import told
 from idness.benchmark.ranking import ood_weights
 from idness.benchmark.results import Report
 from idness.core.wording import drawn, duration, percent, points, shown, size
-from idness.report import figures, style, write_html
+from idness.report import figures, sections, style, write_html
 from idness.report.html import NAV, _rocs, compact, render
 from idness.report.thumbnails import data_urls, needed
 from tests.measured import bench
@@ -88,6 +89,16 @@ def test_every_picture_says_what_it_shows_and_every_table_has_heads(page: str) -
     assert sum(tag == "table" for tag, _ in found.tags) == sum(tag == "caption" for tag, _ in found.tags)
     assert [tag for tag, _ in found.tags].count("h1") == 1
     assert page.index('lang="en"')
+
+
+def test_a_warning_stands_in_the_page_once(report: Report) -> None:
+    other = copy.copy(report)
+    other.duplicates = [{"sets": ["id_train", "id_test"], "images": 0, "near": 1}]
+    line = told(other.duplicates[0])
+    for warned in ([], [line, "another"]):
+        other.warnings = warned
+        assert sections.warnings(other).count(line) == 1
+        assert set(warned) <= set(sections.warnings(other))
 
 
 def test_the_numbers_are_those_of_the_results(report: Report, page: str) -> None:

@@ -198,7 +198,8 @@ def warnings(report: Report) -> list[str]:
     for name, item in report.sets.items():
         if item.skipped:
             found.append(f"{len(item.skipped)} images of {name} were skipped; the reasons are under Provenance")
-    return [shown(line, 300) for line in found]
+    # A run warns of copies itself; results that were put together otherwise may not.
+    return [shown(line, 300) for line in dict.fromkeys(found)]
 
 
 def _tried(report: Report, row: str) -> int:
