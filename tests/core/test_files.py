@@ -26,6 +26,16 @@ def test_a_file_is_replaced_in_one_step(tmp_path):
     assert sha256(target) == "3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3"
 
 
+@pytest.mark.parametrize("mask", [0o077, 0o022])
+def test_the_umask_is_honoured(mask, tmp_path):
+    before = os.umask(mask)
+    try:
+        target = atomic_write(tmp_path / "a.txt", "one")
+    finally:
+        os.umask(before)
+    assert target.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
 def test_after_a_failure_the_old_file_is_there_and_nothing_else(tmp_path):
     target = atomic_write(tmp_path / "a.txt", "old")
     with pytest.raises(ZeroDivisionError), atomic_path(target) as part:

@@ -166,6 +166,17 @@ def test_saving_again_replaces_the_guard_and_leaves_nothing_behind(guard: Guard,
     assert len(Guard.load(folder, guard.split).calibration or ()) == 80
 
 
+def test_saving_deletes_only_what_the_previous_manifest_names(guard: Guard, tmp_path: Path) -> None:
+    folder = guard.save(tmp_path / "guard", bundle=True)
+    foreign = {f"{kind}-{'0' * 16}.safetensors": b"mine" for kind in ("weights", "tensors")}
+    for name, content in foreign.items():
+        (folder / name).write_bytes(content)
+    guard.calibrate([known_tensors(80, first=900)[0]])
+    guard.save(folder)
+    assert {name: (folder / name).read_bytes() for name in foreign} == foreign
+    assert len(list(folder.iterdir())) == 4
+
+
 def test_a_failed_write_leaves_the_old_guard(guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = guard.save(tmp_path / "guard")
     before = {file.name: file.read_bytes() for file in folder.iterdir()}

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -37,7 +38,6 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield part
         with part.open("rb+") as file:
             os.fsync(file.fileno())
-        part.chmod(0o644)  # mkstemp makes files that only their owner can read
         part.replace(target)
     except OSError as error:
         raise StoreError(_cannot_write(target, error)) from error
@@ -64,11 +64,9 @@ def marked(folder: Path) -> Iterator[str]:
 
 def _own_part(target: Path) -> str:
     """Make a temporary file beside a path, whose name says whose it is."""
-    handle, name = tempfile.mkstemp(
-        prefix=f".{target.name}.{_host()}-{os.getpid()}.", suffix=".part", dir=target.parent
-    )
-    os.close(handle)
-    return name
+    name = target.parent / f".{target.name}.{_host()}-{os.getpid()}.{secrets.token_hex(4)}.part"
+    os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # the umask applies, as to any new file
+    return str(name)
 
 
 def sweep(folder: Path) -> None:

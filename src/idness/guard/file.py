@@ -122,8 +122,10 @@ def _save(guard: Guard, folder: Path, bundle: bool) -> None:
     manifest = describe(guard) | {"tensors": _write_tensors(folder, "tensors", tensors)}
     if bundle:
         manifest["model"]["file"] = _write_tensors(folder, "weights", guard.model.state_dict())
+    before = _named_files(folder)
     _DOCUMENT.write(folder / MANIFEST, manifest)
-    _remove_stale(folder, manifest)
+    for name in before - _named_files(folder):
+        (folder / name).unlink(missing_ok=True)
 
 
 def load_guard(
@@ -308,9 +310,11 @@ def _split(model: nn.Module, known: ModelEntry, folder: Path) -> SplitModel:
         ) from error
 
 
-def _remove_stale(folder: Path, manifest: dict[str, Any]) -> None:
-    kept = {manifest["tensors"]["file"], manifest["model"].get("file", {}).get("file")}
-    for pattern in ("tensors-*.safetensors", "weights-*.safetensors"):
-        for file in folder.glob(pattern):
-            if file.name not in kept:
-                file.unlink(missing_ok=True)
+def _named_files(folder: Path) -> set[str]:
+    """Return the names of the files that a folder's `guard.json` lists; empty if it is missing or not a guard's."""
+    try:
+        known = read_manifest(folder)
+    except StoreError:
+        return set()
+    entries = [known.tensors, *([known.model.file] if known.model.file is not None else [])]
+    return {entry.below(folder).name for entry in entries}
