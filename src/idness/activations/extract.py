@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from idness.core.progress import Listener
 from idness.core.types import Activations, InputEditor
 from idness.data import Batch, ImageSet
 from idness.data.likeness import DIGEST
+from idness.data.sets import stamp_of
 from idness.networks.opening import Network
 
 
@@ -45,18 +47,29 @@ def extract(
     sets in one.
     """
     known = network.labels_of(images)
-    spans = plan(network, images, known, edit_with)
-    refs = {span.key: store.find(span.key) for span in spans}
-    missing = [span for span in spans if refs[span.key] is None]
-    cached = len(images) - sum(span.stop - span.start for span in missing)
     hear = listener or Listener()
-    hear.advance(cached)
-    if missing:
-        refs |= dict(
-            _run(network, images, store, missing, known, batch_size or network.batch, workers, edit_with, hear)
-        )
-    whole = finish(network, images, store, [ref for span in spans if (ref := refs[span.key]) is not None])
-    return Extracted(whole, len(images) - cached, cached)
+    refs: dict[str, ShardRef | None] = {}
+    ran = 0
+
+    def missing() -> Iterator[Span]:
+        nonlocal ran
+        for span in plan(network, images, known, store, edit_with):
+            refs[span.key] = store.find(span.key)
+            if refs[span.key] is None:
+                ran += span.stop - span.start
+                yield span
+            else:
+                hear.advance(span.stop - span.start)
+
+    # Files are hashed just before they are decoded, so that they are read from disk once. A set that is read in order has one
+    # position in its file and is hashed first.
+    spans = missing() if images.parallel else iter(list(missing()))
+    first = next(spans, None)
+    if first is not None:
+        run = chain([first], spans)
+        refs |= _run(network, images, store, run, known, batch_size or network.batch, workers, edit_with, hear)
+    whole = finish(network, images, store, [ref for ref in refs.values() if ref is not None])
+    return Extracted(whole, ran, len(images) - ran)
 
 
 @dataclass(frozen=True)
@@ -68,14 +81,21 @@ class Span:
     key: str
 
 
-def plan(network: Network, images: ImageSet, known: Tensor | None, edit_with: InputEditor | None = None) -> list[Span]:
+def plan(
+    network: Network,
+    images: ImageSet,
+    known: Tensor | None,
+    store: FeatureStore,
+    edit_with: InputEditor | None = None,
+) -> Iterator[Span]:
     """Divide a set into what one shard each covers; `known` are its labels, as the network has them."""
     if len(images) == 0:
         raise DataError(f"{images.source}: must hold at least one image, got none; check the folder or file")
-    return [
-        Span(start, stop, _shard_key(network, images, start, stop, known, edit_with))
-        for start, stop in spans_of(len(images), SHARD)
-    ]
+    change = [] if edit_with is None else [edit_with.edit_key()]
+    for start, stop in spans_of(len(images), SHARD):
+        labels = "" if known is None else sha256_of(known[start:stop].numpy().tobytes())
+        stamp = stamp_of(images, start, stop, store.stamps)
+        yield Span(start, stop, key_of(network.identity, str(start), stamp, labels, *change))
 
 
 def shard_of(
@@ -97,37 +117,36 @@ def finish(network: Network, images: ImageSet, store: FeatureStore, refs: Sequen
     return whole
 
 
-def _shard_key(
-    network: Network, images: ImageSet, start: int, stop: int, known: Tensor | None, editor: InputEditor | None
-) -> str:
-    labels = "" if known is None else sha256_of(known[start:stop].numpy().tobytes())
-    change = [] if editor is None else [editor.edit_key()]
-    return key_of(network.identity, str(start), images.stamp(start, stop), labels, *change)
-
-
 def _run(
     network: Network,
     images: ImageSet,
     store: FeatureStore,
-    missing: Sequence[Span],
+    missing: Iterable[Span],
     known: Tensor | None,
     batch_size: int,
     workers: int | None,
     editor: InputEditor | None,
     listener: Listener,
-) -> Iterator[tuple[str, ShardRef]]:
+) -> dict[str, ShardRef]:
     """Run the network over the missing shards and write each as soon as it is whole."""
-    ends = {span.stop: span.key for span in missing}
-    batches = [batch for span in missing for batch in spans_of(span.stop, batch_size, span.start)]
+    ends: dict[int, str] = {}
+    written: dict[str, ShardRef] = {}
+
+    def batches() -> Iterator[tuple[int, int]]:
+        for span in missing:
+            ends[span.stop] = span.key
+            yield from spans_of(span.stop, batch_size, span.start)
+
     shard_parts: list[tuple[Batch, Activations | None]] = []
     for batch, found in run_images(
-        network, images, spans=batches, workers=workers, edit_with=editor, listener=listener
+        network, images, spans=batches(), workers=workers, edit_with=editor, listener=listener
     ):
         acts = None if found is None else found.acts
         shard_parts.append((batch, acts if acts is None or editor is None else acts.edited))
         if batch.stop in ends:
-            yield ends[batch.stop], store.put(ends[batch.stop], _joined(network, known, shard_parts))
+            written[ends[batch.stop]] = store.put(ends[batch.stop], _joined(network, known, shard_parts))
             shard_parts = []
+    return written
 
 
 def _joined(network: Network, known: Tensor | None, parts: Sequence[tuple[Batch, Activations | None]]) -> Shard:

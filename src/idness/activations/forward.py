@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -65,7 +65,7 @@ def run_images(
     network: Network,
     images: ImageSet,
     *,
-    spans: Sequence[tuple[int, int]] | None = None,
+    spans: Iterable[tuple[int, int]] | None = None,
     batch_size: int | None = None,
     workers: int | None = None,
     distinct: bool = False,

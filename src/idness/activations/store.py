@@ -89,6 +89,11 @@ class FeatureStore:
         """The folder that remembers which engine ran a network fastest."""
         return self.root / "engines"
 
+    @property
+    def stamps(self) -> Path:
+        """The folder that remembers the content hashes of images, by the state of their files."""
+        return self.root / "stamps"
+
     def find(self, key: str) -> ShardRef | None:
         """Find a whole shard; a damaged one is removed, with a warning."""
         folder = self.root / "shards" / key[:2]

@@ -110,7 +110,7 @@ def extract_on_ray(job: Extraction, model: str, pool: Pool, listener: Listener |
     hear.phase("network", job.images)
     network, store = job.network, job.store
     sets = [(images, network.labels_of(images)) for _, images in job.sets]
-    planned = [(images, known, plan(network, images, known)) for images, known in sets]
+    planned = [(images, known, list(plan(network, images, known, store))) for images, known in sets]
     places = [(which, place) for which, (_, _, spans) in enumerate(planned) for place in range(len(spans))]
     spans = [planned[which][2][place] for which, place in places]
     refs = {number: store.find(span.key) for number, span in enumerate(spans)}

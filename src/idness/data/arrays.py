@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from idness.core.errors import DataError
 from idness.core.files import sha256_of
 from idness.data.sets import ImageSet, Picture, pick
+from idness.data.urls import UrlPath
 
 
 class ArraySet(ImageSet):
@@ -56,7 +57,7 @@ class NpzSet(ImageSet):
         self.path = path
         try:
             names = array_names(path)
-            self.key = pick(path.name, "array", "images", images, ("images", "data", "x", "arr_0"), names)
+            self.reads = pick(path.name, "array", "images", images, ("images", "data", "x", "arr_0"), names)
             label_key = pick(path.name, "array", "labels", labels, ("labels", "label", "y", "targets"), names)
             if label_key:
                 with np.load(path, allow_pickle=False) as arrays:
@@ -84,6 +85,9 @@ class NpzSet(ImageSet):
             chosen = range(start, min(stop, len(self)))
             self._stamps[start, stop] = sha256_of(self._bytes_of(index) for index in chosen)
         return self._stamps[start, stop]
+
+    def files(self, start: int, stop: int) -> Iterable[Path | UrlPath]:
+        return (self.path,)
 
     def present(self) -> bool:
         return self.path.exists()
@@ -124,8 +128,8 @@ class NpzSet(ImageSet):
         return data
 
     def _open(self) -> IO[bytes]:
-        file, self._shape, kind = open_array(self.path, self.key)
-        self.channels = _check_images(f"{self.path.name}: array {self.key}", kind, self._shape)
+        file, self._shape, kind = open_array(self.path, self.reads)
+        self.channels = _check_images(f"{self.path.name}: array {self.reads}", kind, self._shape)
         return file
 
 

@@ -14,7 +14,7 @@ from idness.data.finding import find_images
 from idness.data.parquet import TableSet
 from idness.data.sets import FileSet, ImageSet, Picture
 from idness.data.sources import PREFIXES, kind_of, open_set
-from idness.data.urls import is_url
+from idness.data.urls import UrlPath, is_url
 
 SETS = frozenset({".npz", ".txt", ".parquet", ".arrow", ".tar"})
 """How the names of files end that hold or list many images."""
@@ -32,6 +32,7 @@ class JoinedSet(ImageSet):
         self.parts = list(parts)
         self.parallel = all(part.parallel for part, _ in self.parts)
         self.channels = self.parts[0][0].channels if self.parts else 3
+        self.reads = "\0".join(part.reads for part, _ in self.parts)
         self._starts = [0, *accumulate(len(part) for part, _ in self.parts)]
 
     def __len__(self) -> int:
@@ -49,6 +50,11 @@ class JoinedSet(ImageSet):
     def picture(self, index: int) -> Picture:
         number, place = self._place(index)
         return self.parts[number][0].picture(place)
+
+    def files(self, start: int, stop: int) -> Iterable[Path | UrlPath]:
+        return dict.fromkeys(
+            file for number, low, high in self._cut(start, stop) for file in self.parts[number][0].files(low, high)
+        )
 
     def stamp(self, start: int, stop: int) -> str:
         return sha256_of(self.parts[number][0].stamp(low, high) for number, low, high in self._cut(start, stop))

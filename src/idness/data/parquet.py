@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections.abc import Iterable
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import numpy as np
 
 from idness.core.errors import DataError
 from idness.core.extras import needed
-from idness.core.files import sha256_of
 from idness.data.decoding import decode_picture
 from idness.data.sets import ImageSet, Part, Picture, pick
 from idness.data.urls import UrlPath
@@ -42,7 +42,7 @@ class TableSet(ImageSet):
             for group, count in enumerate(counts):
                 self._groups.append((file, group))
                 self._starts.append(self._starts[-1] + count)
-        self._column = pick(path.name, "column", "images", images, ("image", "img", "images", "picture"), columns)
+        self.reads = pick(path.name, "column", "images", images, ("image", "img", "images", "picture"), columns)
         label = pick(path.name, "column", "labels", labels, ("label", "labels", "fine_label", "class"), columns)
         self._held: dict[int, Any] = {}
         self.classes = tuple(names)
@@ -66,19 +66,19 @@ class TableSet(ImageSet):
         if group not in self._held:
             while len(self._held) >= self.hold:
                 del self._held[next(iter(self._held))]
-            self._held[group] = self._read(group, [self._column]).column(self._column)
+            self._held[group] = self._read(group, [self.reads]).column(self.reads)
         value = self._held[group][index - self._starts[group]].as_py()
         data = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(data, bytes):
-            raise DataError(f"row {index}: column {self._column} must hold encoded images, got {type(data).__name__}")
+            raise DataError(f"row {index}: column {self.reads} must hold encoded images, got {type(data).__name__}")
         return data
 
     def picture(self, index: int) -> Picture:
         return decode_picture(self.encoded(index))
 
-    def stamp(self, start: int, stop: int) -> str:
-        states = ((file.name, file.stat()) for file in self._files)
-        return sha256_of((f"{start} {stop}", *(f"{name} {at.st_size} {at.st_mtime_ns} " for name, at in states)))
+    def files(self, start: int, stop: int) -> Iterable[Path | UrlPath]:
+        low, high = bisect_right(self._starts, start) - 1, bisect_right(self._starts, stop - 1)
+        return dict.fromkeys(file for file, _ in self._groups[low:high])
 
     def portion(self, start: int, stop: int) -> ImageSet:
         low, high = bisect_right(self._starts, start) - 1, bisect_right(self._starts, stop - 1)

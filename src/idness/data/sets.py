@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from idness.core.errors import DataError
-from idness.core.files import sha256_of
+from idness.core.errors import DataError, StoreError
+from idness.core.files import atomic_write, key_of, sha256_of
 from idness.core.wording import abridged
 from idness.data.decoding import SUFFIXES, contents, decode_picture
 from idness.data.urls import UrlPath, is_url
 
 Picture = Image.Image | NDArray[np.uint8]
+AT_ONCE = 1024
+"""Images that are hashed together."""
+SETTLED = 2.0
+"""Seconds after which another change of a file gets another change time on every common file system."""
 
 
 class ImageSet(ABC):
@@ -36,6 +44,8 @@ class ImageSet(ABC):
     """How many channels each image has."""
     hold = 1
     """How many blocks are kept in memory, of a set that is read in blocks."""
+    reads = ""
+    """The array or column that images are read from, if files hold several."""
 
     def __init__(self, source: str, labels: NDArray[np.int64] | None = None, classes: Sequence[str] = ()) -> None:
         self.source = source
@@ -49,9 +59,40 @@ class ImageSet(ABC):
     def picture(self, index: int) -> Picture:
         """Read one image, or raise a DataError that says what is wrong with it."""
 
-    @abstractmethod
+    def files(self, start: int, stop: int) -> Iterable[Path | UrlPath]:
+        """Return the files that the images of a range are read from; empty if they are not read from files."""
+        return ()
+
+    def digest(self, index: int) -> str:
+        """Return a hash of one image's content, or of the reason why it cannot be read."""
+        try:
+            data = self.encoded(index)
+            return sha256_of(np.asarray(self.picture(index)).tobytes() if data is None else data)
+        except DataError as error:
+            return sha256_of(str(error))
+
     def stamp(self, start: int, stop: int) -> str:
-        """Give a text that changes when any image of this range does."""
+        """Return a hash of the content of a range of images.
+
+        Files in an object store are not read: the store itself sets their modification time on every change.
+        """
+        files = list(self.files(start, stop))
+        if files and all(isinstance(file, UrlPath) and file.dated for file in files):
+            return self.state(start, stop) or ""
+        chosen = range(start, min(stop, len(self)))
+        if not self.parallel or len(chosen) < 2:
+            return sha256_of(map(self.digest, chosen))
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            parts = (chosen[low : low + AT_ONCE] for low in range(0, len(chosen), AT_ONCE))
+            return sha256_of(found for part in parts for found in pool.map(self.digest, part))
+
+    def state(self, start: int, stop: int) -> str | None:
+        """Return a hash of the state (size, times, inode) of the files of a range, without reading them; None if that proves nothing."""
+        states = [_state(file) for file in self.files(start, stop)]
+        if not states or None in states:
+            return None
+        items = (self.item(index) for index in range(start, min(stop, len(self))))
+        return key_of(self.reads, *items, *(state for state in states if state))
 
     def encoded(self, index: int) -> bytes | None:
         """Give one image's file as it is, where there is one; none where images are arrays."""
@@ -73,14 +114,15 @@ class ImageSet(ABC):
         """Say whether any of its files is there, where it is made of files."""
         return True
 
-    def fingerprint(self) -> str:
-        """Hash the stamps and labels of all images."""
+    def fingerprint(self, memory: Path | None = None) -> str:
+        """Return a hash of the content and labels of all images; `memory` as for `stamp_of`."""
+        spans = ((low, min(low + AT_ONCE, len(self))) for low in range(0, len(self), AT_ONCE))
         labels = b"" if self.labels is None else self.labels.tobytes()
-        return sha256_of((self.stamp(0, len(self)), labels))
+        return sha256_of((*(stamp_of(self, start, stop, memory) for start, stop in spans), labels))
 
 
 class FileSet(ImageSet):
-    """Reads image files; a changed file is noticed by its size and time."""
+    """Image files below a folder, or named by URL."""
 
     parallel = True
 
@@ -108,8 +150,11 @@ class FileSet(ImageSet):
         file = self._file(self.items[index])
         return decode_picture(contents(file), name=file.name)
 
-    def stamp(self, start: int, stop: int) -> str:
-        return sha256_of(_state(self._file(name)) + os.fsencode(name) + b"\0" for name in self.items[start:stop])
+    def files(self, start: int, stop: int) -> Iterable[Path | UrlPath]:
+        return map(self._file, self.items[start:stop])
+
+    def digest(self, index: int) -> str:
+        return sha256_of((os.fsencode(self.items[index]) + b"\0", super().digest(index)))
 
     def portion(self, start: int, stop: int) -> ImageSet:
         return FileSet(self.root.absolute(), self.items[start:stop], self.source)
@@ -128,7 +173,7 @@ class Part(ImageSet):
         labels = None if whole.labels is None else whole.labels[np.asarray(places, np.int64)]
         super().__init__(f"{whole.source}[{note}]", labels, whole.classes)
         self.whole, self.places = whole, places
-        self.parallel, self.channels = whole.parallel, whole.channels
+        self.parallel, self.channels, self.reads = whole.parallel, whole.channels, whole.reads
 
     def __len__(self) -> int:
         return len(self.places)
@@ -146,7 +191,13 @@ class Part(ImageSet):
         part = self.places[start:stop]
         if isinstance(part, range) and part.step == 1:
             return self.whole.stamp(part.start, part.stop)
-        return sha256_of(self.whole.stamp(place, place + 1) for place in part)
+        return super().stamp(start, stop)
+
+    def files(self, start: int, stop: int) -> Iterable[Path | UrlPath]:
+        return dict.fromkeys(file for place in self.places[start:stop] for file in self.whole.files(place, place + 1))
+
+    def digest(self, index: int) -> str:
+        return self.whole.digest(self.places[index])
 
     def portion(self, start: int, stop: int) -> ImageSet:
         part = self.places[start:stop]
@@ -218,13 +269,44 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(listed, key=lambda name: (int(name) if numbers else 0, name))
 
 
-def _state(file: Path | UrlPath) -> bytes:
-    """Say how a file is, so that a changed one is noticed without reading it."""
+def stamp_of(images: ImageSet, start: int, stop: int, memory: Path | None) -> str:
+    """Return the stamp of a range of images; files that have not changed since it was computed are not read again.
+
+    Args:
+        images: the set.
+        start: first image.
+        stop: one past the last image.
+        memory: a folder that remembers the stamp of each state of the files; None to read the images.
+    """
+    state = None if memory is None else images.state(start, stop)
+    if memory is None or state is None:
+        return images.stamp(start, stop)
+    place = memory / state[:2] / state
+    with suppress(OSError, UnicodeDecodeError):
+        known = place.read_text()
+        if re.fullmatch("[0-9a-f]{64}", known):
+            return known
+    found = images.stamp(start, stop)
+    with suppress(StoreError):  # reading the images again next time is the only harm
+        atomic_write(place, found)
+    return found
+
+
+def _state(file: Path | UrlPath) -> str | None:
+    """Describe a file by what changes whenever its content does; None if nothing is known to.
+
+    No program can set the change time (ctime) of a local file. Within its resolution a second change would not show, so a file that
+    has just been changed is not trusted. On Windows it is the time of creation.
+    """
     try:
         found = file.stat()
-        return f"{found.st_size} {found.st_mtime_ns} ".encode()
     except OSError:
-        return b"missing "
+        return "missing"
+    if not isinstance(found, os.stat_result):
+        return f"{found.st_size} {found.st_mtime_ns}" if isinstance(file, UrlPath) and file.dated else None
+    if os.name == "nt" or found.st_ctime > time.time() - SETTLED:
+        return None
+    return f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
 
 
 def images_below(folder: Path) -> list[Path]:

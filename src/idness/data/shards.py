@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from idness.core.errors import DataError
-from idness.core.files import sha256_of
 from idness.data.decoding import SUFFIXES, decode_picture
 from idness.data.sets import ImageSet, Picture
 from idness.data.urls import UrlPath
@@ -79,9 +78,8 @@ class ShardSet(ImageSet):
     def picture(self, index: int) -> Picture:
         return decode_picture(self.encoded(index))
 
-    def stamp(self, start: int, stop: int) -> str:
-        states = ((file.name, file.stat()) for file in self._files)
-        return sha256_of((f"{start} {stop}", *(f"{name} {at.st_size} {at.st_mtime_ns} " for name, at in states)))
+    def files(self, start: int, stop: int) -> Iterable[Path | UrlPath]:
+        return [self._files[number] for number in np.unique(self._places[start:stop, 0])]
 
 
 def _samples(file: Path | UrlPath) -> Iterator[_Sample]:

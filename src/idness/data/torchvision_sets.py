@@ -12,7 +12,6 @@ from PIL import Image
 
 from idness.core.errors import DataError, MissingError, unknown_name
 from idness.core.extras import needed
-from idness.core.files import sha256_of
 from idness.data.arrays import ArraySet
 from idness.data.sets import FileSet, ImageSet, Picture
 
@@ -28,7 +27,7 @@ UNPICKLING = ("LSUN", "LSUNClass")
 
 
 class IndexedSet(ImageSet):
-    """Reads a data set that offers images by position only; its stamps are made of the pixels."""
+    """A data set that offers images by position only."""
 
     def __init__(self, dataset: Any, source: str, labels: Any, classes: Sequence[str]) -> None:
         super().__init__(source, labels, classes)
@@ -45,9 +44,6 @@ class IndexedSet(ImageSet):
         if not isinstance(image, Image.Image):
             raise DataError(f"{self.source}: must give images, got {type(image).__name__}")
         return image.convert("RGB")
-
-    def stamp(self, start: int, stop: int) -> str:
-        return sha256_of(np.asarray(self.picture(index)).tobytes() for index in range(start, min(stop, len(self))))
 
 
 def torchvision_set(name: str, root: Path, table: Mapping[str, Any]) -> ImageSet:

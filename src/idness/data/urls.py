@@ -14,6 +14,8 @@ from idness.core.extras import needed
 
 URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 """How a URL begins; a single letter would be a drive."""
+DATED = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
+"""Schemes of object stores, which set the modification time themselves on every change."""
 
 
 def is_url(place: object) -> bool:
@@ -65,6 +67,11 @@ class UrlPath:
     def parent(self) -> UrlPath:
         """The folder that it is in."""
         return UrlPath(self.url.rpartition("/")[0])
+
+    @property
+    def dated(self) -> bool:
+        """Whether the modification time changes with every change of the content."""
+        return self.url.partition("://")[0].lower() in DATED and self.stat().st_mtime_ns > 0
 
     def absolute(self) -> UrlPath:
         """Give itself: a URL is whole."""

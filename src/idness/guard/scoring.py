@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idness.activations.forward import spans_of
-from idness.activations.store import SHARD
+from idness.activations.store import SHARD, FeatureStore
 from idness.core.documents import packed
 from idness.core.errors import DataError, InputError
 from idness.core.files import key_of, sha256, sha256_of
 from idness.core.progress import Listener
 from idness.data import ArraySet, ImageSet, Preprocessing
 from idness.data.reading import read_sample
+from idness.data.sets import stamp_of
 from idness.guard.file import describe
 from idness.guard.graph import BATCH, GraphGuard
 from idness.guard.guard import Guard
@@ -58,8 +59,9 @@ class Scoring:
 
     def spans(self) -> Iterator[tuple[int, int, int, str]]:
         """Divide the set: number, first and last place, and key of each part of the table."""
+        memory = FeatureStore().stamps
         for number, (start, stop) in enumerate(spans_of(len(self.images), SHARD)):
-            yield number, start, stop, key_of(self.identity, str(start), self.images.stamp(start, stop))
+            yield number, start, stop, key_of(self.identity, str(start), stamp_of(self.images, start, stop, memory))
 
     def about(self) -> dict[str, Any]:
         """Say what the table was made by."""

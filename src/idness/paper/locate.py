@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from idness.activations.store import FeatureStore
 from idness.benchmark.protocol import GROUPS, Benchmark
 from idness.core.errors import IdnessError
 from idness.data import ActivationsSet, ImageSet, open_set
@@ -77,7 +78,9 @@ def locate(name: str, roots: Sequence[Path], weights: Path | None = None, *, thi
         data = data or (root if "dataset" in settled else None)
         found[role][part] = settled
         images[shown] = (len(opened), int(about.get("images", len(opened))))
-        identity[shown] = opened.fingerprint()
+        identity[shown] = (
+            opened.fingerprint(FeatureStore().stamps) if isinstance(opened, ImageSet) else opened.fingerprint()
+        )
     chosen = weights if weights is not None or "weights" not in known else _weights(known["weights"], roots)
     if chosen is None and "weights" in known:
         missing.append(_missing("weights", known["weights"], roots))

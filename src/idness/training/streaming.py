@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from idness.activations.store import FeatureStore
 from idness.core.errors import DataError
 from idness.core.extras import needed
 from idness.core.files import sha256_of
@@ -98,8 +99,8 @@ class StreamedSet:
         return next(self.evaluated(places, workers=0))[0] / 255
 
     def fingerprint(self) -> str:
-        """Hash what is known of the images without reading them, and the class names."""
-        return sha256_of(("\0".join(self.classes), self.images.fingerprint()))
+        """Return a hash of the images' content and the class names; files that have not changed are read once."""
+        return sha256_of(("\0".join(self.classes), self.images.fingerprint(FeatureStore().stamps)))
 
     def digests(self) -> NDArray[np.uint8]:
         """Hash the pixels of some images as they are in their files, so that they are known again."""
