@@ -52,7 +52,7 @@ pictures: $(VENV)/ready ## take the pictures of README from a run of the embedde
 
 speed: $(VENV)/ready ## measure ratios within one run into results/speed; some minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
-	for file in kernels rows_cost peer ish_cost bench_cost memory loading serving engines embedded starting fitting whole cached goals; do $(BIN)/python benchmarks/$$file.py; done
+	for file in kernels rows_cost peer ish_cost bench_cost memory loading serving engines embedded starting whole cached goals; do $(BIN)/python benchmarks/$$file.py; done
 
 scale: $(VENV)/ready ## measure Ray beside one process into results/scale.md; half an hour of two cores
 	$(BIN)/python benchmarks/scale.py

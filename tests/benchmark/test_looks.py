@@ -15,7 +15,6 @@ from idness.data import Preprocessing
 from idness.detectors.registry import build, rows
 from idness.metrics import all_metrics
 from idness.networks.split import SplitModel
-from idness.selection import fitting
 from tests.benchmark.test_results import valid
 from tests.pictures import network, pictures, world
 
@@ -95,14 +94,18 @@ def test_activations_in_place_of_images_cannot_be_changed(place: Path, tmp_path:
     assert "the benchmark has activations in place of images" in found.failed["odin"]
 
 
-def test_training_images_that_are_too_many_are_learned_in_parts(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    methods = ("ebo", "rmds", "mdspp", "dice", "knn(k=3)", "vim", "she")
-    held = go(place, *methods, engine="eager")
-    monkeypatch.setattr(looks, "HELD", 0)
-    monkeypatch.setattr(fitting, "SHARDS", 1)
-    monkeypatch.setattr(looks, "KEPT", 10**6)
-    parts = go(place, *methods, engine="eager")
-    assert parts.sets["id_train"].images == held.sets["id_train"].images
-    for row in held.methods:
-        ours, theirs = (np.asarray(report.scores.of(row, "id_test")) for report in (parts, held))
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+def test_methods_learn_from_a_seeded_sample_of_large_training_sets(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = go(place, "knn(k=3)", engine="eager")
+    monkeypatch.setattr(looks, "TRAIN_SAMPLE", 20)
+    first, again = (go(place, "knn(k=3)", engine="eager") for _ in range(2))
+    assert first.sets["id_train"].images == whole.sets["id_train"].images
+    scores = [np.asarray(report.scores.of("knn(k=3)", "id_test")) for report in (whole, first, again)]
+    np.testing.assert_array_equal(scores[1], scores[2])
+    assert not np.allclose(scores[0], scores[1])
+    bank = seen("ebo", {}, 0)
+    order = torch.randperm(len(bank), generator=torch.Generator().manual_seed(0))[:20]
+    head = SplitModel(network(), example=torch.rand(2, 3, 16, 16)).head
+    expected = build("knn", k=3).fit(head, bank[order]).score(seen("ebo", {}, 2))
+    np.testing.assert_allclose(scores[1], expected.numpy(), rtol=1e-4, atol=1e-4)

@@ -16,7 +16,7 @@ from tests.pictures import world
 from tests.training.test_images import folder as training_folder
 
 KILLS = 20
-COMMANDS = ("bench", "extract", "train", "calibrate", "export", "fit")
+COMMANDS = ("bench", "extract", "train", "calibrate", "export")
 CHANGING = {"time", "peak_memory", "provenance", "seconds", "memory", "cost"}
 
 
@@ -62,10 +62,6 @@ def words_of(command: str, place: Path, data: Path, out: Path) -> tuple[list[obj
              "--out", out / "results"], ("results.json", "scores.safetensors", "thumbs.safetensors"),
         ),
         "extract": (["extract", model, place, *net, *eager, "--resume", "-o", out / "store", "-q"], ()),
-        "fit": (
-            ["fit", model, folder / "train.npz", *net, *how, *eager, "--cache", out / "cache", "-o",
-             out / "train.safetensors", "-q"], (),
-        ),
         "train": (
             ["train", "--data", data, "--val", data, *training, "--out", out / "run", "-q"],
             ("weights.safetensors", "images.safetensors"),

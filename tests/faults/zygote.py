@@ -26,7 +26,6 @@ import idness.cli
 import idness.cli.bench
 import idness.cli.calibrate
 import idness.cli.extract
-import idness.cli.fit
 import idness.cli.train
 import idness.guard.calibrate
 import idness.guard.onnx
@@ -34,7 +33,6 @@ import idness.methods
 import idness.report.figures
 import idness.report.html
 import idness.report.tables
-import idness.selection.fitting
 import idness.training
 
 

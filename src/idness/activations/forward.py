@@ -135,11 +135,8 @@ def collect(
         if network is not None:
             head = network.split.head
             data.head = Head(head.weight.cpu(), head.offset.cpu())
-            data.check_head(head)
-        acts = replace(Activations.concat(data.batches(4096)), whole=data.whole())
-        rows = slice(None, None, 1 if limit is None else max(1, -(-len(acts) // limit)))
-        known = data.digests()
-        return SetActivations(name, acts.sampled(rows), digests=None if known is None else known[rows])
+        acts = Activations.concat(data.batches(4096))
+        return SetActivations(name, acts[:: 1 if limit is None else max(1, -(-len(acts) // limit))])
     if network is None:
         raise DataError(f"{name}: is a set of images, so a network is needed")
     images = data if limit is None else select(data, {"sample": limit})

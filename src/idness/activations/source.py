@@ -18,7 +18,7 @@ from idness.activations.forward import SetActivations
 from idness.activations.store import SHARD, FeatureStore, Shard
 from idness.core.errors import DataError, IdnessError, StoreError
 from idness.core.files import sha256
-from idness.core.types import Activations, Head, Whole
+from idness.core.types import Activations, Head
 from idness.data import ActivationsSet, ImageSet
 from idness.data.likeness import EXACT
 
@@ -33,17 +33,23 @@ class Source:
     shards: Callable[[], Iterator[Shard]]
     digest: str = ""
     """Identifies the contents where no image was seen."""
-    whole: Callable[[], Whole | None] = lambda: None
-    """Gives what is known of all images, where those that are there are a sample."""
 
-    def load(self) -> Activations:
-        """Read all activations into memory."""
-        parts = list(self.shards())
-        whole = [shard.acts for shard in parts if len(shard.acts)]
-        if not whole:
-            reason = next((reason for shard in parts for _, reason in shard.skipped), "it is empty")
-            raise DataError(f"{self.name}: none of its images can be used; the first: {reason}")
-        return replace(Activations.concat(whole), whole=self.whole())
+    def load(self, most: int | None = None) -> Activations:
+        """Read activations into memory: all of them, or a random sample (seed 0) of at most `most` images."""
+        chosen = torch.ones(self.count, dtype=torch.bool)
+        if most is not None and most < self.count:
+            order = torch.randperm(self.count, generator=torch.Generator().manual_seed(0))
+            chosen[order[most:]] = False
+        parts, skipped = [], list[str]()
+        for shard in self.shards():
+            skipped += [reason for _, reason in shard.skipped]
+            rows = chosen[shard.index]
+            if bool(rows.any()):
+                parts.append(shard.acts if bool(rows.all()) else shard.acts[rows])
+        if not parts:
+            first = skipped[0] if skipped else "it is empty"
+            raise DataError(f"{self.name}: none of its images can be used; the first: {first}")
+        return Activations.concat(parts)
 
 
 def stored(name: str, role: str, count: int, store: FeatureStore, key: str) -> Source:
@@ -78,16 +84,15 @@ def given(name: str, role: str, data: ActivationsSet) -> Source:
     """Give a set from an activations file."""
 
     def shards() -> Iterator[Shard]:
-        start, known = 0, data.digests()
+        start = 0
         for acts in data.batches(SHARD):
             index = torch.arange(start, start + len(acts))
             start += len(acts)
             finite = acts.finite
             skipped = [(int(place), "its activations hold NaN or Inf") for place in index[~finite]]
-            digests = _digests(acts[finite]) if known is None else torch.from_numpy(known[index[finite].numpy()])
-            yield Shard(acts[finite], index[finite], digests, skipped)
+            yield Shard(acts[finite], index[finite], _digests(acts[finite]), skipped)
 
-    return Source(name, role, len(data), shards, data.fingerprint(), data.whole)
+    return Source(name, role, len(data), shards, data.fingerprint())
 
 
 def _digests(acts: Activations) -> Tensor:

@@ -15,15 +15,12 @@ from idness.core.progress import Listener
 from idness.core.types import Activations, Head, InputEditor
 from idness.data import ImageSet
 from idness.networks.opening import Network
-from idness.selection.fitting import statistics_of, summary_of
 from idness.selection.search import Row
 
 LEARNED = ("id_train", "id_val", "ood_val")
 """The roles of sets from which rows learn, or by which their options are chosen."""
-HELD = 4 << 30
-"""The most bytes of training images' activations that are held at once."""
-KEPT = 50_000
-"""How many of more images are held; statistics of all are."""
+TRAIN_SAMPLE = 50_000
+"""Most training images that methods learn from; of larger sets a random sample."""
 
 
 @dataclass
@@ -36,14 +33,11 @@ class Look:
     held: dict[str, Activations] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.held = {source.name: self._hold(source) for source in self.sources if source.role in LEARNED}
-
-    def _hold(self, source: Source) -> Activations:
-        """Load a set; of training images that are too many, statistics of all and a sample."""
-        if source.role != "id_train" or source.count * (self.head.width + self.head.classes) * 4 <= HELD:
-            return source.load()
-        learned = [row.detector for row in self.wanted.values() if row.detector.input_edit is None]
-        return summary_of(source, self.head, statistics_of(learned), keep=KEPT).summary.activations
+        self.held = {
+            source.name: source.load(TRAIN_SAMPLE if source.role == "id_train" else None)
+            for source in self.sources
+            if source.role in LEARNED
+        }
 
 
 class Looker:
@@ -68,6 +62,11 @@ class Looker:
         if total:
             self.listener.phase("network", total)
         plain = [self._run(entry) for entry in self.sets.values()]
+        for source in plain:
+            if source.role == "id_train" and source.count > TRAIN_SAMPLE:
+                self.listener.note(
+                    f"{source.name}: methods learn from a random sample of {TRAIN_SAMPLE:,} of {source.count:,} images (seed 0)"
+                )
         looks = [Look({name: row for name, row in wanted.items() if row.detector.input_edit is None}, plain, self.head)]
         if all(isinstance(entry.data, ImageSet) for entry in self.sets.values()):
             looks += [self._second(editor, rows, plain) for editor, rows in _by_edit(wanted)]

@@ -138,7 +138,6 @@ def _check_activations(name: str, data: ActivationsSet, head: Head, *, labelled:
     known = data.label_range() if labelled else None
     if known is not None and (known[0] < 0 or known[1] >= head.classes):
         raise DataError(f"{name}: labels must be in [0, {head.classes - 1}], got {known[0]} to {known[1]}")
-    data.check_head(head)
     data.head = Head(head.weight.cpu(), head.offset.cpu())
 
 

@@ -27,7 +27,6 @@ COMMANDS = {
     "bench": "bench:bench",
     "extract": "extract:extract",
     "compare": "compare:compare",
-    "fit": "fit:fit",
     "calibrate": "calibrate:calibrate",
     "score": "score:score",
     "export": "export:export",
@@ -42,7 +41,7 @@ COMMANDS = {
 """Each subcommand's name, module and function."""
 GROUPS = {
     "Measure": ("bench", "extract", "compare", "doctor", "list"),
-    "Decide": ("fit", "calibrate", "score", "export", "serve"),
+    "Decide": ("calibrate", "score", "export", "serve"),
     "Train": ("train",),
     "Study the paper": ("data", "reproduce", "analyze"),
 }
@@ -52,7 +51,6 @@ STOPPED = 130
 """The exit code of what Ctrl-C has stopped."""
 KEPT = {
     "bench": "what the network made of the images so far is kept, and the same command goes on from there",
-    "fit": "what the network made of the images so far is kept, and the same command goes on from there",
     "extract": "shards that are done are kept in out=, and the same command with resume=True goes on from there",
     "calibrate": "no guard was written; run the same command again",
     "score": "the rows above are whole; give the images that are left, or with out= the same command with resume=True goes on",

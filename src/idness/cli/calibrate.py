@@ -25,9 +25,7 @@ def calibrate(
     ] = None,
     train: Annotated[
         str | None,
-        typer.Option(
-            help="Images for methods that learn, or the file idness fit made of them; without it, half of --data."
-        ),
+        typer.Option(help="Images for methods that learn, or a file of their activations; without it, half of --data."),
     ] = None,
     recall: Annotated[
         list[float] | None, typer.Option(help="Share of in-distribution images to keep; may be repeated.")

@@ -25,9 +25,6 @@ def reproduce(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the reports and the comparison.")] = OUT,
     weights: Annotated[Path | None, typer.Option(help="The network's weights, where they have another name.")] = None,
-    all_train: Annotated[
-        bool, typer.Option("--all-train", help="Learn from all training images, part by part, instead of a sample.")
-    ] = False,
     precision: Annotated[str, typer.Option(help="fp32, bf16, or auto, which measures both.")] = "fp32",
     batch_size: Annotated[int | None, typer.Option(help="Images per forward pass; measured if not given.")] = None,
     device: Device = "auto",
@@ -48,7 +45,7 @@ def reproduce(
         weights=weights, precision=precision, batch_size=batch_size, device=device, cache=cache, command=command_line()
     )
     with shown(quiet=quiet) as listener:
-        done = run(tables or [], data or [], out=out, all_train=all_train, settings=settings, listener=listener)
+        done = run(tables or [], data or [], out=out, settings=settings, listener=listener)
     if as_json:
         sys.stdout.write(done.to_json())
     else:

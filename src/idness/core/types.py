@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -21,19 +21,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Whole:
-    """Holds what is known of all images of a set of which only a sample is there: their number, and statistics as tensors by name."""
-
-    count: int
-    tensors: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, eq=False)
 class Activations:
     """Holds what a network made of N images: features (N, D), logits (N, C) and, where known, labels (N,).
 
-    For a method that changes the images and looks again, `edited` holds what the network made of the changed ones. Where the images
-    are a sample of many more, `whole` has what is known of all; a part of the sample knows nothing of them.
+    For a method that changes the images and looks again, `edited` holds what the network made of the changed ones.
 
     Tensors and NumPy arrays are taken; features and logits become float32, whatever the network's precision,
     since scale factors overflow float16.
@@ -43,7 +34,6 @@ class Activations:
     logits: Tensor
     labels: Tensor | None = None
     edited: Activations | None = None
-    whole: Whole | None = None
 
     def __post_init__(self) -> None:
         features, logits = _matrix("features", self.features), _matrix("logits", self.logits)
@@ -69,10 +59,6 @@ class Activations:
         edited = None if self.edited is None else self.edited[rows]
         return Activations(self.features[rows], self.logits[rows], labels, edited)
 
-    def sampled(self, rows: slice | Tensor) -> Activations:
-        """Select rows that stand for all: what is known of the whole set stays known."""
-        return replace(self[rows], whole=self.whole)
-
     @property
     def finite(self) -> Tensor:
         """Which rows hold no NaN and no Inf, as a mask (N,)."""
@@ -83,7 +69,7 @@ class Activations:
         """Give the same on a device."""
         labels = None if self.labels is None else self.labels.to(device)
         edited = None if self.edited is None else self.edited.to(device)
-        return Activations(self.features.to(device), self.logits.to(device), labels, edited, self.whole)
+        return Activations(self.features.to(device), self.logits.to(device), labels, edited)
 
     def batches(self, size: int) -> Iterator[Activations]:
         """Yield consecutive parts of at most `size` rows; they share memory with this one."""

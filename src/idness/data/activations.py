@@ -5,19 +5,16 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from idness.core.documents import Document
 from idness.core.errors import DataError, IdnessError
-from idness.core.files import sha256, sha256_of
-from idness.core.types import Activations, Head, Whole
+from idness.core.files import sha256
+from idness.core.types import Activations, Head
 from idness.data.arrays import array_names, open_array
 
 Span = tuple[int, int]
@@ -26,37 +23,8 @@ BROKEN = (SafetensorError, OSError, ValueError, EOFError, zipfile.BadZipFile, zl
 """What reading a damaged file of either kind raises."""
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """Says what a file of `idness fit` was made of: how many images, by the network with which head, from where, and with what."""
-
-    images: int
-    keep: int
-    classes: int
-    head_sha256: str
-    weights_sha256: str
-    network: str
-    source: list[str]
-    skipped: int
-    versions: dict[str, str]
-    sha256: str
-    """Of all tensors' bytes."""
-
-
-FITTED = Document(
-    content=Fitted,
-    version=1,
-    absent="run idness fit to make it",
-    remedy="delete it and run idness fit again",
-    sealed=True,
-)
-"""The text in the header of such a file."""
-
-
 class ActivationsSet:
     """Reads a file with features (N, D), and where it has them logits (N, C) and labels (N,).
-
-    A file of `idness fit` is one too: it holds a sample of a set's images, and statistics of all of them.
 
     Args:
         path: the file.
@@ -78,10 +46,6 @@ class ActivationsSet:
         self.names = [name for name in NAMES if name in shapes]
         self.classes = shapes["logits"][1] if "logits" in shapes else None
         self.labelled = "labels" in shapes
-        self.about = None if path.suffix == ".npz" else _about(path)
-        if self.about is not None:
-            self.classes = self.about.classes
-            self.source = f"{path.name} (of {self.about.images:,} images)"
 
     def __len__(self) -> int:
         return self.count
@@ -94,29 +58,6 @@ class ActivationsSet:
                     raise DataError(f"{self.source}: holds no logits, and there is no head to compute them; add logits")
                 part["logits"] = self.head(part["features"].to(self.head.weight))
             yield Activations(part["features"], part["logits"], part.get("labels"))
-
-    def whole(self) -> Whole | None:
-        """Read what is known of all images, where the file holds a sample of them."""
-        if self.about is None:
-            return None
-        tensors, _ = FITTED.tensors_and_texts(self.path)
-        if body_sha256(tensors) != self.about.sha256:
-            raise FITTED.damaged(self.path.name, "its tensors are not those that were saved")
-        return Whole(self.about.images, {name: value for name, value in tensors.items() if "." in name})
-
-    def digests(self) -> NDArray[np.uint8] | None:
-        """Read the hashes of the images, where the file has them."""
-        if self.about is None:
-            return None
-        [part] = self._parts(["digests"], self.count)
-        return part["digests"].numpy()
-
-    def check_head(self, head: Head) -> None:
-        """Refuse the head of another network than the file was made with."""
-        if self.about is not None and head_sha256(head) != self.about.head_sha256:
-            raise DataError(
-                f"{self.path.name}: was made by idness fit with another network ({self.about.network}); run it again with this one"
-            )
 
     def label_range(self) -> tuple[int, int] | None:
         """Give the lowest and the highest label; none where there are no labels."""
@@ -137,23 +78,6 @@ class ActivationsSet:
             if isinstance(error, IdnessError):
                 raise
             raise DataError(f"{self.source}: is damaged ({error})") from error
-
-
-def head_sha256(head: Head) -> str:
-    """Hash a head."""
-    return sha256_of([value.cpu().contiguous().numpy().tobytes() for value in (head.weight, head.offset)])
-
-
-def body_sha256(tensors: Mapping[str, Tensor]) -> str:
-    """Hash tensors by name."""
-    parts = ((name.encode(), tensors[name].contiguous().numpy().tobytes()) for name in sorted(tensors))
-    return sha256_of(part for pair in parts for part in pair)
-
-
-def _about(path: Path) -> Fitted | None:
-    with safe_open(path, framework="pt") as file:
-        text = (file.metadata() or {}).get("fitted")
-    return None if text is None else FITTED.parse(text, path.name)
 
 
 def _safetensors_shapes(path: Path) -> dict[str, tuple[int, ...]]:

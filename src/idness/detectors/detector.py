@@ -21,7 +21,6 @@ from idness.core.types import Activations, Head, InputEditor
 from idness.detectors.hooks import complete
 from idness.detectors.readouts import READOUTS, readout_for
 from idness.detectors.sharing import grouped, sharing
-from idness.detectors.statistics import Statistic
 
 LARGEST = torch.finfo(torch.float32).max
 
@@ -44,8 +43,6 @@ class Detector(ABC):
     """Whether those activations need labels."""
     needs_val: ClassVar[bool] = False
     """Whether `fit` prefers validation images to training images; it takes the latter where the former are missing."""
-    statistics: ClassVar[tuple[Statistic[Any], ...]] = ()
-    """What it learns of all training images at once; for the rest a sample of them will do, where there are too many to hold."""
     remembers: ClassVar[bool] = False
     """Whether it knows the images it learned from by heart, so that comparing it with others on these would flatter it."""
     uses_head: ClassVar[bool] = False

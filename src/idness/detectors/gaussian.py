@@ -9,8 +9,8 @@ from torch import Tensor
 
 from idness.core.types import Activations, Head
 from idness.detectors.kernels import lengths, row_blocks
+from idness.detectors.moments import Moments, feature_moments
 from idness.detectors.sharing import shared
-from idness.detectors.statistics import FEATURES, Moments
 
 SPAN = 80
 """How many whitened directions of a cluster are computed at once."""
@@ -92,7 +92,7 @@ def residual_spaces(head: Head, train: Activations, shares: Sequence[float]) -> 
     which training images vary) the directions that remain, as columns.
     """
     origin = _origin(head)
-    axes, variances = principal_axes(FEATURES.of(train).around(origin))
+    axes, variances = principal_axes(feature_moments(train).around(origin))
     alive = int((variances > 0).sum())
     return origin, [axes[:, min(round(alive * share / 100), len(axes) - 1) :].contiguous() for share in shares]
 

@@ -151,7 +151,7 @@ def _open(name: str, data: str | Path, *, fitted: bool) -> ImageSet | Activation
 def _open(name: str, data: str | Path, *, fitted: bool = False) -> ImageSet | ActivationsSet:
     images = open_argument(name, data)
     if isinstance(images, ActivationsSet):
-        if fitted and images.about is not None:
+        if fitted:
             return images
         raise DataError(f"{images.source}: is a file of activations; a guard is calibrated on images")
     if len(images) == 0:
@@ -182,7 +182,7 @@ def _read(
 def _taught(
     network: Network, learned: ImageSet | ActivationsSet, notes: list[str], hear: Listener, twice: InputEditor | None
 ) -> SetActivations:
-    """Run training images through the network, or take the file that `idness fit` made of them."""
+    """Run training images through the network, or read their stored activations."""
     if isinstance(learned, ImageSet):
         found = _read(network, learned, notes, hear, edit_with=twice)
         notes += [] if learned.labels is None else classified(found, network, any_accuracy=True)
@@ -244,12 +244,11 @@ def _divide(
     order = torch.randperm(len(acts), generator=torch.Generator().manual_seed(SEED))
     if taught is not None:
         learn = taught.acts
-        known = (
-            f"{len(learn):,} images" if learn.whole is None else f"{learn.whole.count:,} images ({len(learn):,} kept)"
+        notes.append(
+            f"the detector learns from {len(learn):,} images of {taught.name}; all {len(acts):,} of {ids.name} calibrate"
         )
-        notes.append(f"the detector learns from {known} of {taught.name}; all {len(acts):,} of {ids.name} calibrate")
         shuffled = torch.randperm(len(learn), generator=torch.Generator().manual_seed(SEED))
-        return learn.sampled(shuffled), acts[order], ids.index[order.numpy()]
+        return learn[shuffled], acts[order], ids.index[order.numpy()]
     if not detector.needs_train:
         notes.append(f"all {len(acts):,} images calibrate; {detector.name} learns nothing from images")
         return None, acts[order], ids.index[order.numpy()]

@@ -10,8 +10,8 @@ from torch import Tensor
 from idness.core.checks import one_of
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
+from idness.detectors.moments import Moments
 from idness.detectors.readouts import READOUTS
-from idness.detectors.statistics import PREDICTED
 
 LEAST = 1e-6
 """What a confidence counts for at least: the energy of unsure images can be negative, and would turn errors into merits."""
@@ -32,7 +32,6 @@ class CADRef(Detector):
     )
     assumes = "ID images are near the mean of those that are taken for the same class"
     needs_train = True
-    statistics = (PREDICTED,)
     uses_head = True
     grid = {"readout": ("energy", "msp", "max_logit")}
 
@@ -40,7 +39,7 @@ class CADRef(Detector):
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         # Images are grouped by predicted class, not by label; a class that no image was taken for has the mean of all.
-        taken = PREDICTED.of(train)
+        taken = Moments.of(train.features, train.logits.argmax(dim=1), head.classes)
         self.means_ = torch.where(taken.present.unsqueeze(1), taken.means, taken.mean).float()
         self.signs_ = head.weight.sign()
         self.confidence_ = READOUTS[self.readout](train.logits).double().mean().float().clamp(min=LEAST)

@@ -12,7 +12,7 @@ from idness.core.checks import percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
 from idness.detectors.kernels import percentiles
-from idness.detectors.statistics import FEATURES
+from idness.detectors.moments import mean_features
 
 
 @dataclass(kw_only=True)
@@ -26,14 +26,13 @@ class DICE(Enhancer):
     formula = r"E((M \odot W) a + b), \quad M_{cj} = [\mu_j W_{cj} > P_p(\mu \odot W)]"
     assumes = "few weights carry a class; the rest is noise that OOD images excite"
     needs_train = True
-    statistics = (FEATURES,)
     grid = {"percentile": (10.0, 30.0, 50.0, 70.0, 90.0)}
 
     percentile: float = percent(90.0)
 
     @classmethod
     def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
-        contribution = FEATURES.mean(train).float() * head.weight
+        contribution = mean_features(train).float() * head.weight
         limits = percentiles(contribution, [detector.percentile for detector in detectors])
         for detector, limit in zip(detectors, limits, strict=True):
             detector.weight_ = torch.where(contribution > limit, head.weight, 0.0)

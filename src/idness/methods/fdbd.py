@@ -10,7 +10,7 @@ from torch import Tensor
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.kernels import lengths
-from idness.detectors.statistics import FEATURES
+from idness.detectors.moments import mean_features
 
 
 @dataclass(kw_only=True)
@@ -23,11 +23,10 @@ class FDBD(Detector):
     )
     assumes = "ID images lie further from the decision boundaries"
     needs_train = True
-    statistics = (FEATURES,)
     uses_head = True
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        self.centre_ = FEATURES.mean(train).float()
+        self.centre_ = mean_features(train).float()
         apart = _distances(head.weight.double())
         # Between a class and itself, or one with the same weights, there is no boundary.
         self.closeness_ = torch.where(apart > 0, 1 / apart, 0.0).float()

@@ -87,7 +87,7 @@ def _halves(train: Activations, val: Activations) -> tuple[Activations, Activati
     """Give images to learn from and others to measure on; of one set every other one, as sets are often sorted by class."""
     if train is not val:
         return train, val
-    return train.sampled(slice(None, None, 2)), train[1::2] if len(train) > 1 else train
+    return train[::2], train[1::2] if len(train) > 1 else train
 
 
 def _scarce(head: Head, train: Activations, val: Activations) -> bool:

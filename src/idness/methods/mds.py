@@ -12,7 +12,7 @@ from idness.core.errors import IdnessWarning
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import class_distance, too_few, whitened, whitening
-from idness.detectors.statistics import CLASSES, RowMoments
+from idness.detectors.moments import class_moments
 
 
 @dataclass(kw_only=True)
@@ -30,7 +30,6 @@ class MDS(Detector):
     assumes = "classes are Gaussian with one covariance"
     needs_train = True
     needs_labels = True
-    statistics = (CLASSES,)
     other = {"shrinkage": 0.1}
 
     shrinkage: float = 0.0
@@ -39,20 +38,13 @@ class MDS(Detector):
         check_share(self, "shrinkage")
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        classes = self.classes.of(train)
+        classes = class_moments(train, self.place)
         lacking = None if self.shrinkage else too_few(classes)
         if lacking is not None:
             warnings.warn(f"{type(self).__name__}: {lacking}", IdnessWarning, stacklevel=5)
         self.centre_ = classes.mean
         self.whitening_ = whitening(classes.within(), self.shrinkage)
         self.means_ = whitened(classes.means[classes.present], self.centre_, self.whitening_)
-
-    @property
-    def classes(self) -> RowMoments:
-        """What is learned of the points of training images."""
-        [found] = self.statistics
-        assert isinstance(found, RowMoments)
-        return found
 
     @staticmethod
     def place(features: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from idness.detectors.kernels import unit
-from idness.detectors.statistics import DIRECTIONS
 from idness.methods.mds import MDS
 
 
@@ -24,7 +23,6 @@ class MDSPP(MDS):
 
     formula = r"-\min_c\, (\bar a - \mu_c)^\top \Sigma^{-1} (\bar a - \mu_c)"
     assumes = "classes are Gaussian with one covariance, by direction"
-    statistics = (DIRECTIONS,)
 
     @staticmethod
     def place(features: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from idness.core.checks import positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.kernels import lengths
-from idness.detectors.statistics import FEATURES
+from idness.detectors.moments import mean_features
 
 
 @dataclass(kw_only=True)
@@ -24,7 +24,6 @@ class NCI(Detector):
     formula = r"\frac{\langle w_{\hat y},\, a - \mu \rangle}{\lVert a - \mu \rVert} + \alpha \lVert a \rVert_1"
     assumes = "ID features gather around the weights of their class"
     needs_train = True
-    statistics = (FEATURES,)
     uses_head = True
     grid = {"alpha": (0.0001, 0.001, 0.01, 0.1)}
 
@@ -32,7 +31,7 @@ class NCI(Detector):
     alpha: float = positive(0.001)
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        centre = FEATURES.mean(train)
+        centre = mean_features(train)
         self.centre_ = centre.float()
         self.shift_ = (head.offset.double() + head.weight.double() @ centre).float()
 

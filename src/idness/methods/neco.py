@@ -14,8 +14,8 @@ from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import principal_axes
 from idness.detectors.kernels import lengths
+from idness.detectors.moments import feature_moments
 from idness.detectors.readouts import max_logit
-from idness.detectors.statistics import FEATURES
 
 
 @dataclass(kw_only=True)
@@ -30,7 +30,6 @@ class NECO(Detector):
     formula = r"\frac{\lVert P \tilde a \rVert}{\lVert \tilde a \rVert} \cdot \max_c z_c"
     assumes = "ID features fill few directions"
     needs_train = True
-    statistics = (FEATURES,)
     grid = {"variance": (50.0, 70.0, 90.0, 95.0), "times": ("logit", "nothing")}
 
     variance: float = percent(90.0)
@@ -38,7 +37,7 @@ class NECO(Detector):
 
     @classmethod
     def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
-        features = FEATURES.of(train)
+        features = feature_moments(train)
         centre = features.mean
         common = features.around(centre)
         spread = common.diagonal().sqrt()

@@ -10,7 +10,6 @@ from torch import Tensor
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
 from idness.detectors.kernels import stable_order
-from idness.detectors.statistics import PROFILE
 
 
 @dataclass(kw_only=True)
@@ -23,11 +22,10 @@ class RAS(Enhancer):
     formula = r"E(W a' + b), \quad a'_{(j)} = \operatorname{mean} a_{(j)}"
     assumes = "which features are large tells more than how large"
     needs_train = True
-    statistics = (PROFILE,)
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         # The abstract speaks of magnitudes, the authors' code sorts signed values, as here; after a ReLU they are one.
-        self.profile_ = PROFILE.mean(train).float()
+        self.profile_ = train.features.sort(dim=1).values.mean(dim=0, dtype=torch.double).float()
 
     def shape(self, features: Tensor) -> Tensor:
         # Of two equal features the first ranks lower, whatever the batch.

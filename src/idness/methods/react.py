@@ -11,8 +11,8 @@ from torch import Tensor
 from idness.core.checks import percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
+from idness.detectors.kernels import percentiles
 from idness.detectors.pruning import excess_products
-from idness.detectors.statistics import VALUES
 
 
 @dataclass(kw_only=True)
@@ -28,7 +28,6 @@ class ReAct(Enhancer):
     formula = r"E(W \min(a, P_p) + b)"
     assumes = "OOD images excite a few features far too much"
     needs_train = True
-    statistics = (VALUES,)
     needs_val = True
     grid = {"percentile": (85.0, 90.0, 95.0, 99.0)}
 
@@ -36,7 +35,7 @@ class ReAct(Enhancer):
 
     @classmethod
     def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
-        clips = VALUES.percentiles(val, [detector.percentile for detector in detectors])
+        clips = percentiles(val.features, [detector.percentile for detector in detectors])
         for detector, clip in zip(detectors, clips, strict=True):
             detector.clip_ = clip
 

@@ -13,7 +13,6 @@ from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import residual_spaces
 from idness.detectors.kernels import lengths
-from idness.detectors.statistics import FEATURES
 
 
 @dataclass(kw_only=True)
@@ -28,7 +27,6 @@ class Residual(Detector):
     formula = r"-\lVert P^{\perp} (a - u) \rVert, \quad u = -W^{+} b"
     assumes = "ID features fill a part of the space"
     needs_train = True
-    statistics = (FEATURES,)
     takes_labels = True
     uses_head = True
     grid = {"share": (12.5, 25.0, 50.0, 75.0)}

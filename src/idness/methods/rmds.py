@@ -8,6 +8,7 @@ from torch import Tensor
 
 from idness.core.types import Activations, Head
 from idness.detectors.gaussian import whitening, whitening_of
+from idness.detectors.moments import class_moments
 from idness.methods.mds import MDS
 
 
@@ -28,10 +29,10 @@ class RMDS(MDS):
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         super().learn(head, train, val)
-        if len(train) < head.width and train.whole is None and not self.shrinkage:
+        if len(train) < head.width and not self.shrinkage:
             self.background_ = whitening_of([self.place(train.features) - self.centre_])
         else:
-            self.background_ = whitening(self.classes.of(train).around(self.centre_), self.shrinkage)
+            self.background_ = whitening(class_moments(train, self.place).around(self.centre_), self.shrinkage)
 
     def rate(self, acts: Activations) -> Tensor:
         background = ((self.place(acts.features) - self.centre_) @ self.background_).square().sum(dim=1)

@@ -13,7 +13,7 @@ from idness.core.checks import one_of
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.kernels import lengths, unit
-from idness.detectors.statistics import FEATURES, RECOGNISED
+from idness.detectors.moments import Moments, mean_features
 
 
 @dataclass(kw_only=True)
@@ -28,15 +28,16 @@ class SHE(Detector):
     assumes = "ID images look like the stored pattern of their class, and as strong"
     needs_train = True
     needs_labels = True
-    statistics = (RECOGNISED, FEATURES)
     grid = {"metric": ("inner_product", "cosine", "euclidean")}
 
     metric: str = one_of("inner_product", "cosine", "euclidean")
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        right = RECOGNISED.of(train)
+        known = train.logits.argmax(dim=1) == train.labels
+        assert train.labels is not None
+        right = Moments.of(train.features[known], train.labels[known], head.classes)
         # A class that was never recognised has no pattern (NaN in public code): that of all images serves it.
-        self.patterns_ = torch.where(right.present.unsqueeze(1), right.means, FEATURES.mean(train)).float()
+        self.patterns_ = torch.where(right.present.unsqueeze(1), right.means, mean_features(train)).float()
 
     def rate(self, acts: Activations) -> Tensor:
         features, patterns = acts.features, self.patterns_[acts.logits.argmax(dim=1)]

@@ -13,7 +13,7 @@ from idness.core.checks import percent
 from idness.core.errors import OptionError
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
-from idness.detectors.statistics import VALUES
+from idness.detectors.kernels import percentiles
 
 
 @dataclass(kw_only=True)
@@ -30,7 +30,6 @@ class VRA(Enhancer):
     formula = r"E(W a' + b), \quad a'_j = 0 \ \text{if} \ a_j < P_{low}, \ \text{else} \ \min(a_j, P_{high})"
     assumes = "small features say little, and OOD images excite a few far too much"
     needs_train = True
-    statistics = (VALUES,)
     needs_val = True
     grid = {"low": (50.0, 60.0, 70.0), "high": (90.0, 95.0, 99.0)}
 
@@ -44,7 +43,7 @@ class VRA(Enhancer):
     @classmethod
     def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
         wanted = [percent for detector in detectors for percent in (detector.low, detector.high)]
-        found = VALUES.percentiles(val, wanted)
+        found = percentiles(val.features, wanted)
         for detector, floor, clip in zip(detectors, found[::2], found[1::2], strict=True):
             detector.floor_, detector.clip_ = floor, clip
 

@@ -68,7 +68,6 @@ def reproduce(
     data: Sequence[str | Path] = (),
     *,
     out: str | Path = "reproduced",
-    all_train: bool = False,
     settings: Settings | None = None,
     listener: Listener | None = None,
 ) -> Reproduction:
@@ -78,7 +77,6 @@ def reproduce(
         tables: names of tables; all if empty.
         data: folders that hold the sets under their usual names.
         out: where each benchmark's report and the comparison are written.
-        all_train: whether methods learn from all training images instead of a sample; statistics are gathered part by part.
         settings: batch size, precision, cache and the like; `weights` replaces the weights that would be looked for.
         listener: hears of progress.
     """
@@ -89,7 +87,7 @@ def reproduce(
     roots = [Path(folder) for folder in data] or [Path("data")]
     # The paper's numbers stand beside ours: those of a network that is not the paper's show it, and do not stop the others.
     asked = replace(settings or Settings(), any_accuracy=True)
-    lab = _Lab(roots, Path(out), asked, listener or Listener(), thinned=not all_train)
+    lab = _Lab(roots, Path(out), asked, listener or Listener())
     done = Reproduction([lab.outcome(table) for table in wanted])
     done.save(lab.out)
     return done
@@ -104,10 +102,8 @@ def not_reproduced(outcome: Outcome) -> list[str]:
 class _Lab:
     """Reproduces tables; each benchmark that they share is located and run once."""
 
-    def __init__(
-        self, roots: list[Path], out: Path, settings: Settings, listener: Listener, *, thinned: bool = True
-    ) -> None:
-        self.roots, self.out, self.settings, self.listener, self.thinned = roots, out, settings, listener, thinned
+    def __init__(self, roots: list[Path], out: Path, settings: Settings, listener: Listener) -> None:
+        self.roots, self.out, self.settings, self.listener = roots, out, settings, listener
         self.located: dict[str, Located] = {}
         self.results: dict[str, dict[str, MethodResult]] = {}
         self.failed: dict[str, dict[str, str]] = {}
@@ -144,7 +140,7 @@ class _Lab:
     def _where(self, name: str) -> Located:
         if name not in self.located:
             weights = None if self.settings.weights is None else Path(self.settings.weights)
-            self.located[name] = locate(name, self.roots, weights, thinned=self.thinned)
+            self.located[name] = locate(name, self.roots, weights)
         return self.located[name]
 
     def _rows(self, table: PaperTable, where: Located) -> dict[str, MethodResult]:

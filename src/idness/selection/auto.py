@@ -77,7 +77,7 @@ def recommend(
         raise InputError("auto: needs ID images to learn from and others to compare on, got too few; add images")
     if head.multi_label and not ood:
         return Recommendation(build("ebo"), LABELS)
-    learn, ids = learn.sampled(slice(MOST)), ids[:MOST]
+    learn, ids = learn[:MOST], ids[:MOST]
     with warnings.catch_warnings():
         # That a method does not suit the features shows in its measured place; no need to say so for each.
         warnings.simplefilter("ignore", IdnessWarning)
