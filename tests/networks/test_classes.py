@@ -17,6 +17,7 @@ from idness.core.errors import DataError, IdnessWarning
 from idness.data import ArraySet, Preprocessing, open_set
 from idness.data.classes import imagenet_classes, read_classes
 from idness.guard import Guard
+from idness.guard.calibrate import prepare_guard
 from idness.networks.classes import better_order, by_chance, class_names_for, doubt, places_of
 from idness.networks.opening import Network, open_network
 from tests.cli.running import idness
@@ -191,7 +192,11 @@ def test_doubt_names_what_to_look_at() -> None:
     [
         (("b", "a"), ("a", "b", "c"), 3, [1, 0]),
         (("Red_wine", "ice-cream"), ("red wine", "Ice Cream", "tea"), 3, [0, 1]),
+        (("Dog", "dog"), ("dog", "Dog"), 2, [1, 0]),
         (("x", "y", "z"), ("a", "b", "c"), 3, [0, 1, 2]),
+        (("a", "c", "z"), ("a", "b", "c"), 3, None),
+        (("2", "0", "1"), None, 3, [2, 0, 1]),
+        (("1", "2", "3"), None, 3, [0, 1, 2]),
         (("x", "y"), ("a", "b", "c"), 3, None),
         (("2", "7"), None, 10, [2, 7]),
         (("2", "10"), None, 10, None),
@@ -221,6 +226,32 @@ def test_a_guard_knows_the_right_classes(folder: Path, tmp_path: Path) -> None:
     assert "classifies 100.0 % as their folder says" in " ".join(made.stderr.split())
     scored = idness("score", tmp_path / "guard", folder / "10" / "0.png", folder / "2" / "0.png", "--csv")
     assert [line.split(",")[1] for line in scored.stdout.splitlines()[1:]] == ["10", "2"]
+
+
+@pytest.mark.parametrize("given", ["network", "argument", "folders"])
+def test_verdicts_name_the_class_that_the_network_means(given: str, folder: Path, tmp_path: Path) -> None:
+    """Folders that are spelt differently and come in another order than the outputs do."""
+    meant = ("Zero", *reversed(NUMBERS[1:]))
+    folder.joinpath("0").rename(folder / "zero")
+    source = NET.format(order=("0", *meant[1:]))
+    if given == "network":
+        source = source.replace("    order =", f"    class_names = {meant}\n    order =")
+    (tmp_path / "net.py").write_text(source)
+    names = meant if given == "argument" else ()
+    guard = prepare_guard(f"{tmp_path}/net.py:make", folder, method="msp", class_names=names).guard
+    assert guard.class_names == (("zero", *meant[1:]) if given == "folders" else meant)
+    assert [guard.judge(folder / name / "0.png").name(0) for name in ("2", "10")] == ["2", "10"]
+
+
+def test_folders_name_no_classes_without_evidence(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET.format(order=NUMBERS).replace("20 * levels", "0 * levels"))
+    guess = prepare_guard(f"{tmp_path}/net.py:make", folder, method="knn(k=1)", any_accuracy=True)
+    assert guess.guard.class_names is None
+    for name in NUMBERS[4:]:
+        (folder / name).rename(tmp_path / f"other {name}")
+    (tmp_path / "net.py").write_text(NET.format(order=NUMBERS))
+    some = prepare_guard(f"{tmp_path}/net.py:make", folder, method="msp", recall=[0.9]).guard
+    assert some.class_names is None
 
 
 def test_a_benchmark_hears_of_names_and_order(folder: Path) -> None:

@@ -112,7 +112,8 @@ def test_labels_are_brought_to_the_networks_order() -> None:
     images, labels = pictures(6)
     known = Network(split, SETTING, class_names=("b", "a", "c"))
     assert known.labels_of(ArraySet(images, "x", labels, ("a", "b", "c"))).tolist() == [1, 0, 2, 1, 0, 2]
-    assert known.labels_of(ArraySet(images, "x", labels, ("a", "c", "d"))).tolist() == labels.tolist()
+    assert known.labels_of(ArraySet(images, "x", labels, ("a", "c", "d"))) is None  # by position "a" would be "b"
+    assert known.labels_of(ArraySet(images, "x", labels, ("x", "y", "z"))).tolist() == labels.tolist()
     assert known.labels_of(ArraySet(images, "x", labels, ("a", "c", "d", "e"))) is None
     assert known.labels_of(ArraySet(images, "x", labels + 1)) is None
     assert known.labels_of(ArraySet(images, "x")) is None

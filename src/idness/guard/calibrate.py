@@ -124,7 +124,7 @@ def prepare_guard(
     check_apart({"data": ids, "train": taught, "ood": others}, notes)
     detector = _detector(method, network, ids, taught, None if others is None else others.acts, notes, hear)
     learn, calibrate, place = _divide(ids, taught, detector, notes)
-    guard = Guard(split, detector, preprocessing=how, class_names=_class_names(network, ids), spec=network.spec)
+    guard = Guard(split, detector, preprocessing=how, class_names=network.class_names, spec=network.spec)
     if detector.needs_train:
         assert learn is not None
         guard.fit(learn)
@@ -261,13 +261,6 @@ def _divide(
         f"{half:,} images chosen at random (seed {SEED}) teach the detector, the other {len(order) - half:,} calibrate"
     )
     return acts[order[:half]], acts[order[half:]], ids.index[order[half:].numpy()]
-
-
-def _class_names(network: Network, ids: SetActivations) -> tuple[str, ...] | None:
-    """Name the classes as the folders do where those are the network's and it does not name them itself."""
-    folders = ids.images.classes if ids.images is not None and ids.acts.labels is not None else ()
-    known = network.class_names
-    return known if known is not None and set(folders) <= set(known) else folders or known
 
 
 def _gallery(guard: Guard, images: ImageSet, acts: Activations, place: NDArray[np.int64]) -> Gallery:

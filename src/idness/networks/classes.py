@@ -40,26 +40,31 @@ def by_chance(right: int, count: int, classes: int) -> bool:
 
 
 def places_of(names: Sequence[str], known: Sequence[str] | None, classes: int) -> list[int] | None:
-    """Find the network's class behind each name of a set; none where they are other classes.
+    """Return the network's output index of each class name of a data set, or None if they are other classes.
 
-    By name where the network's names are known, or the folders' are those of ImageNet or numbers; else by position where there
-    are as many.
+    Names are compared first: with the network's, with ImageNet's, as numbers. Classes are matched by position only if there are as
+    many and none of them has a name of the network's: a data set that shares some names would be matched wrongly.
 
     Args:
-        names: the names of the set's classes.
-        known: the names of the network's classes, in the order of its outputs.
-        classes: how many it has.
+        names: class names of the data set.
+        known: class names of the network, in the order of its outputs.
+        classes: the number of outputs.
     """
     for listed in (known, imagenet_classes() if classes == len(imagenet_classes()) else None):
-        place = {_plain(name): number for number, name in reversed(list(enumerate(listed or ())))}
-        if all(_plain(name) in place for name in names):
-            return [place[_plain(name)] for name in names]
-    if len(names) == classes:
-        return list(range(classes))
+        exact, plain = (
+            {key(name): number for number, name in reversed(list(enumerate(listed or ())))} for key in (str, _plain)
+        )
+        places = [exact.get(name, plain.get(_plain(name))) for name in names]
+        found = [place for place in places if place is not None]
+        if len(found) == len(names):
+            return found
+        if found:
+            return None
     if all(name.isdecimal() for name in names) and len({int(name) for name in names}) == len(names):
         numbers = [int(name) for name in names]
-        return numbers if max(numbers, default=classes) < classes else None
-    return None
+        if max(numbers, default=classes) < classes:
+            return numbers
+    return list(range(classes)) if len(names) == classes else None
 
 
 @dataclass(frozen=True)

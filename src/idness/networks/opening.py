@@ -220,20 +220,28 @@ def _suited(
 
 
 def _ordered(network: Network, images: ImageSet, part: ImageSet, sample: Batch) -> tuple[Network, str]:
-    """Name the classes as a labelled set does, where the network does not; what to say if not in the set's order.
+    """Name the classes after those of a labelled data set if the network has no names; also return what to warn of.
 
-    More of the set is looked at only where many answers are wrong.
+    The order is the network's: by number or ImageNet name, else the one in which the answers are better than chance. Without such
+    evidence the classes stay unnamed. More images are read only if many answers are wrong.
     """
     classes, names = network.split.classes, images.classes
     if network.class_names is not None or images.labels is None or len(names) != classes:
         return network, ""
+    places = np.array(places_of(names, None, classes) or [], np.int64)
+    if sorted(places) != list(range(classes)):
+        return network, ""
+    named = tuple(names[number] for number in np.argsort(places))
     labels, predicted = _answers(network, part, sample)
-    if float((labels == predicted).mean()) >= GOOD or len(labels) < ENOUGH:
-        return replace(network, class_names=names), ""
-    if SAMPLE < PER_CLASS * classes <= MOST:
-        labels, predicted = _answers(network, *read_sample(images, network.preprocessing, PER_CLASS * classes))
-    order, said = reordered(images.source, names, labels, predicted)
-    return replace(network, class_names=order), said
+    said = ""
+    if float((places[labels] == predicted).mean()) < GOOD and len(labels) >= ENOUGH:
+        if SAMPLE < PER_CLASS * classes <= MOST:
+            labels, predicted = _answers(network, *read_sample(images, network.preprocessing, PER_CLASS * classes))
+        named, said = reordered(images.source, named, places[labels], predicted)
+    right = int((places[labels] == predicted).sum())
+    if not said and by_chance(right, len(labels), classes):
+        return network, ""
+    return replace(network, class_names=named), said
 
 
 def _answers(network: Network, images: ImageSet, batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
