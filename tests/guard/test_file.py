@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -94,6 +95,22 @@ def test_a_wrong_network_is_refused_in_one_line(guard: Guard, tmp_path: Path) ->
     assert "\n" not in str(caught.value)
     with pytest.raises(ModelError, match="final layer is 'fc'"):
         Guard.load(folder, nn.Sequential(nn.Flatten(), nn.Linear(768, 4)))
+
+
+def test_a_network_that_was_trained_on_is_not_the_one_that_was_calibrated(trained: nn.Module, tmp_path: Path) -> None:
+    model = copy.deepcopy(trained)
+    guard = Guard(model, "ebo", preprocessing=HOW).calibrate([known_tensors(60)[0]])
+    folder = guard.save(tmp_path / "before")
+    with torch.no_grad():
+        model.fc.bias += 3.0
+    refused = pytest.raises(ModelError, match="weights have changed since calibration.*; calibrate again")
+    for write in (guard.save, guard.to_onnx):
+        with refused:
+            write(tmp_path / "after.onnx")
+    assert not (tmp_path / "after.onnx" / "guard.json").exists()
+    with pytest.raises(ModelError, match="another network"):
+        Guard.load(folder, model)
+    Guard.load(guard.calibrate([known_tensors(60)[0]]).save(tmp_path / "again"), model)
 
 
 def test_a_newer_format_is_refused(guard: Guard, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import colour_world as world
@@ -200,3 +201,33 @@ def test_a_guard_for_images_needs_no_normalisation_of_ones_own(
     assert guard.class_names == ("red", "green", "blue", "yellow")
     inside, outside = (guard.judge(*sorted(folder.rglob("*.png"))[:30]) for folder in (id_folder, ood_folder))
     assert int(inside.is_ood.sum()) < 10 < int(outside.is_ood.sum())
+
+
+def test_any_recall_has_a_threshold(guard: Guard) -> None:
+    again = Guard(guard.split, "scale").calibrate([known_tensors(200)[0]], 0.5)
+    assert torch.equal(guard.threshold(0.5), again.threshold())
+    with pytest.raises(InputError, match="needs at least 999 in-distribution images, got 200"):
+        guard.threshold(0.999)
+    with pytest.raises(OptionError, match="recall must be in"):
+        guard.threshold(95)
+
+
+def test_recalls_may_change_while_others_decide(guard: Guard) -> None:
+    made = Guard(guard.split, "scale").calibrate([known_tensors(200)[0]], 0.9)
+    acts, stop = made.split.split(known_tensors(4)[0]), threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            made.set_recall(0.95)
+            made.set_recall(0.5, 0.9)
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        verdicts = [made.decide(acts) for _ in range(300)]
+        thresholds = [made.threshold() for _ in range(300)]
+    finally:
+        stop.set()
+        changing.join()
+    assert {tuple(verdict.levels) for verdict in verdicts} <= {(0.95,), (0.5, 0.9)}
+    assert {float(value) for value in thresholds} <= {float(made.threshold(recall)) for recall in (0.95, 0.5)}

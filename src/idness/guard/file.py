@@ -180,10 +180,10 @@ def _made(
     guard = Guard(split, detector, preprocessing=how, class_names=manifest.class_names, spec=known.spec)
     device = split.device
     detector.to(device)
-    guard.calibration = Calibration(tensors["calibration.scores"], tensors["calibration.sizes"]).to(device)
+    calibration = Calibration(tensors["calibration.scores"], tensors["calibration.sizes"]).to(device)
     guard.gallery = Gallery.from_tensors(tensors)
     guard.input_range = manifest.input_range or of_preprocessing(how)
-    return guard.set_recall(*manifest.recalls)
+    return guard.adopt(calibration, manifest.recalls, known.fingerprint)
 
 
 def _try_out(guard: Guard) -> None:
@@ -207,10 +207,18 @@ def _check_numbers(folder: Path, manifest: Manifest, tensors: Mapping[str, Tenso
 
 
 def describe(guard: Guard) -> dict[str, Any]:
-    """Describe a guard in plain values: what its file and its exported graph carry."""
+    """Return a guard in plain values, as its file and its exported graph carry it.
+
+    Raises:
+        ModelError: the network has changed since calibration.
+    """
     from idness import __version__
 
     calibration = guard.calibration
+    if calibration is not None and fingerprint(guard.model) != guard.fingerprint:
+        raise ModelError(
+            "Guard: the network's weights have changed since calibration, so the guard does not hold for it; calibrate again"
+        )
     return {
         "detector": guard.detector.config(),
         "recalls": list(guard.recalls),
@@ -222,7 +230,7 @@ def describe(guard: Guard) -> dict[str, Any]:
             "code": _code(guard.spec),
             "class": type(guard.model).__name__,
             "layer": guard.split.layer,
-            "fingerprint": fingerprint(guard.model),
+            "fingerprint": guard.fingerprint,
             "multi_label": guard.split.multi_label,
             "ending": guard.split.ending,
         },

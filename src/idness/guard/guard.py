@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -22,13 +22,34 @@ from idness.guard.graph import FAR_ABOVE, NOT_FINITE
 from idness.guard.inputs import InputRange, InputWatch
 from idness.guard.verdict import Verdict
 from idness.networks.probing import example_for
-from idness.networks.split import SplitModel
+from idness.networks.split import SplitModel, fingerprint
 
 if TYPE_CHECKING:
     from PIL import Image
 
     from idness.data import Preprocessing
     from idness.guard.neighbours import Gallery
+
+
+@dataclass(frozen=True, eq=False)
+class _Rule:
+    """What decides: replaced as a whole, so that other threads see the old rule or the new one."""
+
+    calibration: Calibration
+    thresholds: Mapping[float, Tensor]
+    fingerprint: str
+
+    @staticmethod
+    def of(calibration: Calibration, recalls: Sequence[float], fingerprint: str, names: Sequence[str] | None) -> _Rule:
+        return _Rule(calibration, {recall: calibration.thresholds(recall, names) for recall in recalls}, fingerprint)
+
+    @property
+    def recalls(self) -> tuple[float, ...]:
+        return tuple(self.thresholds)
+
+    def to(self, device: torch.device) -> _Rule:
+        moved = {recall: limits.to(device) for recall, limits in self.thresholds.items()}
+        return replace(self, calibration=self.calibration.to(device), thresholds=moved)
 
 
 class Guard(nn.Module):
@@ -66,17 +87,30 @@ class Guard(nn.Module):
         self.preprocessing = preprocessing
         self.class_names = tuple(class_names) if class_names is not None else None
         self.spec = spec
-        self.calibration: Calibration | None = None
-        self.recalls: tuple[float, ...] = ()
+        self._rule: _Rule | None = None
         self.gallery: Gallery | None = None
         self.image_shape: tuple[int, ...] | None = None
         self.input_range: InputRange | None = None
-        self._thresholds: dict[float, Tensor] = {}
         classes = self.split.classes
         if self.class_names is not None and len(self.class_names) != classes:
             raise InputError(
                 f"Guard: class_names must name the network's {classes} classes, got {len(self.class_names)}"
             )
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The scores of the calibration images; None before `calibrate`."""
+        return None if self._rule is None else self._rule.calibration
+
+    @property
+    def recalls(self) -> tuple[float, ...]:
+        """The recalls that it decides at; the first one is `Verdict.is_ood`."""
+        return () if self._rule is None else self._rule.recalls
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of the network's weights at calibration; empty before."""
+        return "" if self._rule is None else self._rule.fingerprint
 
     def fit(self, train: Iterable[Any] | Activations, *, val: Iterable[Any] | Activations | None = None) -> Self:
         """Let the detector learn from in-distribution images; take others than for `calibrate`.
@@ -87,7 +121,7 @@ class Guard(nn.Module):
         """
         known = self._acts(train)
         self.detector.fit(self.split.head, known, val=None if val is None else self._acts(val))
-        self.calibration = None  # its scores are of another detector now
+        self._rule = None  # its scores are of another detector now
         return self
 
     def calibrate(
@@ -118,18 +152,19 @@ class Guard(nn.Module):
         labels, scores = self._collect([data] if isinstance(data, Activations) else self._stream(data, watch))
         classes = self.split.classes
         fresh = Calibration.by_class(scores, labels, classes) if per_class else Calibration.pooled(scores)
-        self._thresholds = {value: fresh.thresholds(value, self.class_names) for value in recalls}
-        self.calibration, self.recalls = fresh, recalls
+        self.adopt(fresh, recalls, fingerprint(self.model))
         self.input_range = watch.found(self.preprocessing)
         return self
 
-    def set_recall(self, *recalls: float) -> Self:
-        """Decide at other recalls from now on, with the same calibration images."""
-        calibration = self._ready()
-        wanted = wanted_recalls(recalls, None)
-        self._thresholds = {value: calibration.thresholds(value, self.class_names) for value in wanted}
-        self.recalls = wanted
+    def adopt(self, calibration: Calibration, recalls: Sequence[float], fingerprint: str) -> Self:
+        """Decide by a calibration that was made before, of the network whose weights have this hash."""
+        self._rule = _Rule.of(calibration, wanted_recalls(recalls, None), fingerprint, self.class_names)
         return self
+
+    def set_recall(self, *recalls: float) -> Self:
+        """Decide at other recalls from now on, with the same calibration images; safe while other threads decide."""
+        rule = self._ready()
+        return self.adopt(rule.calibration, recalls, rule.fingerprint)
 
     def forward(self, images: Tensor) -> Verdict:
         """Decide for a batch of images as the network takes them, or for one.
@@ -152,19 +187,20 @@ class Guard(nn.Module):
             acts: what the network made of images.
             rejected: rows that are OOD whatever their activations, each with its reason.
         """
-        calibration = self._ready()
+        rule = self._ready()
+        calibration = rule.calibration
         label, score, finite = self._score(acts)
         reasons = dict(rejected or {}) | dict.fromkeys((~finite).nonzero().flatten().tolist(), NOT_FINITE)
         refused = torch.zeros_like(finite)
         refused[list(reasons)] = True
         score = score.masked_fill(refused, -LARGEST)
         group = calibration.group(label)
-        levels = {recall: (score < limits[group]) | refused for recall, limits in self._thresholds.items()}
+        levels = {recall: (score < limits[group]) | refused for recall, limits in rule.thresholds.items()}
         return Verdict(
             label,
             score,
             calibration.p_values(score, label),
-            levels[self.recalls[0]],
+            levels[rule.recalls[0]],
             levels,
             dict(sorted(reasons.items())),
             self.class_names,
@@ -191,13 +227,21 @@ class Guard(nn.Module):
         return self.preprocessing(decode_picture(picture if isinstance(picture, bytes) else Path(picture)))
 
     def threshold(self, recall: float | None = None) -> Tensor:
-        """Give the score below which an image is called OOD, one per class or a single one."""
-        self._ready()
-        return self._thresholds[self.recalls[0] if recall is None else recall]
+        """Return the score below which an image is called OOD: one per class, or a single one.
+
+        Args:
+            recall: share of in-distribution images to keep; any that the calibration images are enough for, by default the first
+                one that was calibrated.
+        """
+        rule = self._ready()
+        wanted = rule.recalls[0] if recall is None else recall
+        found = rule.thresholds.get(wanted)
+        return rule.calibration.thresholds(wanted, self.class_names) if found is None else found
 
     def promise(self) -> str:
         """Say in one sentence what the guard guarantees."""
-        return promise(self._ready(), self.recalls[0])
+        rule = self._ready()
+        return promise(rule.calibration, rule.recalls[0])
 
     def save(self, path: str | os.PathLike[str], *, bundle: bool = False) -> Path:
         """Write the guard to a folder as safetensors and JSON.
@@ -302,19 +346,17 @@ class Guard(nn.Module):
             return data
         return self.split.extract(data, edit_with=self.detector.input_edit)
 
-    def _ready(self) -> Calibration:
-        if self.calibration is None:
+    def _ready(self) -> _Rule:
+        if self._rule is None:
             raise NotFittedError("Guard: is not calibrated; call calibrate(loader) with in-distribution images first")
-        return self.calibration
+        return self._rule
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move what is not a parameter along with the network; scores stay in float32 whatever its precision."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = self.split.device
         self.detector.to(device)
-        if self.calibration is not None:
-            self.calibration = self.calibration.to(device)
-            self._thresholds = {recall: limits.to(device) for recall, limits in self._thresholds.items()}
+        self._rule = self._rule and self._rule.to(device)
         return self
 
     def extra_repr(self) -> str:
