@@ -249,8 +249,21 @@ def test_a_process_that_ends_at_once_loses_nothing(before: str, words: list[str]
     assert "Traceback" not in done.stderr
 
 
-def test_output_that_finds_no_room_is_no_success() -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run([*PROCESS, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode != 0
-    assert "No space left" in done.stderr
+@pytest.mark.parametrize(
+    ("to", "message"), [(">/dev/full", "cannot write to standard output: No space left"), (">&-", "output is closed")]
+)
+@pytest.mark.parametrize("words", ["--version", "list"])
+def test_output_that_cannot_be_written_is_one_line(words: str, to: str, message: str) -> None:
+    command = f"{shlex.join(PROCESS)} {words} {to}"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_secrets_of_urls_are_not_shown(tmp_path: Path) -> None:
+    url = "nosuch://key:secret@bucket/x"
+    for words in (["score", "guard", url, "-o", "out"], ["doctor", "net.py:make", "--data", url], ["data", url]):
+        done = idness(*words, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "secret" not in done.stderr + done.stdout

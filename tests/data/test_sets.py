@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import tracemalloc
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from idness.activations.source import read_head
 from idness.core.errors import DataError, IdnessError
 from idness.core.types import Head
 from idness.data import (
@@ -162,6 +165,8 @@ def test_npz_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     np.savez(tmp_path / "names.npz", foo=pixels(2), bar=pixels(2))
     np.savez(tmp_path / "short.npz", images=pixels(2), labels=np.arange(3))
     (tmp_path / "bad.npz").write_bytes(b"not a zip")
+    np.savez(tmp_path / "shapes.npz", images=pixels(2), labels=np.zeros((2, 2)))
+    np.savez_compressed(tmp_path / "large.npz", images=np.zeros((1, 8001, 8000), np.uint8))
     np.savez(tmp_path / "object.npz", images=np.array([{"a": 1}], dtype=object))
     for name, message in (
         ("float", "uint8"),
@@ -169,9 +174,34 @@ def test_npz_that_cannot_be_used_is_told(tmp_path: Path) -> None:
         ("short", "one label per image"),
         ("bad", "no .npz"),
         ("object", "holds Python objects, which could run code"),
+        ("shapes", "labels must be a list of whole numbers"),
+        ("large", "at most 64,000,000 pixels"),
     ):
         with pytest.raises(DataError, match=message):
             NpzSet(tmp_path / f"{name}.npz")
+
+
+@pytest.mark.parametrize("kind", ["labels", "images", "head"])
+def test_an_array_that_unpacks_to_gigabytes_is_refused_by_its_header(tmp_path: Path, kind: str) -> None:
+    """Archives of 1 MB whose members claim, and would unpack to, more than the process may have."""
+    bomb = {"labels": "labels", "images": "images", "head": "weight"}[kind]
+    others = {"labels": {"images": pixels(2)}, "images": {}, "head": {"bias": np.zeros(3)}}[kind]
+    np.savez(tmp_path / "x.npz", **others)
+    shape = (2, 40_000, 12_500) if kind == "images" else (1_000_000_000,)
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    with (
+        zipfile.ZipFile(tmp_path / "x.npz", "a", zipfile.ZIP_DEFLATED) as archive,
+        archive.open(f"{bomb}.npy", "w", force_zip64=True) as member,
+    ):
+        np.lib.format.write_array_header_1_0(member, header)
+        for _ in range(1000):
+            member.write(bytes(1_000_000))
+    tracemalloc.start()
+    with pytest.raises(IdnessError, match=r"one label per image|at most 64,000,000 pixels|must hold weight \(C, D\)"):
+        read_head(tmp_path / "x.npz") if kind == "head" else NpzSet(tmp_path / "x.npz")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 20_000_000
 
 
 def test_damaged_npz_is_told(tmp_path: Path) -> None:
@@ -407,6 +437,18 @@ def test_a_folder_that_cannot_be_read_is_told_not_passed_over(tmp_path: Path, mo
     for read in (folder_set, image_folder, lambda folder: list(find_images([str(folder)]))):
         with pytest.raises(DataError, match=r"locked: cannot be read \(Permission denied\)"):
             read(tmp_path)
+
+
+def test_a_maze_of_links_is_walked_once(tmp_path: Path) -> None:
+    """Each of 40 folders leads to the next by three ways: 3 to the power of 40 paths."""
+    (tmp_path / "a").mkdir()
+    write_images(tmp_path / "f0", 1)
+    for number in range(1, 40):
+        (tmp_path / f"f{number}").mkdir()
+        for link in "xyz":
+            (tmp_path / f"f{number}" / link).symlink_to(tmp_path / f"f{number - 1}")
+    (tmp_path / "a" / "in").symlink_to(tmp_path / "f39")
+    assert len(list(find_images([str(tmp_path / "a")]))) == len(folder_set(tmp_path / "a")) == 1
 
 
 def test_a_pipe_that_is_called_an_image_is_no_image(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pyarrow.parquet
 import pytest
 
 from idness.core.errors import DataError
+from idness.core.wording import masked, without_folder
 from idness.data import ImageSet, decode, open_set
 from idness.data.sources import open_argument
 from idness.data.urls import UrlPath
@@ -130,15 +131,33 @@ def test_a_portion_is_light_and_has_the_same_images(
         assert part.present()
 
 
-def test_a_list_may_name_urls(place: Path, tmp_path: Path) -> None:
-    file = place / "folder" / "red" / "0000.png"
-    (tmp_path / "l.txt").write_text(f"{file.as_uri()} 1\n{file.as_uri()[:-5]}9.png 0\n")
-    found = opened(str(tmp_path / "l.txt"))
+@pytest.mark.parametrize("kind", ["path", "file", "server"])
+def test_a_list_may_name_urls_below_its_root(
+    place: Path, tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    base = request.getfixturevalue("server") if kind == "server" else place.as_uri()
+    file = f"{base}/folder/red/0000.png"
+    (tmp_path / "l.txt").write_text(f"{file} 1\n{file[:-5]}9.png 0\n")
+    found = open_set({"path": str(tmp_path / "l.txt"), "root": str(place) if kind == "path" else base})
+    assert isinstance(found, ImageSet)
     assert pixels(found.portion(0, 1)) == pixels(opened(str(place / "folder")))[5:6]
     with pytest.raises(DataError, match=r"0009\.png: cannot be read"):
         found.picture(1)
     assert found.labels is not None
     assert found.labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("root", ["folder/red", "file", "server"])
+def test_a_list_reads_no_url_outside_its_root(
+    place: Path, tmp_path: Path, server: str, root: str, request: pytest.FixtureRequest
+) -> None:
+    base = {"file": f"{place.as_uri()}/folder/red", "server": f"{server}/folder/red"}.get(root, str(place / root))
+    outside = [f"{place.as_uri()}/folder/blue/0000.png", f"{server}/folder/blue/0000.png", f"{base}/../blue/0000.png"]
+    for line in [*outside, f"{base}x/0000.png", "http://127.0.0.1:9/x.png", "s3://key:secret@bucket/x.png", "a\0.png"]:
+        (tmp_path / "l.txt").write_text(f"{line} 0\n")
+        with pytest.raises(DataError, match=r"line 1 must name a file below the root") as told:
+            open_set({"path": str(tmp_path / "l.txt"), "root": base})
+        assert "secret" not in str(told.value)
 
 
 def test_a_changed_file_changes_the_stamp(place: Path, tmp_path: Path) -> None:
@@ -155,15 +174,36 @@ def test_a_changed_file_changes_the_stamp(place: Path, tmp_path: Path) -> None:
         ("file:///nosuch/folder", "does not exist"),
         ("nosuch://bucket/folder", "no such file system"),
         ("http://127.0.0.1:9/list.txt", "127.0.0.1:9"),
+        ("ftp://127.0.0.1:9/x", "127.0.0.1:9"),
+        ("reference://x/y", "reference://x/"),
+        ("zip://x/y", "zip://x/"),
+        ("nosuch://key:se/cret@bucket/folder", r"nosuch://\*\*\*@"),
     ],
 )
 def test_what_is_not_there_is_one_line(url: str, message: str) -> None:
     with pytest.raises(DataError, match=message) as told:
         open_argument("data", url)
     assert "\n" not in str(told.value)
+    assert "cret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("got s3://key:se/c+r=et@bucket/x.png;", "got s3://***@bucket/x.png;"),
+        ("sftp://user@host/x", "sftp://***@host/x"),
+        ("https://h:80/a@b.png?v=1&X-Amz-Signature=abc", "https://h:80/a@b.png?v=1&X-Amz-Signature=***"),
+        ("data/a@b.png", "data/a@b.png"),
+        ("s3://bucket/a@b.png", "s3://bucket/a@b.png"),
+    ],
+)
+def test_secrets_of_urls_are_masked(text: str, expected: str) -> None:
+    assert masked(text) == expected
+    assert without_folder(text) == expected
 
 
 def test_names() -> None:
+    assert (UrlPath("s3://key:secret@bucket").name, str(UrlPath("s3://key:secret@b/x"))) == ("bucket", "s3://***@b/x")
     assert (UrlPath("s3://b/a/x.tar").name, UrlPath("s3://b/a/x.tar").suffix) == ("x.tar", ".tar")
     assert str(UrlPath("s3://b/a/x.tar").parent / "y.tar") == "s3://b/a/y.tar"
     assert (UrlPath("s3://b/.x").suffix, UrlPath("https://h/x.parquet?v=1").suffix) == ("", ".parquet")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -168,6 +170,42 @@ def test_images_none_of_which_can_be_read_each_get_their_problem(words: tuple[ob
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("0 of 3 images out-of-distribution, 3 unread")
     assert all(row["problem"] and row["score"] is None for row in rows(tmp_path / "out"))
+
+
+def test_names_that_are_not_utf_8_lose_no_row(words: tuple[object, ...], id_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    image = next(id_folder.rglob("*.png")).read_bytes()
+    contents = {b"a\xff.png": image, b"b\xfe.png": b"junk", "ü.png".encode(): image}
+    for name, content in contents.items():
+        (folder / os.fsdecode(name)).write_bytes(content)
+    expected = [f"{folder}/{name}" for name in (r"a\xff.png", r"b\xfe.png", "ü.png")]
+    listed = "".join(f"{folder / os.fsdecode(name)}\n" for name in contents)
+    for source, stdin in (([folder], ""), (["-"], listed)):
+        table, as_csv, as_json = (
+            idness(*words, *source, *form, stdin=stdin).stdout.encode().decode()
+            for form in ((), ("--csv",), ("--json",))
+        )
+        found = list(csv.DictReader(io.StringIO(as_csv)))
+        assert [row["image"] for row in found] == expected
+        assert found[1]["error"].startswith(r"b\xfe.png: ")
+        assert [json.loads(line)["image"] for line in as_json.splitlines()] == expected
+        assert all(name in table for name in expected)
+    done = idness(*words, folder, "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert [row["path"] for row in rows(tmp_path / "out")] == expected
+    assert str(rows(tmp_path / "out")[1]["problem"]).startswith(r"b\xfe.png: ")
+
+
+@pytest.mark.parametrize("out", [(), ("-o", "out"), ("--csv",)])
+@pytest.mark.parametrize(("stdin", "message"), [("", "lists no images"), ("a\0b.png\n", "line 1 holds a NUL")])
+def test_a_list_that_cannot_be_used_is_refused(
+    words: tuple[object, ...], out: tuple[str, ...], stdin: str, message: str, tmp_path: Path
+) -> None:
+    done = idness(*words, "-", *out, stdin=stdin, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.long

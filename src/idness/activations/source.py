@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from idness.core.errors import DataError, IdnessError, StoreError
 from idness.core.files import sha256
 from idness.core.types import Activations, Head
 from idness.data import ActivationsSet, ImageSet
+from idness.data.arrays import array_names, open_array
 from idness.data.likeness import EXACT
 
 
@@ -122,5 +124,21 @@ def read_head(path: Path) -> tuple[Head, str]:
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
-    with np.load(path, allow_pickle=False) as arrays:
-        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    """Read weight (C, D) and bias (C,); the headers are checked before anything is unpacked."""
+    names = array_names(path)
+    headers = {name: open_array(path, name) for name in names if name in ("weight", "bias")}
+    tensors = {name: torch.empty(0) for name in names}
+    try:
+        shapes = {name: shape for name, (_, shape, _) in headers.items()}
+        weight = shapes.get("weight", ())
+        if len(weight) != 2 or shapes.get("bias", weight[:1]) != weight[:1]:
+            raise StoreError(f"{path.name}: must hold weight (C, D) and bias (C,), got {shapes or ', '.join(names)}")
+        for name, (file, shape, kind) in headers.items():
+            if kind.kind not in "fiu":
+                raise StoreError(f"{path.name}: {name} must hold numbers, got {kind}")
+            values = np.frombuffer(file.read(math.prod(shape) * kind.itemsize), kind).reshape(shape)
+            tensors[name] = torch.from_numpy(values.astype(kind.newbyteorder("="), copy=True))
+    finally:
+        for file, _, _ in headers.values():
+            file.close()
+    return tensors

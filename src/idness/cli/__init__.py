@@ -6,6 +6,7 @@ Nothing here may import torch before a subcommand runs: `idness --help` answers 
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import importlib
 import os
@@ -22,6 +23,7 @@ import typer.core
 
 from idness.core.errors import IdnessError, IdnessWarning
 from idness.core.processor import sort_fast
+from idness.core.wording import masked
 
 COMMANDS = {
     "bench": "bench:bench",
@@ -119,20 +121,27 @@ for _name, _home in COMMANDS.items():
 def main() -> None:
     """Run the command line: one line and exit code 2 for whatever the user can mend."""
     warnings.showwarning = _show_warning
+    if sys.stdout is None:  # started with >&-: the next file that is opened would take its place
+        _stop("standard output is closed; redirect it to a file or to /dev/null", 2)
     try:
         # Under its own name, however it was started: completion in the shell goes by it.
         result = _command()(prog_name="idness", standalone_mode=False)
         if result == STOPPED:  # what newer versions of typer make of Ctrl-C
             raise KeyboardInterrupt
+        sys.stdout.flush()
         sys.exit(result if isinstance(result, int) else 0)
     except (typer.Abort, KeyboardInterrupt):
         _stop(with_flags(f"stopped; {KEPT.get(_named() or '', 'nothing was written')}"), STOPPED)
     except IdnessError as error:
         _stop(with_flags(str(error)), 2)
-    except BrokenPipeError:
-        # The reader (head, less) has gone; what is still buffered must not raise again at exit.
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG):
+            raise
+        # What is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        if error.errno == errno.EPIPE:  # the reader (head, less) has gone
+            sys.exit(0)
+        _stop(f"cannot write to standard output: {error.strerror}; free space or redirect it", 2)
     except Exception as error:
         # Usage errors are click's, whose classes live in different packages from version to version of typer.
         if not hasattr(error, "format_message"):
@@ -187,7 +196,7 @@ def _named() -> str | None:
 
 
 def _stop(message: str, code: int) -> None:
-    print(f"idness: {' '.join(message.split())}", file=sys.stderr)
+    print(f"idness: {masked(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -200,6 +209,6 @@ def _show_warning(
     line: str | None = None,
 ) -> Any:
     if issubclass(category, IdnessWarning):
-        print(f"idness: warning: {with_flags(str(message))}", file=sys.stderr)
+        print(f"idness: warning: {masked(with_flags(str(message)))}", file=sys.stderr)
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))

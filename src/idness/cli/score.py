@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 from abc import abstractmethod
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from idness.cli.cluster import Actors, Address, Engine, Gpus
-from idness.core.wording import shown
+from idness.core.wording import readable, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,7 +97,7 @@ def score(
         names, calibration = loaded.class_names or (), loaded.calibration
         writer: Rows = JsonLines() if as_json else Csv() if as_csv else Lines(console, names)
         listener.phase("images", len(found) or None)
-        for record in judge(found or _listed(), batch=batch, listener=listener):
+        for record in judge(found or map(Path, _listed()), batch=batch, listener=listener):
             writer.write(record)
     writer.end()
     if calibration is not None:
@@ -128,7 +129,7 @@ def _write_table(
         from idness.guard.drift import PERIOD
         from idness.guard.scoring import prepare_scoring, run_scoring
 
-        found = open_images([line.rstrip("\n") for line in sys.stdin if line.strip()] if images == ["-"] else images)
+        found = open_images(_listed() if images == ["-"] else images)
         loaded, _ = _judge(*source, len(found))
         job = prepare_scoring(loaded, found, out, batch=batch)
         with alone_in(out):
@@ -200,8 +201,19 @@ def _tell_drift(calibration: Calibrated, seen: Sequence[tuple[float, int]]) -> N
         )  # fmt: skip
 
 
-def _listed() -> Iterator[Path]:
-    return (Path(line.rstrip("\n")) for line in sys.stdin if line.strip())
+def _listed() -> Iterator[str]:
+    """Read the paths on standard input, one per line, as they arrive."""
+    from idness.core.errors import DataError
+
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # file names need not be UTF-8
+    number = 0
+    for number, line in enumerate((line for line in sys.stdin if line.strip()), start=1):
+        if "\0" in line:
+            raise DataError(f"standard input: line {number} holds a NUL character; separate paths by line breaks")
+        yield line.rstrip("\n")
+    if number == 0:
+        raise DataError("standard input: lists no images; write one path per line")
 
 
 class Rows:
@@ -223,7 +235,7 @@ class Rows:
         self.unread += "error" in record
         if "error" not in record:
             self.seen.append((record["score"], max(record["label"], 0)))
-        self.line(record)
+        self.line({key: readable(value) if isinstance(value, str) else value for key, value in record.items()})
         sys.stdout.flush()
 
     @abstractmethod

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from idness.core.errors import IdnessWarning
+from idness.core.wording import masked
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,10 +60,10 @@ class _Bars(Listener):
             self.progress.update(self.task, status=text)
 
     def note(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
+        self.console.print(masked(text), markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        self.console.print(f"warning: {text}", markup=False, soft_wrap=True)
+        self.console.print(f"warning: {masked(text)}", markup=False, soft_wrap=True)
 
 
 def rate(speed: float | None) -> str:

@@ -11,6 +11,15 @@ LONGEST = 40
 FOLDERS = re.compile(r"""(?<![^\s'",(=])/(?:[^/'",()=]+/)*(?=[^/\s'",()=])""")
 """The folders of an absolute path: at the beginning of a text, or after what sets values apart, as in `--data=/images`."""
 
+SECRET_USER = re.compile(
+    r"""(?<=://)(?:[^\s/'"]+@|(?![^\s/:@]+:\d+/)[^\s/:@]+:[^\s@'"]+@|[^\s/:@[]+:(?!\d+(?:/|$))[^\s/'"]+(?=/|$))"""
+)
+"""The user name and password of a URL, also one with a slash that should be encoded, or cut off there; not a host and a port."""
+SECRET_VALUE = re.compile(
+    r"""([?&][^=&\s]*(?:key|secret|token|sig|pass|pwd|cred|auth)[^=&\s]*=)[^&\s'")]+""", re.IGNORECASE
+)
+"""A value in a URL's query whose name says that it is secret."""
+
 
 def shown(name: object, longest: int = LONGEST) -> str:
     """Give a name without control and direction characters, cut to a length that a table can hold."""
@@ -72,7 +81,17 @@ def listed(names: list[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def masked(text: object) -> str:
+    """Replace the user name, password and keys of URLs in a text by asterisks."""
+    return SECRET_VALUE.sub(r"\1***", SECRET_USER.sub("***@", str(text)))
+
+
+def readable(name: str) -> str:
+    r"""Return a file name as text that can be written anywhere; bytes that are not UTF-8 become `\xff` and the like."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def without_folder(text: str) -> str:
-    """Take the folders off absolute paths in a text, so that a report says nothing of its writer's machine."""
-    shortened = FOLDERS.sub("", text)
+    """Remove the folders of absolute paths and the secrets of URLs from a text, as a report says nothing of its writer's machine."""
+    shortened = FOLDERS.sub("", masked(text))
     return Path(shortened).name if Path(shortened).is_absolute() else shortened

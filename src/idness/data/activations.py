@@ -95,8 +95,10 @@ def _safetensors_parts(path: Path, names: Sequence[str], spans: Sequence[Span]) 
 def _npz_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     shapes = {}
     for name in array_names(path):
-        file, shapes[name], _ = open_array(path, name)
+        file, shapes[name], kind = open_array(path, name)
         file.close()
+        if name in NAMES and kind.kind not in "fiu":
+            raise DataError(f"{path.name}: {name} must hold numbers, got {kind}")
     return shapes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from idness.core.errors import DataError
 from idness.core.files import sha256_of
+from idness.data.decoding import MAX_PIXELS
 from idness.data.sets import ImageSet, Picture, pick
 from idness.data.urls import UrlPath
 
@@ -59,19 +61,14 @@ class NpzSet(ImageSet):
             names = array_names(path)
             self.reads = pick(path.name, "array", "images", images, ("images", "data", "x", "arr_0"), names)
             label_key = pick(path.name, "array", "labels", labels, ("labels", "label", "y", "targets"), names)
-            if label_key:
-                with np.load(path, allow_pickle=False) as arrays:
-                    self.labels = _as_labels(path.name, arrays[label_key])
             self._file: IO[bytes] | None = self._open()
             self.close()  # its header has been read
+            if label_key:
+                self.labels = _read_labels(path, label_key, len(self))
         except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
             if isinstance(error, DataError):
                 raise
             raise DataError(f"{path.name}: is no .npz file of uint8 images ({error})") from error
-        if self.labels is not None and len(self.labels) != len(self):
-            raise DataError(
-                f"{path.name}: must have one label per image, got {len(self.labels)} for {len(self)} images"
-            )
         self._stamps: dict[tuple[int, int], str] = {}
 
     def __len__(self) -> int:
@@ -136,13 +133,16 @@ class NpzSet(ImageSet):
 def array_names(path: Path) -> list[str]:
     """List the arrays of an .npz file."""
     with zipfile.ZipFile(path) as archive:
-        return [name.removesuffix(".npy") for name in archive.namelist()]
+        return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
 
 
 def open_array(path: Path, name: str) -> tuple[IO[bytes], tuple[int, ...], np.dtype[Any]]:
     """Open an array of an .npz file where its values begin, and give its shape and type; one that holds objects is refused."""
     with zipfile.ZipFile(path) as archive:
-        file = archive.open(f"{name}.npy")  # stays readable: the archive closes with its last member
+        try:
+            file = archive.open(f"{name}.npy")  # stays readable: the archive closes with its last member
+        except RuntimeError as error:  # encrypted, or packed by an unknown method
+            raise DataError(f"{path.name}: array {name} cannot be read ({error}); save it with np.savez") from error
     version = np.lib.format.read_magic(file)
     header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, kind = header(file)
@@ -178,10 +178,17 @@ def _check_images(name: str, dtype: Any, shape: tuple[int, ...]) -> int:
             f"{name}: images must be uint8 of shape (N, H, W), (N, H, W, channels) or (N, channels, H, W), got {dtype} of shape {shape}"
         )
     found = 1 if axis is None else shape[1 + axis]
+    if math.prod(shape[1:]) > found * MAX_PIXELS:
+        raise DataError(f"{name}: images must have at most {MAX_PIXELS:,} pixels, got shape {shape}; make them smaller")
     return 3 if found == 1 else found
 
 
-def _as_labels(name: str, values: NDArray[Any]) -> NDArray[np.int64]:
-    if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
-        raise DataError(f"{name}: labels must be a list of whole numbers, got {values.dtype} of shape {values.shape}")
-    return values.astype(np.int64)
+def _read_labels(path: Path, name: str, count: int) -> NDArray[np.int64]:
+    """Read the labels of so many images; the header is checked before anything is unpacked."""
+    file, shape, kind = open_array(path, name)
+    with file:
+        if len(shape) != 1 or not np.issubdtype(kind, np.integer):
+            raise DataError(f"{path.name}: labels must be a list of whole numbers, got {kind} of shape {shape}")
+        if shape != (count,):
+            raise DataError(f"{path.name}: must have one label per image, got {shape[0]} for {count} images")
+        return np.frombuffer(file.read(count * kind.itemsize), kind, count).astype(np.int64)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from idness.core.errors import DataError
+from idness.core.wording import readable
 from idness.data.urls import UrlPath
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ def _decoded(
     source: bytes | str | os.PathLike[str], max_pixels: int, name: str, unpack: Callable[[str, Image.Image, bytes], T]
 ) -> T:
     """Unpack an image that may be anything, and say in one line what is wrong with it."""
-    name, data = (name, source) if isinstance(source, bytes) else (Path(source).name, contents(Path(source)))
+    name, data = (name, source) if isinstance(source, bytes) else (readable(Path(source).name), contents(Path(source)))
     if not data:
         raise DataError(f"{name}: is an empty file; an image is expected")
     try:
@@ -107,8 +108,9 @@ def contents(path: Path | UrlPath) -> bytes:
     """Read a file's bytes; one that cannot be read is told by its name."""
     try:
         return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path.name}: cannot be read ({error.strerror or error})") from error
+    except (OSError, ValueError) as error:  # a ValueError if the name holds a NUL character
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"{readable(path.name)}: cannot be read ({why})") from error
 
 
 def _check_size(name: str, image: Image.Image, max_pixels: int) -> None:

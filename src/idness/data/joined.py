@@ -9,6 +9,7 @@ from pathlib import Path
 
 from idness.core.errors import DataError
 from idness.core.files import sha256_of
+from idness.core.wording import masked, readable
 from idness.data.activations import ActivationsSet
 from idness.data.finding import find_images
 from idness.data.parquet import TableSet
@@ -41,7 +42,7 @@ class JoinedSet(ImageSet):
     def item(self, index: int) -> str:
         number, place = self._place(index)
         part, before = self.parts[number]
-        return f"{before}{part.item(place)}"
+        return readable(f"{before}{part.item(place)}")
 
     def encoded(self, index: int) -> bytes | None:
         number, place = self._place(index)
@@ -112,10 +113,10 @@ def _named(text: str) -> tuple[ImageSet, str]:
     """Open a set, and give what stands before the names of its images: its place."""
     images = open_set(text if is_url(text) else str(Path(text).expanduser()))
     if isinstance(images, ActivationsSet):
-        raise DataError(f"{text}: must hold images, got activations; give pictures or an array of images")
+        raise DataError(f"{masked(text)}: must hold images, got activations; give pictures or an array of images")
     if isinstance(images, FileSet):
         place = str(images.root)
-        return images, "" if place == "." or (images.items and is_url(images.items[0])) else f"{place}/"
+        return images, "" if place == "." else f"{place}/"
     if isinstance(images, TableSet) or text.endswith(".npz") or text.partition(":")[0] in PREFIXES:
-        return images, f"{text}#"
-    return images, f"{text if not text.endswith('.tar') else text.rpartition('/')[0] or '.'}/"
+        return images, f"{masked(text)}#"
+    return images, f"{masked(text if not text.endswith('.tar') else text.rpartition('/')[0] or '.')}/"

@@ -18,9 +18,9 @@ from PIL import Image
 
 from idness.core.errors import DataError, StoreError
 from idness.core.files import atomic_write, key_of, sha256_of
-from idness.core.wording import abridged
+from idness.core.wording import abridged, readable
 from idness.data.decoding import SUFFIXES, contents, decode_picture
-from idness.data.urls import UrlPath, is_url
+from idness.data.urls import UrlPath
 
 Picture = Image.Image | NDArray[np.uint8]
 AT_ONCE = 1024
@@ -122,7 +122,7 @@ class ImageSet(ABC):
 
 
 class FileSet(ImageSet):
-    """Image files below a folder, or named by URL."""
+    """Image files below a folder, which may be a URL."""
 
     parallel = True
 
@@ -141,14 +141,14 @@ class FileSet(ImageSet):
         return len(self.items)
 
     def item(self, index: int) -> str:
-        return self.items[index].encode("utf-8", "replace").decode()
+        return readable(self.items[index])
 
     def encoded(self, index: int) -> bytes:
         return contents(self._file(self.items[index]))
 
     def picture(self, index: int) -> Picture:
         file = self._file(self.items[index])
-        return decode_picture(contents(file), name=file.name)
+        return decode_picture(contents(file), name=readable(file.name))
 
     def files(self, start: int, stop: int) -> Iterable[Path | UrlPath]:
         return map(self._file, self.items[start:stop])
@@ -163,7 +163,7 @@ class FileSet(ImageSet):
         return any(self._file(name).exists() for name in self.items)
 
     def _file(self, name: str) -> Path | UrlPath:
-        return UrlPath(name) if is_url(name) else self.root / name
+        return self.root / name
 
 
 class Part(ImageSet):
@@ -314,15 +314,16 @@ def images_below(folder: Path) -> list[Path]:
     return [folder / name for name in _names_below(str(folder))]
 
 
-def _names_below(folder: str, above: frozenset[str] = frozenset()) -> list[str]:
-    """Name them as they are called from the folder."""
-    here = os.path.realpath(folder)
-    if here in above:  # a link to a folder above
+def _names_below(folder: str, seen: set[tuple[int, int]] | None = None) -> list[str]:
+    """Return their paths relative to the folder; each folder is visited once, however many links lead to it."""
+    seen, state = set() if seen is None else seen, os.stat(folder)  # noqa: PTH116
+    if (state.st_dev, state.st_ino) in seen:
         return []
+    seen.add((state.st_dev, state.st_ino))
     found: list[str] = []
     for name, is_folder in _listed(folder):
         place = f"{folder}{os.sep}{name}"
-        found += [f"{name}{os.sep}{below}" for below in _names_below(place, above | {here})] if is_folder else [name]
+        found += [f"{name}{os.sep}{below}" for below in _names_below(place, seen)] if is_folder else [name]
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from idness.core.errors import DataError, MissingError
+from idness.core.wording import masked
 from idness.data.activations import ActivationsSet
 from idness.data.arrays import ArraySet, NpzSet, array_names
 from idness.data.sets import FileSet, ImageSet, folder_set, select
-from idness.data.urls import UrlPath, is_url
+from idness.data.urls import UrlPath, is_url, local_path, located
 
 OPTIONS = ("path", "kind", "images", "labels", "rows", "sample", "root", "split", "dataset", "options", "download")
 PREFIXES = ("embedded", "torchvision")
@@ -42,16 +44,15 @@ def open_set(
     base = Path() if root is None else root
     kind, path = _located(table, base)
     if kind == "activations":
-        return ActivationsSet(Path(path))
+        return ActivationsSet(_local(path))
     return select(_images(kind, path, table, base, classes), table)
 
 
 def open_argument(name: str, value: str | Path, classes: Sequence[str] = ()) -> ImageSet | ActivationsSet:
     """Open the set that a caller gave as an argument of this name; where it is not there, the error says so of the argument."""
     place = str(value)
-    there = UrlPath(place).exists() if is_url(place) else Path(place).expanduser().exists()
-    if place.partition(":")[0] not in PREFIXES and not there:
-        raise DataError(f"{name}={place!r} does not exist; give a folder of images, or another set")
+    if place.partition(":")[0] not in PREFIXES and not located(place).exists():
+        raise DataError(f"{name}={masked(place)!r} does not exist; give a folder of images, or another set")
     return open_set(place, classes=classes)
 
 
@@ -68,26 +69,25 @@ def _images(kind: str, path: str, table: Mapping[str, Any], base: Path, classes:
     if kind == "parquet":
         from idness.data.parquet import TableSet
 
-        return TableSet(_placed(path), table.get("images"), table.get("labels"), table.get("split"))
+        return TableSet(located(path), table.get("images"), table.get("labels"), table.get("split"))
     if kind == "webdataset":
         from idness.data.shards import ShardSet
 
-        return ShardSet(_placed(path), classes)
+        return ShardSet(located(path), classes)
     if kind == "npz":
-        if is_url(path):
-            raise DataError(f"{path}: is read from a file on this machine; by URL give a folder, list, Parquet or tar")
-        return NpzSet(Path(path), table.get("images"), table.get("labels"), classes)
+        return NpzSet(_local(path), table.get("images"), table.get("labels"), classes)
     if kind == "list":
-        if not is_url(path):
-            return list_set(Path(path), _placed(str(table["root"]), base) if "root" in table else base)
-        listed = UrlPath(path)
-        return list_set(listed, _placed(str(table["root"]), base) if "root" in table else listed.parent)
-    return folder_set(_placed(path), classes)
+        listed = located(path)
+        usual = listed.parent if is_url(path) else base
+        return list_set(listed, located(str(table["root"]), base) if "root" in table else usual)
+    return folder_set(located(path), classes)
 
 
-def _placed(place: str, base: Path | None = None) -> Path | UrlPath:
-    """Give a place by URL, or on this machine."""
-    return UrlPath(place) if is_url(place) else (base or Path()) / place
+def _local(path: str) -> Path:
+    found = located(path)
+    if isinstance(found, UrlPath):
+        raise DataError(f"{found}: must be a file on this machine; by URL give a folder, list, Parquet or tar")
+    return found
 
 
 def _located(table: Mapping[str, Any], base: Path) -> tuple[str, str]:
@@ -102,10 +102,11 @@ def _located(table: Mapping[str, Any], base: Path) -> tuple[str, str]:
         prefix, _, rest = place.partition(":")
         if prefix in PREFIXES and rest:
             return prefix, rest
-        found = UrlPath(place) if is_url(place) else base / Path(place).expanduser()
+        found = located(place, base)
         if found.exists():
-            return table.get("kind") or kind_of(found, "images" in table), str(found)
-    raise MissingError(f"{' or '.join(listed)} does not exist")
+            kind = table.get("kind") or kind_of(found, "images" in table)
+            return kind, place if is_url(place) else str(found)
+    raise MissingError(f"{' or '.join(map(masked, listed))} does not exist")
 
 
 def kind_of(path: Path | UrlPath, images: bool = False) -> str:
@@ -130,8 +131,20 @@ def _holds_features(path: Path) -> bool:
         return False  # said when its images are looked for
 
 
+def _below(name: str, root: Path | UrlPath) -> str | None:
+    """Return the path of a file relative to the root that it must be below; None if it is not."""
+    if is_url(name):
+        local, start = local_path(name), f"{root.url if isinstance(root, UrlPath) else root.absolute()}/"
+        full = name if isinstance(root, UrlPath) else str(local)
+        if not full.startswith(start):
+            return None
+        name = full[len(start) :]
+    outside = Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name
+    return None if outside else name
+
+
 def list_set(path: Path | UrlPath, root: Path | UrlPath) -> FileSet:
-    """Open an OpenOOD image list: one `path label` a line, paths below `root` or URLs; label -1 or none means unknown."""
+    """Open an OpenOOD image list: one `path label` per line, paths or URLs below `root`; label -1 or none means unknown."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -139,15 +152,18 @@ def list_set(path: Path | UrlPath, root: Path | UrlPath) -> FileSet:
     items, labels = [], []
     for number, line in enumerate(lines, start=1):
         name, _, label = line.rpartition(" ")
-        if not name or not label.lstrip("-").isdigit():
+        if not name or not re.fullmatch("-?[0-9]{1,18}", label):
             name, label = line, "-1"
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise DataError(f"{path.name}: line {number} must name a file below the root, got {name!r}")
-        items.append(name)
+        below = _below(name, root)
+        if below is None:
+            raise DataError(
+                f"{path.name}: line {number} must name a file below the root, got {masked(name)!r}; move the file or set root"
+            )
+        items.append(below)
         labels.append(int(label))
     known = np.array(labels, dtype=np.int64)
     looked = (items[0], items[len(items) // 2], items[-1]) if items else ()
-    if looked and not any((UrlPath(name) if is_url(name) else root / name).is_file() for name in looked):
+    if looked and not any((root / name).is_file() for name in looked):
         raise MissingError(
             f"{path.name}: its images are not below {root.name or 'the root'} (looked for {items[0]}); set root"
         )

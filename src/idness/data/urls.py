@@ -7,10 +7,13 @@ import io
 import re
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, BinaryIO, cast
+from urllib.request import url2pathname
 
 from idness.core.errors import DataError
 from idness.core.extras import needed
+from idness.core.wording import masked
 
 URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 """How a URL begins; a single letter would be a drive."""
@@ -19,8 +22,21 @@ DATED = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
 
 
 def is_url(place: object) -> bool:
-    """Tell whether a place is named by URL."""
+    """Whether a place is named by URL."""
     return URL.match(str(place)) is not None
+
+
+def local_path(url: str) -> Path | None:
+    """Return the path that a `file:` URL names; None for other URLs."""
+    scheme, _, rest = url.partition("://")
+    return Path(url2pathname(rest)) if scheme.lower() == "file" and rest.startswith("/") else None
+
+
+def located(place: str, base: Path | None = None) -> Path | UrlPath:
+    """Return a place by URL or on this machine, where relative paths begin at `base`."""
+    if is_url(place):
+        return local_path(place) or UrlPath(place)
+    return (base or Path()) / Path(place).expanduser()
 
 
 @dataclass(frozen=True)
@@ -44,7 +60,7 @@ class UrlPath:
         self._listed: dict[str, State] = {}
 
     def __str__(self) -> str:
-        return self.url
+        return masked(self.url)  # for messages; `url` opens it
 
     def __reduce__(self) -> tuple[type[UrlPath], tuple[str]]:
         return UrlPath, (self.url,)  # what was listed stays here: workers read, and do not look for changes
@@ -55,7 +71,7 @@ class UrlPath:
     @property
     def name(self) -> str:
         """The last part of the name."""
-        return self.url.rpartition("/")[2].partition("?")[0]
+        return str(self).partition("?")[0].rpartition("/")[2].removeprefix("***@")
 
     @property
     def suffix(self) -> str:
@@ -187,7 +203,7 @@ def _state(info: Any) -> State:
 
 
 def _why(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return masked((str(error).splitlines() or [type(error).__name__])[0])[:200]
 
 
 def _arrow_fs() -> Any:
@@ -203,13 +219,17 @@ def _system(start: str) -> tuple[Any, bool]:
     except (ValueError, NotImplementedError):  # a scheme that pyarrow does not know, or was built without
         pass
     except OSError as error:
-        raise DataError(f"{start}: its file system cannot be reached ({_why(error)})") from error
+        raise DataError(f"{masked(start)}: its file system cannot be reached ({_why(error)})") from error
     fsspec = needed("fsspec.core", "a set by URL", "tables", DataError)
     try:
         return arrow.PyFileSystem(arrow.FSSpecHandler(fsspec.url_to_fs(start)[0])), False
     except (ImportError, ValueError) as error:
         raise DataError(
-            f"{start}: no such file system ({_why(error)}); fsspec's page of it says what to install"
+            f"{masked(start)}: no such file system ({_why(error)}); see fsspec's documentation for what to install"
+        ) from error
+    except Exception as error:  # each file system has errors of its own
+        raise DataError(
+            f"{masked(start)}: its file system cannot be opened ({_why(error)}); check the URL, or use a local copy"
         ) from error
 
 
