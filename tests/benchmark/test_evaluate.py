@@ -91,12 +91,11 @@ def test_intervals_of_means_cover_the_truth(name: str) -> None:
     truth = np.mean([all_metrics(ids, scores)[name] for scores in oods])
     hits, runs = 0, 200
     for _ in range(runs):
-        ids, oods = draw(rng)
+        ids, oods = draw(rng, 150, (90, 120))
         group = group_metrics(ids, oods, [set_metrics(ids, scores) for scores in oods])
         low, high = group.intervals[name]
         hits += low <= truth <= high
-    assert hits / runs > 0.88  # 95 % nominal; bootstrap intervals of an order statistic fall a little short of it
-    assert hits / runs < 1.0
+    assert hits / runs >= 0.92
 
 
 def test_the_interval_of_a_mean_over_many_sets_is_as_wide_as_the_mean_scatters() -> None:
@@ -123,9 +122,11 @@ def test_sharing_the_ids_images_widens_the_interval() -> None:
 
 
 def test_perfect_separation_has_a_finite_interval() -> None:
-    ids, oods = np.linspace(1, 2, 50), [np.linspace(-1, 0, 30), np.linspace(-3, -2, 40)]
+    ids, oods = np.linspace(1, 2, 500), [np.linspace(-1, 0, 30), np.linspace(-3, -2, 400)]
     group = group_metrics(ids, oods, [set_metrics(ids, scores) for scores in oods])
-    # As sure as the smallest side allows: no error in 30 OOD images, and in 50 ID images.
+    # As certain as the smallest side allows: no error in 30 OOD images.
     assert group.intervals["auroc"] == pytest.approx((0.025 ** (1 / 30), 1))
-    assert group.intervals["fpr_at_id_recall"] == pytest.approx((0, 1 - 0.025 ** (1 / 30)))
-    assert group.intervals["fpr_at_ood_recall"] == pytest.approx((0, 1 - 0.025 ** (1 / 50)))
+    low, high = group.intervals["fpr_at_id_recall"]
+    assert low == 0
+    assert 0.02 < high < 0.12
+    assert "fpr_at_ood_recall" not in group.intervals  # needs 72 OOD images, has 30

@@ -183,7 +183,10 @@ def test_phases_and_preprocessing_are_told(place: Path) -> None:
     go(place, heard)
     assert heard.phases[0] == ("network", 360)
     assert "normalise by mean (0.5, 0.5, 0.5)" in heard.notes[0]
-    assert not heard.warned
+    assert heard.warned == [  # and nothing else
+        "no interval for FPR at 95 % ID recall: needs at least 72 images, got id_test (60)",
+        "no interval for FPR at 95 % OOD recall: needs at least 72 images, got mixed (60), grey (60)",
+    ]
 
 
 def test_missing_normalisation_is_warned_about_at_once(place: Path) -> None:

@@ -6,7 +6,7 @@ from scipy.stats import norm, t
 
 from idness import intervals, metrics
 from idness.core.errors import InputError
-from idness.intervals import mean_auroc_difference, ranks
+from idness.intervals import mean_auroc_difference, mean_fpr_interval, ranks
 
 
 def draw(rng, count=150, gap=1.0):
@@ -17,34 +17,58 @@ def covers(interval, truth):
     return interval.low <= truth <= interval.high
 
 
-@pytest.mark.parametrize("gap", [0.5, 2.0])
-def test_the_auroc_interval_covers_the_truth_as_often_as_it_says(gap):
+@pytest.mark.parametrize(("id_count", "ood_count"), [(150, 75), (20, 20), (20, 1000)])
+@pytest.mark.parametrize("gap", [0.5, 2.0, 3.0])
+def test_the_auroc_interval_covers_the_truth(gap, id_count, ood_count):
     rng = np.random.default_rng(0)
     truth = norm.cdf(gap / np.sqrt(2))
-    hits = sum(covers(intervals.auroc_interval(*draw(rng, gap=gap)), truth) for _ in range(500))
-    assert 0.92 <= hits / 500 <= 0.98
+    pairs = [(rng.normal(gap, 1, id_count), rng.normal(0, 1, ood_count)) for _ in range(400)]
+    assert np.mean([covers(intervals.auroc_interval(*pair), truth) for pair in pairs]) >= 0.92
 
 
 @pytest.mark.parametrize("name", ["fpr_at_id_recall", "fpr_at_ood_recall"])
-def test_the_fpr_interval_covers_the_truth_as_often_as_it_says(name):
-    rng = np.random.default_rng(1)
+@pytest.mark.parametrize("count", [72, 100, 400])
+def test_the_fpr_interval_covers_the_truth(name, count):
+    """The threshold rests on few images of one side, the count on many of the other."""
+    rng, gap = np.random.default_rng(1), 2.0
     # Threshold at 95 % of one side, share of the other beyond it; by symmetry the same both ways.
-    truth = norm.sf(norm.ppf(0.05) + 1.0)
-    interval = getattr(intervals, f"{name}_interval")
-    sets = [(rng.normal(1, 1, 400), rng.normal(0, 1, 400)) for _ in range(300)]
-    hits = sum(covers(interval(*pair), truth) for pair in sets)
-    assert 0.90 <= hits / 300 <= 0.99
+    truth = norm.sf(norm.ppf(0.05) + gap)
+    sizes = (count, 1000) if name == "fpr_at_id_recall" else (1000, count)
+    sets = [(rng.normal(gap, 1, sizes[0]), rng.normal(0, 1, sizes[1])) for _ in range(300)]
+    found = [getattr(intervals, f"{name}_interval")(*pair) for pair in sets]
+    assert np.mean([covers(each, truth) for each in found]) >= 0.94
+    assert all(covers(each, getattr(metrics, name)(*pair)) for each, pair in zip(found, sets, strict=True))
+    if count == 400:  # and it is not wider than it needs to be
+        values = [getattr(metrics, name)(*pair) for pair in sets]
+        assert np.mean([each.high - each.low for each in found]) < 1.3 * np.subtract(
+            *np.quantile(values, [0.975, 0.025])
+        )
 
 
-def test_the_fast_bootstrap_is_the_bootstrap():
+@pytest.mark.parametrize("name", ["fpr_at_id_recall", "fpr_at_ood_recall"])
+def test_the_interval_of_a_mean_fpr_covers_the_truth(name):
+    rng, gaps = np.random.default_rng(13), (1.0, 2.0, 2.5)
+    truth = np.mean([norm.sf(norm.ppf(0.05) + gap) for gap in gaps])
+    found = [
+        mean_fpr_interval(name, rng.normal(0, 1, 150), [rng.normal(-gap, 1, 400) for gap in gaps]) for _ in range(200)
+    ]
+    assert np.mean([covers(each, truth) for each in found]) >= 0.93
+    assert np.mean([each.high - each.low for each in found]) < (0.35 if name == "fpr_at_id_recall" else 0.22)
+
+
+def test_too_few_images_have_no_fpr_interval():
+    """Not even the most extreme of fewer images bounds the true threshold as often as the level says."""
     rng = np.random.default_rng(2)
-    ids, oods = rng.normal(1, 1, 300), rng.normal(0, 1, 200)
-    slow = []
-    for _ in range(2000):
-        sample = rng.choice(ids, len(ids)), rng.choice(oods, len(oods))
-        slow.append(metrics.fpr_at_id_recall(*sample))
-    fast = intervals.fpr_at_id_recall_interval(ids, oods)
-    assert fast == pytest.approx(np.quantile(slow, [0.025, 0.975]), abs=0.02)
+    for recall, level, needed in ((0.95, 0.95, 72), (0.9, 0.95, 36), (0.99, 0.9, 299), (0.1, 0.95, 36)):
+        assert intervals.images_needed(recall, level) == needed
+        assert max(recall, 1 - recall) ** needed <= (1 - level) / 2 < max(recall, 1 - recall) ** (needed - 1)
+        for count, exists in ((needed - 1, False), (needed, True)):
+            few, many = rng.normal(1, 1, count), rng.normal(0, 1, 500)
+            at_id = intervals.fpr_at_id_recall_interval(few, many, recall, level)
+            at_ood = intervals.fpr_at_ood_recall_interval(many, few, recall, level)
+            paired = intervals.compare_fpr_at_id_recall(few, many, few, many, recall, level)
+            other = intervals.compare_fpr_at_ood_recall(many, few, many, few, recall, level)
+            assert [each is not None for each in (at_id, at_ood, paired, other)] == [exists] * 4
 
 
 def test_delongs_variance_is_that_of_the_definition():
@@ -54,6 +78,7 @@ def test_delongs_variance_is_that_of_the_definition():
     psi = np.array([[1.0 if x > y else 0.5 if x == y else 0.0 for y in oods] for x in ids])
     variance = psi.mean(1).var(ddof=1) / len(ids) + psi.mean(0).var(ddof=1) / len(oods)
     auroc = psi.mean()
+    variance += 0.25 * (auroc - 0.5) ** 2 * (1 / len(ids) ** 2 + 1 / len(oods) ** 2)  # a quarter of an image at chance
     reach = 1.959964 * np.sqrt(variance) / (auroc * (1 - auroc))
     expected = 1 / (1 + np.exp(-(np.log(auroc / (1 - auroc)) + np.array([-reach, reach]))))
     assert list(intervals.auroc_interval(ids, oods)) == pytest.approx(list(expected), abs=1e-6)
@@ -64,10 +89,11 @@ def test_perfect_order_has_an_honest_lower_end():
     assert high == 1.0
     assert 0.8 < low < 0.9
     assert intervals.auroc_interval([1.0] * 20, [2.0] * 50) == pytest.approx((0.0, 1 - low))
-    assert intervals.fpr_at_id_recall_interval([2.0] * 20, [1.0] * 50).high == pytest.approx(1 - 0.025 ** (1 / 50))
-    # The wrong way round, every OOD image passes and every ID image is lost.
-    assert intervals.fpr_at_id_recall_interval([1.0] * 20, [2.0] * 50) == pytest.approx((0.025 ** (1 / 50), 1.0))
-    assert intervals.fpr_at_ood_recall_interval([1.0] * 20, [2.0] * 50) == pytest.approx((0.025 ** (1 / 20), 1.0))
+    # Exact binomial bounds for "none of 50" and "all of 50", once the threshold is certain.
+    never, always = (0.0, 1 - 0.025 ** (1 / 50)), (0.025 ** (1 / 50), 1.0)
+    assert intervals.fpr_at_id_recall_interval([2.0] * 400, [1.0] * 50) == pytest.approx(never, abs=0.02)
+    assert intervals.fpr_at_id_recall_interval([1.0] * 400, [2.0] * 50) == pytest.approx(always, abs=0.02)
+    assert intervals.fpr_at_ood_recall_interval([1.0] * 50, [2.0] * 400) == pytest.approx(always, abs=0.02)
 
 
 def test_more_images_make_shorter_intervals():

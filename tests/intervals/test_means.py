@@ -38,7 +38,10 @@ def mean(ids: np.ndarray, oods: list[np.ndarray]) -> float:
 def test_the_interval_of_a_weighted_mean_has_the_variance_of_the_jackknife() -> None:
     ids, oods = worlds()
     value = mean(ids, oods)
-    reach = 1.959964 * np.sqrt(jackknife_variance(mean, ids, oods)) / (value * (1 - value))
+    variance = jackknife_variance(mean, ids, oods) + 0.25 * ((value - 0.5) / len(ids)) ** 2
+    for weight, ood in zip(WEIGHTS, oods, strict=True):
+        variance += 0.25 * (weight * (auroc(ids, ood) - 0.5) / len(ood)) ** 2
+    reach = 1.959964 * np.sqrt(variance) / (value * (1 - value))
     low, high = mean_auroc_interval(ranks(ids, oods, [7, 2, 1]))
     assert np.log(np.array([low, high]) / (1 - np.array([low, high]))) == pytest.approx(
         np.log(value / (1 - value)) + np.array([-reach, reach]), abs=1e-6
@@ -144,25 +147,13 @@ def test_ranks_are_shares_of_the_other_side(digits: int) -> None:
 
 
 @pytest.mark.parametrize("metric", ["fpr_at_id_recall", "fpr_at_ood_recall"])
-def test_an_interval_does_not_depend_on_what_was_asked_before(metric: str) -> None:
-    ids, oods = worlds()
-    first = mean_fpr_interval(metric, ids, oods, seed=3)  # type: ignore[arg-type]
-    mean_fpr_interval(metric, ids, oods[:1], seed=3)  # type: ignore[arg-type]
-    assert mean_fpr_interval(metric, ids, oods, seed=3) == first  # type: ignore[arg-type]
-    bootstrap._resampled_ranks.cache_clear()
-    assert mean_fpr_interval(metric, ids, oods, seed=3) == first  # type: ignore[arg-type]
-    assert mean_fpr_interval(metric, ids, oods, seed=4) != first  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("metric", "function"), [("fpr_at_id_recall", fpr_at_id_recall), ("fpr_at_ood_recall", fpr_at_ood_recall)]
-)
-def test_the_interval_of_a_mean_fpr_is_that_of_drawn_images(metric: str, function: object) -> None:
+def test_the_interval_of_a_mean_fpr_is_that_of_drawn_images(metric: str) -> None:
+    """Of many images, on which the bootstrap can be trusted."""
     rng = np.random.default_rng(6)
-    ids, oods = rng.normal(1, 1, 300), [rng.normal(0, 1, 200), rng.normal(1, 1, 60)]
-    draws = fpr_draws({"a": (ids, oods)}, metric, 0.8, draws=4000, seed=9)["a"].mean(axis=1)  # type: ignore[arg-type]
+    ids, oods = rng.normal(1, 1, 1500), [rng.normal(0, 1, 1000), rng.normal(1, 1, 1000)]
+    draws = fpr_draws({"a": (ids, oods)}, metric, 0.8, draws=2000, seed=9)["a"].mean(axis=1)  # type: ignore[arg-type]
     found = mean_fpr_interval(metric, ids, oods, 0.8, 0.9)  # type: ignore[arg-type]
-    assert found == pytest.approx(np.quantile(draws, [0.05, 0.95]), abs=0.012)
+    assert found == pytest.approx(np.quantile(draws, [0.05, 0.95]), abs=0.006)
 
 
 def test_perfect_order_in_many_sets_has_an_honest_lower_end() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from idness.benchmark.ranking import row_ranks
+from idness.benchmark.ranking import row_ranks, too_few, without_interval
 from idness.benchmark.results import Report
 from idness.core.errors import InputError, OptionError
 from idness.intervals import Difference, compare_runs, difference_of_draws, fpr_draws, mean_auroc_difference
@@ -186,8 +186,12 @@ def _tester(
         for metric in FPRS
     }
 
-    def test(row: str, metric: str, name: str) -> Difference:
+    few: dict[str, dict[str, int]] = {metric: too_few(one, metric) for metric in FPRS}
+
+    def test(row: str, metric: str, name: str) -> Difference | None:
         chosen = members[name]
+        if metric in FPRS and any(each in few[metric] for each in ("id_test", *chosen)):
+            return None
         if metric == "auroc":
             new_ranks, old_ranks = (row_ranks(report, row, dict.fromkeys(chosen, 1.0)) for report in (two, one))
             return mean_auroc_difference(new_ranks, old_ranks)
@@ -249,6 +253,7 @@ def _notes(entrants: Sequence[Entrant], rows: Sequence[str]) -> list[str]:
             f"differences of {', '.join(bare)} are plain numbers without an interval: scores.safetensors, on which paired"
             " tests rest, is not beside results.json; idness bench writes it"
         )
+    notes += without_interval(reports[0])
     missing = {row for report in reports for row in report.methods} - set(rows)
     if missing:
         notes.append(f"left out, not in every result: {', '.join(sorted(missing))}")

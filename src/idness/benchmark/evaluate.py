@@ -181,7 +181,9 @@ def group_metrics(
 def _intervals(ids: Array, oods: Sequence[Array], recall: float, seed: int) -> dict[str, tuple[float, float]]:
     found: dict[str, tuple[float, float]] = {"auroc": mean_auroc_interval(ranks(ids, oods))}
     for convention in FPRS:
-        found[convention] = mean_fpr_interval(convention, ids, oods, recall, seed=seed)
+        interval = mean_fpr_interval(convention, ids, oods, recall, seed=seed)
+        if interval is not None:
+            found[convention] = interval
     return found
 
 

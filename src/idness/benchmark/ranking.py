@@ -7,12 +7,30 @@ from collections.abc import Collection, Mapping, Sequence
 from idness.benchmark.parts import Metrics, Rival
 from idness.benchmark.results import Report
 from idness.core.normal import normal_quantile
-from idness.intervals import Ranks, fpr_draws, mean_auroc_difference, ranks
-from idness.metrics import FPRS, Array
+from idness.intervals import Ranks, fpr_draws, images_needed, mean_auroc_difference, ranks
+from idness.metrics import FPRS, Array, title
 
 LEVEL = 0.95
 DRAWS = 300
 """Bootstrap draws: only their standard deviation is used."""
+
+
+def too_few(report: Report, metric: str) -> dict[str, int]:
+    """Return the sets, with their numbers of images, that are too small for an interval of an FPR."""
+    names = ["id_test"] if metric == "fpr_at_id_recall" else ood_weights(report)
+    needed = images_needed(report.recall, LEVEL)
+    return {name: report.sets[name].images for name in names if report.sets[name].images < needed}
+
+
+def without_interval(report: Report) -> list[str]:
+    """Return a sentence for each FPR that has no interval on some sets, with the number of images needed."""
+    found = []
+    for metric in FPRS:
+        few = ", ".join(f"{name} ({images:,})" for name, images in too_few(report, metric).items())
+        if few:
+            needed = images_needed(report.recall, LEVEL)
+            found.append(f"no interval for {title(metric, report.recall)}: needs at least {needed} images, got {few}")
+    return found
 
 
 def ood_weights(report: Report) -> dict[str, float]:
@@ -75,6 +93,8 @@ def mark(report: Report) -> None:
             places = [names.index(name) for name in sets]
             _write("auroc", found, *_by_auroc(report, sets))
             for metric in FPRS:
+                if not all(metric in metrics.intervals for metrics in found.values()):
+                    continue  # too few images for a test
                 drawn = {row: values[:, places].mean(axis=1) for row, values in draws[metric].items()}
                 values = {row: getattr(found[row], metric) for row in contenders(report)}
                 _write(metric, found, *_by_fpr(values, drawn))

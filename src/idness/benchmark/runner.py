@@ -24,6 +24,7 @@ from idness.benchmark.parts import BenchmarkInfo, MethodResult, Metrics, SetInfo
 from idness.benchmark.prepare import Prepared, prepare
 from idness.benchmark.protocol import GROUPS, Benchmark, OpenSet
 from idness.benchmark.provenance import Known, duplicates, peak_memory, provenance, thumbnails, told
+from idness.benchmark.ranking import without_interval
 from idness.benchmark.results import Report
 from idness.benchmark.settings import Settings
 from idness.core.errors import DataError
@@ -240,6 +241,8 @@ class _Job:
     def _tell(self, report: Report) -> None:
         for found in report.duplicates:
             self.warn(told(found))
+        for sentence in without_interval(report):
+            self.warn(sentence)
         for row, method in report.methods.items():
             if method.degenerate:
                 self.warn(

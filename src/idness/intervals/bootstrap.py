@@ -1,12 +1,11 @@
-"""Bootstrap intervals and paired tests, for the mean FPR over OOD sets that share their ID images."""
+"""Intervals and paired bootstrap tests, for the mean FPR over OOD sets that share their ID images."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -15,9 +14,22 @@ from idness.intervals.difference import Difference, Interval, check_same_images,
 from idness.metrics import Array, Convention, Scores, count_at_recall, id_rank
 
 DRAWS = 2000
-"""Bootstrap draws: the ends of a 95 % interval then rest on 50 draws each."""
+"""Random draws: the ends of a 95 % interval then rest on 50 draws each."""
 _HELD = 2_000_000
 """Resampled scores held at once; bounds the memory."""
+
+
+def images_needed(recall: float, level: float = 0.95) -> int:
+    """Return how many images the threshold must rest on, so that their lowest and highest scores bound the true threshold.
+
+    With fewer, the recall of either extreme score is uncertain by more than the level allows, and no interval exists.
+
+    >>> images_needed(0.95)
+    72
+    """
+    check_fraction("images_needed", "recall", recall)
+    check_fraction("images_needed", "level", level)
+    return math.ceil(math.log((1 - level) / 2) / math.log(max(recall, 1 - recall)))
 
 
 def mean_fpr_interval(
@@ -27,24 +39,29 @@ def mean_fpr_interval(
     recall: float = 0.95,
     level: float = 0.95,
     seed: int = 0,
-) -> Interval:
-    """Compute a bootstrap interval for the mean of an FPR over OOD sets, of thresholds and counts alike."""
+) -> Interval | None:
+    """Return an interval for the mean of an FPR over OOD sets, or None if the threshold rests on too few images.
+
+    The number of images below the true threshold is binomial, so the threshold lies in a random gap between two neighbouring
+    scores; the rates at either end of the gap follow Clopper and Pearson's Beta distributions. The ends of the interval are
+    quantiles over draws of both, which covers slightly more often than the level says.
+    """
     check_fraction(f"{convention}_interval", "recall", recall)
     check_fraction(f"{convention}_interval", "level", level)
     ids, oods = checked(id_scores, ood_scores)
-    ids, oods = np.sort(ids), [np.sort(ood) for ood in oods]
     at_id_recall = convention == "fpr_at_id_recall"
-    draw = _draws_at_id_recall if at_id_recall else _draws_at_ood_recall
-    shares, draws = draw(seed, ids, oods, recall)
+    if min([len(ids)] if at_id_recall else [len(ood) for ood in oods]) < images_needed(recall, level):
+        return None
+    ids, oods, rng = np.sort(ids), [np.sort(ood) for ood in oods], np.random.default_rng(seed)
+    if at_id_recall:
+        gaps = rng.binomial(len(ids), 1 - recall, DRAWS)
+        drawn = [_rates(rng, *_counts_at(-ood[::-1], -ids[::-1], len(ids) - gaps), len(ood)) for ood in oods]
+        lows, highs = np.mean(drawn, axis=0)
+    else:
+        counts = [_counts_at(ids, ood, rng.binomial(len(ood), recall, DRAWS)) for ood in oods]
+        lows, highs = _shared_rates(rng, np.array(counts), len(ids))
     tail = (1 - level) / 2
-    low, high = _quantiles(draws, tail)
-    # A bootstrap of "never" or "always" has no spread: the exact binomial bound has.
-    bound = tail ** (1 / (min(map(len, oods)) if at_id_recall else len(ids)))
-    if (shares <= 0).all():
-        high = max(high, 1 - bound)
-    if (shares >= 1).all():
-        low = min(low, bound)
-    return Interval(low, high)
+    return Interval(_quantiles(lows, tail)[0], _quantiles(highs, tail)[1])
 
 
 def fpr_draws(
@@ -78,7 +95,7 @@ def fpr_draws(
 
 
 def difference_of_draws(value: float, first: Array, second: Array, level: float = 0.95) -> Difference:
-    """Turn two methods' bootstrap draws of the same images into a paired difference."""
+    """Return the paired difference of two methods from their bootstrap draws of the same images."""
     check_fraction("compare_fpr", "level", level)
     gaps = first - second
     one_sided = max(float(min((gaps <= 0).mean(), (gaps >= 0).mean())), 1 / len(gaps))
@@ -99,66 +116,30 @@ def _quantile(ascending: Array, share: float) -> float:
     return first + gap * part if part < 0.5 else second - gap * (1 - part)
 
 
-@lru_cache(maxsize=64)
-def _resampled_ranks(seed: int, sides: tuple[tuple[int, int], ...]) -> tuple[list[_Places], Any]:
-    """Draw, for sides of some count, the original ranks at which a rank of a bootstrap sample lies; the same for every method.
-
-    The order statistic of resampled ranks is that of uniform numbers, whose law is a Beta: no sample is drawn or sorted.
-    The state that the random numbers are left in comes with it.
-    """
-    rng = np.random.default_rng(seed)
-    found = []
-    for count, rank in sides:
-        uniform = rng.beta(rank + 1, count - rank, size=DRAWS)
-        found.append(_Places.of(np.minimum((uniform * count).astype(np.int64), count - 1)))
-    return found, rng.bit_generator.state
+def _counts_at(others: Array, thresholds: Array, gaps: Array) -> tuple[Array, Array]:
+    """Count the others at or below the lower and the upper end of each gap between thresholds; both arrays are sorted."""
+    first, last = int(gaps.min()), int(gaps.max())
+    ends = np.concatenate(([-np.inf], thresholds, [np.inf]))[first : last + 2]
+    counts = np.searchsorted(others, ends, "right")
+    return counts[gaps - first], counts[gaps - first + 1]
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Keeps drawn ranks, which are all close together: where they begin and end, and each draw's place between."""
-
-    first: int
-    last: int
-    draws: Array
-
-    @classmethod
-    def of(cls, ranks: Array) -> _Places:
-        first = int(ranks.min())
-        return cls(first, int(ranks.max()), ranks - first)
-
-    def shares(self, thresholds: Array, others: Array, side: Literal["left", "right"]) -> Array:
-        """Compute, per draw, the share of others below its threshold (left), or at most there (right); both are sorted."""
-        counts = np.searchsorted(others, thresholds[self.first : self.last + 1], side)
-        shares: Array = (counts / len(others))[self.draws]
-        return shares
+def _rates(rng: np.random.Generator, low: Array, high: Array, count: int) -> tuple[Array, Array]:
+    """Draw the rates behind two counts of the same images: Beta(low, ...) and Beta(high + 1, ...)."""
+    parts = [rng.standard_gamma(shape) for shape in (low, high - low + 1, count - high)]
+    total = parts[0] + parts[1] + parts[2]
+    return parts[0] / total, (parts[0] + parts[1]) / total
 
 
-def _going_on(state: Any) -> np.random.Generator:
-    """Make random numbers that go on from a state."""
-    rng = np.random.default_rng(0)
-    rng.bit_generator.state = state
-    return rng
-
-
-def _draws_at_id_recall(seed: int, ids: Array, oods: Sequence[Array], recall: float) -> tuple[Array, Array]:
-    """Draw the mean share of OOD images at or above a threshold that all sets share; with each set's share before its count."""
-    [places], state = _resampled_ranks(seed, ((len(ids), id_rank(len(ids), recall)),))
-    rng = _going_on(state)
-    shares = np.array([1 - places.shares(ids, ood, "left") for ood in oods])
-    counts = [rng.binomial(len(ood), share) / len(ood) for ood, share in zip(oods, shares, strict=True)]
-    return shares, np.mean(counts, axis=0)
-
-
-def _draws_at_ood_recall(seed: int, ids: Array, oods: Sequence[Array], recall: float) -> tuple[Array, Array]:
-    """Draw the mean share of ID images below each set's threshold, the same ID images for all sets."""
-    sides = tuple((len(ood), count_at_recall(len(ood), recall) - 1) for ood in oods)
-    places, state = _resampled_ranks(seed, sides)
-    shares = np.array([at.shares(ood, ids, "right") for ood, at in zip(oods, places, strict=True)])
-    # One draw of the ID images falls between the thresholds as a multinomial does; sums of its parts are the shares.
-    bins = np.diff(np.sort(shares, axis=0), axis=0, prepend=0.0, append=1.0)
-    counts = _going_on(state).multinomial(len(ids), np.clip(bins.T, 0, None))
-    return shares, np.cumsum(counts, axis=1)[:, :-1].mean(axis=1) / len(ids)
+def _shared_rates(rng: np.random.Generator, counts: Array, size: int) -> tuple[Array, Array]:
+    """Draw the mean rates behind counts (sets, 2, draws) among the same images, as spacings of ordered uniform numbers."""
+    ends = np.concatenate((counts[:, 0], counts[:, 1] + 1))
+    order = ends.argsort(axis=0)
+    steps = np.diff(np.take_along_axis(ends, order, axis=0), axis=0, prepend=0, append=size + 1)
+    sums = np.cumsum(rng.standard_gamma(steps), axis=0)
+    rates = np.empty(ends.shape)
+    np.put_along_axis(rates, order, sums[:-1] / sums[-1], axis=0)
+    return rates[: len(counts)].mean(axis=0), rates[len(counts) :].mean(axis=0)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,9 @@ from idness.core.normal import expit, logit, normal_quantile
 from idness.intervals.difference import Difference, Interval, check_same_images, checked, normal_difference
 from idness.metrics import Array, Scores
 
+UNSEEN = 0.25
+"""Weight, in images, of one more image at chance level: few images may contain no hard one, and vary too little."""
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -52,7 +55,8 @@ def mean_auroc_interval(of: Ranks, level: float = 0.95) -> Interval:
         # Perfect order has no observed variance. As an exact binomial interval for "no error in n" has it:
         bound = tail ** (1 / min(len(of.by_id), *map(len, of.by_ood)))
         return Interval(bound, 1.0) if places[0] == 1 else Interval(0.0, 1 - bound)
-    reach = -normal_quantile(tail) * _standard_error(of.by_id, of.by_ood, of.weights) / (value * (1 - value))
+    error = _standard_error(of.by_id, of.by_ood, of.weights, UNSEEN)
+    reach = -normal_quantile(tail) * error / (value * (1 - value))
     return Interval(expit(logit(value) - reach), expit(logit(value) + reach))
 
 
@@ -78,11 +82,12 @@ def _shares_below(ascending: Array, oods: Array) -> tuple[Array, Array]:
     return np.cumsum(places[:count]) / (2 * len(oods)), (left + right) / (2 * count)
 
 
-def _variance_of_mean(values: Array) -> float:
-    """Estimate the variance of a mean; that of a single value is not known and counts as that of a coin."""
-    return float(values.var(ddof=1) / len(values)) if len(values) > 1 else 0.25
+def _variance_of_mean(values: Array, unseen: float) -> float:
+    """Estimate the variance of a mean; that of a single value is unknown and counts as that of a coin."""
+    seen = float(values.var(ddof=1) / len(values)) if len(values) > 1 else 0.25
+    return seen + unseen * ((float(values.mean()) - 0.5) / len(values)) ** 2
 
 
-def _standard_error(by_id: Array, by_ood: Sequence[Array], weights: Sequence[float]) -> float:
-    parts = [weight**2 * _variance_of_mean(part) for weight, part in zip(weights, by_ood, strict=True)]
-    return math.sqrt(_variance_of_mean(by_id) + sum(parts))
+def _standard_error(by_id: Array, by_ood: Sequence[Array], weights: Sequence[float], unseen: float = 0.0) -> float:
+    parts = [weight**2 * _variance_of_mean(part, unseen) for weight, part in zip(weights, by_ood, strict=True)]
+    return math.sqrt(_variance_of_mean(by_id, unseen) + sum(parts))
