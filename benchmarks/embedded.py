@@ -58,7 +58,7 @@ from idness.networks.split import SplitModel
 from idness.report import tables
 spent["imports"] = time.process_time()
 import idness.report as page
-from idness.report import html
+from idness.report import page
 spent["imports"] = time.process_time()
 count("decoding", reading, "_read", time.thread_time)
 count("network", SplitModel, "split")

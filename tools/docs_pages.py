@@ -418,8 +418,7 @@ PHOTOGRAPHS = {
 def bench_section(path: Path) -> list[str]:
     """Show one benchmark: its main table, made from its results."""
     from idness.benchmark.results import Report
-    from idness.report.table import markdown
-    from idness.report.tables import summary
+    from idness.report.tables import markdown, summary
 
     report = Report.from_json(path.read_text(encoding="utf-8"))
     where = path.parent.relative_to(ROOT).as_posix()

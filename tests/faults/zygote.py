@@ -31,7 +31,7 @@ import idness.guard.calibrate
 import idness.guard.onnx
 import idness.methods
 import idness.report.figures
-import idness.report.html
+import idness.report.page
 import idness.report.tables
 import idness.training
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -17,11 +16,10 @@ from idness.benchmark.ranking import mean_auroc
 from idness.benchmark.results import Report
 from idness.metrics import auroc, id_threshold
 from idness.report import figures, style, tables
-from idness.report.layout import lowest_shown
+from idness.report.figures import lowest_shown
 
 DRAWINGS: dict[str, Callable[..., Any]] = {
     "histogram": lambda report, ax=None: figures.score_histogram(report, "scale", "pale", ax=ax),
-    "ridges": lambda report, ax=None: figures.score_ridges(report, "scale", ax=ax),
     "roc": lambda report, ax=None: figures.roc_curves(report, "pale", ax=ax),
     "some rocs": lambda report, ax=None: figures.roc_curves(report, "pale", ["ash-p", "knn"], ax=ax),
     "trade-off": lambda report, ax=None: figures.tradeoff(report, "near", ax=ax),
@@ -106,12 +104,6 @@ def test_one_row_far_below_does_not_squeeze_the_rest() -> None:
     assert lowest_shown([79.0, 80.0, 81.0, 82.0, 83.0]) == 79.0
 
 
-def test_hatched_ridges_keep_their_hatch_in_svg(report: Report) -> None:
-    svg = style.figure_svg(figures.score_ridges(report, "scale"))
-    assert "<pattern" in svg
-    assert 'fill="none"' in svg[svg.index("<pattern") : svg.index("</pattern>")]
-
-
 def test_a_degenerate_row_stands_last_whatever_its_mean(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     first = best_first(report)[0]
     methods = report.methods | {first: dataclasses.replace(report.methods[first], degenerate=True)}
@@ -134,13 +126,6 @@ def test_values_outside_a_histogram_are_told() -> None:
     assert told == [f"{100 * ((values < low) | (values > high)).mean():.2g} % beyond"]
     alike = style.two_histograms(style.axes_or_new(), np.zeros(9), np.zeros(9), ("ID", "OOD"))
     assert list(alike.texts) == []
-
-
-def test_ridges_say_what_share_of_the_scores_they_leave_out(report: Report) -> None:
-    ax = figures.score_ridges(report, "scale")
-    told = re.search(r"; ([\d.]+) % beyond$", ax.get_xlabel())
-    assert told is not None
-    assert 0 < float(told[1]) <= 2
 
 
 def test_a_curve_that_leaves_the_picture_says_how_deep_it_falls(report: Report) -> None:

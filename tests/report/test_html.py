@@ -15,9 +15,9 @@ from idness.benchmark.provenance import told
 from idness.benchmark.ranking import ood_weights
 from idness.benchmark.results import Report
 from idness.core.wording import drawn, duration, percent, points, shown, size
-from idness.report import figures, sections, style, write_html
-from idness.report.html import NAV, _rocs, compact, render
-from idness.report.thumbnails import data_urls, needed
+from idness.report import figures, style, write_html
+from idness.report.page import NAV, _rocs, compact, data_urls, needed, render
+from idness.report.page import warnings as page_warnings
 from tests.measured import bench
 
 VOID = {"meta", "input", "br", "link", "img", "hr", "image", "use", "path", "line", "circle", "rect"}
@@ -97,8 +97,8 @@ def test_a_warning_stands_in_the_page_once(report: Report) -> None:
     line = told(other.duplicates[0])
     for warned in ([], [line, "another"]):
         other.warnings = warned
-        assert sections.warnings(other).count(line) == 1
-        assert set(warned) <= set(sections.warnings(other))
+        assert page_warnings(other).count(line) == 1
+        assert set(warned) <= set(page_warnings(other))
 
 
 def test_the_numbers_are_those_of_the_results(report: Report, page: str) -> None:
@@ -120,7 +120,7 @@ def test_the_best_row_comes_first(report: Report, page: str) -> None:
 
 def test_pages_are_byte_identical_from_run_to_run(folder: Path, page: str) -> None:
     code = (
-        "import sys; from idness.report.html import render; from idness.benchmark.results import Report;"
+        "import sys; from idness.report.page import render; from idness.benchmark.results import Report;"
         "sys.stdout.reconfigure(encoding='utf-8'); sys.stdout.write(render(Report.load(sys.argv[1])))"
     )
     other = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True).stdout

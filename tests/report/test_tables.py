@@ -12,8 +12,20 @@ from rich.console import Console
 from idness.benchmark.results import Report
 from idness.core.errors import OptionError
 from idness.metrics import NAMES
-from idness.report.table import Cell, Heading, Table, latex, markdown, rich_table
-from idness.report.tables import by_set, csv_text, options, summary, terminal_tables, write_tables
+from idness.report.tables import (
+    Cell,
+    Heading,
+    Table,
+    by_set,
+    csv_text,
+    latex,
+    markdown,
+    options,
+    rich_table,
+    summary,
+    terminal_tables,
+    write_tables,
+)
 from tests.benchmark.test_results import make_report
 
 SETS = ("cat", "frog", "ship", "mnist", "fashion-mnist", "quickdraw", "textures", "traffic-lights")

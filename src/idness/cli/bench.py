@@ -100,9 +100,8 @@ def _finish(report: Report, out: Path, fpr: str, *, by_set: bool, as_json: bool,
     from idness.benchmark.results import RESULTS, SCORES, THUMBS
     from idness.cli.terminal import stderr, stdout
     from idness.report import write_html
-    from idness.report.html import PAGE
-    from idness.report.table import rich_table
-    from idness.report.tables import TABLES, terminal_tables, write_tables
+    from idness.report.page import PAGE
+    from idness.report.tables import TABLES, rich_table, terminal_tables, write_tables
 
     report.save(out)
     for name in (*TABLES, PAGE):

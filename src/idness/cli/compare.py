@@ -25,8 +25,7 @@ def compare(
     from idness.benchmark.compare import gather
     from idness.cli.terminal import stderr, stdout
     from idness.report import comparison
-    from idness.report.table import rich_table
-    from idness.report.tables import fpr_name
+    from idness.report.tables import fpr_name, rich_table
 
     metrics = ("auroc", fpr_name(fpr))
     found = compared(gather(results))

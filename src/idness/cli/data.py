@@ -30,7 +30,7 @@ def data(
     from idness.core.files import check_writable
     from idness.core.progress import shown
     from idness.paper import holdings as library
-    from idness.report.table import rich_table
+    from idness.report.tables import rich_table
 
     if download:
         check_writable(root)

@@ -60,7 +60,7 @@ def _show(console: Console, done: Reproduction) -> None:
     """Print what was measured, then what was not, what is missing for it, and the paper's own slips."""
     from idness.paper.comparison import missing, remarks, slips, tables
     from idness.paper.reproduce import PAGE, not_reproduced
-    from idness.report.table import rich_table
+    from idness.report.tables import rich_table
 
     def say(line: str, style: str = "dim") -> None:
         console.print(line, style=style, markup=False, soft_wrap=True)

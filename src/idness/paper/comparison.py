@@ -9,7 +9,7 @@ from typing import Any
 from idness.benchmark.parts import MethodResult
 from idness.paper.locate import Missing
 from idness.paper.tables import PRINTED, Pair, PaperRow, PaperTable, listed_slips
-from idness.report.table import Cell, Heading, Table, markdown_lines
+from idness.report.tables import Cell, Heading, Table, markdown_lines
 
 
 @dataclass(frozen=True)

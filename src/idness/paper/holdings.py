@@ -13,7 +13,7 @@ from idness.core.progress import Listener
 from idness.data import embedded
 from idness.paper.fetching import Archive, archives, fetch
 from idness.paper.locate import Located, locate, sources
-from idness.report.table import Cell, Heading, Table
+from idness.report.tables import Cell, Heading, Table
 
 BENCHMARKS = ("cifar10", "cifar10-openood", "cifar100", "cifar100-openood", "imagenet", "imagenet-react")
 TERMS = {"imagenet": "ImageNet's terms of access: non-commercial research"}

@@ -20,7 +20,7 @@ from idness.paper import load, names
 from idness.paper.comparison import Entry, Outcome, compare, markdown, missing, slips
 from idness.paper.locate import Located, Missing, locate
 from idness.paper.tables import PRINTED, PaperRow, PaperTable
-from idness.report.table import markdown_lines
+from idness.report.tables import markdown_lines
 
 MODELS = {
     "cifar10": f"{densenet.__file__}:cifar10",

@@ -13,6 +13,6 @@ __all__ = ["write_html"]
 
 def write_html(folder: str | Path, report: Report | None = None) -> Path:
     """Write `report.html` into a folder: of a report, or of the results that the folder holds; return its path."""
-    from idness.report.html import write_html as write
+    from idness.report.page import write_html as write
 
     return write(folder, report)

@@ -10,8 +10,8 @@ from idness.benchmark.compare import Block, Change, Comparison, Value
 from idness.core.files import atomic_write
 from idness.core.wording import listed, percent, points, sentence, shown
 from idness.metrics import FPRS, WITH_INTERVAL, meaning, title
-from idness.report.html import render_page
-from idness.report.table import Cell, Heading, Table, markdown
+from idness.report.page import render_page
+from idness.report.tables import Cell, Heading, Table, markdown
 
 
 def tables(

@@ -1,14 +1,14 @@
-"""The figures of a report. Each takes a report, draws on the axes it is given or on new ones, and returns them."""
+"""Figures of a report. Each draws on the given axes or on new ones, and returns the axes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from matplotlib.collections import LineCollection
-from matplotlib.colors import to_rgb
-from matplotlib.patches import StepPatch
 from numpy.typing import NDArray
 
 from idness.benchmark.parts import Sweep
@@ -16,8 +16,87 @@ from idness.benchmark.ranking import contenders, standing
 from idness.benchmark.results import Report
 from idness.core.wording import drawn
 from idness.metrics import id_threshold
-from idness.report import ridges, style
-from idness.report.layout import SMALL, end_at_100, labels_beside, lowest_shown, placed, quiet, widen
+from idness.report import style
+
+SMALL = 7.5
+"""The size of text inside a figure, in points."""
+BOTTOM = 0.46
+"""The margin below placed axes, in inches."""
+
+
+def placed(ax: Any, size: tuple[float, float], labels: Sequence[str], *, right: float = 0.12, top: float = 0.1) -> Any:
+    """Give the axes that were passed, or new ones with margins in inches for the longest label.
+
+    A report has dozens of these; finding the margins by drawing each twice would double its time.
+    """
+    if ax is not None:
+        return ax
+    # Taking a layout away again would leave one that does nothing, and draws everything first for that.
+    _, made = style.new_figure(size=size, layout="none")
+    left = left_margin(labels)
+    width, height = size
+    made.set_position((left / width, BOTTOM / height, 1 - (left + right) / width, 1 - (BOTTOM + top) / height))
+    return made
+
+
+def left_margin(labels: Sequence[str]) -> float:
+    """Find how many inches the longest label takes."""
+    return 0.15 + 0.078 * max(map(len, labels))
+
+
+def lowest_shown(values: Sequence[float]) -> float:
+    """Find where an axis may begin so that one row far below all others does not squeeze the rest."""
+    low, quarter, upper = np.percentile(values, [0, 25, 75])
+    return float(max(low, quarter - 3 * (upper - quarter) - 1.0))
+
+
+def widen(ax: Any, values: Sequence[float]) -> None:
+    """Give the horizontal axis at least one point of accuracy: most rows have the same."""
+    if values:
+        low, high = min(values), max(values)
+        room = max(1.0 - (high - low), 0.1 * (high - low)) / 2
+        ax.set_xlim(low - room, high + room)
+
+
+def end_at_100(axis: Any) -> None:
+    """End an axis of percent at 100: there is nothing beyond."""
+    low, high = axis.get_view_interval()
+    axis.axes.set(**{f"{axis.axis_name}lim": (low, min(high, 100.0))})
+
+
+def labels_beside(ax: Any, points: Sequence[tuple[str, float, float, bool]]) -> None:
+    """Write names in a column right of the axes, apart from each other, with a thin line to each point."""
+    if not points:
+        return
+    low, high = ax.get_ylim()
+    ordered = sorted(points, key=lambda point: point[2])
+    step = min(0.052, 1.0 / len(ordered))
+    heights = [(y - low) / (high - low) for _, _, y, _ in ordered]
+    for index in range(1, len(heights)):
+        heights[index] = max(heights[index], heights[index - 1] + step)
+    over = max(0.0, heights[-1] - 1.0)
+    for index in reversed(range(len(heights))):
+        ceiling = heights[index + 1] - step if index + 1 < len(heights) else heights[index] - over
+        heights[index] = min(heights[index], ceiling)
+    left, right = ax.get_xlim()
+    edge = left + 1.04 * (right - left)
+    # Arrows of matplotlib would be cut to text and point by halving, which takes longer than all else in the figure.
+    lines = [
+        [(x, y), (edge, low + height * (high - low))] for (_, x, y, _), height in zip(ordered, heights, strict=True)
+    ]
+    ax.add_artist(LineCollection(lines, color=style.MUTED, linewidth=0.4, clip_on=False, zorder=1))
+    for (name, _, _, bold), height in zip(ordered, heights, strict=True):
+        weight = "bold" if bold else "normal"
+        ax.text(1.05, height, name, transform=ax.transAxes, fontsize=SMALL, fontweight=weight, va="center")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep quiet about letters that the font lacks: the page's own fonts have them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*[Gg]lyph.*")
+        yield
+
 
 HIGHLIGHTED = 6
 """Series with a look of their own; an eye follows no more."""
@@ -60,33 +139,6 @@ def score_histogram(report: Report, row: str, name: str, ax: Any = None) -> Any:
         _threshold_line(ax, report, id_threshold(ids, report.recall))
         style.legend(ax)
         style.headline(ax, f"{drawn(row)}: ID against {drawn(name)}", x="ID-ness score")
-    return ax
-
-
-def score_ridges(report: Report, row: str, ax: Any = None) -> Any:
-    """Draw the scores of every OOD set as one ridge each below those of the ID images, with the threshold through all.
-
-    The outline behind each ridge is that of the ID images; beside it stands what share of the set passes.
-    """
-    found = ridges.ridges_of(report, row)
-    ax = placed(ax, found.size, found.names, right=ridges.RIGHT, top=ridges.TOP)
-    with style.house_style(), quiet():
-        for level, (heights, passed) in enumerate(zip(found.heights, found.passed, strict=True)):
-            base = -float(level)
-            if level:
-                ghost = {"edgecolor": style.ID_COLOUR, "linewidth": 0.8, "alpha": 0.75}
-                _steps(ax, found.heights[0], found.edges, base, fill=False, **ghost)
-            _ridge(ax, heights, found.edges, base, *((style.OOD_COLOUR, "////") if level else (style.ID_COLOUR, "")))
-            place = {"xycoords": ("axes fraction", "data"), "color": style.INK if level else style.MUTED}
-            ax.annotate(passed, (1.015, base + ridges.LIFT), fontsize=SMALL, **place)
-        _threshold_line(ax, report, found.threshold, label=False)
-        ax.set_yticks([ridges.LIFT - level for level in range(len(found.names))], [drawn(name) for name in found.names])
-        ax.tick_params(axis="y", length=0)
-        ax.set_ylim(1 - len(found.names) - ridges.BELOW, ridges.ABOVE)
-        ax.set_xlim(*found.limits)
-        ax.grid(False)
-        ax.spines["left"].set_visible(False)
-        style.headline(ax, "", x=drawn(found.words, len(found.words)))
     return ax
 
 
@@ -241,19 +293,6 @@ def _roc(report: Report, row: str, name: str, count: int = 90) -> tuple[Array, A
     accepted = 1 - np.searchsorted(oods, levels, side="right") / len(oods)
     kept = 1 - np.searchsorted(ids, levels, side="right") / len(ids)
     return accepted, kept
-
-
-def _ridge(ax: Any, heights: Array, edges: Array, base: float, colour: str, hatch: str) -> None:
-    face = (*to_rgb(colour), 0.22)
-    _steps(ax, heights, edges, base, fill=True, facecolor=face, edgecolor=colour, linewidth=1.0)
-    if hatch:
-        # A patch of its own: in SVG the hatch of a coloured patch has the patch's colour and cannot be seen.
-        _steps(ax, heights, edges, base, fill=True, facecolor="none", edgecolor=colour, hatch=hatch, linewidth=0)
-
-
-def _steps(ax: Any, heights: Array, edges: Array, base: float, **look: Any) -> None:
-    # As ax.stairs, without its slow update of the axes' limits, which are known here.
-    ax.add_artist(StepPatch(base + heights, edges, baseline=base, **look))
 
 
 def _threshold_line(ax: Any, report: Report, threshold: float, label: bool = True) -> None:

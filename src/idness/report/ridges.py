@@ -17,7 +17,7 @@ from idness.benchmark.results import Report
 from idness.core.wording import percent, shown
 from idness.metrics import id_threshold
 from idness.report import style
-from idness.report.layout import BOTTOM, SMALL, left_margin
+from idness.report.figures import BOTTOM, SMALL, left_margin
 
 BINS = 48
 HEIGHT = 0.88
@@ -55,6 +55,18 @@ class Ridges(NamedTuple):
         """The scores at both ends of the axis."""
         room = 0.02 * (self.edges[-1] - self.edges[0])
         return float(self.edges[0] - room), float(self.edges[-1] + room)
+
+
+def score_ridges(report: Report, row: str, prefix: str = "ridges") -> str:
+    """Return an SVG of a method's scores: one histogram per OOD set below that of the ID images, with the threshold.
+
+    Args:
+        report: the results.
+        row: the method.
+        prefix: start of every id, so that several figures fit on one page.
+    """
+    places = picture(ridges_of(report, row))
+    return style.templates().get_template("ridges.svg").render(prefix=prefix, alt=_alt(report, row), **places)
 
 
 def ridges_of(report: Report, row: str) -> Ridges:
@@ -163,3 +175,10 @@ def _edges(sides: Sequence[Array]) -> Array:
     # Scores that are all alike, or nearly so as numbers go, have no bins between them.
     alike = high - low <= 1e-12 * max(abs(low), abs(high))
     return np.linspace(low, low + max(1.0, 0.001 * abs(low)) if alike else high, BINS + 1)
+
+
+def _alt(report: Report, row: str) -> str:
+    parts = [
+        f"{shown(name)} {percent(report.methods[row].sets[name].fpr_at_id_recall, 1)} %" for name in ood_weights(report)
+    ]
+    return f"Histograms of the scores of {shown(row)}. Share of each OOD set that passes: {', '.join(parts)}"

@@ -6,18 +6,21 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from idness.core.files import atomic_write
 
+TEMPLATES = Path(__file__).parent / "templates"
 INK = "#1b1f24"
 """Text and axes; becomes the page's own text colour in an inlined SVG."""
 MUTED = "#8a9099"
@@ -104,6 +107,18 @@ def mark(index: int) -> Mark:
     size = len(PALETTE)
     other = (index + index // size) % size
     return Mark(PALETTE[index % size], LINES[other], MARKERS[other], HATCHES[other])
+
+
+@cache
+def templates() -> Environment:
+    """Return the environment of the page's templates, which escapes values by default."""
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 @contextmanager

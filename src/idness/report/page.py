@@ -1,21 +1,199 @@
-"""What the page shows, as tables and plain values for its template."""
+"""Write a report as one self-contained HTML page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import base64
+import hashlib
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
+from numpy.typing import NDArray
+from PIL import Image
 
-from idness.benchmark.answer import setting
-from idness.benchmark.parts import Answer, Metrics
+from idness.benchmark.answer import best_first, conclude, setting
+from idness.benchmark.parts import Answer, Metrics, Wrong
 from idness.benchmark.provenance import told
-from idness.benchmark.ranking import ood_weights
+from idness.benchmark.ranking import contenders, ood_weights
 from idness.benchmark.results import Report
-from idness.core.wording import duration, percent, shown, size
-from idness.metrics import FPRS, WITH_INTERVAL, meaning, title
-from idness.report.table import Cell, Column, Heading, Table, of_columns
+from idness.core.files import atomic_write
+from idness.core.wording import duration, listed, percent, sentence, shown, size
+from idness.metrics import FPRS, WITH_INTERVAL, id_threshold, meaning, title
+from idness.report import figures, style
+from idness.report.figures import quiet
+from idness.report.ridges import score_ridges
+from idness.report.tables import Cell, Column, Heading, Table, of_columns
+
+PAGE = "report.html"
+NAV = (
+    ("answer", "Answer"),
+    ("groups", "Groups"),
+    ("sets", "Sets"),
+    ("scores", "Scores"),
+    ("roc", "ROC"),
+    ("tradeoff", "Trade-off"),
+    ("percentiles", "Percentiles"),
+    ("mistakes", "Mistakes"),
+    ("cost", "Cost"),
+    ("provenance", "Provenance"),
+)
+
+
+def write_html(folder: str | Path, report: Report | None = None) -> Path:
+    """Write `report.html` into a folder: of a report, or of the results that the folder holds; return its path."""
+    return atomic_write(Path(folder) / PAGE, render(report or Report.load(folder)))
+
+
+def render(report: Report) -> str:
+    """Turn a report into the text of a page."""
+    found = conclude(report).answer
+    assert found is not None
+    order = best_first(report)
+    first = [found.use, *(row for row in order if row != found.use)]
+    urls = data_urls(needed(report, first))
+    ids = {name: f"t{index}" for index, name in enumerate(urls)}
+    groups = list(report.benchmark.groups)
+    return render_page(
+        "report.html",
+        title=f"{shown(report.benchmark.title or report.benchmark.name)}: {shown(report.model.spec)} – idness",
+        nav=NAV,
+        panels=max(len(order), len(WITH_INTERVAL)),
+        benchmark=shown(report.benchmark.title or report.benchmark.name, 120),
+        model=shown(report.model.spec, 120),
+        recall=f"{100 * report.recall:g} %",
+        answer={
+            "name": shown(found.use),
+            "setting": shown(setting(report, found.use), 80),
+            "kind": found.kind,
+            "badge": BADGES[found.kind],
+            "sentence": found.sentence,
+            "cost": found.cost,
+            "evidence": found.evidence,
+        },
+        facts=facts(report),
+        warnings=warnings(report),
+        ranking=_figure(figures.ranking(report), "rank", _ranking_alt(report, order)),
+        groups_title=sentence(f"{listed([shown(group) for group in groups])} OOD"),
+        meanings={name: meaning(name, report.recall) for name in WITH_INTERVAL},
+        group_table=group_table(report, found, order),
+        set_tables=set_tables(report, order),
+        shown_first=[shown(row) for row in first],
+        ridges=[
+            {"svg": Markup(score_ridges(report, row, f"ridge{index}")), "caption": ""}
+            for index, row in enumerate(first)
+        ],
+        legend=[{"row": shown(row), "sample": _sample(mark)} for row, mark in figures.looks(report).items()],
+        rocs=list(_rocs(report)),
+        tradeoffs=[] if report.id_accuracy is None else list(_per_group(report, "tradeoff")),
+        sweeps=[] if report.sweep is None else list(_per_group(report, "percentile_sweep")),
+        thumbs=[(ids[name], Markup(url)) for name, url in urls.items()],
+        mistakes=[strips(report, row, ids) for row in first] if report.wrong else [],
+        cost=cost_sentence(report),
+        cost_table=cost_table(report, order),
+        provenance=provenance(report),
+        set_table=set_table(report),
+        skipped=skipped(report),
+        searches=searches(report, order),
+    )
+
+
+def render_page(template: str, **values: Any) -> str:
+    """Fill a template; every value is escaped unless it is markup of our own."""
+    from idness import __version__
+
+    script = (style.TEMPLATES / "page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    return (
+        style.templates()
+        .get_template(template)
+        .render(
+            version=__version__,
+            script=Markup(script),
+            script_hash=digest,
+            css=Markup((style.TEMPLATES / "page.css").read_text(encoding="utf-8")),
+            **values,
+        )
+    )
+
+
+def _figure(ax: Any, prefix: str, alt: str, caption: str = "") -> dict[str, Any]:
+    with quiet():
+        svg = compact(style.figure_svg(ax, alt=alt, prefix=prefix))
+    for colour, lighter in style.LIGHTENED.items():
+        svg = svg.replace(f": {colour}", f": {lighter}")
+    # matplotlib escapes the names that it writes into a picture.
+    return {"svg": Markup(svg), "caption": caption}
+
+
+def compact(svg: str) -> str:
+    """Write a picture in half the bytes: steps as H and V, a tenth of a pixel, no metadata, no unused names."""
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
+    return re.sub(r'\bd="([^"]*)"', lambda match: f'd="{_compact_path(match[1])}"', svg)
+
+
+def _compact_path(path: str) -> str:
+    if re.search(r"[^MLz\d\s.eE-]", path):
+        return " ".join(path.split())
+    parts, here = [], ("", "")
+    for command, x, y in re.findall(r"([MLz])\s*(?:(\S+)\s+(\S+))?", path):
+        if command == "z":
+            parts.append("z")
+            continue
+        there = (f"{float(x):.1f}".removesuffix(".0"), f"{float(y):.1f}".removesuffix(".0"))
+        if command == "M" or (there[0] != here[0] and there[1] != here[1]):
+            parts.append(f"{command}{there[0]} {there[1]}")
+        elif there[0] != here[0]:
+            parts.append(f"H{there[0]}")
+        elif there[1] != here[1]:
+            parts.append(f"V{there[1]}")
+        here = there
+    return "".join(parts)
+
+
+def _rocs(report: Report) -> Iterator[dict[str, Any]]:
+    ax: Any = None
+    for index, name in enumerate(ood_weights(report)):
+        best = max(contenders(report), key=lambda row: report.methods[row].sets[name].auroc)
+        value = percent(report.methods[best].sets[name].auroc, 1)
+        alt = f"ROC curves on {shown(name)}: {shown(best)} has the largest area, {value} %"
+        # The same axes for all: their ticks take longer to make than the curves.
+        for drawn in [*ax.lines, *ax.collections] if ax else ():
+            drawn.remove()
+        ax = figures.roc_curves(report, name, ax=ax)
+        yield _figure(ax, f"roc{index}", alt)
+
+
+def _per_group(report: Report, kind: str) -> Iterator[dict[str, Any]]:
+    draw = {"tradeoff": figures.tradeoff, "percentile_sweep": figures.percentile_sweep}[kind]
+    words = {"tradeoff": "ID accuracy against AUROC", "percentile_sweep": "AUROC against the percentile"}[kind]
+    for index, group in enumerate(report.benchmark.groups):
+        alt = f"{words}, {shown(group)} OOD sets; the numbers are in results.json beside this page"
+        yield _figure(draw(report, group), f"{kind}{index}", alt)
+
+
+def _ranking_alt(report: Report, order: list[str]) -> str:
+    lines = [
+        f"{shown(row)} "
+        + ", ".join(f"{shown(group)} {percent(item.auroc, 1)} %" for group, item in report.methods[row].groups.items())
+        for row in order
+    ]
+    return f"AUROC with 95 % intervals, best mean first: {'; '.join(lines)}"
+
+
+def _sample(mark: style.Mark) -> Markup:
+    """Draw the line that a row has in the figures, for a legend in the page."""
+    dashes = "" if isinstance(mark.line, str) else " ".join(f"{2 * part:g}" for part in mark.line[1])
+    return Markup(
+        '<svg width="34" height="8" aria-hidden="true"><line x1="0" x2="34" y1="4" y2="4" style="stroke: {}" stroke-width="2.4"'
+        ' stroke-dasharray="{}"/></svg>'
+    ).format(style.LIGHTENED.get(mark.colour, mark.colour), dashes)
+
 
 BADGES = {
     "clear": "clear lead",
@@ -275,3 +453,91 @@ def _plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return ", ".join(map(_plain, value)) if isinstance(value, list | tuple) else str(value)
+
+
+BUDGET = 900_000
+"""Bytes that all thumbnails of a page may take, as text."""
+QUALITIES = (90, 75, 55, 30)
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """Keeps one image of a strip, with all that is said about it."""
+
+    thumb: str | None
+    alt: str
+    score: str
+    verdict: str
+    fooled: bool
+    words: str
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Keeps a row of images under one heading."""
+
+    title: str
+    entries: list[Thumbnail]
+
+
+def data_urls(images: Mapping[str, NDArray[np.uint8]], budget: int = BUDGET) -> dict[str, str]:
+    """Encode images as WebP data URLs, as well as the budget allows; the last ones are left out when even that is too much."""
+    urls: dict[str, str] = {}
+    for quality in QUALITIES:
+        urls = {name: _data_url(image, quality) for name, image in images.items()}
+        if sum(map(len, urls.values())) <= budget:
+            return urls
+    kept: dict[str, str] = {}
+    for name, url in urls.items():
+        budget -= len(url)
+        if budget < 0:
+            break
+        kept[name] = url
+    return kept
+
+
+def strips(report: Report, row: str, ids: Mapping[str, str]) -> list[Strip]:
+    """Caption the images that one row gets most wrong; `ids` names the pictures that the page has."""
+    threshold = id_threshold(report.scores.of(row, "id_test"), report.recall)
+    found = []
+    for group, entries in report.wrong.get(row, {}).items():
+        is_id = group == "id_test"
+        title = "ID images that it trusts least" if is_id else f"{shown(group)} OOD images that it trusts most"
+        captioned = [_captioned(report, entry, threshold, is_id, ids) for entry in entries]
+        found.append(Strip(sentence(title), captioned))
+    return found
+
+
+def needed(report: Report, rows: Sequence[str]) -> dict[str, NDArray[np.uint8]]:
+    """List the small images that these rows' strips show, each once, those of the first rows first."""
+    wanted = [f"{e.set}/{e.index}" for row in rows for part in report.wrong.get(row, {}).values() for e in part]
+    return {name: report.thumbs[name] for name in dict.fromkeys(wanted) if name in report.thumbs}
+
+
+def class_name(report: Report, label: int | None) -> str:
+    """Name a class; its number where names are unknown."""
+    if label is None:
+        return "unknown"
+    names = report.benchmark.classes
+    return shown(names[label], 24) if 0 <= label < len(names) else f"class {label}"
+
+
+def _captioned(report: Report, entry: Wrong, threshold: float, is_id: bool, ids: Mapping[str, str]) -> Thumbnail:
+    accepted = entry.score >= threshold
+    fooled = accepted != is_id
+    verdict = ("kept" if accepted else "rejected") if is_id else ("passes" if accepted else "caught")
+    predicted = class_name(report, entry.predicted)
+    if is_id:
+        truth = class_name(report, entry.label)
+        words = f"{truth}, seen as {predicted}" if entry.label not in (None, entry.predicted) else predicted
+    else:
+        words = f"{shown(entry.set, 24)}, seen as {predicted}"
+    alt = f"{shown(entry.item, 60)} of {shown(entry.set, 24)}: {words}; score {entry.score:.4g}, {verdict}"
+    return Thumbnail(ids.get(f"{entry.set}/{entry.index}"), alt, f"{entry.score:.4g}", verdict, fooled, words)
+
+
+def _data_url(image: NDArray[np.uint8], quality: int) -> str:
+    stream = io.BytesIO()
+    options: dict[str, Any] = {"quality": quality, "method": 4}
+    Image.fromarray(np.ascontiguousarray(image)).save(stream, "WEBP", **options)
+    return "data:image/webp;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
