@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from idness.core.errors import IdnessWarning, InputError, NotFittedError, OptionError
+from idness.core.errors import IdnessWarning, InputError, NotFittedError, OptionError, unknown_name
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
 from idness.detectors.input_edit import InputEdit
@@ -298,6 +298,11 @@ def test_the_head_is_read_when_scoring_not_copied_from_the_features(name, world)
     assert isinstance(detector, Enhancer)
     slow = detector.edit(world.head)(detector.shape(world.test.features))
     torch.testing.assert_close(detector.shaped_logits(world.test), slow, rtol=1e-4, atol=1e-4)
+
+
+def test_an_unknown_name_among_many_gets_the_closest_only():
+    names = [f"resnet{depth}" for depth in range(500)]
+    assert str(unknown_name("timm model", "x", names)).count("resnet") == 5
 
 
 def test_unknown_names_and_options_are_told():

@@ -299,3 +299,11 @@ def test_notebook_and_table_views() -> None:
     frame = make_report().to_dataframe()
     assert len(frame) == 2 * 4
     assert set(NAMES) <= set(frame.columns)
+
+
+def test_a_report_prints_as_a_short_table() -> None:
+    report = make_report()
+    text = str(report)
+    assert len(text) < 1000
+    assert all(row.label in text for row in report.methods.values())
+    assert all(name in text for name in next(iter(report.methods.values())).groups)

@@ -197,6 +197,33 @@ def test_names_that_are_not_utf_8_lose_no_row(words: tuple[object, ...], id_fold
     assert str(rows(tmp_path / "out")[1]["problem"]).startswith(r"b\xfe.png: ")
 
 
+@pytest.mark.parametrize("name", ["x.csv", "x.json", "x.jsonl"])
+def test_rows_go_to_the_file_that_is_named_and_to_no_other(
+    words: tuple[object, ...], id_folder: Path, name: str, tmp_path: Path
+) -> None:
+    form = ("--csv",) if name == "x.csv" else ()  # --csv is not needed, and does no harm
+    done = idness(*words, id_folder / "red", *form, "-o", tmp_path / name)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / name).read_text()
+    if name == "x.csv":
+        found: list[dict[str, object]] = list(csv.DictReader(io.StringIO(text)))  # type: ignore[arg-type]
+    else:
+        found = json.loads(text) if name == "x.json" else [json.loads(line) for line in text.splitlines()]
+    assert [row["image"] for row in found] == sorted(str(path) for path in (id_folder / "red").iterdir())
+    again = idness(*words, id_folder / "red", "-o", tmp_path / name)
+    assert (again.returncode, (tmp_path / name).read_text()) == (2, text)
+    assert "exists" in again.stderr
+
+
+def test_a_table_is_judged_without_out_too(words: tuple[object, ...], id_folder: Path, tmp_path: Path) -> None:
+    files = sorted((id_folder / "red").iterdir())[:3]
+    pyarrow.parquet.write_table(pyarrow.table({"image": [file.read_bytes() for file in files]}), tmp_path / "t.parquet")
+    done, plain = idness(*words, tmp_path / "t.parquet", "--json"), idness(*words, *files, "--json")
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["image"] for row in found] == [f"{tmp_path}/t.parquet#{row}" for row in range(3)]
+    assert [row["score"] for row in found] == [json.loads(line)["score"] for line in plain.stdout.splitlines()]
+
+
 @pytest.mark.parametrize("out", [(), ("-o", "out"), ("--csv",)])
 @pytest.mark.parametrize(("stdin", "message"), [("", "lists no images"), ("a\0b.png\n", "line 1 holds a NUL")])
 def test_a_list_that_cannot_be_used_is_refused(

@@ -26,6 +26,7 @@ from idness.core.documents import Document, packed
 from idness.core.errors import StoreError, unknown_name
 from idness.core.extras import needed
 from idness.core.files import atomic_path, sha256_of
+from idness.core.wording import percent, shown
 from idness.metrics import NAMES
 
 SCHEMA_VERSION = 1
@@ -64,6 +65,21 @@ class Report:
     files: dict[str, str] | None = None
     """The sha256 of the files beside `results.json`, by name; none in what version 0.1 wrote."""
     schema_version: int = SCHEMA_VERSION
+
+    def __repr__(self) -> str:
+        """Return a short table: the AUROC of each method on each group, best first."""
+        groups = list(dict.fromkeys(name for row in self.methods.values() for name in row.groups))
+        found = {
+            row.label: [row.groups[name].auroc for name in groups if name in row.groups]
+            for row in self.methods.values()
+        }
+        best = sorted(found, key=lambda label: -sum(found[label]) / max(1, len(found[label])))
+        width = max(map(len, ("AUROC %", *map(shown, best))))
+        lines = [
+            f"{shown(label):{width}}{''.join(f'{percent(value):>10}' for value in found[label])}" for label in best
+        ]
+        head = f"{'AUROC %':{width}}{''.join(f'{shown(name):>10}' for name in groups)}"
+        return "\n".join([f"Report: {shown(self.benchmark.title)}, {shown(self.model.spec)}", head, *lines])
 
     def to_json(self) -> str:
         """Write everything but scores and thumbnails as JSON."""

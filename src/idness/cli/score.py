@@ -8,8 +8,9 @@ import json
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -57,7 +58,7 @@ def score(
         typer.Option(
             "--out",
             "-o",
-            help="Write a folder of Parquet in place of rows; IMAGES may then be tables, tars and lists too, also by URL.",
+            help="Write the rows to this .csv, .json or .jsonl file, or Parquet to this folder; for a folder IMAGES may also be URLs.",
         ),
     ] = None,
     resume: Annotated[
@@ -76,9 +77,12 @@ def score(
     from idness.data.finding import find_images
 
     engine, pool = divided(engine, address, actors, gpus_per_actor)
-    if out is None and (pool is not None or resume):
+    ending = "" if out is None else out.suffix.lower()
+    as_csv, as_json = as_csv or ending == ".csv", as_json or ending in (".json", ".jsonl")
+    plain = as_json or as_csv
+    if (out is None or plain) and (pool is not None or resume):
         raise typer.BadParameter("--engine ray and --resume need --out, the folder for the table")
-    if out is not None:
+    if out is not None and not plain:
         source = (guard, model, weights, recall, engine)
         bad = _write_table(source, images, out, pool, batch, resume=resume, quiet=quiet)
         if strict and bad:
@@ -88,18 +92,22 @@ def score(
     found = [] if images == ["-"] else list(find_images(images))
     console = stdout()
     # Rows and bar share a terminal only if one console draws both.
-    plain = as_json or as_csv
-    with progress(
-        quiet=quiet or (plain and console.is_terminal), console=console if console.is_terminal else None
-    ) as listener:
+    alone = plain and out is None and console.is_terminal
+    with (
+        progress(quiet=quiet or alone, console=console if console.is_terminal else None) as listener,
+        _opened(out) as stream,
+    ):
         listener.phase(STARTING, None)
         loaded, judge = _judge(guard, model, weights, recall, engine, len(found))
         names, calibration = loaded.class_names or (), loaded.calibration
-        writer: Rows = JsonLines() if as_json else Csv() if as_csv else Lines(console, names)
+        json_rows = JsonArray if ending == ".json" else JsonLines
+        writer: Rows = json_rows(stream) if as_json else Csv(stream) if as_csv else Lines(console, names)
         listener.phase("images", len(found) or None)
         for record in judge(found or map(Path, _listed()), batch=batch, listener=listener):
             writer.write(record)
-    writer.end()
+        writer.end()
+    if out is not None:
+        print(f"{writer.flagged:,} of {writer.count:,} images out-of-distribution, {writer.unread:,} unread")
     if calibration is not None:
         _tell_drift(calibration, writer.seen)
     if strict and writer.bad:
@@ -216,10 +224,26 @@ def _listed() -> Iterator[str]:
         raise DataError("standard input: lists no images; write one path per line")
 
 
+@contextmanager
+def _opened(out: Path | None) -> Iterator[TextIO]:
+    """Open a new file that appears when the block ends without an error, or standard output."""
+    if out is None:
+        yield sys.stdout
+        return
+    from idness.core.errors import StoreError
+    from idness.core.files import atomic_path
+
+    if out.exists():
+        raise StoreError(f"{out} exists; remove it or choose another file")
+    with atomic_path(out) as part, part.open("w", encoding="utf-8", newline="") as stream:
+        yield stream
+
+
 class Rows:
     """Writes the verdicts on images one after the other, and counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
         self.count = self.flagged = self.unread = 0
         self.seen: list[tuple[float, int]] = []
 
@@ -236,7 +260,7 @@ class Rows:
         if "error" not in record:
             self.seen.append((record["score"], max(record["label"], 0)))
         self.line({key: readable(value) if isinstance(value, str) else value for key, value in record.items()})
-        sys.stdout.flush()
+        self.stream.flush()
 
     @abstractmethod
     def line(self, record: dict[str, Any]) -> None:
@@ -250,16 +274,26 @@ class JsonLines(Rows):
     """Writes one object of JSON a line."""
 
     def line(self, record: dict[str, Any]) -> None:
-        print(json.dumps(record))
+        print(json.dumps(record), file=self.stream)
+
+
+class JsonArray(Rows):
+    """Writes one array of JSON."""
+
+    def line(self, record: dict[str, Any]) -> None:
+        self.stream.write(("[\n" if self.count == 1 else ",\n") + json.dumps(record))
+
+    def end(self) -> None:
+        self.stream.write("\n]\n")
 
 
 class Csv(Rows):
     """Writes a table for other programs."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
         self.writer = csv.DictWriter(
-            sys.stdout, [*COLUMNS, "error"], extrasaction="ignore", restval="", lineterminator="\n"
+            stream, [*COLUMNS, "error"], extrasaction="ignore", restval="", lineterminator="\n"
         )
         self.writer.writeheader()
 
@@ -271,7 +305,7 @@ class Lines(Rows):
     """Writes lines for people, with columns as wide as the class names need."""
 
     def __init__(self, console: Console, classes: Sequence[str]) -> None:
-        super().__init__()
+        super().__init__(sys.stdout)
         self.console = console
         self.width = max(5, *(min(len(name), WIDEST) for name in classes), 0)
         self._put("bold", "verdict", "class", "ID-ness", "p-value", "image")

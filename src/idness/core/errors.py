@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+MANY = 100
+"""More names than this are not listed in a message."""
+
 
 class IdnessError(Exception):
     """Lets a caller catch every error that idness raises on purpose."""
@@ -67,4 +70,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
     choices = sorted(known)
     near = get_close_matches(name.lower(), choices, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(choices)}"
+    if not near and len(choices) > MANY:
+        closest = get_close_matches(name.lower(), choices, n=5, cutoff=0.0)
+        hint = f"the closest of {len(choices):,} names are {', '.join(closest)}"
     return UnknownNameError(f"unknown {kind} {name!r}; {hint}")

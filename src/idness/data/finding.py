@@ -9,6 +9,9 @@ from pathlib import Path
 from idness.core.errors import DataError
 from idness.data.sets import images_below
 
+SETS = frozenset({".npz", ".txt", ".parquet", ".arrow", ".tar"})
+"""How the names of files end that hold or list many images."""
+
 
 def find_images(arguments: Iterable[str]) -> Iterator[Path]:
     """Find the image files behind files, folders and patterns, in order; what is not there is told at once."""

@@ -11,14 +11,11 @@ from idness.core.errors import DataError
 from idness.core.files import sha256_of
 from idness.core.wording import masked, readable
 from idness.data.activations import ActivationsSet
-from idness.data.finding import find_images
+from idness.data.finding import SETS, find_images
 from idness.data.parquet import TableSet
 from idness.data.sets import FileSet, ImageSet, Picture
 from idness.data.sources import PREFIXES, kind_of, open_set
 from idness.data.urls import UrlPath, is_url
-
-SETS = frozenset({".npz", ".txt", ".parquet", ".arrow", ".tar"})
-"""How the names of files end that hold or list many images."""
 
 
 class JoinedSet(ImageSet):
@@ -87,12 +84,12 @@ def open_images(arguments: Iterable[str]) -> ImageSet:
     single: list[str] = []
     for text in arguments:
         if is_url(text) or text.partition(":")[0] in PREFIXES or _is_set(Path(text).expanduser()):
-            parts += [*_single(single), _named(text)]
+            parts += [*_single(single), named_set(text)]
             single = []
             continue
         for path in find_images([text]):
             if path.suffix.lower() in SETS:
-                parts += [*_single(single), _named(str(path))]
+                parts += [*_single(single), named_set(str(path))]
                 single = []
             else:
                 single.append(str(path))
@@ -109,7 +106,7 @@ def _single(paths: list[str]) -> list[tuple[ImageSet, str]]:
     return [(FileSet(Path(), paths, "images"), "")] if paths else []
 
 
-def _named(text: str) -> tuple[ImageSet, str]:
+def named_set(text: str) -> tuple[ImageSet, str]:
     """Open a set, and give what stands before the names of its images: its place."""
     images = open_set(text if is_url(text) else str(Path(text).expanduser()))
     if isinstance(images, ActivationsSet):

@@ -15,6 +15,7 @@ from idness.core.errors import DataError, StoreError
 from idness.core.extras import needed
 from idness.core.progress import Listener
 from idness.core.wording import shown
+from idness.data.finding import SETS
 from idness.data.preprocessing import Preprocessing
 from idness.data.reading import read_batches
 from idness.data.sets import FileSet, ImageSet
@@ -76,8 +77,10 @@ class GraphGuard:
         rest = iter(paths)
         while names := [str(path) for path in islice(rest, self._size(batch))]:
             for path in names:
-                if path.endswith(".npz"):
-                    raise DataError(f"{path}: an exported guard judges pictures; give the guard's folder for arrays")
+                if Path(path).suffix.lower() in SETS:
+                    raise DataError(
+                        f"{path}: holds many images; add --out, or use the guard's folder instead of its export"
+                    )
             found = self.judge_set(FileSet(Path(), names, "images"), batch=batch, listener=listener)
             for name, record in zip(names, found, strict=True):
                 yield {"image": name} | record

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from idness.activations.forward import run_images
-from idness.core.errors import DataError
 from idness.core.progress import Listener
-from idness.data import ActivationsSet, FileSet, ImageSet, open_set
+from idness.data import FileSet, ImageSet
+from idness.data.finding import SETS
 from idness.data.finding import find_images as find_images
+from idness.data.joined import named_set
 from idness.guard.guard import Guard
 from idness.networks.opening import Network
 
@@ -47,14 +48,12 @@ def _network(guard: Guard) -> Network:
 
 
 def _sets(paths: Iterable[Path], batch: int) -> Iterator[tuple[list[str], ImageSet]]:
-    """Put image files together, as many as a batch; the images of an array file are named by their place in it."""
-    for arrays, some in groupby(paths, key=lambda path: path.suffix == ".npz"):
-        if arrays:
+    """Put image files together, as many as a batch; a file that holds many images is a set of its own."""
+    for many, some in groupby(paths, key=lambda path: path.suffix.lower() in SETS):
+        if many:
             for path in some:
-                images = open_set(str(path.absolute()))
-                if isinstance(images, ActivationsSet):
-                    raise DataError(f"{path}: must hold images, got activations; give pictures or an array of images")
-                yield [f"{path}#{place}" for place in range(len(images))], images
+                images, before = named_set(str(path))
+                yield [f"{before}{images.item(place)}" for place in range(len(images))], images
         else:
             while chunk := [str(path) for path in islice(some, batch)]:
                 yield chunk, FileSet(Path(), chunk, "images")
