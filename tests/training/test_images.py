@@ -70,6 +70,12 @@ def test_wrong_arrays_are_told(images: torch.Tensor, labels: torch.Tensor, words
         TrainingSet(images, labels, ("a", "b"))
 
 
+def test_labels_may_be_of_any_integer_type() -> None:
+    made = TrainingSet.from_arrays(np.zeros((3, 4, 4, 3), np.uint8), np.array([0, 2, 1], np.uint8))
+    assert made.classes == ("0", "1", "2")
+    assert made.labels.tolist() == [0, 2, 1]
+
+
 def test_cifar6_splits_follow_the_rule(tmp_path: Path) -> None:
     labels = np.tile(np.arange(10), 100)
     images = np.zeros((1000, 32, 32, 3), np.uint8)

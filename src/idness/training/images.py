@@ -135,9 +135,9 @@ class TrainingSet:
         hashes: NDArray[np.uint8] | None = None,
     ) -> TrainingSet:
         """Take numpy arrays; classes without a name get their number."""
-        names = classes or tuple(str(i) for i in range(int(labels.max(initial=-1)) + 1))
-        pixels = torch.from_numpy(np.ascontiguousarray(images))
-        return cls(pixels, torch.from_numpy(labels.astype(np.int64)), names, hashes)
+        numbers = labels.astype(np.int64)  # an unsigned type has no -1
+        names = classes or tuple(str(i) for i in range(int(numbers.max(initial=-1)) + 1))
+        return cls(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(numbers), names, hashes)
 
 
 def cifar6(archive: str | Path, split: str = "train") -> TrainingSet:
