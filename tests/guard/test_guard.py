@@ -14,6 +14,7 @@ from idness.core.errors import IdnessWarning, InputError, NotFittedError, Option
 from idness.core.types import Activations
 from idness.detectors.registry import rows
 from idness.guard import Guard
+from idness.selection.auto import recommend
 
 
 def test_known_pictures_pass_and_ood_ones_do_not(guard: Guard) -> None:
@@ -126,6 +127,32 @@ def test_fitting_again_asks_for_calibration_again(guard: Guard) -> None:
     made.fit([known_tensors(50)])
     with pytest.raises(NotFittedError):
         made(known_tensors(2)[0])
+
+
+def test_images_that_a_detector_has_seen_do_not_calibrate_it(guard: Guard, tmp_path: Path) -> None:
+    train, fresh = known_tensors(200, first=3_000), known_tensors(200)[0]
+    made = Guard(guard.split, "knn(k=3)").fit([train])
+    refused = "calibrate: .* of 200 images are among those that knn learned from.*; calibrate on other images"
+    with pytest.raises(InputError, match=refused):
+        made.calibrate(train[0].split(32))  # as other batches, which are rounded differently
+    made.calibrate([torch.cat([fresh[:-2], train[0][:2]])])  # 1 %: duplicates between data sets
+    with pytest.raises(InputError, match="3 of 200 images"):
+        made.calibrate([torch.cat([fresh[:-3], train[0][:3]])])
+    with pytest.raises(InputError, match=refused):
+        Guard.load(made.save(tmp_path), guard.split).calibrate([train[0]])
+    made.fit([(fresh, train[1])]).calibrate([train[0]])
+    Guard(guard.split, "scale").fit([train]).calibrate([train[0]])  # learns nothing
+
+
+def test_images_that_a_detector_was_chosen_on_do_not_calibrate_it(guard: Guard) -> None:
+    train, ids, ood = (
+        guard.split.extract([part]) for part in (known_tensors(120), known_tensors(90, 400), ood_tensors(60))
+    )
+    found = recommend(guard.split.head, train, ids, ood={"odd": ood}).detector
+    made = Guard(guard.split, found).fit(train)
+    with pytest.raises(InputError, match="90 of 90 images are among those that .* was chosen on"):
+        made.calibrate(ids)
+    made.calibrate([known_tensors(90, 900)[0]])
 
 
 def test_network_is_left_as_it_was(trained: nn.Module) -> None:

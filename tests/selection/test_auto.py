@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+from torch import Tensor, nn
 
+from idness.activations.forward import SetActivations
 from idness.core.errors import InputError
+from idness.core.progress import Listener
 from idness.core.types import Activations, Head
+from idness.detectors import registry
+from idness.detectors.detector import Detector
 from idness.detectors.registry import build, rows, short
+from idness.guard import Guard
+from idness.guard.calibrate import choose
+from idness.methods import EBO, Scale
 from idness.metrics import auroc
+from idness.networks.opening import Network
+from idness.networks.split import SplitModel
 from idness.selection.auto import LEAD, chosen_row, pick, recommend, scale_gains, scale_percentile, stand_in_score
 from tests.worlds import World, make_world
 
@@ -137,3 +149,54 @@ def test_the_gain_of_scale_is_over_the_energy_score() -> None:
     ebo, scale = build("ebo"), build("scale", percentile=85)
     pair = [stand_in_score(d.fit(world.head).score(world.test), {"some": d.score(world.ood)}) for d in (scale, ebo)]
     assert gains[85.0] == pytest.approx(pair[0] - pair[1])
+
+
+@dataclass(kw_only=True)
+class Draw(Detector):
+    """Score a random direction, so that the best of many directions is the best by luck."""
+
+    grid = {"seed": range(60)}
+    other = {"seed": 99}
+
+    seed: int = 0
+
+    def rate(self, acts: Activations) -> Tensor:
+        directions = torch.randn(acts.features.shape[1], generator=torch.Generator().manual_seed(self.seed))
+        return acts.features @ directions
+
+
+def false_alarms(method: str, images: int, calibrations: int, seed: int = 0) -> tuple[float, float]:
+    """Choose and calibrate many times on ID and OOD images that are alike; return the false-alarm rate and its standard error."""
+    generator = torch.Generator().manual_seed(seed)
+    split = SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), example=torch.ones(2, 16, 1, 1))
+    network = Network(split, None)
+
+    def drawn(count: int) -> Activations:
+        features = 3 * torch.randn(count, 16, generator=generator).abs()
+        return Activations(features, split.head(features), split.head(features).argmax(dim=1))
+
+    rates = torch.zeros(calibrations)
+    for number in range(calibrations):
+        ids = SetActivations("ids", drawn(images))
+        detector, learn, rows = choose(method, network, ids, None, drawn(images // 2), [], Listener())
+        guard = Guard(split, detector)
+        if learn is not None:
+            guard.fit(learn)
+        guard.calibrate(ids.acts[rows], 0.9)
+        rates[number] = guard.decide(drawn(300)).is_ood.float().mean()
+    return float(rates.mean()), float(rates.std()) / calibrations**0.5
+
+
+def test_choosing_by_ood_images_keeps_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 60 random directions the luckiest is chosen: on the calibration images it would flag far more than promised."""
+    offered = {"ebo": EBO, "scale": Scale, "draw": Draw}
+    monkeypatch.setattr(registry, "_found", lambda: offered)
+    rate, error = false_alarms("auto", 60, 200)
+    assert abs(rate - 0.1) < 4 * error + 0.005, (rate, error)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("method", "images"), [("auto", 60), ("auto", 200), ("scale(percentile=auto)", 60)])
+def test_choosing_among_all_methods_keeps_the_promise(method: str, images: int) -> None:
+    rate, error = false_alarms(method, images, 400)
+    assert rate < 0.1 + 3 * error, (rate, error)

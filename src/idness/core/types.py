@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     ArrayLike = Tensor | NDArray[np.generic]
 
 
+DIGEST_GRID = 2.0**14
+"""Steps per unit at which digests are rounded: coarser than float32 rounding, finer than the difference between two images."""
+DIGEST_WIDTH = 4
+"""Features below which rounded numbers of different images coincide too often."""
+
+
 @dataclass(frozen=True, eq=False)
 class Activations:
     """Holds what a network made of N images: features (N, D), logits (N, C) and, where known, labels (N,).
@@ -64,6 +70,22 @@ class Activations:
         """Which rows hold no NaN and no Inf, as a mask (N,)."""
         own = torch.isfinite(self.features).all(dim=1) & torch.isfinite(self.logits).all(dim=1)
         return own if self.edited is None else own & self.edited.finite
+
+    @cached_property
+    def digests(self) -> Tensor:
+        """One number per row (N,) that stays the same for the same image, but for rounding in the network, and differs for others.
+
+        It is a hash of four random projections of the features and of their norm. Zero, which counts as unknown, if there are no
+        features to tell images apart by.
+        """
+        directions = torch.randn(self.features.shape[1], 4, generator=torch.Generator().manual_seed(0))
+        features = self.features.cpu()
+        norm = features.norm(dim=1, keepdim=True).clamp(min=1e-30)
+        cells = (torch.cat([features @ directions / norm, norm.log()], dim=1).nan_to_num() * DIGEST_GRID).round().long()
+        # Any large odd numbers will do; sums wrap around.
+        mixed = (cells * torch.tensor([0x9E3779B97F4A7C15 >> shift | 1 for shift in range(1, 6)])).sum(dim=1)
+        usable = (features != 0).any(dim=1) & (self.features.shape[1] >= DIGEST_WIDTH)
+        return torch.where(usable, mixed, 0)
 
     def to(self, device: torch.device | str) -> Activations:
         """Give the same on a device."""

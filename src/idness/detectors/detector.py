@@ -70,6 +70,10 @@ class Detector(ABC):
     _learned_with: object
     """The same for detectors that learned together, which alone may share the work of scoring."""
 
+    _learned_rows: Tensor | None = None
+    _chosen_rows: Tensor | None = None
+    """Digests of the rows that it learned from and was chosen on, on which a guard must not be calibrated."""
+
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         complete(cls)
@@ -102,6 +106,20 @@ class Detector(ABC):
     def score(self, acts: Activations) -> Tensor:
         """Give each image its ID-ness: one finite number, higher is more in-distribution."""
         return score_many([self], acts)[0]
+
+    @final
+    def chosen_on(self, *parts: Activations) -> Self:
+        """Remember activations on which this detector was preferred to others, so that no guard is calibrated on them."""
+        known = [] if self._chosen_rows is None else [self._chosen_rows]
+        self._chosen_rows = torch.cat([*known, *(part.digests for part in parts)])
+        return self
+
+    @final
+    def seen_rows(self) -> Tensor:
+        """Return the digests of all rows that this learned from or was chosen on; none for a fixed method that learns nothing."""
+        parts = [rows for rows in (self._learned_rows, self._chosen_rows) if rows is not None]
+        found = torch.cat(parts).unique() if parts else torch.zeros(0, dtype=torch.long)  # type: ignore[no-untyped-call]
+        return found[found != 0]
 
     @property
     @final
@@ -277,6 +295,7 @@ def fit_many(
             together = object()
             for detector in group:
                 detector.head_, detector._learned_with = head, together
+                detector._learned_rows = torch.cat([acts.digests for acts in seen]) if method.needs_train else None
 
 
 def score_many(detectors: Sequence[Detector], acts: Activations) -> list[Tensor]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from idness.activations.forward import SetActivations, collect
 from idness.activations.store import FeatureStore
@@ -68,7 +69,8 @@ def prepare_guard(
 ) -> Prepared:
     """Load a network, choose and fit a detector, and calibrate a guard on in-distribution images.
 
-    A detector never learns from the images that calibrate: without `train`, the images are divided in half by a fixed random order.
+    A detector is never chosen or fitted on the images that calibrate. If one half of `data`, picked at random with a fixed seed, serves to
+    choose it (`auto`, `percentile=auto`) or to fit it (without `train`), the other half calibrates; otherwise all images do.
 
     Args:
         spec: the network, as `load_model` takes it.
@@ -122,16 +124,16 @@ def prepare_guard(
     others = None if flagged is None else _read(network, flagged, notes, hear)
     notes += seen_before(ids, located(spec, weights)[1])
     check_apart({"data": ids, "train": taught, "ood": others}, notes)
-    detector = _detector(method, network, ids, taught, None if others is None else others.acts, notes, hear)
-    learn, calibrate, place = _divide(ids, taught, detector, notes)
+    detector, learn, rows = choose(method, network, ids, taught, None if others is None else others.acts, notes, hear)
     guard = Guard(split, detector, preprocessing=how, class_names=network.class_names, spec=network.spec)
-    if detector.needs_train:
-        assert learn is not None
+    if learn is not None:
         guard.fit(learn)
+    calibrate = ids.acts[rows]
     guard.calibrate(calibrate, recall, false_alarm=false_alarm, per_class=per_class)
     guard.input_range = watch.found(how)
     if gallery:
-        guard.gallery = _gallery(guard, images, calibrate, place)
+        assert ids.index is not None
+        guard.gallery = _gallery(guard, images, calibrate, ids.index[rows.numpy()])
     return Prepared(guard, notes)
 
 
@@ -200,7 +202,7 @@ def _looks_twice(method: str) -> InputEditor | None:
     return None if measured else parse(method).input_edit
 
 
-def _detector(
+def choose(
     method: str,
     network: Network,
     ids: SetActivations,
@@ -208,21 +210,59 @@ def _detector(
     ood: Activations | None,
     notes: list[str],
     hear: Listener,
-) -> Detector:
-    """Make the detector that was asked for, or the one that the doctor advises; the images only choose it here."""
+) -> tuple[Detector, Activations | None, Tensor]:
+    """Return the detector, the activations that it learns from (None if nothing), and the rows of `ids` that calibrate.
+
+    A detector is chosen and learns on one half of `ids`, and the other half calibrates, unless neither needs images of `ids`.
+    """
+    count = len(ids.acts)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
+    first = order[: count // 2].sort().values
+    place = None if ids.index is None else ids.index[first.numpy()]
+    part = replace(ids, acts=ids.acts[first], index=place, digests=None)
+    measured = True
     if method == "auto":
-        found = advise(network, ids, learn=None if taught is None else taught.acts, ood=ood, listener=hear)
+        _check_halves(ids, count)
+        found = advise(network, part, learn=None if taught is None else taught.acts, ood=ood, listener=hear)
         notes += [f"auto: {found.why} {found.risk}".strip(), *(f"not tried: {reason}" for reason in found.left_out)]
-        return parse(found.method)
+        detector, measured = parse(found.method), bool(found.aurocs)
+    elif read_method(method)[1].get("percentile") == "auto":
+        _check_halves(ids, count)
+        detector = _scaled(method, scaling(network, part, ood=ood, listener=hear), notes)
+    else:
+        detector, measured = parse(method), False
+        if detector.name == "scale":
+            gains = scaling(network, ids, ood=ood, listener=hear)
+            warning = harmed_by_scaling(gains, float(detector.options()["percentile"]))
+            notes += [f"{CAUTION}{warning}"] if warning else []
+    if measured:
+        detector.chosen_on(part.acts)
+    learns = detector.needs_train and taught is None
+    if learns:
+        _check_halves(ids, count)
+    rows = order[count // 2 :] if measured or learns else order
+    rest = f"{'the other' if len(rows) < count else 'all'} {len(rows):,} of {ids.name} calibrate"
+    uses = " and ".join(use for use, true in (("chosen", measured), ("fitted", learns)) if true)
+    said = f"the detector is {uses} on {count - len(rows):,} images picked at random (seed {SEED})" if uses else ""
+    learn = ids.acts[order[: count // 2]] if learns else None
+    if taught is not None and detector.needs_train:
+        said = f"{said}{'; it' if said else 'the detector'} learns from {len(taught.acts):,} images of {taught.name}"
+        shuffled = torch.randperm(len(taught.acts), generator=torch.Generator().manual_seed(SEED))
+        learn = taught.acts[shuffled]
+    notes.append(f"{said or f'{detector.name} learns nothing from images'}; {rest}")
+    return detector, learn, rows
+
+
+def _check_halves(ids: SetActivations, count: int) -> None:
+    if count < 2:
+        raise InputError(
+            f"{ids.name}: needs images to learn or choose from and others to calibrate, got {count}; add images"
+        )
+
+
+def _scaled(method: str, gains: Mapping[float, float], notes: list[str]) -> Detector:
+    """Return SCALE at the percentile that gains most, or the plain energy score if none helps."""
     name, options = read_method(method)
-    if name.lower() != "scale":
-        return parse(method)
-    gains = scaling(network, ids, ood=ood, listener=hear)
-    if options.get("percentile") != "auto":
-        detector = parse(method)
-        warning = harmed_by_scaling(gains, float(detector.options()["percentile"]))
-        notes += [f"{CAUTION}{warning}"] if warning else []
-        return detector
     best = scale_percentile(gains)
     if best is None:
         notes.append(
@@ -233,34 +273,6 @@ def _detector(
         f"scale(percentile=auto): {best:g} gains most, {gains[best]:+.2f} logits of AUROC over the energy score"
     )
     return build(name, **(options | {"percentile": best}))
-
-
-def _divide(
-    ids: SetActivations, taught: SetActivations | None, detector: Detector, notes: list[str]
-) -> tuple[Activations | None, Activations, NDArray[np.int64]]:
-    """Say which images the detector learns from, which ones calibrate, and where those are in their set."""
-    assert ids.index is not None
-    acts = ids.acts
-    order = torch.randperm(len(acts), generator=torch.Generator().manual_seed(SEED))
-    if taught is not None:
-        learn = taught.acts
-        notes.append(
-            f"the detector learns from {len(learn):,} images of {taught.name}; all {len(acts):,} of {ids.name} calibrate"
-        )
-        shuffled = torch.randperm(len(learn), generator=torch.Generator().manual_seed(SEED))
-        return learn[shuffled], acts[order], ids.index[order.numpy()]
-    if not detector.needs_train:
-        notes.append(f"all {len(acts):,} images calibrate; {detector.name} learns nothing from images")
-        return None, acts[order], ids.index[order.numpy()]
-    half = len(order) // 2
-    if half < 1:
-        raise InputError(
-            f"{ids.name}: needs images to learn from and others to calibrate, got {len(order)}; add images or give train="
-        )
-    notes.append(
-        f"{half:,} images chosen at random (seed {SEED}) teach the detector, the other {len(order) - half:,} calibrate"
-    )
-    return acts[order[:half]], acts[order[half:]], ids.index[order[half:].numpy()]
 
 
 def _gallery(guard: Guard, images: ImageSet, acts: Activations, place: NDArray[np.int64]) -> Gallery:

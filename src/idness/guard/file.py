@@ -117,6 +117,7 @@ def _save(guard: Guard, folder: Path, bundle: bool) -> None:
     assert calibration is not None  # Guard.save has looked
     tensors: dict[str, Tensor] = {"calibration.scores": calibration.scores, "calibration.sizes": calibration.sizes}
     tensors |= {f"detector.{name}": value for name, value in guard.detector.state().items()}
+    tensors["seen"] = guard.detector.seen_rows()
     if guard.gallery is not None:
         tensors |= guard.gallery.tensors()
     manifest = describe(guard) | {"tensors": _write_tensors(folder, "tensors", tensors)}
@@ -177,6 +178,7 @@ def _made(
     detector = build(manifest.detector.method, **manifest.detector.options)
     state = {name.removeprefix("detector."): value for name, value in tensors.items() if name.startswith("detector.")}
     detector.load_state(split.head, state)
+    detector._learned_rows = tensors.get("seen")
     guard = Guard(split, detector, preprocessing=how, class_names=manifest.class_names, spec=known.spec)
     device = split.device
     detector.to(device)

@@ -82,9 +82,12 @@ def recommend(
         # That a method does not suit the features shows in its measured place; no need to say so for each.
         warnings.simplefilter("ignore", IdnessWarning)
         if ood:
-            found, failed = search.choose(search.wanted_rows(), head, learn, ids, ood)
-            return by_validation(found, failed)
-        return _by_stand_ins(head, learn, ids, pseudo or {})
+            found = by_validation(*search.choose(search.wanted_rows(), head, learn, ids, ood))
+        else:
+            found = _by_stand_ins(head, learn, ids, pseudo or {})
+    if found.measured_on:
+        found.detector.chosen_on(learn, ids)
+    return found
 
 
 def by_validation(found: Mapping[str, search.Choice], failed: Mapping[str, str]) -> Recommendation:

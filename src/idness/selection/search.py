@@ -148,6 +148,7 @@ def _choose_row(
             choice.chosen_by = "validation"
         if remembers:  # compared without the validation images; now it may have them
             choice.detector.fit(head, train, val=val)
+        choice.detector.chosen_on(val)
     choice.seconds = {"fit": between - start, "search": time.perf_counter() - between}
     return choice
 
