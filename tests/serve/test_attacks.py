@@ -62,10 +62,38 @@ def test_only_its_own_names_are_answered(one: Guard) -> None:
 
 
 @pytest.mark.fault(
+    "a stranger's page sends images to the service through its visitor's browser (a cross-site form)",
+    does="answers 403 to other origins, unless a token is needed anyway; no image is judged",
+)
+def test_other_origins_are_refused(one: Guard) -> None:
+    with running(one, batch=1, hosts=["guard.example"]) as served:
+        own = f"{served.host}:{served.port}"
+        for headers, status in (
+            ({"Origin": "https://evil.example"}, 403), ({"Origin": "null"}, 403), ({"Origin": "http://localhost:3000"}, 403),
+            ({"Sec-Fetch-Site": "cross-site"}, 403), ({"Sec-Fetch-Site": "same-site", "Origin": f"http://{own}"}, 403),
+            ({}, 200), ({"Origin": f"http://{own}"}, 200), ({"Sec-Fetch-Site": "same-origin"}, 200), ({"Sec-Fetch-Site": "none"}, 200),
+            ({"Origin": "https://guard.example"}, 200),
+        ):  # fmt: skip
+            answer = served.client.post("/v1/score", content=RED, headers={"Content-Type": "image/png", **headers})
+            assert answer.status_code == status, headers
+        assert served.client.get("/healthz", headers={"Origin": "https://evil.example"}).status_code == 200
+        assert "idness_images_total 5.0" in served.client.get("/metrics").text
+    with running(one, batch=1, key="a-long-enough-token") as served:  # who has the token is no stranger
+        assert (
+            served.client.post(
+                "/v1/score", content=RED, headers={"Content-Type": "image/png", "Origin": "null"}
+            ).status_code
+            == 200
+        )
+
+
+@pytest.mark.fault(
     "the service is bound to an address that others reach, without a token",
     does="refuses, unless --no-token says that anybody may ask",
 )
-def test_an_address_that_others_reach_needs_a_token(one: Guard, tmp_path: Path) -> None:
+def test_an_address_that_others_reach_needs_a_token(
+    one: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(OptionError, match=r"0\.0\.0\.0 can be reached by others.*give key=, or no_token=True"):
         serve(one, host="0.0.0.0", port=0)
     folder, token = one.save(tmp_path / "guard", bundle=True), tmp_path / "token"
@@ -83,12 +111,16 @@ def test_an_address_that_others_reach_needs_a_token(one: Guard, tmp_path: Path) 
     refused = idness(*words)
     assert refused.returncode == 2
     assert "give --token-file, or --no-token if anybody may ask" in refused.stderr
-    for content, line in (("short", "at least 16 characters"), ("two\nlines of a token", "one line"), ("", "16")):
+    for content, line in (("short", "at least 16 ASCII characters"), ("two\nlines of a token", "one line"), ("", "16")):
         token.write_text(content)
         refused = idness(*words, "--token-file", token)
         assert refused.returncode == 2
         assert line in refused.stderr
     assert "cannot be read" in idness(*words, "--token-file", tmp_path / "none").stderr
+    monkeypatch.setenv("IDNESS_API_KEY", "x")
+    assert "IDNESS_API_KEY must hold one line of at least 16" in idness(*words).stderr
+    with pytest.raises(OptionError, match="at least 16"):
+        serve(one, key="x")
 
 
 @pytest.mark.fault("as many slow bodies as there are places", does="lets the slowest go, so that others are served")

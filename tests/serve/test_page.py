@@ -355,9 +355,9 @@ def test_nothing_bars_anyone_from_the_pages(
 
 
 def test_a_key_is_asked_for_once(browser: Any, guard_to_show: Guard, pictures: dict[str, Path]) -> None:
-    with running(guard_to_show, key="opensesame") as locked, Visit(browser, locked) as visit:
+    with running(guard_to_show, key="open-sesame-please") as locked, Visit(browser, locked) as visit:
         visit.page.wait_for_selector("#key-form:visible")
-        visit.page.fill("#key", "opensesame")
+        visit.page.fill("#key", "open-sesame-please")
         visit.page.keyboard.press("Enter")
         visit.page.wait_for_selector("#chart .in rect")
         visit.give(pictures["known"], "in")

@@ -456,8 +456,8 @@ def test_a_network_that_fails_once_does_not_end_the_worker(shown: Guard) -> None
 
 
 def test_api_key_guards_the_api_and_nothing_else(shown: Guard) -> None:
-    with running(shown, key="opensesame") as served:
-        for headers in ({}, {"X-API-Key": "wrong"}, {"Authorization": "Bearer opensesam"}):
+    with running(shown, key="open-sesame-please") as served:
+        for headers in ({}, {"X-API-Key": "wrong"}, {"Authorization": "Bearer open-sesame-pleas"}):
             stranger = served.client
             stranger.headers.pop("X-API-Key", None)
             answer = stranger.post("/v1/score", content=RED, headers={"Content-Type": "image/png", **headers})
@@ -466,7 +466,11 @@ def test_api_key_guards_the_api_and_nothing_else(shown: Guard) -> None:
             assert stranger.get("/metrics", headers=headers).status_code == 401
             assert stranger.get("/healthz").status_code == 200
             assert stranger.get("/").status_code == 200
-        for headers in ({"X-API-Key": "opensesame"}, {"Authorization": "Bearer opensesame"}):
+        for headers in (
+            {"X-API-Key": "open-sesame-please"},
+            {"Authorization": "Bearer open-sesame-please"},
+            {"Authorization": "bearer open-sesame-please"},
+        ):
             answer = served.client.post("/v1/score", content=RED, headers={"Content-Type": "image/png", **headers})
             assert answer.status_code == 200
 

@@ -10,8 +10,6 @@ import typer
 from idness.cli.options import Engine
 
 KEY = "IDNESS_API_KEY"
-SHORTEST = 16
-"""A shorter token could be guessed."""
 SERVED = 20_000
 """For how many images the engine is chosen: a service should not keep its first clients waiting for minutes."""
 
@@ -88,16 +86,13 @@ def _token(file: Path | None) -> str | None:
     import os
 
     from idness.core.errors import OptionError
+    from idness.serve.intake import check_key
 
     if file is None:
-        return os.environ.get(KEY) or None
+        given = os.environ.get(KEY)
+        return check_key(given, KEY) if given else None
     try:
         text = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeError) as error:
         raise OptionError(f"serve: token_file= cannot be read ({error}); give a file with one line of text") from error
-    if len(text) < SHORTEST or not text.isprintable():
-        raise OptionError(
-            f"serve: token_file= must hold one line of at least {SHORTEST} characters, got {len(text)};"
-            " make one with: openssl rand -hex 32"
-        )
-    return text
+    return check_key(text, "token_file=")

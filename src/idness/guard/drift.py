@@ -1,16 +1,16 @@
-"""Notices when new images are no longer like those that calibrated: a conformal test martingale over their scores.
+"""A monitor of drift: a conformal test martingale over the scores of new images.
 
-Each score is ranked among the calibration scores and those that came since. While all are exchangeable, the ranks, ties broken
-at random, are independent and uniform, whatever the network and the method. Against that a gambler bets whose wealth can then
-not be expected to grow: that it ever reaches 1 / LEVEL within a period has a chance of at most LEVEL (Ville's inequality).
-Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World", chapter 8.
+Each score is ranked among the calibration scores. While new and calibration images are exchangeable, the gaps between calibration
+scores fill like Polya's urn, whatever the network and the method, so that the probability of the next rank being extreme is known
+exactly. Bets at these fair odds cannot be expected to win: the chance that their wealth reaches 1 / LEVEL within a period is at
+most LEVEL (Ville's inequality). Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World", chapter 8.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -20,23 +20,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 PERIOD = 10_000
-"""Images after which the test begins anew, so that it neither grows nor tires."""
+"""Images after which the test starts again."""
 LEVEL = 0.01
 """The chance of a false alarm within a period."""
 HELD = 200
-"""Images for which an alarm lasts after the evidence for it has ended."""
-POWERS = (0.3, 0.6, 0.85)
-"""Exponents of the bets on ranks near one end: the smaller, the more a few extreme ones win."""
+"""Images for which an alarm lasts after its evidence has ended."""
+CUTS = np.array([0.02, 0.1, 0.9, 0.98])
+"""Ranks that bound the events bet on: at most 0.02, at most 0.1, at least 0.9, at least 0.98, and between 0.1 and 0.9."""
+STAKES = np.array([[0.05], [0.2], [0.7]])
+"""Shares of the wealth that are staked on an event: the share of images that have changed for which the bet is best."""
+AT_ONCE = 0.7
+"""Share of the initial wealth that bets on a change from the first image on; the rest, on changes that begin later."""
 
 
 @dataclass(frozen=True)
 class Drift:
-    """Says how much speaks against that nothing has changed.
+    """The evidence that images have changed since calibration.
 
     Args:
-        evidence: by how much the gambler has multiplied the stake in this period, at best.
-        alarm: whether that was enough, in this period or so shortly before that it still counts.
-        images: how many images were looked at in all.
+        evidence: the largest factor by which the bets have multiplied their wealth in this period.
+        alarm: whether it reached 1 / LEVEL, now or within the last HELD images.
+        images: number of images seen.
     """
 
     evidence: float = 1.0
@@ -45,7 +49,7 @@ class Drift:
 
     @property
     def p_value(self) -> float:
-        """How likely so much evidence is, at most, while nothing has changed."""
+        """The chance, at most, of so much evidence while nothing has changed."""
         return min(1.0, 1 / self.evidence)
 
 
@@ -86,23 +90,51 @@ class KnownScores:
         return KnownScores(groups)
 
 
+class _Urn:
+    """The ranks of new scores among the calibration scores of one group, with exact probabilities of the next rank."""
+
+    def __init__(self, scores: Sequence[float], random: np.random.Generator) -> None:
+        # Ties are broken by a second number that each score keeps.
+        self._known = sorted(zip(scores, random.random(len(scores)).tolist(), strict=True))
+        self._gaps = len(self._known) + 1
+        self._whole, self._part = np.divmod(np.round(CUTS * self._gaps, 9), 1)
+        self.empty()
+
+    def empty(self) -> None:
+        """Forget the new scores."""
+        self._below, self._inside, self._count = np.zeros(len(CUTS)), np.zeros(len(CUTS)), 0
+
+    def shares(self) -> NDArray[np.float64]:
+        """Return, for each cut, the probability that the next rank is below it."""
+        drawn: NDArray[np.float64] = self._whole + self._below + self._part * (1 + self._inside)
+        return drawn / (self._gaps + self._count)
+
+    def add(self, score: float, random: np.random.Generator) -> NDArray[np.bool_]:
+        """Take a score, and return whether its rank is below each cut."""
+        gap = bisect_left(self._known, (score, float(random.random())))
+        self._below += gap < self._whole
+        self._inside += gap == self._whole
+        self._count += 1
+        below: NDArray[np.bool_] = gap + float(random.random()) < self._whole + self._part
+        return below
+
+
 class DriftWatch:
-    """Watches scores as they come.
+    """Monitors scores as they come.
 
     Args:
         calibration: the scores of the calibration images.
     """
 
     def __init__(self, calibration: Calibrated) -> None:
-        self._known = calibration.score_groups()
         self._random = np.random.default_rng(0)
+        self._urns = [_Urn(group, self._random) for group in calibration.score_groups()]
         self.last = Drift()
         self._since_alarm: int | None = None
-        self._bets: NDArray[np.float64] = np.zeros(len(_odds(0.5)))
         self._begin()
 
     def observe(self, scores: Iterable[float], groups: Iterable[int] | None = None) -> Drift:
-        """Take scores in the order in which their images came, with the group of each where each class has a threshold."""
+        """Take scores in the order of their images, with the group of each if every class has a threshold of its own."""
         listed = list(scores)
         for score, group in zip(listed, [0] * len(listed) if groups is None else groups, strict=True):
             self._take(score, group)
@@ -112,9 +144,11 @@ class DriftWatch:
         if self._count == PERIOD:
             self._begin()
         self._count += 1
-        # Some of the stake is set on a change that begins now, the rest waits for a later one.
-        self._waiting -= 1 / PERIOD
-        self._bets = (self._bets + 1 / PERIOD / len(self._bets)) * _odds(self._rank(score, group))
+        urn = self._urns[group if len(self._urns) > 1 else 0]
+        chances = _events(urn.shares())
+        won = _events(urn.add(score, self._random).astype(float)) > 0
+        self._waiting -= (1 - AT_ONCE) / PERIOD
+        self._bets = (self._bets + (1 - AT_ONCE) / PERIOD / self._bets.size) * _odds(chances, won)
         wealth = self._waiting + float(self._bets.sum())
         best = max(1.0 if self._count == 1 else self.last.evidence, wealth)
         rang = wealth >= 1 / LEVEL
@@ -125,32 +159,29 @@ class DriftWatch:
         alarm = self._since_alarm is not None and self._since_alarm < HELD
         self.last = Drift(best, alarm, self.last.images + 1)
         if rang:
-            self._begin()  # once more from the beginning: does it go on?
-
-    def _rank(self, score: float, group: int) -> float:
-        bag = self._bags[group if len(self._bags) > 1 else 0]
-        low, high = bisect_left(bag, score), bisect_right(bag, score)
-        rank = (low + float(self._random.random()) * (high - low + 1)) / (len(bag) + 1)
-        insort(bag, score)
-        return min(max(rank, 1e-12), 1 - 1e-12)
+            self._begin()  # once more from the start: does it continue?
 
     def _begin(self) -> None:
-        self._bags = [list(part) for part in self._known]
-        self._count, self._waiting = 0, 1.0
-        self._bets = np.zeros_like(self._bets)
+        for urn in self._urns:
+            urn.empty()
+        self._count, self._waiting = 0, 1 - AT_ONCE
+        shape = (len(STAKES), len(CUTS) + 1)
+        self._bets: NDArray[np.float64] = np.full(shape, AT_ONCE / np.prod(shape))
 
 
-def _odds(rank: float) -> NDArray[np.float64]:
-    """Give what each bet pays for a rank in (0, 1); each pays 1 on average over uniform ranks."""
-    low = [power * rank ** (power - 1) for power in POWERS]
-    high = [power * (1 - rank) ** (power - 1) for power in POWERS]
-    both = [0.5 * (one + other) for one, other in zip(low, high, strict=True)]
-    middle = [6 * rank * (1 - rank)]
-    return np.array(low + high + both + middle)
+def _events(below: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Turn shares below the cuts into shares of the events: the low ranks, the high ranks and those between."""
+    half = len(CUTS) // 2
+    return np.concatenate((below[:half], 1 - below[half:], below[half : half + 1] - below[half - 1 : half]))
+
+
+def _odds(chances: NDArray[np.float64], won: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return what each stake on each event leaves of the wealth, at fair odds: 1 on average."""
+    return 1 - STAKES + STAKES * won / chances
 
 
 def watched(calibration: Calibrated, seen: Sequence[tuple[float, int]]) -> Drift:
-    """Look at scores and groups of images that are all there: in random order, as folders hold one class after another."""
+    """Monitor scores and groups of images that are all available: in random order, as folders hold one class after another."""
     watch, found = DriftWatch(calibration), Drift()
     alarm = False
     for place in np.random.default_rng(0).permutation(len(seen)):

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMa
 from contextlib import contextmanager
 from typing import Any
 
+from idness.core.errors import OptionError
 from idness.serve.limits import Limits
 from idness.serve.problems import Problem, overloaded
 
@@ -31,9 +32,21 @@ HEADERS = (
 )
 GUARDED = ("/v1/", "/metrics")
 """Where the API key is asked for; the page itself holds nothing worth a key."""
+SHORTEST_KEY = 16
+"""Characters that an API key has at least."""
 DRAIN_SECONDS = 2.0
 PATIENCE = 0.25
 """Seconds that a body may take before another request may have its place."""
+
+
+def check_key(key: str, where: str = "key=") -> str:
+    """Return an API key, or refuse one that could be guessed or not be sent; the one rule for every source of keys."""
+    if len(key) < SHORTEST_KEY or not key.isascii() or not key.isprintable():
+        raise OptionError(
+            f"serve: {where} must hold one line of at least {SHORTEST_KEY} ASCII characters, got {len(key)};"
+            " make one with: openssl rand -hex 32"
+        )
+    return key
 
 
 class Intake:
@@ -50,8 +63,9 @@ class Intake:
 
     def __init__(self, app: App, limits: Limits, key: str | None, told: Told, hosts: Collection[str] = ()) -> None:
         self.app, self.limits, self.told = app, limits, told
-        self._key = key.encode() if key else None
-        self._hosts = {"localhost", *(host.lower() for host in hosts)}
+        self._key = None if key is None else check_key(key).encode()
+        self._named = {host.lower() for host in hosts}
+        self._hosts = {"localhost", *self._named}
         self._readers: list[_Reader] = []
         self.active = self.held = 0
 
@@ -83,6 +97,7 @@ class Intake:
         if scope["method"] not in ("POST", "PUT", "PATCH", "DELETE"):
             await self.app(scope, receive, send)
             return
+        self._check_origin(headers)
         with self._reading() as reader:
             body = await self._body(headers, receive, reader)
             if body is None:
@@ -104,10 +119,24 @@ class Intake:
         if name not in self._hosts and not _is_address(name):
             raise Problem(421, f"this server is not called {name[:80]!r}; its owner can name it with --allow-host")
 
+    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
+        """Refuse what a page of another origin sends through its visitor's browser; a key, if there is one, has refused it already."""
+        origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
+        if self._key is not None or site in (b"same-origin", b"none"):
+            return
+        place = b"" if origin is None else origin.partition(b"://")[2].lower()
+        own = origin is None or place == headers.get(b"host", b"").lower() or place.decode("latin-1") in self._named
+        if site is not None or not own:
+            shown = (origin or site or b"").decode("latin-1")[:80]
+            raise Problem(
+                403, f"request from another origin, {shown!r}; open this server's own page or start it with a token"
+            )
+
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
         if self._key is None or not path.startswith(GUARDED):
             return
-        given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        given = headers.get(b"x-api-key") or (token.strip() if scheme.lower() == b"bearer" else b"")
         if not hmac.compare_digest(given, self._key):
             raise Problem(
                 401,
