@@ -131,6 +131,7 @@ class DriftWatch:
         self._urns = [_Urn(group, self._random) for group in calibration.score_groups()]
         self.last = Drift()
         self._since_alarm: int | None = None
+        self._bets: NDArray[np.float64]
         self._begin()
 
     def observe(self, scores: Iterable[float], groups: Iterable[int] | None = None) -> Drift:
@@ -166,7 +167,7 @@ class DriftWatch:
             urn.empty()
         self._count, self._waiting = 0, 1 - AT_ONCE
         shape = (len(STAKES), len(CUTS) + 1)
-        self._bets: NDArray[np.float64] = np.full(shape, AT_ONCE / np.prod(shape))
+        self._bets = np.full(shape, AT_ONCE / np.prod(shape))
 
 
 def _events(below: NDArray[np.float64]) -> NDArray[np.float64]:
