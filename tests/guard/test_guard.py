@@ -240,7 +240,7 @@ def test_any_recall_has_a_threshold(guard: Guard) -> None:
 
 
 def test_recalls_may_change_while_others_decide(guard: Guard) -> None:
-    made = Guard(guard.split, "scale").calibrate([known_tensors(200)[0]], 0.9)
+    made = Guard(guard.split, "scale").calibrate([known_tensors(200)[0]], 0.95)
     acts, stop = made.split.split(known_tensors(4)[0]), threading.Event()
 
     def change() -> None:
