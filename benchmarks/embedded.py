@@ -52,7 +52,7 @@ def count(part, owner, name, clock=time.process_time):
     setattr(owner, name, timed)
 import idness.cli
 from idness.benchmark import evaluate, runner
-from idness.data import reading
+from idness.data import batches
 from idness.selection import search
 from idness.networks.split import SplitModel
 from idness.report import tables
@@ -60,7 +60,7 @@ spent["imports"] = time.process_time()
 import idness.report as page
 from idness.report import page
 spent["imports"] = time.process_time()
-count("decoding", reading, "_read", time.thread_time)
+count("decoding", batches, "_read", time.thread_time)
 count("network", SplitModel, "split")
 count("fit", search, "fit_many")
 count("choose", runner, "choose")

@@ -37,7 +37,7 @@ torch.set_num_threads(1)
 from idness.benchmark import Benchmark
 from idness.core.types import Activations
 from idness.data import Preprocessing
-from idness.data.reading import read_sample
+from idness.data.batches import read_sample
 from idness.detectors.detector import fit_many, score_many
 from idness.detectors.registry import parse
 from idness.metrics import auroc

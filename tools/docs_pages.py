@@ -93,7 +93,7 @@ API: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Images",
         "Read, decode and prepare images.",
         tuple(f"idness.data.{name}" for name in (
-            "sources.open_set", "decoding.decode", "preprocessing.Preprocessing", "preprocessing.preprocessing_for",
+            "open.open_set", "decoding.decode", "preprocess.Preprocessing", "preprocess.preprocessing_for",
         )),
     ),
     "training": (

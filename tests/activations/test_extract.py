@@ -24,7 +24,8 @@ from idness.activations.store import FeatureStore
 from idness.core.errors import DataError, IdnessWarning
 from idness.core.files import _host
 from idness.core.progress import Listener
-from idness.data import ArraySet, ImageSet, NpzSet, Preprocessing, folder_set, open_set, sets
+from idness.data import ArraySet, ImageSet, Preprocessing, folder_set, open_set, sets
+from idness.data.npz import NpzSet
 from idness.networks.opening import Network
 from idness.networks.precision import ChosenPrecision
 from idness.networks.split import SplitModel

@@ -105,10 +105,10 @@ def test_floating_point_and_32_bit_are_refused() -> None:
         (b"", "empty file"),
         (b"<!DOCTYPE html><html>", "must be one of JPEG.*, got a web page$"),
         (b"\x89PNG\r\n\x1a\n", "got something else$"),
-        (b"%PDF-1.7", "got a PDF; save its picture as PNG$"),
+        (b"%PDF-1.7", "got a PDF; save its image as PNG$"),
         (b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>', "got an SVG drawing; save it as PNG$"),
         (b"dear diary\n", "got text$"),
-        (b"\0\0\0 ftypheic\0\0", "got a HEIC or AVIF picture; save it as JPEG$"),
+        (b"\0\0\0 ftypheic\0\0", "got a HEIC or AVIF image; save it as JPEG$"),
         (b"\x80\x04\x95", "got something else$"),
     ],
 )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from idness.data.thumbnails import thumbnail
+from idness.data.preprocess import thumbnail
 
 
 @pytest.mark.parametrize(

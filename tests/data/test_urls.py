@@ -20,7 +20,7 @@ import pytest
 from idness.core.errors import DataError
 from idness.core.wording import masked, without_folder
 from idness.data import ImageSet, decode, open_set
-from idness.data.sources import open_argument
+from idness.data.open import open_argument
 from idness.data.urls import UrlPath
 
 

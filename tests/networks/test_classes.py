@@ -15,7 +15,7 @@ from idness.activations.forward import collect
 from idness.benchmark import Benchmark, Settings, run
 from idness.core.errors import DataError, IdnessWarning
 from idness.data import ArraySet, Preprocessing, open_set
-from idness.data.classes import imagenet_classes, read_classes
+from idness.data.open import imagenet_classes, read_classes
 from idness.guard import Guard
 from idness.guard.calibrate import prepare_guard
 from idness.networks.classes import better_order, by_chance, class_names_for, doubt, places_of
@@ -332,7 +332,9 @@ def test_imagenets_folders_are_known_by_their_numbers(tmp_path: Path) -> None:
     assert places_of(("n01443537", "n15075141"), None, 1000) == [1, 999]
     assert places_of(("n01443537", "n15075141"), [f"word {number}" for number in range(1000)], 1000) == [1, 999]
     assert places_of(("n01443537", "n15075141"), None, 999) is None
-    with pytest.raises(DataError, match="classes must be a text file with one name a line, names with commas between"):
+    with pytest.raises(
+        DataError, match="classes must be a text file with one name per line, names separated by commas"
+    ):
         read_classes("nosuch.txt")
 
 

@@ -135,7 +135,7 @@ def test_damaged_shards_are_told(root: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train-000001.tar: is cut off: its end is missing"):
         open_set(str(tmp_path / "shards"))
     first.write_bytes(b"\x1f\x8b" + bytes(600))
-    with pytest.raises(DataError, match="train-000000.tar: is no tar file"):
+    with pytest.raises(DataError, match="train-000000.tar: is not an uncompressed tar file"):
         open_set(str(first))
 
 

@@ -16,7 +16,7 @@ from idness.core.files import key_of, sha256_of
 from idness.core.progress import Listener
 from idness.core.types import Activations, InputEditor
 from idness.data import Batch, ImageSet
-from idness.data.likeness import DIGEST
+from idness.data.duplicates import DIGEST
 from idness.data.sets import stamp_of
 from idness.networks.opening import Network
 

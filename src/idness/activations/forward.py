@@ -15,9 +15,9 @@ from idness.core.errors import DataError
 from idness.core.progress import Listener
 from idness.core.types import Activations, Head, InputEditor
 from idness.data import ActivationsSet, Batch, ImageSet, read_batches
-from idness.data.likeness import EXACT, common, near
+from idness.data.duplicates import EXACT, common, near
+from idness.data.preprocess import THUMBNAIL, thumbnail
 from idness.data.sets import select
-from idness.data.thumbnails import SIDE, thumbnail
 from idness.networks.feeding import Feeder
 from idness.networks.opening import Network
 
@@ -54,7 +54,7 @@ class SetActivations:
         assert other.index is not None
         return near(self.digests, other.digests, (self.images, other.images), (self.index, other.index))
 
-    def thumbnails(self, rows: NDArray[np.int64], size: int = SIDE) -> list[NDArray[np.uint8]]:
+    def thumbnails(self, rows: NDArray[np.int64], size: int = THUMBNAIL) -> list[NDArray[np.uint8]]:
         """Read the images of some rows, no larger than `size`."""
         if self.images is None or self.index is None:
             raise DataError(f"{self.name}: is activations, so there are no images to show")

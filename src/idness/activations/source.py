@@ -21,8 +21,8 @@ from idness.core.errors import DataError, IdnessError, StoreError
 from idness.core.files import sha256
 from idness.core.types import Activations, Head
 from idness.data import ActivationsSet, ImageSet
-from idness.data.arrays import array_names, open_array
-from idness.data.likeness import EXACT
+from idness.data.duplicates import EXACT
+from idness.data.npz import array_names, open_array
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from idness.activations.store import Shard
 from idness.benchmark.parts import Metrics, Sweep, Wrong
 from idness.core.files import sha256_of
 from idness.core.types import Activations, Head
-from idness.data.likeness import DIGEST, EXACT
+from idness.data.duplicates import DIGEST, EXACT
 from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
 from idness.detectors.sharing import sharing
 from idness.intervals import mean_auroc_interval, mean_fpr_interval, ranks

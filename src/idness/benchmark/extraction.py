@@ -18,8 +18,8 @@ from idness.core.errors import DataError, OptionError
 from idness.core.progress import Listener
 from idness.core.wording import listed
 from idness.data import ImageSet, Preprocessing
-from idness.data.reading import read_sample
-from idness.data.sources import open_argument
+from idness.data.batches import read_sample
+from idness.data.open import open_argument
 from idness.networks.engines.driver import Driver
 from idness.networks.engines.engine import FEW
 from idness.networks.opening import Network, open_network

@@ -12,7 +12,7 @@ from typing import Any
 
 from idness.core.errors import DataError, IdnessError, IdnessWarning, MissingError, unknown_name
 from idness.data import ActivationsSet, ImageSet, embedded, open_set
-from idness.data.classes import read_classes
+from idness.data.open import read_classes
 
 HOME = Path(__file__).parent / "definitions"
 GROUPS = ("near", "far")

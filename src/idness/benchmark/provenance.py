@@ -21,8 +21,8 @@ from PIL import features
 from idness.benchmark.parts import Wrong
 from idness.core.errors import DataError
 from idness.data import ActivationsSet, ImageSet
-from idness.data.likeness import common, near
-from idness.data.thumbnails import thumbnail
+from idness.data.duplicates import common, near
+from idness.data.preprocess import thumbnail
 from idness.metrics import Array
 
 

@@ -61,7 +61,7 @@ def calibrate(
     from idness.core.files import check_writable
     from idness.core.progress import STARTING, shown
     from idness.data import embedded
-    from idness.data.classes import read_classes
+    from idness.data.open import read_classes
 
     check_writable(out)
     with shown(quiet=quiet) as listener:

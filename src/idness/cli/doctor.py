@@ -34,7 +34,7 @@ def doctor(
     from idness.cli.preprocessing import preprocessing
     from idness.cli.terminal import stdout
     from idness.core.progress import shown
-    from idness.data.classes import read_classes
+    from idness.data.open import read_classes
     from idness.selection.doctor import diagnose
 
     with shown(quiet=quiet) as listener:

@@ -51,7 +51,7 @@ def extract(
     from idness.cli.terminal import command_line, stderr
     from idness.core.files import check_new
     from idness.core.progress import STARTING, heard_warnings, shown
-    from idness.data.classes import read_classes
+    from idness.data.open import read_classes
 
     inner, pool = divided(engine, address, actors, gpus_per_actor)
     check_new(out, resume=resume)

@@ -74,7 +74,7 @@ def score(
     from idness.cli.terminal import stdout
     from idness.core.progress import STARTING
     from idness.core.progress import shown as progress
-    from idness.data.finding import find_images
+    from idness.data.sets import find_images
 
     engine, pool = divided(engine, address, actors, gpus_per_actor)
     ending = "" if out is None else out.suffix.lower()
@@ -133,7 +133,7 @@ def _write_table(
     check_new(out, resume=resume)
     with progress(quiet=quiet) as listener:
         listener.phase(STARTING, None)
-        from idness.data.joined import open_images
+        from idness.data.open import open_images
         from idness.guard.drift import PERIOD
         from idness.guard.scoring import prepare_scoring, run_scoring
 

@@ -1,6 +1,6 @@
-"""Images: decoded safely, brought to what a network expects, and read from wherever they are.
+"""Images: decoded safely, preprocessed for a network, and read from many kinds of data sets.
 
-Names are imported when first used: the embedded images can be read without torch.
+Names are imported on first use: the embedded images can be read without torch.
 """
 
 from __future__ import annotations
@@ -9,45 +9,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from idness.data.activations import ActivationsSet
-    from idness.data.arrays import ArraySet, NpzSet
-    from idness.data.decoding import FORMATS, MAX_PIXELS, SUFFIXES, decode
-    from idness.data.preprocessing import Preprocessing, preprocessing_for
-    from idness.data.reading import Batch, read_batches
-    from idness.data.sets import FileSet, ImageSet, folder_set
-    from idness.data.sources import open_set
-
-__all__ = [
-    "FORMATS",
-    "MAX_PIXELS",
-    "SUFFIXES",
-    "ActivationsSet",
-    "ArraySet",
-    "Batch",
-    "FileSet",
-    "ImageSet",
-    "NpzSet",
-    "Preprocessing",
-    "decode",
-    "folder_set",
-    "open_set",
-    "preprocessing_for",
-    "read_batches",
-]
+    from idness.data.activations import ActivationsSet as ActivationsSet
+    from idness.data.batches import Batch as Batch
+    from idness.data.batches import read_batches as read_batches
+    from idness.data.decoding import decode as decode
+    from idness.data.npz import ArraySet as ArraySet
+    from idness.data.open import open_set as open_set
+    from idness.data.preprocess import Preprocessing as Preprocessing
+    from idness.data.preprocess import preprocessing_for as preprocessing_for
+    from idness.data.sets import FileSet as FileSet
+    from idness.data.sets import ImageSet as ImageSet
+    from idness.data.sets import folder_set as folder_set
 
 _HOMES = {
-    "arrays": ("ArraySet", "NpzSet"),
-    "decoding": ("FORMATS", "MAX_PIXELS", "SUFFIXES", "decode"),
-    "preprocessing": ("Preprocessing", "preprocessing_for"),
-    "reading": ("Batch", "read_batches"),
-    "activations": ("ActivationsSet",),
-    "sets": ("FileSet", "ImageSet", "folder_set"),
-    "sources": ("open_set",),
+    "ActivationsSet": "activations",
+    "ArraySet": "npz",
+    "Batch": "batches",
+    "FileSet": "sets",
+    "ImageSet": "sets",
+    "Preprocessing": "preprocess",
+    "decode": "decoding",
+    "folder_set": "sets",
+    "open_set": "open",
+    "preprocessing_for": "preprocess",
+    "read_batches": "batches",
 }
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"idness.data.{module}"), name)
-    raise AttributeError(f"module 'idness.data' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'idness.data' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"idness.data.{_HOMES[name]}"), name)

@@ -15,7 +15,7 @@ from torch import Tensor
 from idness.core.errors import DataError, IdnessError
 from idness.core.files import sha256
 from idness.core.types import Activations, Head
-from idness.data.arrays import array_names, open_array
+from idness.data.npz import array_names, open_array
 
 Span = tuple[int, int]
 NAMES = ("features", "logits", "labels")

@@ -1,4 +1,4 @@
-"""Decodes images of unknown origin: bounded in size, limited to known formats, and never silently wrong."""
+"""Decoding of untrusted images: bounded in size, limited to known formats, never silently wrong."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from idness.data.urls import UrlPath
 
 T = TypeVar("T")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-"""The formats that are decoded; every other one is refused unread."""
+"""The formats that are decoded; all others are refused."""
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
-"""How the names of image files end."""
+"""Suffixes of image files."""
 MAX_PIXELS = 64_000_000
 """The most pixels an image may have: 8000 x 8000, which decodes to 192 MB."""
 TEXT = frozenset(b"\t\n\r\f") | frozenset(range(32, 127))
@@ -33,15 +33,17 @@ SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 
 
 def decode(source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, name: str = "image") -> Image.Image:
-    """Decode an image to 8-bit RGB, upright, its first frame, transparent parts on white.
+    """Decode the first frame of an image to 8-bit RGB, upright, transparent parts on white.
 
-    16-bit grey images keep their upper 8 bits, as 16-bit colour images do; floating-point and 32-bit images are refused, since
-    nothing says which value is white.
+    16-bit images keep their upper 8 bits; floating-point and 32-bit images are refused, since their value of white is unknown.
 
     Args:
         source: the file's bytes, or its path.
-        max_pixels: images with more are refused before any pixel is decoded.
-        name: what messages call bytes.
+        max_pixels: larger images are refused before any pixel is decoded.
+        name: the name of bytes in messages.
+
+    Raises:
+        DataError: if the image cannot be decoded.
     """
     return _decoded(source, max_pixels, name, _to_rgb)
 
@@ -49,9 +51,9 @@ def decode(source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXE
 def decode_picture(
     source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, name: str = "image"
 ) -> Image.Image | NDArray[np.uint8]:
-    """Decode an image to what `decode` gives, bit by bit, as an array (height, width, 3) where that takes less time.
+    """Decode an image to exactly what `decode` returns, as an array (height, width, 3) if that is faster.
 
-    A plain JPEG is unpacked by simplejpeg, where that is installed and torch is in use, which goes on with an array at once.
+    Plain JPEGs are decoded by simplejpeg if it is installed and torch is imported, which takes arrays.
     """
     return _decoded(source, max_pixels, name, _to_array)
 
@@ -59,7 +61,7 @@ def decode_picture(
 def _decoded(
     source: bytes | str | os.PathLike[str], max_pixels: int, name: str, unpack: Callable[[str, Image.Image, bytes], T]
 ) -> T:
-    """Unpack an image that may be anything, and say in one line what is wrong with it."""
+    """Decode untrusted bytes; any error becomes a DataError of one line."""
     name, data = (name, source) if isinstance(source, bytes) else (readable(Path(source).name), contents(Path(source)))
     if not data:
         raise DataError(f"{name}: is an empty file; an image is expected")
@@ -77,26 +79,25 @@ def _decoded(
     except MemoryError as error:
         raise DataError(f"{name}: does not fit in memory; make it smaller") from error
     except Exception as error:  # a hostile file may raise anything inside a decoder
-        # What Pillow says of it is about bytes and chunks, and no help to who sent the picture.
         harm = "is cut off: its end is missing" if "truncated" in str(error).lower() else "is damaged"
         raise DataError(f"{name}: {harm}; save or send it again") from error
 
 
 def pixels_of(data: bytes) -> int:
-    """Read from an image's head how many pixels it has, without unpacking any; 0 of what is no image."""
+    """Return the number of pixels by an image's header alone; 0 if it is not an image."""
     try:
         with _opened(data) as image:
             return image.width * image.height
-    except Exception:  # what is wrong with it, a bomb among them, is told where it is decoded
+    except Exception:  # decoding it reports what is wrong
         return 0
 
 
 def is_animated(data: bytes) -> bool:
-    """Tell whether an image that `decode` takes has frames or pages beyond the first."""
+    """Whether an image has frames or pages beyond the first."""
     try:
         with _opened(data) as image:
             return bool(getattr(image, "is_animated", False))
-    except Exception:  # the first frame was fine; what follows it is not there
+    except Exception:  # the first frame was fine
         return False
 
 
@@ -105,7 +106,7 @@ def _opened(data: bytes) -> Image.Image:
 
 
 def contents(path: Path | UrlPath) -> bytes:
-    """Read a file's bytes; one that cannot be read is told by its name."""
+    """Return a file's bytes; errors name the file."""
     try:
         return path.read_bytes()
     except (OSError, ValueError) as error:  # a ValueError if the name holds a NUL character
@@ -127,14 +128,14 @@ def _to_array(name: str, image: Image.Image, data: bytes) -> Image.Image | NDArr
         try:
             found: NDArray[np.uint8] = unpacker.decode_jpeg(data, "RGB")
             return found
-        except Exception:  # it is stricter with slight damage than Pillow is, and Pillow's word counts
+        except Exception:  # it is stricter than Pillow about slight damage
             pass
     return _to_rgb(name, image, data)
 
 
 @cache
 def _unpacker() -> Any:
-    """Find the JPEG decoder that writes arrays, if there is one."""
+    """Return simplejpeg, if it is installed."""
     try:
         return importlib.import_module("simplejpeg")
     except ImportError:
@@ -161,7 +162,7 @@ def _to_rgb(name: str, image: Image.Image, data: bytes) -> Image.Image:
 
 
 def _upright(tagged: Image.Image, image: Image.Image) -> Image.Image:
-    """Turn an image as its camera tag says."""
+    """Rotate an image as its EXIF orientation says."""
     orientation = _orientation(tagged)
     if orientation == 1:
         return image
@@ -172,25 +173,25 @@ def _upright(tagged: Image.Image, image: Image.Image) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Read the camera tag that says how an image is turned; 1 is upright, and a tag that cannot be read turns nothing."""
+    """Return the EXIF orientation; 1 (upright) if it cannot be read."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return int(image.getexif().get(0x0112, 1))
-    except Exception:  # the picture is fine, only its tags are not
+    except Exception:  # damaged tags in an intact image
         return 1
 
 
 def _kind(data: bytes) -> str:
-    """Say in plain words what a file is that is no image of ours."""
+    """Describe a file that is not an image of a known format."""
     start = data[:1024].lstrip().lower()
     if start.startswith(b"<svg") or b"<svg" in start:
         return "an SVG drawing; save it as PNG"
     if start.startswith((b"<!doctype html", b"<html")):
         return "a web page"
     if start.startswith(b"%pdf"):
-        return "a PDF; save its picture as PNG"
+        return "a PDF; save its image as PNG"
     if b"ftypheic" in start or b"ftypavif" in start or b"ftypmif1" in start:
-        return "a HEIC or AVIF picture; save it as JPEG"
+        return "a HEIC or AVIF image; save it as JPEG"
     known = sum(byte in TEXT for byte in start)
     return "text" if start and known == len(start) else "something else"

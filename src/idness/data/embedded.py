@@ -22,7 +22,7 @@ from idness.core.documents import Document, checksum
 from idness.core.errors import DataError, StoreError, unknown_name
 
 if TYPE_CHECKING:
-    from idness.data.preprocessing import Preprocessing
+    from idness.data.preprocess import Preprocessing
 
 CIFAR6 = Path(__file__).parent / "cifar6"
 DEFINITION = CIFAR6 / "cifar6.toml"
@@ -90,7 +90,7 @@ def normalisation() -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def preprocessing() -> Preprocessing:
     """Say how any picture becomes the input of the benchmark's networks."""
-    from idness.data.preprocessing import Preprocessing
+    from idness.data.preprocess import Preprocessing
 
     mean, std = normalisation()
     return Preprocessing(resize=32, crop=32, mean=mean, std=std)

@@ -1,4 +1,4 @@
-"""Reads images from Parquet files, or from a Hugging Face data set saved on disk."""
+"""Sets of images in Parquet files, or in a Hugging Face data set saved on disk."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from idness.data.sets import ImageSet, Part, Picture, pick
 from idness.data.urls import UrlPath
 
 PATTERNS = ("*.parquet", "data/*.parquet", "*.arrow")
-"""Where the tables of a folder are."""
+"""Where a folder's tables are."""
 
 
 class TableSet(ImageSet):
-    """Reads images from tables with a column of encoded images, `hold` row groups in memory at a time.
+    """Images in tables with a column of encoded images; `hold` row groups are in memory at a time.
 
-    The columns of images and labels are guessed where they are not given; `split` is how the names of a folder's files begin.
+    The columns of images and labels are found by their usual names if they are not given; `split` is the prefix of a folder's files.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class TableSet(ImageSet):
         self._arrow, self._parquet = _libraries()
 
     def _shape(self, file: Path | UrlPath) -> tuple[list[str], list[int], list[str]]:
-        """Give the columns, the rows of each group and the names of the classes."""
+        """Return the columns, the number of rows of each row group and the class names."""
         try:
             if file.suffix == ".arrow":
                 table = self._stream(file)
@@ -125,7 +125,7 @@ class TableSet(ImageSet):
     def _stream(self, file: Path | UrlPath) -> Any:
         if isinstance(file, UrlPath):
             return self._arrow.ipc.open_stream(file.native()).read_all()
-        # Memory-mapped: rows come from disk when they are looked at.
+        # Memory-mapped: rows are read on access.
         return self._arrow.ipc.open_stream(self._arrow.memory_map(str(file))).read_all()
 
 
@@ -150,7 +150,7 @@ def _tables(path: Path | UrlPath, split: str | None) -> list[Path | UrlPath]:
         raise DataError(f"{path.name}: has no table whose name begins with {split!r}; it has {names}")
     splits = {file.name.split("-")[0] for file in chosen if file.suffix == ".parquet" and "-" in file.name}
     if split is None and len(splits) > 1:
-        raise DataError(f'{path.name}: holds the splits {", ".join(sorted(splits))}; say which with split = "..."')
+        raise DataError(f'{path.name}: holds the splits {", ".join(sorted(splits))}; choose one with split = "..."')
     return chosen
 
 

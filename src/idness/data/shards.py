@@ -1,4 +1,4 @@
-"""Reads images from WebDataset shards: tar files in which the files of one name are one sample."""
+"""Sets of images in WebDataset shards: tar files in which the files of one name are one sample."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from idness.data.sets import ImageSet, Picture
 from idness.data.urls import UrlPath
 
 LABELS = ("label", "cls", "class")
-"""Where a sample's .json may say its class."""
+"""Fields of a sample's .json that may hold its class."""
 
 
 @dataclass
 class _Sample:
-    """Collects where a sample's image lies in its shard, and its class."""
+    """The position of a sample's image in its shard, and its class."""
 
     start: int = -1
     size: int = 0
@@ -31,7 +31,7 @@ class _Sample:
 
 
 class ShardSet(ImageSet):
-    """Reads images from tar files by their places in them: any order, nothing unpacked, a few numbers an image in memory.
+    """Images in tar files, read by offset in any order without unpacking.
 
     The class is in a `.cls` file of the image's name, as a number, or in a `.json` as its `label`, `cls` or `class`.
     """
@@ -83,13 +83,13 @@ class ShardSet(ImageSet):
 
 
 def _samples(file: Path | UrlPath) -> Iterator[_Sample]:
-    """Give the samples of one shard in order; those without an image are passed over."""
+    """Return the samples of one shard in order, without those that have no image."""
     samples: dict[str, _Sample] = {}
     try:
         whole = file.stat().st_size
         with file.open("rb") as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
             for member in archive:
-                # As WebDataset has it: a sample's name ends at the first dot of the file's.
+                # As in WebDataset, a sample's name ends at the first dot of the file name.
                 place = PurePosixPath(member.name)
                 stem, _, kind = place.name.partition(".")
                 if not member.isreg() or not stem:
@@ -98,12 +98,12 @@ def _samples(file: Path | UrlPath) -> Iterator[_Sample]:
                     raise DataError(f"{file.name}: is cut off: its end is missing; fetch it again")
                 _note(samples.setdefault(str(place.with_name(stem)), _Sample()), archive, member, kind.lower())
     except (OSError, tarfile.TarError) as error:
-        raise DataError(f"{file.name}: is no tar file that can be read ({error}); unpack it if it is packed") from error
+        raise DataError(f"{file.name}: is not an uncompressed tar file ({error}); decompress it") from error
     return (sample for sample in samples.values() if sample.start >= 0)
 
 
 def _note(sample: _Sample, archive: tarfile.TarFile, member: tarfile.TarInfo, kind: str) -> None:
-    """Add what one file of a shard says of its sample."""
+    """Add one file of a shard to its sample."""
     if f".{kind.rpartition('.')[2]}" in SUFFIXES:
         sample.start, sample.size = member.offset_data, member.size
     elif kind in ("cls", "json"):

@@ -1,4 +1,4 @@
-"""Reads torchvision's data sets by name, downloading them where torchvision can check what it got."""
+"""torchvision's data sets by name, downloaded by torchvision if asked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 
 from idness.core.errors import DataError, MissingError, unknown_name
 from idness.core.extras import needed
-from idness.data.arrays import ArraySet
+from idness.data.npz import ArraySet
 from idness.data.sets import FileSet, ImageSet, Picture
 
 SETS = (
@@ -23,11 +23,11 @@ SETS = (
 )  # fmt: skip
 """The sets of images that torchvision reads without unpickling, or, as CIFAR's, only files with the official checksums."""
 UNPICKLING = ("LSUN", "LSUNClass")
-"""Those that unpickle a file of the folder they are run in, whoever wrote it."""
+"""Sets that unpickle a file in the working folder, whoever wrote it."""
 
 
 class IndexedSet(ImageSet):
-    """A data set that offers images by position only."""
+    """A data set that returns images by index only."""
 
     def __init__(self, dataset: Any, source: str, labels: Any, classes: Sequence[str]) -> None:
         super().__init__(source, labels, classes)

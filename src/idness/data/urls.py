@@ -1,14 +1,13 @@
-"""Places in file systems that are named by URL, such as s3:// and gs://: those that pyarrow knows, and else those of fsspec."""
+"""Files and folders named by URL, such as s3:// and gs://, through pyarrow's file systems or else fsspec's."""
 
 from __future__ import annotations
 
 import fnmatch
 import io
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 from urllib.request import url2pathname
 
 from idness.core.errors import DataError
@@ -39,21 +38,15 @@ def located(place: str, base: Path | None = None) -> Path | UrlPath:
     return (base or Path()) / Path(place).expanduser()
 
 
-@dataclass(frozen=True)
-class State:
-    """Says how large a file is and when it was changed, under the names that `os.stat` has for it."""
+class State(NamedTuple):
+    """Size and modification time of a file, named as `os.stat` names them."""
 
     st_size: int
     st_mtime_ns: int
 
 
 class UrlPath:
-    """Names a file or folder by URL, with what of `pathlib.Path` reading sets of images needs.
-
-    Args:
-        url: the whole name, such as `s3://bucket/folder/file.tar`.
-        known: its state, where it has been listed already.
-    """
+    """A file or folder named by URL, with those methods of `pathlib.Path` that data sets need; `known` is its state if it was listed."""
 
     def __init__(self, url: str, known: State | None = None) -> None:
         self.url, self._known = url.rstrip("/"), known
@@ -63,7 +56,7 @@ class UrlPath:
         return masked(self.url)  # for messages; `url` opens it
 
     def __reduce__(self) -> tuple[type[UrlPath], tuple[str]]:
-        return UrlPath, (self.url,)  # what was listed stays here: workers read, and do not look for changes
+        return UrlPath, (self.url,)  # without the listing: workers only read
 
     def __truediv__(self, name: str) -> UrlPath:
         return UrlPath(f"{self.url}/{name}", self._listed.get(name))
@@ -75,7 +68,7 @@ class UrlPath:
 
     @property
     def suffix(self) -> str:
-        """How the name ends, with the dot."""
+        """The suffix of the name, with its dot."""
         stem, dot, ending = self.name.rpartition(".")
         return f".{ending}" if dot and stem else ""
 
@@ -90,24 +83,24 @@ class UrlPath:
         return self.url.partition("://")[0].lower() in DATED and self.stat().st_mtime_ns > 0
 
     def absolute(self) -> UrlPath:
-        """Give itself: a URL is whole."""
+        """Return itself: a URL is always absolute."""
         return self
 
     def exists(self) -> bool:
-        """Tell whether there is anything of this name."""
+        """Whether a file or folder of this name exists."""
         return self.is_file() or self.is_dir()
 
     def is_file(self) -> bool:
-        """Tell whether it is a file."""
+        """Whether it is a file."""
         return self._known is not None or bool(self._info().is_file)
 
     def is_dir(self) -> bool:
-        """Tell whether it is a folder; where there are only names, whether some begin with its own."""
+        """Whether it is a folder, or in an object store a prefix of names."""
         kind = _arrow_fs().FileType
         return self._known is None and self._info().type == kind.Directory
 
     def stat(self) -> State:
-        """Give the file's size and time."""
+        """Return the file's size and modification time."""
         if self._known is None:
             found = self._info()
             if not found.is_file:
@@ -116,7 +109,7 @@ class UrlPath:
         return self._known
 
     def native(self) -> Any:
-        """Open the file as one of pyarrow's own, for pyarrow itself to read."""
+        """Open the file as a pyarrow file."""
         system, path = _located(self.url)
         try:
             return system.open_input_file(path)
@@ -124,26 +117,26 @@ class UrlPath:
             raise OSError(5, _why(error), str(self)) from error
 
     def open(self, mode: str = "rb") -> BinaryIO:
-        """Open the file for reading, from any place on."""
+        """Open the file for reading with seeks."""
         return cast(BinaryIO, io.BufferedReader(_Reading(self.native())))
 
     def read_bytes(self) -> bytes:
-        """Read the whole file."""
+        """Return the bytes of the file."""
         with self.open() as file:
             return file.read()
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """Read the whole file as text."""
+        """Return the text of the file."""
         return self.read_bytes().decode(encoding)
 
     def glob(self, pattern: str) -> list[UrlPath]:
-        """List the files of the folder whose names fit; the pattern may begin with one folder's name."""
+        """Return the files of the folder that match; the pattern may start with the name of one folder."""
         folder, _, ending = pattern.rpartition("/")
         home = self / folder if folder else self
         return [home / name for name in home.listing() if "/" not in name and fnmatch.fnmatchcase(name, ending)]
 
     def listing(self) -> list[str]:
-        """Name all files below the folder, sorted, without those that are hidden."""
+        """Return the names of all files below the folder, sorted, without hidden ones."""
         if not self._listed:
             system, path = _located(self.url)
             selector = _arrow_fs().FileSelector(path, recursive=True, allow_not_found=True)
@@ -162,11 +155,11 @@ class UrlPath:
         try:
             return system.get_file_info(path)
         except Exception as error:  # as above
-            raise DataError(f"{self}: cannot be looked at ({_why(error)})") from error
+            raise DataError(f"{self}: cannot be opened ({_why(error)})") from error
 
 
 class _Reading(io.RawIOBase):
-    """Reads a file of another library as Python's own are read: whatever goes wrong is an OSError."""
+    """A pyarrow file as a Python file; all its errors become OSError."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -212,11 +205,11 @@ def _arrow_fs() -> Any:
 
 @cache
 def _system(start: str) -> tuple[Any, bool]:
-    """Open the file system of all URLs that begin so, and say whether it is one of pyarrow's own."""
+    """Return the file system of URLs that start so, and whether it is one of pyarrow's own."""
     arrow = _arrow_fs()
     try:
         return arrow.FileSystem.from_uri(start)[0], True
-    except (ValueError, NotImplementedError):  # a scheme that pyarrow does not know, or was built without
+    except (ValueError, NotImplementedError):  # a scheme unknown to this pyarrow
         pass
     except OSError as error:
         raise DataError(f"{masked(start)}: its file system cannot be reached ({_why(error)})") from error
@@ -234,7 +227,7 @@ def _system(start: str) -> tuple[Any, bool]:
 
 
 def _located(url: str) -> tuple[Any, str]:
-    """Give the file system of a URL, and the path in it."""
+    """Return the file system of a URL, and the path in it."""
     scheme, _, rest = url.partition("://")
     system, own = _system(f"{scheme}://{rest.partition('/')[0]}/")
     if not own:

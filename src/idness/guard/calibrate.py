@@ -21,7 +21,7 @@ from idness.core.method_text import read_method
 from idness.core.progress import Listener, heard_warnings
 from idness.core.types import Activations, InputEditor
 from idness.data import ActivationsSet, ImageSet, Preprocessing
-from idness.data.sources import open_argument
+from idness.data.open import open_argument
 from idness.detectors.detector import Detector
 from idness.detectors.registry import build, parse
 from idness.guard.guard import Guard

@@ -15,10 +15,9 @@ from idness.core.errors import DataError, StoreError
 from idness.core.extras import needed
 from idness.core.progress import Listener
 from idness.core.wording import shown
-from idness.data.finding import SETS
-from idness.data.preprocessing import Preprocessing
-from idness.data.reading import read_batches
-from idness.data.sets import FileSet, ImageSet
+from idness.data.batches import read_batches
+from idness.data.preprocess import Preprocessing
+from idness.data.sets import SET_SUFFIXES, FileSet, ImageSet
 from idness.guard.drift import KnownScores
 from idness.guard.outside import external_files
 
@@ -77,7 +76,7 @@ class GraphGuard:
         rest = iter(paths)
         while names := [str(path) for path in islice(rest, self._size(batch))]:
             for path in names:
-                if Path(path).suffix.lower() in SETS:
+                if Path(path).suffix.lower() in SET_SUFFIXES:
                     raise DataError(
                         f"{path}: holds many images; add --out, or use the guard's folder instead of its export"
                     )

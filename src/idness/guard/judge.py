@@ -10,9 +10,9 @@ from typing import Any
 from idness.activations.forward import run_images
 from idness.core.progress import Listener
 from idness.data import FileSet, ImageSet
-from idness.data.finding import SETS
-from idness.data.finding import find_images as find_images
-from idness.data.joined import named_set
+from idness.data.open import named_set
+from idness.data.sets import SET_SUFFIXES
+from idness.data.sets import find_images as find_images
 from idness.guard.guard import Guard
 from idness.networks.opening import Network
 
@@ -49,7 +49,7 @@ def _network(guard: Guard) -> Network:
 
 def _sets(paths: Iterable[Path], batch: int) -> Iterator[tuple[list[str], ImageSet]]:
     """Put image files together, as many as a batch; a file that holds many images is a set of its own."""
-    for many, some in groupby(paths, key=lambda path: path.suffix.lower() in SETS):
+    for many, some in groupby(paths, key=lambda path: path.suffix.lower() in SET_SUFFIXES):
         if many:
             for path in some:
                 images, before = named_set(str(path))

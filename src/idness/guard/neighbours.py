@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from idness.core.errors import InputError
+from idness.data.preprocess import encoded
 from idness.data.sets import Picture
-from idness.data.thumbnails import encoded
 
 MOST = 240
 """How many images are kept: a few hundred show the neighbourhood and weigh about a megabyte."""

@@ -20,7 +20,7 @@ from idness.core.errors import DataError, InputError
 from idness.core.files import key_of, sha256, sha256_of
 from idness.core.progress import Listener
 from idness.data import ArraySet, ImageSet, Preprocessing
-from idness.data.reading import read_sample
+from idness.data.batches import read_sample
 from idness.data.sets import stamp_of
 from idness.guard.file import describe
 from idness.guard.graph import BATCH, GraphGuard

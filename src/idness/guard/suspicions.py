@@ -9,7 +9,7 @@ from pathlib import Path
 
 from idness.activations.forward import SetActivations
 from idness.core.errors import InputError
-from idness.data.likeness import common
+from idness.data.duplicates import common
 from idness.metrics import accuracy
 from idness.networks.classes import doubt
 from idness.networks.opening import Network

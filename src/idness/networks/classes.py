@@ -15,7 +15,7 @@ from idness.core.errors import ModelError
 from idness.core.extras import needed
 from idness.core.wording import abridged
 from idness.data import embedded
-from idness.data.classes import imagenet_classes
+from idness.data.open import imagenet_classes
 from idness.data.sets import in_order
 
 Numbers = NDArray[np.int64]

@@ -18,8 +18,8 @@ from idness.core.errors import DataError, IdnessWarning, ModelError
 from idness.core.files import key_of
 from idness.core.scripts import Script
 from idness.data import Batch, ImageSet, Preprocessing, preprocessing_for
-from idness.data.preprocessing import WAY
-from idness.data.reading import read_sample
+from idness.data.batches import read_sample
+from idness.data.preprocess import WAY
 from idness.networks.classes import ENOUGH, by_chance, class_names_for, places_of, reordered
 from idness.networks.engines.driver import ChosenEngine, Driver, default_batch
 from idness.networks.loading import load_model

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from idness.core.errors import IdnessError, ModelError
 from idness.core.wording import shown
 from idness.data import Preprocessing
-from idness.data.likeness import EXACT
+from idness.data.duplicates import EXACT
 from idness.networks import trust
 
 LOG = "log.csv"

@@ -15,8 +15,8 @@ from idness.core.progress import Listener
 from idness.core.types import Activations
 from idness.core.wording import sentence
 from idness.data import ImageSet, Preprocessing, embedded
+from idness.data.open import open_argument
 from idness.data.sets import Part
-from idness.data.sources import open_argument
 from idness.networks.classes import doubt
 from idness.networks.opening import Network, input_channels, open_network
 from idness.selection.auto import LABELS, scale_gains

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from idness.core.errors import StoreError
 from idness.data import embedded
 from idness.data.embedded import EmbeddedSet
-from idness.data.thumbnails import encoded
+from idness.data.preprocess import encoded
 
 
 @dataclass(frozen=True)

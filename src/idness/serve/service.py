@@ -19,7 +19,7 @@ from torch import Tensor
 
 from idness.core.errors import DataError, InputError
 from idness.data.decoding import decode_picture, is_animated, pixels_of
-from idness.data.thumbnails import encoded
+from idness.data.preprocess import encoded
 from idness.guard.guard import Guard
 from idness.serve.batching import Answer, Batcher
 from idness.serve.limits import Limits

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from idness.core.errors import DataError
 from idness.core.files import sha256_of
 from idness.data import ArraySet, Preprocessing, decode, embedded
-from idness.data.likeness import exact, stacked
-from idness.data.resizing import INTERPOLATIONS
+from idness.data.duplicates import exact, stacked
+from idness.data.preprocess import INTERPOLATIONS
 from idness.data.sets import images_below, in_order
 from idness.networks.runs import INTERPOLATION
 from idness.training.plan import Plan, seeded

@@ -23,7 +23,7 @@ from idness.core.extras import needed
 from idness.core.files import sha256_of
 from idness.data import ImageSet, Preprocessing
 from idness.data.decoding import decode_picture
-from idness.data.likeness import exact_digests
+from idness.data.duplicates import exact_digests
 from idness.training.plan import MIXED, Plan, mix
 
 View = Callable[[Tensor], Tensor]

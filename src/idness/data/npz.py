@@ -1,4 +1,4 @@
-"""Sets of images in arrays, in memory or in .npz files."""
+"""Sets of images in arrays, in memory or in .npz files, and bounded reading of .npz files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from idness.data.urls import UrlPath
 
 
 class ArraySet(ImageSet):
-    """Reads images from an array (N, H, W), (N, H, W, channels) or (N, channels, H, W) of uint8; grey ones become RGB."""
+    """Images in an array (N, H, W), (N, H, W, channels) or (N, channels, H, W) of uint8; grey ones become RGB."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class ArraySet(ImageSet):
 
 
 class NpzSet(ImageSet):
-    """Reads images from an array in an .npz file, row by row: the file is never in memory as a whole.
+    """Images of an array in an .npz file, read row by row: the file is never in memory as a whole.
 
-    The names of the arrays of images and labels are guessed where they are not given.
+    The arrays of images and labels are found by their usual names if they are not given.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class NpzSet(ImageSet):
             if self._file is None:
                 self._file = self._open()
             while self._row <= index:
-                # Rows in between are read and dropped: the stream is compressed, there is no way to jump.
+                # Rows in between are read and dropped: a compressed stream cannot be seeked.
                 data = self._file.read(size)
                 self._row += 1
         except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
@@ -131,13 +131,13 @@ class NpzSet(ImageSet):
 
 
 def array_names(path: Path) -> list[str]:
-    """List the arrays of an .npz file."""
+    """Return the names of the arrays of an .npz file."""
     with zipfile.ZipFile(path) as archive:
         return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
 
 
 def open_array(path: Path, name: str) -> tuple[IO[bytes], tuple[int, ...], np.dtype[Any]]:
-    """Open an array of an .npz file where its values begin, and give its shape and type; one that holds objects is refused."""
+    """Open an array of an .npz file at its first value, and return its shape and type; arrays of objects are refused."""
     with zipfile.ZipFile(path) as archive:
         try:
             file = archive.open(f"{name}.npy")  # stays readable: the archive closes with its last member
@@ -154,7 +154,7 @@ def open_array(path: Path, name: str) -> tuple[IO[bytes], tuple[int, ...], np.dt
 
 
 def _as_picture(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Give an image as (H, W, channels), grey as RGB: a network of one channel gets exactly the same grey of it."""
+    """Return an image as (H, W, channels), grey as RGB: converting it back to grey is exact."""
     if image.ndim == 3 and _channel_axis(image.shape) == 0:
         image = np.ascontiguousarray(image.transpose(1, 2, 0))
     elif image.ndim == 2:
@@ -163,7 +163,7 @@ def _as_picture(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _channel_axis(shape: tuple[int, ...]) -> int | None:
-    """Say which axis of an image is its channels: one of 1 or 3, else the shortest if it is the first or the last."""
+    """Return the axis of the channels: one of length 1 or 3, else the shortest if it is the first or the last."""
     for axis in (2, 0):
         if shape[axis] in (1, 3):
             return axis
@@ -171,7 +171,7 @@ def _channel_axis(shape: tuple[int, ...]) -> int | None:
 
 
 def _check_images(name: str, dtype: Any, shape: tuple[int, ...]) -> int:
-    """Refuse an array that does not hold images; give how many channels they have."""
+    """Check that an array holds images, and return their number of channels."""
     axis = _channel_axis(shape[1:]) if len(shape) == 4 else None
     if dtype != np.uint8 or (len(shape) != 3 and axis is None) or 0 in shape[1:]:
         raise DataError(
@@ -184,7 +184,7 @@ def _check_images(name: str, dtype: Any, shape: tuple[int, ...]) -> int:
 
 
 def _read_labels(path: Path, name: str, count: int) -> NDArray[np.int64]:
-    """Read the labels of so many images; the header is checked before anything is unpacked."""
+    """Return the labels of `count` images; the header is checked before anything is decompressed."""
     file, shape, kind = open_array(path, name)
     with file:
         if len(shape) != 1 or not np.issubdtype(kind, np.integer):

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idness.core.errors import DataError
-from idness.data.likeness import DIGEST, digests
-from idness.data.preprocessing import Preprocessing
+from idness.data.duplicates import DIGEST, digests
+from idness.data.preprocess import Preprocessing
 from idness.data.sets import ImageSet, Picture, select
 
 AHEAD = 2

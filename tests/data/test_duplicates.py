@@ -11,8 +11,8 @@ from colour_world import known, ood_picture, write_folder
 from PIL import Image
 
 from idness.core.errors import DataError
-from idness.data import ArraySet, Preprocessing, embedded, likeness, open_set, read_batches
-from idness.data.likeness import DIGEST, EXACT, candidates, common, digest, exact_digests, look, near, same_look
+from idness.data import ArraySet, Preprocessing, duplicates, embedded, open_set, read_batches
+from idness.data.duplicates import DIGEST, EXACT, candidates, common, digest, exact_digests, look, near, same_look
 from idness.data.sets import ImageSet
 from tests.cli.running import idness
 
@@ -88,9 +88,9 @@ def test_pictures_that_are_hashed_together_have_the_digests_of_single_ones(size:
     rng = np.random.default_rng(sum(size))
     arrays = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for _ in range(65)]
     for count in (0, 1, 2, 65):
-        assert likeness.digests(arrays[:count]) == [digest(array) for array in arrays[:count]]
+        assert duplicates.digests(arrays[:count]) == [digest(array) for array in arrays[:count]]
     mixed = [arrays[0], Image.fromarray(arrays[1]), arrays[2][:, :1], rng.integers(0, 256, (9, 9, 5), dtype=np.uint8)]
-    assert likeness.digests(mixed) == [digest(picture) for picture in mixed]
+    assert duplicates.digests(mixed) == [digest(picture) for picture in mixed]
 
 
 class Torn(ArraySet):
@@ -133,7 +133,7 @@ def slow_candidates(first: np.ndarray, second: np.ndarray) -> list[tuple[int, in
 @pytest.mark.parametrize("numpy_2", [True, False])
 def test_candidates_are_all_pairs_of_like_looks(monkeypatch: pytest.MonkeyPatch, numpy_2: bool) -> None:
     if not numpy_2:
-        monkeypatch.setattr(likeness, "_bits", likeness._looked_up)
+        monkeypatch.delattr(np, "bitwise_count", raising=False)
     rng = np.random.default_rng(2)
     first, second = (rng.integers(0, 256, (count, DIGEST), dtype=np.uint8) for count in (150, 90))
     second[:60] = first[:60]
@@ -146,12 +146,6 @@ def test_candidates_are_all_pairs_of_like_looks(monkeypatch: pytest.MonkeyPatch,
     assert 15 < len(expected) < 40
     assert candidates(first, second) == expected
     assert common(first, second) == 20
-
-
-def test_bits_are_counted() -> None:
-    values = np.array([[0, 1, 2**64 - 1], [2**63, 0x0F0F0F0F0F0F0F0F, 0x8000000000000001]], dtype=np.uint64)
-    for count in (likeness._bits, likeness._looked_up):
-        assert count(values).tolist() == [[0, 1, 64], [1, 32, 2]]
 
 
 def test_calibrate_tells_of_near_copies(net_spec: str, weights: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Knows images again: the same pixels by their hash, and nearly the same ones (another size, format, a little noise) by their look."""
+"""Duplicates: identical images by the hash of their pixels, near-duplicates (another size, format, a little noise) by a perceptual hash."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from idness.core.errors import DataError
 from idness.data.sets import ImageSet, Picture
 
 EXACT, LOOK = 16, 8
-"""Bytes of the hash of an image's pixels, and of the one of its look."""
+"""Bytes of the hash of an image's pixels, and of its perceptual hash."""
 DIGEST = EXACT + LOOK
 NEAR = 8
-"""Bits of 64 in which the looks of two images may differ to be compared closely."""
+"""Bits of 64 in which the perceptual hashes of near-duplicates may differ."""
 STRUCTURE = 8
-"""Bits that must be of each kind: the look of a plain picture says nothing."""
+"""Bits that must be 0, and 1: the perceptual hash of a plain image says nothing."""
 PAIRS, BLOCK = 400_000_000, 128
-"""Looks that are compared at most, of larger sets evenly picked ones, and how many rows at a time."""
+"""The most hashes that are compared (of larger sets evenly spaced ones), and the rows compared at a time."""
 Places = NDArray[np.int64]
 COMPARED = 400
-"""Pairs of two sets that are compared closely at most; there is no need to count further."""
+"""The most pairs of images that are compared pixel by pixel."""
 SIDE = 16
 CORRELATION, DIFFERENCE = 0.95, 24.0
-"""How much two images must have in common at 16 x 16 pixels, in grey values of 0 to 255."""
+"""The least correlation and the largest mean difference of near-duplicates at 16 x 16 pixels, in grey values of 0 to 255."""
 
 
 def digest(picture: Picture) -> bytes:
-    """Hash an image's pixels, so that it is known again in another format, and behind that its look."""
+    """Return the hash of an image's pixels followed by its perceptual hash."""
     return exact(picture) + look(picture)
 
 
 def digests(pictures: Sequence[Picture]) -> list[bytes]:
-    """Give the digests of several pictures; those of arrays of one size cost far less together."""
+    """Return the digests of several images; arrays of one size take a third of the time together."""
     arrays = [picture for picture in pictures if isinstance(picture, np.ndarray)]
     alike = len(arrays) == len(pictures) and len({array.shape for array in arrays}) == 1
     if not alike or not _is_wide(arrays[0]):
@@ -48,7 +48,7 @@ def digests(pictures: Sequence[Picture]) -> list[bytes]:
 
 
 def exact(picture: Picture) -> bytes:
-    """Hash an image's pixels."""
+    """Return the hash of an image's pixels."""
     array = np.asarray(picture)
     found = hashlib.sha256(repr(array.shape).encode())
     found.update(np.ascontiguousarray(array).data)
@@ -56,14 +56,14 @@ def exact(picture: Picture) -> bytes:
 
 
 def exact_digests(images: ImageSet, most: int) -> NDArray[np.uint8]:
-    """Hash the pixels of at most so many images, picked from all over a set; those that cannot be read are left out."""
+    """Return the pixel hashes of at most `most` images, evenly spaced over a set; unreadable ones are left out."""
     places = _spread(images, most)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1) if images.parallel else 1) as pool:
         return stacked(found for found in pool.map(partial(_exact_of, images), places) if found)
 
 
 def stacked(digests: Iterable[bytes]) -> NDArray[np.uint8]:
-    """Put the hashes of pixels below each other."""
+    """Return pixel hashes as the rows of an array."""
     return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, EXACT)
 
 
@@ -75,7 +75,7 @@ def _exact_of(images: ImageSet, place: int) -> bytes:
 
 
 def _spread(images: ImageSet, most: int) -> list[int]:
-    """Pick places evenly, or whole blocks of a set that is read in blocks."""
+    """Return evenly spaced places, or whole blocks of a set that is read in blocks."""
     step, blocks = max(1, -(-len(images) // most)), images.blocks()
     if blocks is None:
         return list(range(0, len(images), step))
@@ -83,12 +83,12 @@ def _spread(images: ImageSet, most: int) -> list[int]:
 
 
 def look(picture: Picture) -> bytes:
-    """Say in 64 bits where a picture, made small and grey, grows lighter from left to right."""
+    """Return the perceptual hash: 64 bits, set where the image, small and grey, gets lighter from left to right."""
     return _signs(np.asarray(_shrunk(picture, 9, 8)))
 
 
 def grey(picture: Picture, width: int, height: int) -> NDArray[np.float32]:
-    """Make a picture small and grey."""
+    """Return a small grey version of an image."""
     return np.asarray(_shrunk(picture, width, height), dtype=np.float32)
 
 
@@ -102,10 +102,9 @@ def _shrunk(picture: Picture, width: int, height: int) -> Image.Image:
 
 
 def _looks(pictures: Sequence[NDArray[np.uint8]]) -> list[bytes]:
-    """Give the look of each of many RGB pictures of one size, made small one below the other in one tall picture.
+    """Return the perceptual hashes of RGB images of one size, resized in one tall image.
 
-    They do not mix: an eighth of a height is a binary fraction, so every box ends exactly where a picture does. Pillow rounds
-    after each of two steps, and makes a picture that is not tall small across first; it would begin otherwise with a tall one.
+    The results are the same: box filters end exactly at the borders between images, and the width is reduced first, as Pillow does.
     """
     tall = Image.fromarray(np.concatenate(pictures)).convert("L")
     across = tall.resize((9, tall.height), Image.Resampling.BOX)
@@ -126,20 +125,20 @@ def _is_rgb(picture: Picture) -> bool:
 
 
 def common(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> int:
-    """Count the images of two sets that have the same pixels, by their digests."""
+    """Return the number of images of two sets with the same pixels, by their digests."""
     if min(first.shape[1], second.shape[1]) < EXACT:
         return 0
     return len(set(_hashes(first)) & set(_hashes(second)))
 
 
 def _hashes(digests: NDArray[np.uint8]) -> list[bytes]:
-    """Take the hashes of pixels out of digests, as bytes."""
+    """Return the pixel hashes of digests, as bytes."""
     parts: list[bytes] = np.ascontiguousarray(digests[:, :EXACT]).view(f"V{EXACT}").ravel().tolist()
     return parts
 
 
 def candidates(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> list[tuple[int, int]]:
-    """Find rows of two sets whose looks are nearly the same and whose pixels are not, the most alike first."""
+    """Return pairs of rows of two sets with similar perceptual hashes and different pixels, the most similar first."""
     if min(first.shape[1], second.shape[1]) < DIGEST or not len(first) or not len(second):
         return []
     ones, others = (np.ascontiguousarray(part[:, EXACT:DIGEST]).view(np.uint64).ravel() for part in (first, second))
@@ -153,7 +152,7 @@ def candidates(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> list[tupl
             row, other = divmod(place, len(others))
             found.append((int(apart[row, other]), int(block[row]), other))
         if len(found) > 100 * COMPARED:
-            break  # sets of one plain kind, such as digits on black, which only the pictures tell apart
+            break  # sets of one plain kind, such as digits on black
     return [(a, b) for _, a, b in sorted(found) if first[a, :EXACT].tobytes() != second[b, :EXACT].tobytes()]
 
 
@@ -163,13 +162,13 @@ def near(
     pictures: tuple[ImageSet, ImageSet],
     places: tuple[Places, Places],
 ) -> int:
-    """Count the images of one set of which a near copy is in another; the pictures themselves are compared.
+    """Return the number of images of one set that have a near-duplicate in another.
 
     Args:
         first: digests of one set.
         second: digests of the other.
-        pictures: the two sets.
-        places: where the images of each row are in their set.
+        pictures: the two sets; similar images are read and compared.
+        places: the position of each row in its set.
     """
     found: set[int] = set()
     for row, other in candidates(first, second)[:COMPARED]:
@@ -181,7 +180,7 @@ def near(
 
 
 def same_look(one: NDArray[np.float32], two: NDArray[np.float32]) -> bool:
-    """Say whether two small grey pictures are of one image."""
+    """Whether two small grey images show the same image."""
     spread = float(one.std() * two.std())
     if spread < 1.0 or float(np.abs(one - two).mean()) > DIFFERENCE:
         return False
@@ -194,14 +193,13 @@ def _structured(looks: NDArray[np.uint64]) -> NDArray[np.bool_]:
 
 
 def _bits(values: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    """Count the bits that are set."""
-    return np.bitwise_count(values) if hasattr(np, "bitwise_count") else _looked_up(values)
-
-
-def _looked_up(values: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    """Count them as NumPy 1 can: by a table of what 16 bits hold."""
-    parts: NDArray[np.uint8] = _table()[np.ascontiguousarray(values)[..., None].view(np.uint16)]
-    return parts[..., 0] + parts[..., 1] + parts[..., 2] + parts[..., 3]
+    """Return the number of bits that are set."""
+    counts: NDArray[np.uint8]
+    if hasattr(np, "bitwise_count"):
+        counts = np.bitwise_count(values)
+    else:  # NumPy 1
+        counts = _table()[np.ascontiguousarray(values)[..., None].view(np.uint16)].sum(axis=-1, dtype=np.uint8)
+    return counts
 
 
 @cache
