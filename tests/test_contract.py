@@ -12,8 +12,7 @@ from safetensors.torch import load, save
 
 from idness.core.errors import IdnessWarning, InputError, NotFittedError, OptionError, unknown_name
 from idness.core.types import Activations, Head
-from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
-from idness.detectors.input_edit import InputEdit
+from idness.detectors.detector import Detector, Enhancer, InputEdit, fit_many, score_many
 from idness.detectors.readouts import READOUTS
 from idness.detectors.registry import available, build, parse, rows
 from idness.metrics import auroc

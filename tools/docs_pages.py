@@ -186,8 +186,6 @@ def methods_index() -> str:
 
 def method_page(name: str, cls: Any) -> str:
     """Describe one method from its dataclass."""
-    from idness.detectors.catalogue import describe
-
     source = inspect.getsource(sys.modules[cls.__module__])
     title, _, paper = (sys.modules[cls.__module__].__doc__ or name).strip().partition(" -- ")
     about, arguments = docstring(cls)
@@ -195,7 +193,7 @@ def method_page(name: str, cls: Any) -> str:
     lines += [about, ""] if about else []
     lines += [f"*{paper}*", ""] if paper else []
     if cls.formula:
-        parts = [line for part in describe(name, cls).parts for line in (f"$`{part}`$", "")]
+        parts = [line for part in cls.formula.split(r", \quad ") for line in (f"$`{part}`$", "")]
         lines += ["## Formula", "", *parts, "[What the letters mean](index.md#letters-in-the-formulas).", ""]
     lines += ["## What it needs", "", *(f"- {line}" for line in needs(cls)), "", "## Options", ""]
     lines += options_table(cls, arguments)

@@ -71,7 +71,7 @@ def table(networks: Mapping[str, Any], entries: list[Entry], cost: Mapping[str, 
                 if row in network["methods"]
             }
             found[row] = {
-                "formula": entry.parts,
+                "formula": entry.formula.split(r", \quad "),
                 "learns from": _learns_from(entry),
                 "assumes": entry.assumes,
                 "passes": entry.passes,

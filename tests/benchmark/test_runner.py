@@ -293,10 +293,7 @@ def test_a_degenerate_row_is_told_and_never_the_best() -> None:
     marks = [kind.marks for part in (found.methods["mds"].sets, found.methods["mds"].groups) for kind in part.values()]
     assert not any(marks)
     assert any("mds: gives nearly all images one and the same score" in text for text in found.warnings)
-    assert any(
-        "MDS: the covariance of 32 features has rank 0 at most with 4 training images" in text
-        for text in found.warnings
-    )
+    assert any("MDS: 4 training images of" in text for text in found.warnings)
 
 
 def test_forgotten_weights_are_noticed(tmp_path: Path) -> None:

@@ -6,6 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idness.detectors import kernels
+from idness.detectors.detector import fit_many, score_many
+from idness.detectors.gaussian import nearest_squared
+from idness.methods import MDS, MDSPP, RMDS, RMDSPP, Residual, ViM, mds
+from tests.worlds import make_world
 
 KINDS = {
     "relu": lambda rng: torch.randn(300, 512, generator=rng).clamp(min=0),
@@ -88,17 +92,15 @@ def test_rows_without_positive_features_are_not_scaled():
 
 
 @pytest.mark.parametrize("size", [7, 300, 40_000])
-def test_the_blocked_neighbour_search_is_the_plain_one(size):
+def test_the_blocked_neighbour_search_is_that_of_top_k(size):
     rng = torch.Generator().manual_seed(2)
     bank, queries = torch.randn(size, 8, generator=rng), torch.randn(600, 8, generator=rng)
     ks = [k for k in (5, 1, 50, 5) if k <= size]
-    for fast, plain in zip(
-        kernels.kth_largest_products(queries, bank, ks), kernels.kth_plain(queries, bank, ks), strict=True
-    ):
-        torch.testing.assert_close(fast, plain)
-    means = zip(kernels.mean_largest_products(queries, bank, ks), kernels.mean_plain(queries, bank, ks), strict=True)
-    for fast, plain in means:
-        torch.testing.assert_close(fast, plain)
+    largest = (queries @ bank.T).topk(max(ks), dim=1).values
+    kth, means = (find(queries, bank, ks) for find in (kernels.kth_largest_products, kernels.mean_largest_products))
+    for k, one, mean in zip(ks, kth, means, strict=True):
+        torch.testing.assert_close(one, largest[:, k - 1])
+        torch.testing.assert_close(mean, largest[:, :k].mean(dim=1))
 
 
 def test_strided_features_are_taken_too():
@@ -106,20 +108,83 @@ def test_strided_features_are_taken_too():
     torch.testing.assert_close(kernels.scale_ratio(features[:, ::2], 80.0), kernels.ratio_plain(features[:, ::2], 10))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_percentile_for_each_row_gives_what_it_gives_for_all(kind):
-    features = KINDS[kind](torch.Generator().manual_seed(0))
-    percents = torch.tensor([0.0, 15.0, 65.0, 85.0, 99.9])
-    expected = torch.stack(kernels.scale_ratios(features, percents.tolist()), dim=1)
-    own = torch.arange(len(features)) % len(percents)
-    found = kernels.ratio_each(features, percents[own])
-    torch.testing.assert_close(found, expected[torch.arange(len(features)), own], rtol=1e-5, atol=1e-5)
+def test_the_mask_keeps_the_largest_and_exactly_as_many_also_among_equals():
+    features = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 3.0]])
+    assert kernels.top_mask(features, 2).sum(dim=1).tolist() == [2, 2]
+    assert bool(kernels.top_mask(features, 2)[1, 3])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_order_is_that_of_a_stable_sort(kind):
-    features = KINDS[kind](torch.Generator().manual_seed(5))
-    features[:5] = (3 * features[:5]).round() - 0.0  # equals
-    features[5:7] *= torch.where(torch.arange(features.shape[1]) % 2 == 0, 0.0, -0.0)  # zeros of either sign
-    features[8, :4] = torch.tensor([torch.inf, -torch.inf, -1e-40, 1e-40])
-    assert torch.equal(kernels.stable_order(features), features.sort(dim=1, stable=True).indices)
+@pytest.fixture
+def calls():
+    """A shared function, and a list that grows with each computation."""
+    made = []
+
+    @kernels.shared
+    def times(values, by=2.0):
+        made.append(1)
+        return values * by
+
+    return times, made
+
+
+def test_within_a_block_results_are_computed_once_and_outside_each_time(calls):
+    times, made = calls
+    ones = torch.ones(3)
+    with kernels.sharing():
+        assert times(ones) is times(ones)
+        with kernels.sharing():  # part of the outer block
+            times(ones)
+        assert len(made) == 1
+        assert torch.equal(times(torch.ones(3), 3.0), torch.full((3,), 3.0))
+        assert torch.equal(times(ones, 3.0), torch.full((3,), 3.0))
+        assert len(made) == 3
+    times(ones)
+    times(ones)
+    assert len(made) == 5
+
+
+def test_an_object_at_the_address_of_a_freed_one_is_another(calls):
+    times, _ = calls
+    with kernels.sharing():
+        for value in range(2 * kernels.CACHED):
+            assert float(times(torch.tensor(float(value)))) == 2 * value
+
+
+def test_the_number_of_cached_results_is_limited_and_an_error_ends_the_block(calls, monkeypatch):
+    times, made = calls
+    monkeypatch.setattr(kernels, "CACHED", 2)
+    with pytest.raises(KeyError), kernels.sharing():
+        for value in (1.0, 2.0, 3.0, 3.0, 1.0):
+            times(value)
+        raise KeyError
+    assert len(made) == 4
+    times(1.0)
+    assert len(made) == 5
+
+
+def test_methods_that_need_the_same_axes_find_them_and_score_as_alone(monkeypatch):
+    world = make_world(seed=3)
+    solved = []
+    for how in (torch.linalg.eigh, torch.linalg.cholesky_ex):
+        name = how.__name__.removeprefix("linalg_")
+        monkeypatch.setattr(torch.linalg, name, lambda matrix, how=how: solved.append(1) or how(matrix))
+    together = [MDS(), RMDS(), Residual(), ViM()]
+    fit_many(together, world.head, world.train)
+    assert len(solved) == 3  # around class means, around the common mean, and around the origin
+    alone = [type(detector)().fit(world.head, world.train) for detector in together]
+    assert len(solved) == 3 + 1 + 2 + 1 + 1
+    for one, other in zip(together, alone, strict=True):
+        assert torch.equal(one.score(world.test), other.score(world.test))
+
+
+def test_methods_that_need_the_same_distances_compute_them_once(monkeypatch):
+    world = make_world(seed=3)
+    asked = []
+    monkeypatch.setattr(mds, "nearest_squared", lambda *given: asked.append(1) or nearest_squared(*given))
+    together = [MDS(), RMDS(), MDSPP(), RMDSPP()]
+    fit_many(together, world.head, world.train)
+    with kernels.sharing():
+        found = score_many(together, world.test)
+    assert len(asked) == 2  # of features, and of features scaled to length 1
+    for one, scores in zip(together, found, strict=True):
+        assert torch.equal(scores, one.score(world.test))

@@ -6,7 +6,8 @@ from torch import nn
 
 from idness.core.errors import InputError, OptionError
 from idness.core.types import Activations, Head
-from idness.methods import LTS, AdaScale, Scale
+from idness.detectors.kernels import scale_ratios
+from idness.methods import LTS, AdaScale, Scale, adascale
 from tests.worlds import make_world
 
 
@@ -110,3 +111,13 @@ def test_it_learns_from_validation_images_where_there_are_some():
 def test_bad_options_are_refused(options, message):
     with pytest.raises(OptionError, match=f"AdaScale: .*{message}"):
         AdaScale(**options)
+
+
+def test_a_percentile_for_each_row_gives_what_it_gives_for_all():
+    features = torch.randn(300, 512, generator=torch.Generator().manual_seed(0)).clamp(min=0)
+    features[:100] = features[:100].round()
+    percents = torch.tensor([0.0, 15.0, 65.0, 85.0, 99.9])
+    expected = torch.stack(scale_ratios(features, percents.tolist()), dim=1)
+    own = torch.arange(len(features)) % len(percents)
+    found = adascale._ratio_each(features, percents[own])
+    torch.testing.assert_close(found, expected[torch.arange(len(features)), own], rtol=1e-5, atol=1e-5)

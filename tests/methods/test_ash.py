@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from idness.core.types import Activations
-from idness.detectors import pruning
-from idness.detectors.detector import fit_many, score_many
 from idness.methods import Ash
 
 
@@ -22,10 +20,7 @@ def slow_shape(row, percent, variant):
 
 @pytest.mark.parametrize("variant", ["s", "p", "b"])
 @pytest.mark.parametrize("percent", [65.0, 90.0])
-@pytest.mark.parametrize("many", [1, 1000])
-def test_it_shapes_as_the_paper_writes(world, variant, percent, many, monkeypatch):
-    """Also as it is computed where so few classes are many."""
-    monkeypatch.setattr(pruning, "CLASSES", many)
+def test_it_shapes_as_the_paper_writes(world, variant, percent):
     detector = Ash(variant=variant, percentile=percent).fit(world.head)
     shaped = detector.shape(world.test.features)
     for row, ours, score in zip(world.test.features.tolist(), shaped, detector.score(world.test).tolist(), strict=True):
@@ -43,16 +38,3 @@ def test_levelled_features_are_never_more_than_are_kept(world):
     shaped = detector.shape(features)
     assert int((shaped > 0).sum()) == world.head.width - round(world.head.width * 0.8)
     assert detector.score(Activations(features, world.head(features))).isfinite().all()
-
-
-def test_variants_that_score_together_share_a_product_and_score_as_alone(world, monkeypatch):
-    together = [Ash(variant=variant, percentile=percent) for percent in (0.0, 65.0, 90.0) for variant in "spb"]
-    together.append(Ash(variant="s", percentile=90.0, readout="msp"))
-    fit_many(together, world.head)
-    alone = [detector.score(world.test) for detector in together]
-    products = []
-    call = type(world.head).__call__
-    monkeypatch.setattr(type(world.head), "__call__", lambda *words: products.append(1) or call(*words))
-    for scores, expected in zip(score_many(together, world.test), alone, strict=True):
-        torch.testing.assert_close(scores, expected)
-    assert len(products) <= 3 + 3 + 1  # s and p share one at each percentile; one checks the activations

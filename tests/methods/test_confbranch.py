@@ -26,9 +26,9 @@ def test_it_reads_the_confidence_that_a_run_has_learned(tmp_path):
 def test_it_is_compared_only_where_its_run_is_named(tmp_path):
     assert "confbranch" not in rows(costly=True)
     head = SplitModel(NoNorm(), example=small_world(4).example()).head
-    with pytest.raises(OptionError, match=r"run must be the folder of idness train --method confbranch.*got ''"):
+    with pytest.raises(OptionError, match=r"run must be a folder of `idness train --method confbranch`.*got ''"):
         build("confbranch").fit(head)
     finetune(NoNorm(), small_world(8), "confbranch", out=tmp_path, epochs=1, batch_size=8)
     other = type(head)(torch.zeros(3, 7), torch.zeros(3))
-    with pytest.raises(OptionError, match="run must be of this network, of 7 features; got one of 32"):
+    with pytest.raises(OptionError, match="run must belong to this network with 7 features, got 32"):
         build("confbranch", run=str(tmp_path)).fit(other)

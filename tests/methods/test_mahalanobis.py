@@ -46,7 +46,7 @@ def test_the_relative_one_also_of_fewer_images_than_features_or_of_one_a_class(w
     means, precision, features = slow_parts(train)
     middle = features.mean(axis=0)
     background = pinvh((features - middle).T @ (features - middle) / len(features))
-    with pytest.warns(IdnessWarning, match="has rank"):
+    with pytest.warns(IdnessWarning, match="covariance of rank"):
         scores = RMDS().fit(world.head, train).score(world.test)
     for x, score in zip(world.test.features.double().numpy(), scores.tolist(), strict=True):
         expected = max(-distance(x, mean, precision) + distance(x, middle, background) for mean in means)
@@ -107,7 +107,7 @@ def test_a_class_without_images_is_never_the_nearest(world):
 @pytest.mark.parametrize("method", [MDS, RMDS, MDSPP, RMDSPP])
 def test_too_few_images_for_the_covariance_are_told(world, method):
     some = world.train[: world.head.width]
-    said = rf"{method.__name__}: the covariance of \d+ features has rank \d+ at most with {len(some)} training images"
+    said = rf"{method.__name__}: {len(some)} training images of \d+ classes give a covariance of rank \d+"
     with pytest.warns(IdnessWarning, match=said):
         method().fit(world.head, some)
     method(shrinkage=0.1).fit(world.head, some)  # the remedy that the message names

@@ -3,7 +3,6 @@ import math
 import pytest
 import torch
 
-from idness.detectors import pruning
 from idness.methods import ReAct
 
 
@@ -31,12 +30,3 @@ def test_it_clips_at_a_percentile_of_all_validation_activations(world, percent):
 def test_without_validation_images_it_learns_from_training_images(world):
     detector = ReAct().fit(world.head, world.train)
     assert float(detector.clip_) == pytest.approx(percentile(world.train.features.flatten().tolist(), 90), rel=1e-5)
-
-
-@pytest.mark.parametrize("percent", [90.0, 99.0])
-def test_with_many_classes_what_exceeds_the_clip_is_taken_off_the_logits(world, percent, monkeypatch):
-    detector = ReAct(percentile=percent).fit(world.head, world.train)
-    expected = detector.score(world.test)
-    monkeypatch.setattr(pruning, "CLASSES", 1)
-    assert pruning.excess_products(world.test.features, world.head, detector.clip_) is not None
-    torch.testing.assert_close(detector.score(world.test), expected, rtol=1e-5, atol=1e-5)

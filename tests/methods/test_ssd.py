@@ -4,7 +4,7 @@ import torch
 
 from idness.core.errors import InputError
 from idness.core.types import Activations
-from idness.detectors.gaussian import SPAN, nearest_cluster, whitening_of
+from idness.detectors.gaussian import whitening_of
 from idness.methods import SSD
 from idness.methods.ssd import k_means
 
@@ -76,7 +76,7 @@ def test_more_clusters_than_images_are_refused(world):
 @pytest.mark.parametrize("doubled", [0, 3])
 @pytest.mark.parametrize("sizes", [(20,), (9, 1, 10)])
 def test_few_rows_are_whitened_as_many_are(world, sizes, doubled):
-    """The shorter ways, of rows that are all different and of rows of which some are twice there, give the pseudo-inverse's distances."""
+    """Fewer rows than columns, some of them twice, give the distances of the pseudo-inverse."""
     groups = list(world.train.features[: sum(sizes)].double().split(sizes))
     groups[-1] = torch.cat([groups[-1], groups[-1][:doubled]])
     groups = [group - group.mean(dim=0) for group in groups]
@@ -85,15 +85,4 @@ def test_few_rows_are_whitened_as_many_are(world, sizes, doubled):
     inverse = torch.linalg.pinv(centred.T @ centred / len(centred), hermitian=True, rtol=1e-12)
     points = world.test.features.double()
     expected = ((points @ inverse) * points).sum(dim=1)
-    torch.testing.assert_close((points @ whitening_of(groups)).square().sum(dim=1), expected, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("width", [7, SPAN, 2 * SPAN + 3])
-@pytest.mark.parametrize("triangles", [True, False])
-def test_clusters_are_measured_together_as_one_by_one(width, triangles):
-    rng = torch.Generator().manual_seed(width)
-    points, means = (torch.randn(count, width, generator=rng).double() for count in (150, 3))
-    whites = torch.randn(3, width, width, generator=rng).double()
-    whites = whites.triu() if triangles else whites
-    squares = [((points - mean) @ white).square().sum(dim=1) for mean, white in zip(means, whites, strict=True)]
-    torch.testing.assert_close(nearest_cluster(points, means, whites), torch.stack(squares).amin(dim=0))
+    torch.testing.assert_close((points @ whitening_of(centred)).square().sum(dim=1), expected, rtol=1e-6, atol=0)

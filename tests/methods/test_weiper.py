@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from idness.core.types import Activations
-from idness.detectors import perturbing
 from idness.detectors.detector import fit_many, score_many
-from idness.methods import WeiPer
+from idness.methods import WeiPer, weiper
+from idness.methods.weiper import histogram, smooth
 
 
 def slow_histogram(values, low, high):
@@ -100,38 +100,39 @@ def test_detectors_that_share_work_score_as_alone(world):
 
 def test_thousands_of_perturbed_logits_are_computed_in_single_precision_and_score_alike(world, monkeypatch):
     exact = WeiPer(repeats=12).fit(world.head, world.train).score(world.test)
-    monkeypatch.setattr(perturbing, "EXACT", 0)
+    monkeypatch.setattr(weiper, "EXACT", 0)
     detector = WeiPer(repeats=12).fit(world.head, world.train)
     assert detector.weights_.dtype == torch.float32
     torch.testing.assert_close(detector.score(world.test), exact, rtol=0.02, atol=0.02)
 
 
-def test_one_product_serves_every_length_of_the_perturbation(world, monkeypatch):
-    """The large products are counted: as many for five lengths as for one, in learning and in scoring."""
-    large, linear = [], perturbing.linear
-    copies = 4 * world.head.classes
-
-    def counted(values, weights, bias):
-        large.extend([1] if len(weights) == copies else [])
-        return linear(values, weights, bias)
-
-    monkeypatch.setattr(perturbing, "linear", counted)
-    WeiPer(repeats=4).fit(world.head, world.train).score(world.test)
-    alone = len(large)
-    many = [WeiPer(repeats=4, delta=delta) for delta in (0.5, 1.0, 1.8, 2.4, 5.0)]
-    fit_many(many, world.head, world.train)
-    together = score_many(many, world.test)
-    assert len(large) == 2 * alone
-    for detector, scores in zip(many, together, strict=True):
-        fresh = WeiPer(repeats=4, delta=detector.delta).fit(world.head, world.train)
-        torch.testing.assert_close(scores, fresh.score(world.test))
-
-
-def test_perturbed_logits_are_computed_once_in_learning_if_they_are_few(world, monkeypatch):
-    made, logits = [], perturbing.perturbed_logits
-    monkeypatch.setattr(perturbing, "perturbed_logits", lambda *words: made.append(1) or logits(*words))
+def test_logits_are_not_kept_while_fitting_if_they_are_many(world, monkeypatch):
     scores = WeiPer(repeats=4).fit(world.head, world.train).score(world.test)
-    assert len(made) == 1
-    monkeypatch.setattr(perturbing, "HELD", 0)
+    monkeypatch.setattr(weiper, "HELD", 0)
     torch.testing.assert_close(WeiPer(repeats=4).fit(world.head, world.train).score(world.test), scores)
-    assert len(made) == 3
+
+
+def test_histograms_are_those_of_numpy_without_values_outside():
+    values = torch.randn(7, 300, generator=torch.Generator().manual_seed(0)).double()
+    ours = histogram(values, torch.tensor([-1.0, 2.0]).double(), 20)
+    for row, found in zip(values.numpy(), ours.numpy(), strict=True):
+        np.testing.assert_allclose(found, np.histogram(row, bins=20, range=(-1, 2))[0] / 300)
+    assert (ours.sum(dim=1) < 1).all()
+
+
+def test_both_ends_are_inside_and_a_span_without_width_has_one_full_bin():
+    span = torch.tensor([-3.0, 5.0]).double()
+    assert histogram(span.unsqueeze(0), span, 8)[0].tolist() == [0.5, 0, 0, 0, 0, 0, 0, 0.5]
+    same = torch.full((1, 4), 2.5).double()
+    assert histogram(same, torch.tensor([2.5, 2.5]).double(), 5)[0].tolist() == [1, 0, 0, 0, 0]
+    assert histogram(same * 1e30, span, 5).sum() == 0
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 40])
+def test_smoothing_is_torchs_padded_convolution(window):
+    rows = torch.rand(3, 30, generator=torch.Generator().manual_seed(1))
+    layer = torch.nn.Conv1d(1, 1, window, padding="same", padding_mode="replicate", bias=False)
+    layer.weight.data.fill_(1 / window)
+    with torch.no_grad():
+        expected = layer(rows.unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(smooth(rows, window), expected)

@@ -251,7 +251,7 @@ def test_a_method_wins_and_loses_where_the_interval_says_so(tools: SimpleNamespa
     )
     (row,) = [line for line in page.splitlines() if line.startswith("| msp | $")]
     assert row.split(" | ")[1:] == [
-        r"$`\max_c p_c`$", "nothing", "OOD images make the softmax less sure", "2.0", "+0.0", "+0.0", "+0.0",
+        r"$`\max_c p_c`$", "nothing", "OOD images have less confident predictions", "2.0", "+0.0", "+0.0", "+0.0",
         "1 of 4: a +3.0", "2 of 4: d -5.0", "Hendrycks and Gimpel, ICLR 2017 |",
     ]  # fmt: skip
 

@@ -197,7 +197,7 @@ def test_a_class_and_an_object_of_a_file_are_rows(tmp_path: Path) -> None:
     scores = chosen["loudest(power=3)"].detector.score(world.test)
     assert torch.allclose(scores, 2 * world.test.logits.norm(p=3, dim=1))
     with pytest.raises(
-        OptionError, match=r"a method must be a dataclass that extends Detector, or such an object, got 7"
+        OptionError, match=r"a method must be a dataclass that extends Detector, or an instance of one, got 7"
     ):
         wanted_rows([f"{file}:number"])
     with pytest.raises(OptionError, match=r"Loudest: unknown option 'pow'; it takes power"):
@@ -209,6 +209,6 @@ def test_a_class_and_an_object_of_a_file_are_rows(tmp_path: Path) -> None:
 def test_no_text_but_a_persons_own_runs_a_file(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
     for text in (f"{tmp_path}/evil.py:X", f"chain(steps='{tmp_path}/evil.py:X')"):
-        with pytest.raises(OptionError, match="a method of a Python file can be compared, not kept"):
+        with pytest.raises(OptionError, match="methods in Python files can only be compared"):
             parse(text)
     assert not (tmp_path / "ran").exists()

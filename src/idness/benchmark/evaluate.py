@@ -16,7 +16,7 @@ from idness.core.files import sha256_of
 from idness.core.types import Activations, Head
 from idness.data.duplicates import DIGEST, EXACT
 from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
-from idness.detectors.sharing import sharing
+from idness.detectors.kernels import sharing
 from idness.intervals import mean_auroc_interval, mean_fpr_interval, ranks
 from idness.metrics import FPRS, NAMES, Array, all_metrics, auroc
 from idness.selection.search import Choice
@@ -85,7 +85,6 @@ class Scorer:
         self.sweep = dict(sweep or {})
         self.seconds = dict.fromkeys(self.detectors, 0.0)
 
-    @sharing()
     def score(self, shards: Iterable[Shard], count: int, *, shaped: bool = False, sweep: bool = False) -> SetScores:
         """Score a set of at most so many images, one shard in memory at a time.
 
@@ -114,6 +113,7 @@ class Scorer:
         found.labels = labels
         return found.cut(place)
 
+    @sharing()
     def _score_shard(self, acts: Activations, found: SetScores, span: slice) -> None:
         for row, detector in self.detectors.items():
             start = time.perf_counter()

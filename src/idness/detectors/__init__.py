@@ -1,1 +1,1 @@
-"""What a method is made of: the detector's contract, readouts, kernels, statistics, and the names of all methods."""
+"""The contract of a detector, what methods have in common, and the registry of methods."""

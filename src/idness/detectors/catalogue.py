@@ -1,40 +1,27 @@
-"""Tells what methods there are without importing torch, from a file that `tools/catalogue.py` makes of their classes."""
+"""What methods there are, for `idness list` and the documentation; built-in methods are read from their source without torch."""
 
 from __future__ import annotations
 
-import json
-import sys
-from dataclasses import asdict, dataclass, field
+import ast
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-PLACE = Path(__file__).parents[1] / "methods" / "catalogue.json"
-DECLARED = (
-    "formula",
-    "assumes",
-    "needs_train",
-    "needs_labels",
-    "needs_val",
-    "assumes_nonnegative",
-    "forward_passes",
-    "backward_passes",
-)
+METHODS = Path(__file__).parents[1] / "methods"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Describes a method to those who choose one.
-
-    It has the name on the command line, what the method does, its paper (its name there, authors, title, venue and year), its
-    options with their defaults, and of its class `formula`, `assumes`, `rows` and the flags, which `Detector` explains.
-    """
+    """Name, first docstring line, paper, options with defaults, and class variables of a method; see `Detector`."""
 
     name: str
     summary: str
     paper: str
     options: dict[str, Any]
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     formula: str = ""
     assumes: str = ""
     needs_train: bool = False
@@ -45,60 +32,82 @@ class Entry:
     backward_passes: int = 0
 
     @property
-    def parts(self) -> list[str]:
-        """The parts of the formula, each short enough for a line."""
-        return self.formula.split(r", \quad ")
-
-    @property
     def signature(self) -> str:
-        """The options as they are written on the command line."""
+        """The options as written on the command line."""
         return ", ".join(f"{key}={value}" for key, value in self.options.items())
 
     @property
     def learns_from(self) -> str:
-        """The images that it learns from, in a word or two."""
+        """Whether training images are needed: `no`, `yes` or `labelled`."""
         return "labelled" if self.needs_labels else "yes" if self.needs_train else "no"
 
     @property
     def passes(self) -> str:
-        """What a score costs in runs of the network, forward and backward."""
+        """Number of forward passes, and of backward passes if there are any."""
         return f"{self.forward_passes} + {self.backward_passes}" if self.backward_passes else str(self.forward_passes)
 
 
 def catalogue() -> list[Entry]:
-    """List our methods by name, then those of other installed packages."""
-    ours = [Entry(**entry) for entry in json.loads(PLACE.read_text(encoding="utf-8"))]
-    if {entry.name for entry in ours} != {path.stem for path in PLACE.parent.glob("[!_]*.py")}:
-        ours = described()  # a method is being added: its class knows
-    if not entry_points(group="idness.methods"):
-        return ours
-    from idness.detectors.registry import available
+    """Return the built-in methods by name, then those of installed plug-ins."""
+    sources = [Path(__file__).with_name("detector.py"), *sorted(METHODS.glob("[!_]*.py"))]
+    modules = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in sources}
+    nodes = {node.name: node for module in modules.values() for node in module.body if isinstance(node, ast.ClassDef)}
+    names = {name.lower(): name for name in nodes}
+    made: dict[str, type] = {}
+    found = [
+        describe(stem, _skeleton(names[stem], nodes, made), ast.get_docstring(modules[stem]) or "")
+        for stem in list(modules)[1:]
+    ]
+    if entry_points(group="idness.methods"):
+        import sys
 
-    known = {entry.name for entry in ours}
-    return ours + [describe(name, cls) for name, cls in available().items() if name not in known]
+        from idness.detectors.registry import available
+
+        others = {name: cls for name, cls in available().items() if name not in modules}
+        found += [describe(name, cls, sys.modules[cls.__module__].__doc__ or "") for name, cls in others.items()]
+    return found
 
 
-def described() -> list[Entry]:
-    """Describe our methods from their classes."""
-    from idness import methods
-
-    found = [describe(name.lower(), getattr(methods, name)) for name in methods.__all__]
-    return sorted(found, key=lambda entry: entry.name)
-
-
-def describe(name: str, cls: Any) -> Entry:
-    """Describe a method from its class."""
-    paper = (sys.modules[cls.__module__].__doc__ or "").strip().partition("\n\n")[0]
+def describe(name: str, cls: Any, module_docstring: str) -> Entry:
+    """Return the entry of a method's class."""
     return Entry(
         name=name,
-        summary=cls.summary(),
-        paper=" ".join(paper.split()),
-        options=cls().options(),
-        rows={row: dict(fixed) for row, fixed in cls.rows.items()},
-        **{flag: getattr(cls, flag) for flag in DECLARED},
+        summary=(cls.__doc__ or "").strip().partition("\n")[0],
+        paper=" ".join(module_docstring.strip().partition("\n\n")[0].split()),
+        options={option.name: option.default for option in dataclasses.fields(cls)},
+        **{key.name: getattr(cls, key.name) for key in dataclasses.fields(Entry)[4:]},
     )
 
 
-def written() -> str:
-    """Give the text of the file, made of the classes."""
-    return json.dumps([asdict(entry) for entry in described()], indent=2, ensure_ascii=False) + "\n"
+def _skeleton(name: str, nodes: Mapping[str, ast.ClassDef], made: dict[str, type]) -> type:
+    """Return a dataclass with the docstring, the literal class variables and the options of a class in the source."""
+    if name not in made:
+        node, options = nodes[name], []
+        variables: dict[str, Any] = {"__doc__": ast.get_docstring(node)}
+        for line in node.body:
+            if isinstance(line, ast.Assign):
+                variables |= {
+                    target.id: _literal(line.value) for target in line.targets if isinstance(target, ast.Name)
+                }
+            elif isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.value is not None:
+                if "ClassVar" in ast.unparse(line.annotation):
+                    variables[line.target.id] = _literal(line.value)
+                else:
+                    options.append((line.target.id, Any, field(default=_literal(line.value))))
+        bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in nodes]
+        made[name] = dataclasses.make_dataclass(
+            name,
+            options,
+            bases=tuple(_skeleton(base, nodes, made) for base in bases),
+            namespace=variables,
+            kw_only=True,
+        )
+    return made[name]
+
+
+def _literal(value: ast.expr) -> Any:
+    """Return the value of an expression; of a declared option such as `percent(85.0)` the default; `None` if it is no literal."""
+    try:
+        return ast.literal_eval(value.args[0] if isinstance(value, ast.Call) else value)
+    except ValueError:
+        return None

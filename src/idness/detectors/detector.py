@@ -1,14 +1,16 @@
-"""Detectors learn from in-distribution activations, then give each image a score: higher is more in-distribution."""
+"""The contract of a detector: fit on in-distribution activations, then score images; higher is more in-distribution."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from html import escape
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar, Self, final
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -18,57 +20,87 @@ from idness.core.checks import check_acts, check_edited, check_labels, check_mat
 from idness.core.errors import InputError, NotFittedError, StoreError
 from idness.core.method_text import write_method
 from idness.core.types import Activations, Head, InputEditor
-from idness.detectors.hooks import complete
-from idness.detectors.readouts import READOUTS, readout_for
-from idness.detectors.sharing import grouped, sharing
+from idness.detectors.kernels import sharing
+from idness.detectors.readouts import readout_for
 
+T = TypeVar("T")
 LARGEST = torch.finfo(torch.float32).max
+FASTER = (
+    ("shape", "shaped_logits"),
+    ("edit", "shaped_logits"),
+    ("shaped_logits", "rate_many"),
+    ("rate", "rate_many"),
+    ("learn", "learn_many"),
+)
+"""Pairs of hooks; the second is an optional faster way to compute what the first defines."""
+
+
+def _first(cls: type, hook: str) -> Any:
+    """Return a hook as the topmost class defines it, in terms of the other hooks."""
+    return next(vars(base)[hook] for base in reversed(cls.__mro__) if hook in vars(base))
+
+
+def _after_parents(cls: Any, own: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Make `__post_init__` run the checks of parent classes first."""
+
+    @wraps(own)
+    def checked(self: Any) -> None:
+        super(cls, self).__post_init__()
+        own(self)
+
+    return checked
 
 
 class Detector(ABC):
-    """Scores how surely images belong to what a network was trained on.
+    """A score of how confidently images belong to the distribution that a network was trained on.
 
-    A method is a dataclass whose fields are its options. It writes `rate` and, if it learns anything, `learn`, or
-    `rate_many` and `learn_many` where several settings can share work; what it learns are tensors in attributes that
-    end in an underscore.
+    A method is a dataclass whose fields are its options. It implements `rate` and, if it learns anything, `learn`; or
+    `rate_many` and `learn_many` if several settings can share work. Learned state is stored as tensors in attributes
+    whose names end in an underscore.
+
+    >>> from idness import Activations, Head, build
+    >>> head = Head(torch.eye(2))
+    >>> features = torch.tensor([[4.0, 0.0], [1.0, 1.0]])
+    >>> build("mls").fit(head).score(Activations(features, head(features)))
+    tensor([4., 1.])
     """
 
     formula: ClassVar[str] = ""
-    """The score as LaTeX, in the letters that the list of methods explains."""
+    """The score in LaTeX; `docs/methods` defines the symbols."""
     assumes: ClassVar[str] = ""
-    """What must hold for the score to tell images apart, in a few words."""
+    """The assumption behind the score, in a few words."""
     needs_train: ClassVar[bool] = False
-    """Whether `fit` needs activations of training images."""
+    """Whether `fit` requires activations of training images."""
     needs_labels: ClassVar[bool] = False
-    """Whether those activations need labels."""
+    """Whether those activations require labels."""
     needs_val: ClassVar[bool] = False
-    """Whether `fit` prefers validation images to training images; it takes the latter where the former are missing."""
+    """Whether `fit` prefers validation images; without them it uses training images."""
     remembers: ClassVar[bool] = False
-    """Whether it knows the images it learned from by heart, so that comparing it with others on these would flatter it."""
+    """Whether it memorizes the images it was fitted on, so that its scores on them are too optimistic to compare."""
     uses_head: ClassVar[bool] = False
-    """Whether scores depend on the head, so that another network's must be refused."""
+    """Whether scores depend on the head, so that activations of another network are rejected."""
     assumes_nonnegative: ClassVar[bool] = False
-    """Whether features below zero make the scores meaningless."""
+    """Whether scores are meaningless for negative features; `fit` and `score` warn about them."""
     takes_labels: ClassVar[bool] = False
-    """Whether scores mean something where an image may get several labels, or none, and not one of the classes."""
+    """Whether the score applies to multi-label networks."""
     of_run: ClassVar[bool] = False
-    """Whether it reads what a training run learned beside its network: it runs only where that run is named."""
+    """Whether it reads files of a training run; it is used only if that run is named."""
     forward_passes: ClassVar[int] = 1
-    """How often the network runs on an image: once, or more for methods that extend `InputEdit`."""
+    """Number of forward passes per image; more than one for subclasses of `InputEdit`."""
     backward_passes: ClassVar[int] = 0
-    """How often gradients are taken back through the network to the image."""
+    """Number of backward passes per image."""
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
-    """The values of each option that a search tries."""
+    """Values of each option that a search tries."""
     other: ClassVar[Mapping[str, Any]] = {}
-    """Another allowed value of each option outside the search grid, with which the tests show that the option counts."""
+    """Another valid value for each option outside the grid; contract tests check that it changes the scores."""
     rows: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """The variants that a comparison lists apart, with the options that make them; none means one row, the method itself."""
+    """Variants that a comparison lists separately, each with its options; empty if there is only the method itself."""
     listed_as: ClassVar[str]
-    """The name under which another package offers the method; ours are called as their classes, in small letters."""
+    """Name of the entry point of a plug-in; built-in methods use the class name in lower case."""
 
     head_: Head
     _learned_with: object
-    """The same for detectors that learned together, which alone may share the work of scoring."""
+    """Identical for detectors that were fitted together; only those may share work when scoring."""
 
     _learned_rows: Tensor | None = None
     _chosen_rows: Tensor | None = None
@@ -76,12 +108,22 @@ class Detector(ABC):
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        complete(cls)
+        # A class that overrides a hook must not inherit the parent's faster way to compute the old one.
+        for hook, faster in FASTER:
+            if hook in vars(cls) and faster not in vars(cls):
+                setattr(cls, faster, _first(cls, faster))
+        # A class that implements only the hook for many detectors gets the hook for one.
+        if "learn_many" in vars(cls) and cls.learn is _first(cls, "learn"):
+            setattr(cls, "learn", lambda self, head, train, val: self.learn_many([self], head, train, val))  # noqa: B010
+        if "rate_many" in vars(cls) and cls.rate is _first(cls, "rate"):
+            setattr(cls, "rate", lambda self, acts: self.rate_many([self], acts)[0])  # noqa: B010
+        if "__post_init__" in vars(cls):
+            setattr(cls, "__post_init__", _after_parents(cls, vars(cls)["__post_init__"]))  # noqa: B010
 
     def __post_init__(self) -> None:
         check_options(self)
 
-    if TYPE_CHECKING:  # what is learned needs no declaration: in a dataclass it would be an option
+    if TYPE_CHECKING:  # learned attributes are not declared: in a dataclass they would become options
 
         def __setattr__(self, name: str, value: Any) -> None: ...
 
@@ -92,19 +134,22 @@ class Detector(ABC):
 
     @final
     def fit(self, head: Head, train: Activations | None = None, *, val: Activations | None = None) -> Self:
-        """Learn from in-distribution activations.
+        """Learn from in-distribution activations and return the detector itself.
 
         Args:
-            head: the network's final linear layer.
+            head: final linear layer of the network.
             train: activations of training images, with labels for methods that need them.
             val: activations of validation images; methods with a threshold or temperature prefer them.
+
+        Raises:
+            InputError: if required activations or labels are missing, or do not match the head.
         """
         fit_many([self], head, train, val=val)
         return self
 
     @final
     def score(self, acts: Activations) -> Tensor:
-        """Give each image its ID-ness: one finite number, higher is more in-distribution."""
+        """Return the ID-ness (N,) of images: finite, higher is more in-distribution."""
         return score_many([self], acts)[0]
 
     @final
@@ -124,13 +169,13 @@ class Detector(ABC):
     @property
     @final
     def name(self) -> str:
-        """The name on the command line and in files."""
+        """Name on the command line and in files."""
         cls = type(self)
-        return str(vars(cls).get("listed_as", cls.__name__.lower()))  # of this class alone, not of a parent
+        return str(vars(cls).get("listed_as", cls.__name__.lower()))  # not inherited
 
     @classmethod
     def summary(cls) -> str:
-        """Give the first line of its description; empty where its author wrote none."""
+        """Return the first line of the class docstring, or an empty string."""
         return next(iter((cls.__doc__ or "").strip().splitlines()), "")
 
     @property
@@ -141,28 +186,27 @@ class Detector(ABC):
 
     @property
     def input_edit(self) -> InputEditor | None:
-        """What changes the images that this looks at twice; none where one look is enough."""
+        """The object that perturbs images for a second pass; `None` if one pass suffices."""
         return None
 
     def options(self) -> dict[str, Any]:
-        """Give the whole configuration as plain values."""
+        """Return all options as plain values."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     @final
     def config(self) -> dict[str, Any]:
-        """Give name and options, from which `idness.build` makes the same detector."""
+        """Return name and options; `idness.build` makes the same detector from them."""
         return {"method": self.name, "options": self.options()}
 
     @final
     def label(self) -> str:
-        """Write name and options as the command line takes them: `scale(percentile=85)`."""
-        # The readout is named only where it is not the usual one.
+        """Return name and options as the command line takes them, such as `scale(percentile=85)`; the default readout is omitted."""
         shown = {key: value for key, value in self.options().items() if (key, value) != ("readout", "energy")}
         return write_method(self.name, shown)
 
     @final
     def variants(self, grid: Mapping[str, Sequence[Any]] | None = None) -> list[Self]:
-        """Make an unfitted copy for every combination in the search grid; options outside the grid stay as they are."""
+        """Return an unfitted copy for every combination in the search grid; other options keep their values."""
         chosen = self.grid if grid is None else grid
         copy: Any = self
         settings = (dict(zip(chosen, values, strict=True)) for values in product(*chosen.values()))
@@ -170,7 +214,7 @@ class Detector(ABC):
 
     @final
     def state(self) -> dict[str, Tensor]:
-        """Give all that was learned, except the head, as tensors by name."""
+        """Return everything that was learned, except the head, as tensors by name."""
         if not self.fitted:
             raise _not_fitted(self)
         own = {key: torch.as_tensor(value) for key, value in vars(self).items() if key.endswith("_") and key != "head_"}
@@ -180,7 +224,7 @@ class Detector(ABC):
 
     @final
     def load_state(self, head: Head, state: Mapping[str, Tensor]) -> Self:
-        """Take what `state` gave, with the head of the same network."""
+        """Restore the result of `state`, with the head of the same network."""
         self._forget()
         remaining = dict(state)
         for prefix, part in self.inner():
@@ -197,7 +241,7 @@ class Detector(ABC):
 
     @final
     def to(self, device: torch.device | str) -> Self:
-        """Move all that was learned to a device."""
+        """Move everything that was learned to a device."""
         for key, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, key, value.to(device))
@@ -208,27 +252,27 @@ class Detector(ABC):
         return self
 
     def inner(self) -> Iterator[tuple[str, Detector]]:
-        """Yield the detectors inside this one, by name; none unless a method says so."""
+        """Yield the name and the detector of each part of a combined detector."""
         return iter(())
 
-    # The hooks: of `learn` and `learn_many`, and of `rate` and `rate_many`, a method writes one, and the other follows.
+    # Hooks: a method implements either `learn` or `learn_many`, and either `rate` or `rate_many`.
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        """Set the attributes that end in an underscore; images of one kind stand in for the other; without any, both are None."""
+        """Set the learned attributes; if only `train` or only `val` was given, both arguments are that one."""
 
     @abstractmethod
     def rate(self, acts: Activations) -> Tensor:
-        """Compute the scores (N,) with torch operations that can be exported."""
+        """Return the scores (N,), computed with torch operations that ONNX supports."""
 
     @classmethod
     def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
-        """Let several differently set detectors learn; a method writes this to share work."""
+        """Fit several detectors that differ in their options."""
         for detector in detectors:
             detector.learn(head, train, val)
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
-        """Let several differently set detectors that learned together score; a method writes this to share work."""
+        """Return the scores of several detectors that were fitted together."""
         return [detector.rate(acts) for detector in detectors]
 
     def _forget(self) -> None:
@@ -236,44 +280,84 @@ class Detector(ABC):
             delattr(self, key)
 
     def _repr_html_(self) -> str:
-        """Show the method, what it does and its options in a notebook."""
         state, about = "fitted" if self.fitted else "not fitted", escape(self.summary())
         return f"<p><code>{escape(self.label())}</code> · {state}<br><small>{about}</small></p>"
 
 
 @dataclass(kw_only=True)
 class Enhancer(Detector):
-    """Edits the features or the head, then reads a score off the new logits."""
+    """A detector that edits the features or the head, then reads a score off the new logits."""
 
     uses_head = takes_labels = True
 
-    readout: str = one_of(*READOUTS)
+    readout: str = one_of("energy", "msp", "max_logit")
 
     def shape(self, features: Tensor) -> Tensor:
-        """Edit features (N, D); never in place."""
+        """Return edited features (N, D); never in place."""
         return features
 
     def edit(self, head: Head) -> Head:
-        """Edit the head."""
+        """Return an edited head."""
         return head
 
     def shaped_logits(self, acts: Activations) -> Tensor:
-        """Compute the logits of the edited network."""
+        """Return the logits of the edited network."""
         return self.edit(self.head_)(self.shape(acts.features))
 
     @final
     def read(self, logits: Tensor) -> Tensor:
-        """Read the score off logits."""
+        """Return the score (N,) of logits."""
         return readout_for(self.head_, self.readout)(logits)
 
     def rate(self, acts: Activations) -> Tensor:
         return self.read(self.shaped_logits(acts))
 
 
+class InputEdit(Detector):
+    """A detector that also runs the network on a perturbed copy of each image.
+
+    `learn` and `rate` find the activations of the perturbed images in `acts.edited`. Each such method costs passes of its
+    own, so a comparison includes it only if it is named.
+    """
+
+    forward_passes = 2
+    backward_passes = 1
+    changed_by: ClassVar[Sequence[str]] = ()
+    """Options that determine the perturbation; the search grid contains only others, which need no further pass."""
+
+    @abstractmethod
+    def perturb(self, network: Callable[[Tensor], tuple[Tensor, Tensor]], images: Tensor) -> Tensor:
+        """Return perturbed images, never in place; the first call of `network` must be on the images themselves.
+
+        Args:
+            network: returns features and logits of images, with gradients.
+            images: input of the network.
+        """
+
+    @property
+    @final
+    def input_edit(self) -> InputEditor:
+        return self
+
+    @final
+    def edit_key(self) -> str:
+        """Return a key of the perturbation: detectors with equal keys share the perturbed images."""
+        options = self.options()
+        return json.dumps([self.name, {name: options[name] for name in self.changed_by}], sort_keys=True)
+
+
+def input_gradient(value: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Return the gradient of each image's value with respect to the image; parameters get none."""
+    with torch.enable_grad():
+        inputs = images.detach().clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(value(inputs).sum(), inputs)
+    return gradient
+
+
 def fit_many(
     detectors: Sequence[Detector], head: Head, train: Activations | None = None, *, val: Activations | None = None
 ) -> None:
-    """Fit several detectors at once; those of one method share their work."""
+    """Fit several detectors; those of the same method share work."""
     if not isinstance(head, Head):
         raise InputError(
             f"fit: head must be a Head, got {type(head).__name__}; take SplitModel(model).head or Head(weight, bias)"
@@ -284,13 +368,13 @@ def fit_many(
             check_match(detectors[0], what, acts, head)
     seen: list[Any] = [acts for acts in (train, val) if acts is not None] or [None]
     with sharing():
-        for group in grouped(detectors, type):
+        for group in _grouped(detectors, type):
             checks.check_labelling(group[0], head, (method := type(group[0])).takes_labels)
             learned_from = _learned_from(group[0], head, train, val)
             if learned_from is not None and method.assumes_nonnegative:
                 warn_signed(group[0], learned_from)
             for detector in group:
-                detector._forget()  # if learning fails, nothing old is left to be mixed with what is new
+                detector._forget()  # a failed fit leaves no old state behind
             method.learn_many(group, head, seen[0], seen[-1])
             together = object()
             for detector in group:
@@ -299,12 +383,12 @@ def fit_many(
 
 
 def score_many(detectors: Sequence[Detector], acts: Activations) -> list[Tensor]:
-    """Score images with several detectors at once, in their order; those of one method share their work."""
+    """Return the scores (N,) of several detectors; those of the same method share work."""
     for detector in detectors:
         if not detector.fitted:
             raise _not_fitted(detector)
     scores: dict[int, Tensor] = {}
-    for group in grouped(detectors, lambda detector: (type(detector), detector._learned_with)):
+    for group in _grouped(detectors, lambda detector: (type(detector), detector._learned_with)):
         method, head = type(group[0]), group[0].head_
         moved = acts if acts.features.device == head.weight.device else acts.to(head.weight.device)
         check_acts(group[0], "activations", moved, head)
@@ -315,7 +399,7 @@ def score_many(detectors: Sequence[Detector], acts: Activations) -> list[Tensor]
         if group[0].input_edit is not None:
             check_edited(group[0], "activations", moved, head)
         for detector, raw in zip(group, method.rate_many(group, moved), strict=True):
-            # An image so odd that its score overflows is the least in-distribution: the lowest score, and never NaN.
+            # NaN counts as least in-distribution.
             scores[id(detector)] = raw.float().nan_to_num(nan=-LARGEST, posinf=LARGEST, neginf=-LARGEST)
     return [scores[id(detector)] for detector in detectors]
 
@@ -323,7 +407,7 @@ def score_many(detectors: Sequence[Detector], acts: Activations) -> list[Tensor]
 def _learned_from(
     detector: Detector, head: Head, train: Activations | None, val: Activations | None
 ) -> Activations | None:
-    """Find the activations that a detector learns from, and check that they serve."""
+    """Return the activations that a detector learns from, after checking them; `None` if there are none."""
     what, acts = ("val", val) if detector.needs_val and val is not None else ("train", train)
     if acts is None and detector.needs_train:
         raise InputError(f"{type(detector).__name__}: fit needs training activations, got none; call fit(head, train)")
@@ -336,3 +420,10 @@ def _learned_from(
 
 def _not_fitted(detector: Detector) -> NotFittedError:
     return NotFittedError(f"{type(detector).__name__}: is not fitted; call fit(head, train) first")
+
+
+def _grouped(items: Sequence[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    groups: dict[Hashable, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())

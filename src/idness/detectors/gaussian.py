@@ -1,35 +1,116 @@
-"""Gaussians with one shared covariance, and squared Mahalanobis distances without a loop over classes."""
+"""Means, covariances and squared Mahalanobis distances, in float64 and without a loop over classes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from idness.core.types import Activations, Head
-from idness.detectors.kernels import lengths, row_blocks
-from idness.detectors.moments import Moments, feature_moments
-from idness.detectors.sharing import shared
+from idness.detectors.kernels import shared
 
-SPAN = 80
-"""How many whitened directions of a cluster are computed at once."""
+BLOCK = 1024
+"""Number of rows converted to float64 at a time."""
 CLEAR = 1e-10
-"""The least share of the largest variance that is surely no rounding; far more than float64 leaves of nothing."""
+"""Smallest pivot, relative to the largest variance, that is certainly not a rounding error in float64."""
 
 
-def covariance(centred: Tensor) -> Tensor:
-    """Compute the covariance of rows without their mean, in float64."""
-    exact = centred.double()
-    return exact.T @ exact / len(exact)
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Row counts (G,), means (G, D) and the pooled scatter matrix (D, D) of groups of rows.
+
+    The scatter matrix sums the outer products of rows minus the mean of their group; `None` if it was not requested.
+    """
+
+    counts: Tensor
+    means: Tensor
+    scatter: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        rows: Tensor,
+        groups: Tensor | None = None,
+        count: int = 1,
+        *,
+        scatter: bool = False,
+        place: Callable[[Tensor], Tensor] = Tensor.double,
+    ) -> Self:
+        """Return the moments of rows (N, D) that belong to `count` groups (N,); `place` maps rows to float64 points."""
+        owners = torch.zeros(len(rows), dtype=torch.long, device=rows.device) if groups is None else groups
+        counts = torch.bincount(owners, minlength=count)
+        means = torch.zeros(count, rows.shape[1], dtype=torch.double, device=rows.device)
+        blocks = list(zip(torch.split(rows, BLOCK), torch.split(owners, BLOCK), strict=True))
+        for block, owner in blocks:
+            means.index_add_(0, owner, place(block))
+        means /= counts.clamp(min=1).unsqueeze(1)
+        if not scatter:
+            return cls(counts, means)
+        products = means.new_zeros(rows.shape[1], rows.shape[1])
+        for block, owner in blocks:
+            centred = place(block) - means[owner]
+            products.addmm_(centred.T, centred)
+        return cls(counts, means, products)
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return int(self.counts.sum())
+
+    @property
+    def present(self) -> Tensor:
+        """Mask (G,) of the groups that have at least one row."""
+        return self.counts > 0
+
+    # Cached, so that `shared` functions see the same object each time.
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """Mean (D,) of all rows."""
+        return (self.means * self.counts.unsqueeze(1)).sum(dim=0) / max(1, self.count)
+
+    @cached_property
+    def within(self) -> Tensor:
+        """Covariance (D, D) of rows around the means of their groups."""
+        assert self.scatter is not None
+        return self.scatter / max(1, self.count)
+
+    def around(self, origin: Tensor) -> Tensor:
+        """Return the second moment (D, D) of rows around an origin; around their mean, this is the covariance."""
+        return _second_moment(self, origin)
+
+
+@shared
+def _second_moment(moments: Moments, origin: Tensor) -> Tensor:
+    assert moments.scatter is not None
+    apart = moments.means - origin
+    return (moments.scatter + apart.T @ (apart * moments.counts.unsqueeze(1))) / max(1, moments.count)
+
+
+@shared
+def feature_moments(acts: Activations) -> Moments:
+    """Return mean and scatter of the features of all images."""
+    return Moments.of(acts.features, scatter=True)
+
+
+@shared
+def class_moments(acts: Activations, place: Callable[[Tensor], Tensor]) -> Moments:
+    """Return the mean of each labelled class and the scatter around it, of features mapped by `place`."""
+    return Moments.of(acts.features, acts.labels, acts.logits.shape[1], scatter=True, place=place)
+
+
+def mean_features(acts: Activations) -> Tensor:
+    """Return the mean feature vector (D,) in float64."""
+    return acts.features.mean(dim=0, dtype=torch.double)
 
 
 @shared
 def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the directions in which rows of this covariance vary, the largest variance first, and those variances.
-
-    In float64. Variances below what float64 resolves are 0: nothing varies there (dead features, few images).
-    """
+    """Return eigenvectors as columns, and eigenvalues in descending order; those below float64 resolution are 0."""
     values, vectors = torch.linalg.eigh(covariance)
     limit = values.abs().max() * len(values) * torch.finfo(torch.double).eps
     return vectors.flip(1), torch.where(values > limit, values, 0.0).flip(0)
@@ -37,24 +118,23 @@ def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor]:
 
 @shared
 def whitening(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
-    """Compute a matrix V, so that |x V|^2 is the squared Mahalanobis distance of x from the mean.
+    """Return a matrix V such that |x V|^2 is the squared Mahalanobis distance of x from the mean.
 
-    In float64, as all that follows from it: a score is the difference of distances in the thousands. Directions in
-    which nothing varies (dead features) are left out, as a pseudo-inverse does, unless the variances are shrunk.
+    Directions without variance are left out, as in a pseudo-inverse, unless the covariance is shrunk.
 
     Args:
-        covariance: that of the rows.
-        shrinkage: how far the variances move towards their mean: 0 not at all, 1 all the way.
+        covariance: (D, D) in float64; scores are small differences of distances in the thousands.
+        shrinkage: fraction in [0, 1) by which the covariance moves towards a multiple of the identity.
     """
-    if not bool(covariance.any()):  # as where every class has one image
+    if not bool(covariance.any()):  # for example one image per class
         return covariance.new_zeros(len(covariance), 0)
-    whole = torch.eye(len(covariance)).to(covariance)
+    identity = torch.eye(len(covariance)).to(covariance)
     if shrinkage:
-        covariance = (1 - shrinkage) * covariance + shrinkage * covariance.diagonal().mean() * whole
-    # Where everything clearly varies, a Cholesky factor gives the same distances for a fifth of the work.
+        covariance = (1 - shrinkage) * covariance + shrinkage * covariance.diagonal().mean() * identity
+    # For a matrix of full rank, a Cholesky factor gives the same distances at a fifth of the cost.
     root, failed = torch.linalg.cholesky_ex(covariance)
     if not failed and bool(root.diagonal().square().min() > CLEAR * covariance.diagonal().max()):
-        inverse: Tensor = torch.linalg.solve_triangular(root.T, whole, upper=True)
+        inverse: Tensor = torch.linalg.solve_triangular(root.T, identity, upper=True)
         return inverse
     axes, variances = principal_axes(covariance)
     alive = variances > 0
@@ -62,34 +142,22 @@ def whitening(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
     return scaled
 
 
-def whitening_of(groups: Sequence[Tensor]) -> Tensor:
-    """Compute the same of groups of rows, each without its mean; of few rows it is found among themselves, which is less work."""
-    centred = torch.cat(list(groups))
+def whitening_of(centred: Tensor) -> Tensor:
+    """Return the whitening matrix of rows without their mean; with fewer rows than columns it is found in the space of rows."""
     count, width = centred.shape
     if count >= width:
-        return whitening(covariance(centred))
-    gram = centred @ centred.T
-    # A group's rows add up to nothing, so the matrix of their products has no inverse. Whatever is added along these sums, which the
-    # rows do not see, changes nothing that follows, and then there is one.
-    whole, start = gram.clone(), 0
-    for group in groups:
-        rows = slice(start, start := start + len(group))
-        whole[rows, rows] += gram.diagonal().mean() / len(group)
-    root, failed = torch.linalg.cholesky_ex(whole)
-    if not failed and bool(root.diagonal().square().min() > CLEAR * gram.diagonal().max()):
-        found: Tensor = torch.cholesky_solve(centred, root).T * count**0.5
-        return found
-    axes, variances = principal_axes(gram / count)
+        return whitening(centred.T @ centred / count)
+    axes, variances = principal_axes(centred @ centred.T / count)
     varying = variances > 0
-    found = centred.T @ (axes[:, varying] / (variances[varying] * count**0.5))
+    found: Tensor = centred.T @ (axes[:, varying] / (variances[varying] * count**0.5))
     return found
 
 
 def residual_spaces(head: Head, train: Activations, shares: Sequence[float]) -> tuple[Tensor, list[Tensor]]:
-    """Find what training images leave out: the directions outside their principal space, for several sizes of it.
+    """Return ViM's origin, at which all logits are 0, and the directions outside the principal space of training images.
 
-    Returns the origin, where features are as if all logits were 0, and for each share (in percent, of the directions in
-    which training images vary) the directions that remain, as columns.
+    The directions are columns, one matrix for each share; a share is the size of the principal space in percent of the
+    directions in which training images vary.
     """
     origin = _origin(head)
     axes, variances = principal_axes(feature_moments(train).around(origin))
@@ -99,78 +167,37 @@ def residual_spaces(head: Head, train: Activations, shares: Sequence[float]) -> 
 
 @shared
 def head_axes(head: Head) -> tuple[Tensor, Tensor, Tensor]:
-    """Decompose the head's weights, W = U diag(s) V^T, in float64; U and V have the singular vectors as columns."""
+    """Return the singular value decomposition W = U diag(s) V^T of the head's weight, in float64, as (U, s, V)."""
     left, sizes, right = torch.linalg.svd(head.weight.double(), full_matrices=False)
     return left, sizes, right.T
 
 
+@shared
 def _origin(head: Head) -> Tensor:
-    """Find ViM's origin u = -W^+ b: without the bias, logits are W (a - u)."""
+    """Return u = -W^+ b: without bias, logits are W (a - u)."""
     left, sizes, right = head_axes(head)
     counts = sizes > sizes.max() * max(head.weight.shape) * torch.finfo(torch.double).eps
     found: Tensor = -right @ (torch.where(counts, 1 / sizes, 0.0) * (left.T @ head.offset.double()))
     return found
 
 
-def too_few(classes: Moments) -> str | None:
-    """Say what is missing where the classes' common covariance rests on too few images to have full rank; none where it has."""
-    # What rounding leaves of a feature that never changes is no change.
+def rank_deficit(classes: Moments) -> str | None:
+    """Return a sentence if there are too few images for a covariance of full rank, else `None`."""
+    # Rounding errors of constant features are not variance.
     spread = classes.around(classes.mean).diagonal()
     varying = int((spread > classes.mean.square() * torch.finfo(torch.double).eps ** 2 * 1e3).sum())
     present = int(classes.present.sum())
-    # The mean of each class takes up one image.
-    rank = classes.count - present
+    rank = classes.count - present  # each class mean takes one degree of freedom
     if rank >= varying:
         return None
     return (
-        f"the covariance of {varying} features has rank {rank} at most with {classes.count} training images of {present} classes;"
-        f" give more than {varying + present}, better ten times as many, or set shrinkage"
+        f"{classes.count} training images of {present} classes give a covariance of rank {rank} for {varying} features;"
+        f" use more than {varying + present} images, better ten times as many, or set shrinkage"
     )
 
 
-@shared
-def whitened(points: Tensor, centre: Tensor, whitening: Tensor) -> Tensor:
-    """Count points from a centre, and whiten them."""
-    return (points - centre) @ whitening
-
-
-@shared
-def class_distance(
-    features: Tensor, place: Callable[[Tensor], Tensor], centre: Tensor, whitening: Tensor, means: Tensor
-) -> Tensor:
-    """Compute the squared Mahalanobis distance of images to the nearest of some whitened means.
-
-    `place` makes points of features, which are counted from the centre; it comes apart, as the same function is known at a glance.
-    """
-    return nearest_squared((place(features) - centre) @ whitening, means)
-
-
 def nearest_squared(points: Tensor, means: Tensor) -> Tensor:
-    """Compute each whitened point's least squared distance to a whitened mean."""
+    """Return the squared distance (N,) of each whitened point to the nearest whitened mean."""
     # |x - m|^2 = |x|^2 - 2 x m + |m|^2: one matrix product for all classes.
     cross = points @ means.T
     return (points.square().sum(dim=1) + (means.square().sum(dim=1) - 2 * cross).amin(dim=1)).clamp(min=0)
-
-
-def nearest_cluster(points: Tensor, means: Tensor, whitenings: Tensor) -> Tensor:
-    """Compute each point's least squared distance to the mean of a cluster, each with a whitening matrix of its own.
-
-    The matrices of all clusters are one, side by side, a span of whitened directions at a time: upper triangles make the first
-    directions of the first features alone.
-    """
-    clusters, width = means.shape
-    centres = (means.unsqueeze(1) @ whitenings).squeeze(1)
-    triangles = not torch.compiler.is_exporting() and bool((whitenings.tril(-1) == 0).all())
-    spans = []
-    for start in range(0, width, SPAN):
-        stop = min(start + SPAN, width)
-        white = whitenings[:, : stop if triangles else width, start:stop].transpose(0, 1).flatten(1)
-        spans.append((white, centres[:, start:stop].flatten()))
-    found = []
-    for part in row_blocks(points, means.numel()):
-        squares = part.new_zeros(len(part), clusters)
-        for white, centre in spans:
-            apart = torch.addmm(-centre, part[:, : len(white)], white).reshape(len(part), clusters, -1)
-            squares += lengths(apart, dim=2).square()
-        found.append(squares.amin(dim=1))
-    return torch.cat(found)

@@ -1,57 +1,112 @@
-"""The few hot loops; each fast path has a plain-torch twin that tests compare it to."""
+"""Numerical functions that several methods use, and a cache of results that methods have in common.
+
+Fast paths use NumPy on the CPU; exported graphs, other devices and gradients use torch alone, and tests compare both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache, wraps
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idness.detectors.sharing import shared
-
+R = TypeVar("R")
 ROWS = 128
-"""Rows worked on at once: 2,048 float32 features each are 1 MB, which stays in the cache."""
+"""Rows processed at once: 2,048 float32 features each are 1 MB, which fits the processor's cache."""
 HIGHEST = 80.0
-"""Cap of the scale ratio: exp(88) overflows float32, and its product with a logit must not either."""
+"""Upper limit of the scale ratio: exp(88) overflows float32."""
+CACHED = 12
+"""Number of cached results; the oldest is dropped first. A matrix of 2,048 features takes 34 MB."""
+
+_results: ContextVar[dict[Hashable, tuple[Any, Any]] | None] = ContextVar("results", default=None)
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """Cache the results of `shared` functions until the outermost of these blocks ends."""
+    if _results.get() is not None:
+        yield
+        return
+    token = _results.set({})
+    try:
+        yield
+    finally:
+        _results.reset(token)
+
+
+def shared(function: Callable[..., R]) -> Callable[..., R]:
+    """Make a function return its earlier result for the same arguments within `sharing`; the result must not be modified.
+
+    Numbers and tuples are compared by value, all other arguments by identity.
+    """
+
+    @wraps(function)
+    def found(*arguments: Any) -> R:
+        results = _results.get()
+        if results is None:
+            return function(*arguments)
+        key = (function, *(one if isinstance(one, int | float | tuple) else id(one) for one in arguments))
+        if key not in results:
+            # The arguments are stored as well: as long as they live, no other object has their identity.
+            results[key] = arguments, function(*arguments)
+            if len(results) > CACHED:
+                del results[next(iter(results))]
+        result: R = results[key][1]
+        return result
+
+    return found
 
 
 def unit(features: Tensor) -> Tensor:
-    """Bring each row to length 1; rows of zeros, or too long for their precision, become zeros."""
+    """Return rows scaled to length 1; zero rows stay zero."""
     return torch.nn.functional.normalize(features, dim=1, eps=1e-10)
 
 
+def lengths(rows: Tensor) -> Tensor:
+    """Return the Euclidean length of each row."""
+    found: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return found
+
+
 def row_blocks(rows: Tensor, width: int) -> tuple[Tensor, ...]:
-    """Split rows so that `width` values made of each take about 32 MB at once; a graph that is exported stays whole."""
+    """Split rows so that `width` float32 values per row take about 32 MB; an exported graph is not split."""
     if torch.compiler.is_exporting():
         return (rows,)
     return torch.split(rows, max(1, min(ROWS, (1 << 23) // width)))
 
 
-def runs_plain(features: Tensor) -> bool:
-    """Say whether NumPy may work on features: not on another device, in a graph that is exported, or where gradients flow."""
-    return features.device.type == "cpu" and not torch.compiler.is_exporting() and not features.requires_grad
+def percentiles(values: Tensor, percents: Sequence[float]) -> list[Tensor]:
+    """Return percentiles of all values, whatever their shape, with one selection for all percentiles."""
+    found = np.percentile(values.cpu().numpy().ravel(), percents)
+    return [torch.tensor(value, dtype=torch.float32, device=values.device) for value in found]
 
 
 def kept_count(width: int, percentile: float) -> int:
-    """Count the activations above a percentile, rounding half to even as the authors' code does.
-
-    At least one is kept, so that narrow networks at high percentiles still have a ratio.
-    """
+    """Return how many of `width` activations are above a percentile: at least 1, rounded half to even as in the authors' code."""
     return max(1, width - round(width * percentile / 100))
 
 
+def top_mask(features: Tensor, kept: int) -> Tensor:
+    """Return a mask of the `kept` largest values of each row."""
+    chosen = features.topk(kept, dim=1, sorted=False).indices
+    return torch.zeros_like(features, dtype=torch.bool).scatter(1, chosen, True)
+
+
 def scale_ratio(features: Tensor, percentile: float) -> Tensor:
-    """Compute r = sum of all / sum of the largest for each row."""
+    """Return r (N,), the sum of all activations of a row over the sum of its largest."""
     return scale_ratios(features, [percentile])[0]
 
 
 def scale_ratios(features: Tensor, percentiles: Sequence[float]) -> list[Tensor]:
-    """Compute the ratio of each row for several percentiles in one pass."""
+    """Return the ratio of each row for several percentiles, with one sort for all of them."""
     kept = [kept_count(features.shape[1], percentile) for percentile in percentiles]
-    if not runs_plain(features):
+    if features.device.type != "cpu" or torch.compiler.is_exporting() or features.requires_grad:
         return [ratio_plain(features, count) for count in kept]
     array = features.numpy()
     total = features.sum(dim=1)
@@ -63,61 +118,23 @@ def scale_ratios(features: Tensor, percentiles: Sequence[float]) -> list[Tensor]
 
 
 def ratio_plain(features: Tensor, kept: int) -> Tensor:
-    """Compute the ratio with torch alone: the twin of the fast path, and what is exported."""
+    """Return the ratio computed with torch alone."""
     top = features.topk(kept, dim=1, sorted=False).values.sum(dim=1)
     return safe_ratio(features.sum(dim=1), top, features.shape[1] / kept)
 
 
-def ratio_each(features: Tensor, percents: Tensor) -> Tensor:
-    """Compute the ratio of non-negative rows that have a percentile each."""
-    width = features.shape[1]
-    kept = (width - (width * percents / 100).round().long()).clamp(min=1)
-    sums = features.sort(dim=1, descending=True).values.cumsum(dim=1)
-    return safe_ratio(sums[:, -1], sums.gather(1, kept.unsqueeze(1) - 1).squeeze(1), float(width))
-
-
-def stable_order(features: Tensor) -> Tensor:
-    """Find the order of each row's values, the least first and of equals the first first, as a stable sort gives it."""
-    if torch.compiler.is_exporting():  # ONNX says so of top-k, and has no such sort
-        return features.topk(features.shape[1], dim=1, largest=False).indices
-    if not runs_plain(features):
-        return features.sort(dim=1, stable=True).indices
-    places = np.arange(features.shape[1])
-    found = []
-    for part in row_blocks(features, features.shape[1]):
-        bits = (part.numpy() + np.float32(0)).view(np.int32)  # -0 becomes 0
-        # A float's bits are in its order, those of negative ones reversed: with its place below them, one plain sort does both.
-        whole = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64)
-        keys = np.sort((whole << 32) | places, axis=1)
-        found.append(torch.from_numpy(keys & 0xFFFFFFFF))
-    return torch.cat(found)
-
-
-def percentiles(values: Tensor, percents: Sequence[float]) -> list[Tensor]:
-    """Find percentiles of all values, whatever their shape; one selection serves them all."""
-    found = np.percentile(values.cpu().numpy().ravel(), percents)
-    return [torch.tensor(value, dtype=torch.float32, device=values.device) for value in found]
-
-
-def lengths(rows: Tensor, dim: int = 1) -> Tensor:
-    """Measure the Euclidean length of each row."""
-    found: Tensor = torch.linalg.vector_norm(rows, dim=dim)
-    return found
-
-
 def safe_ratio(total: Tensor, top: Tensor, limit: float) -> Tensor:
-    """Divide the sum of all by the sum of the largest, so that any row has a finite factor."""
-    # Rows without positive activations have no ratio: 1, as when nothing is left out. Non-negative rows never
-    # exceed D/k; signed ones are held there, so that the factor stays finite.
+    """Return `total / top`, clamped to a range in which exp is finite; 1 for rows without positive activations."""
+    # The ratio of non-negative rows never exceeds D / k; signed rows are clamped there.
     bound = min(limit, HIGHEST)
     some = top > 0
     return torch.where(some, (total / torch.where(some, top, 1.0)).clamp(-bound, bound), 1.0)
 
 
 def _top_sum(array: NDArray[np.float32], kept: int) -> NDArray[np.float32]:
-    """Sum the largest of each row by partial sorting, which NumPy does with SIMD."""
+    """Return the sum of the largest values of each row by partial sorting, for which NumPy uses SIMD."""
     first = array.shape[1] - kept
-    low = ramp(array.shape[1])
+    low = _ramp(array.shape[1])
     block = np.empty((min(ROWS, len(array)), array.shape[1]), np.float32)
     result = np.empty(len(array), np.float32)
     for start in range(0, len(array), ROWS):
@@ -128,14 +145,14 @@ def _top_sum(array: NDArray[np.float32], kept: int) -> NDArray[np.float32]:
 
 
 @cache
-def ramp(width: int) -> NDArray[np.float32]:
-    """Make zeros different, below anything that counts: partial sorting is slow among equals, and a ReLU leaves many."""
+def _ramp(width: int) -> NDArray[np.float32]:
+    """Return distinct negligible values: partial sorting is slow among equal values, such as the zeros of a ReLU."""
     found: NDArray[np.float32] = np.arange(1, width + 1, dtype=np.float32) * np.finfo(np.float32).tiny
     return found
 
 
 def _top_sums(array: NDArray[np.float32], kept: Sequence[int]) -> list[NDArray[np.float32]]:
-    """Sum the largest of each row for several counts from one sort."""
+    """Return the sum of the largest values of each row for several counts, from one sort."""
     width = array.shape[1]
     counts = sorted(set(kept), reverse=True)
     edges = [width - count for count in counts]
@@ -143,52 +160,30 @@ def _top_sums(array: NDArray[np.float32], kept: Sequence[int]) -> list[NDArray[n
     for start in range(0, len(array), ROWS):
         block = np.sort(array[start : start + ROWS], axis=1)
         pieces = np.add.reduceat(block, edges, axis=1)
-        # Each piece reaches to the next edge; adding them from the right gives the sums to the end.
+        # Each piece ends at the next edge; cumulative sums from the right extend it to the end of the row.
         sums[start : start + ROWS] = pieces[:, ::-1].cumsum(axis=1)[:, ::-1]
     return [np.ascontiguousarray(sums[:, counts.index(count)]) for count in kept]
 
 
 def kth_largest_products(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> list[Tensor]:
-    """Find the k-th largest inner product of each query with the rows of a bank, for several k.
-
-    Exact, in blocks of bounded memory.
-    """
-    if queries.device.type != "cpu" or torch.compiler.is_exporting():
-        return kth_plain(queries, bank, ks)
-    places = [len(bank) - k for k in ks]
-    found = np.concatenate([products[:, places].T for products in _partitioned(queries, bank, places)], axis=1)
-    return list(torch.from_numpy(found))
+    """Return the k-th largest inner product (N,) of each query with the rows of a bank, for several k; exact."""
+    found = [[products[:, -k] for k in ks] for products in _largest_products(queries, bank, ks)]
+    return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
 
-def kth_plain(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> list[Tensor]:
-    """Find the same with torch alone: the twin of the fast path, and what is exported."""
-    products = (queries @ bank.T).topk(max(ks), dim=1).values
-    return [products[:, k - 1] for k in ks]
-
-
-@shared
 def mean_largest_products(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> list[Tensor]:
-    """Average the k largest inner products of each query with the rows of a bank, for several k.
+    """Return the mean of the k largest inner products (N,) of each query with the rows of a bank, for several k; exact."""
+    found = [[products[:, -k:].mean(dim=1) for k in ks] for products in _largest_products(queries, bank, ks)]
+    return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
-    Exact, in blocks of bounded memory.
-    """
+
+def _largest_products(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> Iterator[Tensor]:
+    """Yield the largest products in blocks of rows; for each k, the k-th largest is at -k and larger ones follow."""
     if queries.device.type != "cpu" or torch.compiler.is_exporting():
-        return mean_plain(queries, bank, ks)
-    places = [len(bank) - k for k in ks]
-    blocks = _partitioned(queries, bank, places)
-    means = [[products[:, place:].mean(axis=1) for place in places] for products in blocks]
-    return list(torch.from_numpy(np.concatenate(means, axis=1)))
-
-
-def _partitioned(queries: Tensor, bank: Tensor, places: Sequence[int]) -> Iterator[NDArray[np.float32]]:
-    """Yield inner products in blocks of bounded memory, each row so ordered that what belongs at these places is there."""
+        yield (queries @ bank.T).topk(max(ks), dim=1).values.flip(1)
+        return
+    places = sorted({len(bank) - k for k in ks})
     for part in row_blocks(queries, len(bank)):
         products = (part @ bank.T).numpy()
-        products.partition(sorted(set(places)), axis=1)
-        yield products
-
-
-def mean_plain(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> list[Tensor]:
-    """Average the same with torch alone: the twin of the fast path, and what is exported."""
-    products = (queries @ bank.T).topk(max(ks), dim=1).values
-    return [products[:, :k].mean(dim=1) for k in ks]
+        products.partition(places, axis=1)
+        yield torch.from_numpy(products[:, places[0] :])

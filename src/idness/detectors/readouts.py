@@ -1,4 +1,4 @@
-"""Reads one ID-ness score per image off logits; higher means more in-distribution."""
+"""Readouts: one ID-ness score per image from its logits (N, C); higher is more in-distribution."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from idness.core.types import Head
 
 
 def energy(logits: Tensor) -> Tensor:
-    """Compute logsumexp of the logits, the negative free energy at temperature 1."""
+    """Return the logsumexp of the logits (N,), the negative free energy at temperature 1."""
     highest = logits.amax(dim=1, keepdim=True)
-    # exp() of less than about -88 is denormal and many times slower, and nothing below -80 changes a float32 sum.
+    # exp() of less than about -88 is denormal and many times slower; nothing below -80 changes a float32 sum.
     powers = (logits - highest).clamp_(min=-80.0).exp_()
     return highest.squeeze(1) + powers.sum(dim=1).log()
 
 
 def msp(logits: Tensor) -> Tensor:
-    """Take the largest softmax probability."""
+    """Return the largest softmax probability (N,)."""
     return torch.softmax(logits, dim=1).amax(dim=1)
 
 
 def max_logit(logits: Tensor) -> Tensor:
-    """Take the largest logit."""
+    """Return the largest logit (N,)."""
     return logits.amax(dim=1)
 
 
 def joint_energy(logits: Tensor) -> Tensor:
-    """Add up the negative free energies of labels that an image has or has not -- Wang et al., NeurIPS 2021."""
+    """Return the sum of the labels' negative free energies -- Wang et al., NeurIPS 2021."""
     return softplus(logits).sum(dim=1)
 
 
-def surest_label(logits: Tensor) -> Tensor:
-    """Take the largest probability of a label, by its sigmoid."""
+def max_sigmoid(logits: Tensor) -> Tensor:
+    """Return the largest probability of a label, its sigmoid."""
     return torch.sigmoid(logits).amax(dim=1)
 
 
 READOUTS: dict[str, Callable[[Tensor], Tensor]] = {"energy": energy, "msp": msp, "max_logit": max_logit}
-LABEL_READOUTS = {"energy": joint_energy, "msp": surest_label, "max_logit": max_logit}
-"""The same for networks of which an image may get several labels, or none."""
+LABEL_READOUTS = {"energy": joint_energy, "msp": max_sigmoid, "max_logit": max_logit}
+"""The same for multi-label networks."""
 
 
 def readout_for(head: Head, name: str) -> Callable[[Tensor], Tensor]:
-    """Give the readout of this name that suits a network."""
+    """Return the readout of this name for a single-label or multi-label network."""
     return (LABEL_READOUTS if head.multi_label else READOUTS)[name]

@@ -1,4 +1,4 @@
-"""Finds methods by name: ours, and those that installed packages offer under the entry-point group `idness.methods`."""
+"""Methods by name: the built-in ones, and those of plug-ins under the entry-point group `idness.methods`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeGuard
 
 from idness.core.errors import IdnessError, OptionError, unknown_name
-from idness.core.method_text import read_method, split_methods, write_options
+from idness.core.method_text import read_method, split_methods, write_method
 from idness.core.scripts import MODULE, Script
 from idness.detectors.detector import Detector
 
@@ -17,20 +17,19 @@ GROUP = "idness.methods"
 
 
 def available() -> dict[str, type[Detector]]:
-    """Give every method by name: ours, then those of other installed packages under the names they chose."""
+    """Return every method by name: the built-in ones, then those of installed plug-ins."""
     return dict(_found())
 
 
 def look_again() -> None:
-    """Look for methods anew, as after a package was installed while Python runs."""
+    """Search for plug-ins again, for example after a package was installed while Python runs."""
     _found.cache_clear()
 
 
 def rows(*, costly: bool = False) -> dict[str, Detector]:
-    """Give every row of a comparison by name: a method at its defaults, or each of its variants (`ash-s`, `ash-p`, `ash-b`).
+    """Return the rows of a comparison: methods at their defaults, or each of their variants (`ash-s`, `ash-p`, `ash-b`).
 
-    Methods that need more than one pass of the network are there only if `costly` ones are asked for; those that read a training
-    run never are.
+    Methods that need more than one pass of the network are included only if `costly`; those that read a training run never.
     """
     alone = {name: cls for name, cls in _found().items() if not cls.of_run}
     listed = {row: cls(**fixed) for name, cls in alone.items() for row, fixed in (cls.rows or {name: {}}).items()}
@@ -38,21 +37,33 @@ def rows(*, costly: bool = False) -> dict[str, Detector]:
 
 
 def build(name: str, /, **options: Any) -> Detector:
-    """Make a detector by name, as in `build("scale", percentile=95)`; `ash-s` is `ash` with its variant set."""
+    """Return a detector by the name of a method, or of a variant such as `ash-s`.
+
+    Args:
+        name: name of the method, in any case.
+        options: options of the method.
+
+    Raises:
+        UnknownNameError: if there is no method of this name.
+        OptionError: if an option is unknown or invalid.
+
+    >>> build("scale", percentile=95).label()
+    'scale(percentile=95)'
+    """
     cls, fixed = _find(name)
     return _made(cls, {**fixed, **options})
 
 
 def parse(text: str) -> Detector:
-    """Make a detector from text such as `scale`, `scale(percentile=95)` or `ash(variant=s, percentile=90)`."""
+    """Return a detector from text such as `scale`, `scale(percentile=95)` or `ash(variant=s, percentile=90)`."""
     name, options = read_method(text)
     return build(name, **options)
 
 
-def given(method: type[Detector] | Detector | Script) -> tuple[Detector, bool]:
-    """Make the detector that a person hands over, and say whether its options are set by them.
+def from_user(method: type[Detector] | Detector | Script) -> tuple[Detector, bool]:
+    """Return the detector for a class, an object (which is copied), or either of them in a Python file.
 
-    It may be a class, an object, or either of them in a Python file; an object is copied, so that theirs learns nothing.
+    The second value tells whether the user set its options.
     """
     options: dict[str, Any] = {}
     found: object = method
@@ -62,25 +73,22 @@ def given(method: type[Detector] | Detector | Script) -> tuple[Detector, bool]:
         return dataclasses.replace(found), True  # type: ignore[type-var]
     if not _is_method(found):
         raise OptionError(
-            f"{method}: a method must be a dataclass that extends Detector, or such an object, got {found!r}"
+            f"{method}: a method must be a dataclass that extends Detector, or an instance of one, got {found!r}"
         )
     return _made(found, options), bool(options)
 
 
-def row_name(detector: Detector, options: str = "") -> str:
-    """Name the row of a detector that a person hands over; one that is called as another method is goes by its module too."""
+def row_name(detector: Detector) -> str:
+    """Return the name of the row of a user's detector; its module is included if another method has the same name."""
     cls, name = type(detector), detector.name
     known = _found().get(name)
     if (known is not None and known is not cls) or (known is None and name in rows(costly=True)):
         name = f"{cls.__module__.removeprefix(MODULE)}:{cls.__name__}"
-    return f"{name}({options})" if options else name
+    return write_method(name, _changed(detector))
 
 
 def detectors_in(owner: Detector, option: str) -> tuple[Detector, ...]:
-    """Make the detectors that an option holds: one text such as `react+dice`, or a list of texts, configurations, detectors.
-
-    They are copies: two detectors with the same parts must not learn into the same ones.
-    """
+    """Return copies of the detectors in an option: text such as `react+dice`, or a list of texts, configurations or detectors."""
     given: Any = getattr(owner, option)
     listed = split_methods(given, between="+") if isinstance(given, str) else given
     if not isinstance(listed, Sequence) or not listed:
@@ -97,38 +105,35 @@ def detectors_in(owner: Detector, option: str) -> tuple[Detector, ...]:
 
 
 def short(detector: Detector) -> str:
-    """Write a detector as shortly as `parse` takes it: options at their defaults are left out."""
-    shown = changed(detector)
-    return f"{detector.name}({shown})" if shown else detector.name
+    """Return the shortest text from which `parse` makes the detector: without options at their defaults."""
+    return write_method(detector.name, _changed(detector))
 
 
-def changed(detector: Detector) -> str:
-    """Write the options of a detector that are not at their defaults."""
+def _changed(detector: Detector) -> dict[str, Any]:
     usual = type(detector)().options()
-    return write_options({key: value for key, value in detector.options().items() if value != usual[key]})
+    return {key: value for key, value in detector.options().items() if value != usual[key]}
 
 
 def _made(cls: type[Detector], options: Mapping[str, Any]) -> Detector:
     allowed = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for option in options:
         if option not in allowed:
-            takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
-            raise OptionError(f"{cls.__name__}: unknown option {option!r}; {takes}")
+            raise OptionError(f"{cls.__name__}: unknown option {option!r}; it takes {', '.join(allowed) or 'none'}")
     return cls(**options)
 
 
 def _find(name: str) -> tuple[type[Detector], Mapping[str, Any]]:
-    """Find a method or one of its variants, whatever the case of the letters."""
+    """Return the class of a method, with the options of a variant, ignoring case."""
     wanted, known = name.lower(), _found()
     names: dict[str, tuple[type[Detector], Mapping[str, Any]]] = {}
-    # Another package's class calls itself after its own name until it was looked for; files may hold that name.
+    # Until entry points were read, a plug-in uses its class name; files may contain it.
     names |= {cls.__name__.lower(): (cls, {}) for cls in known.values()}
     names |= {key.lower(): (cls, {}) for key, cls in known.items()}
     names |= {row.lower(): (cls, fixed) for cls in known.values() for row, fixed in cls.rows.items()}
     if wanted not in names and Script.named(name) is not None:
-        # Here and in files that strangers may have written no code is run: only where a person compares methods.
+        # Names in files that others may have written must not run code.
         raise OptionError(
-            f"{name}: a method of a Python file can be compared, not kept; offer it under the entry-point group {GROUP!r}"
+            f"{name}: methods in Python files can only be compared; to save one, register it under the entry-point group {GROUP!r}"
         )
     if wanted not in names:
         raise unknown_name("method", name, rows(costly=True))
@@ -142,7 +147,7 @@ def _found() -> dict[str, type[Detector]]:
     found: dict[str, type[Detector]] = {name.lower(): getattr(methods, name) for name in methods.__all__}
     for point in entry_points(group=GROUP):
         if point.name.lower() in map(str.lower, found):
-            raise _bad(point, f"must have a name of its own, got {point.name!r}, which is taken")
+            raise _bad(point, f"must have a unique name, got {point.name!r}")
         found[point.name] = _load(point)
     return found
 

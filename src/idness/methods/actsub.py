@@ -14,26 +14,25 @@ from idness.core.checks import check_at_most_images, count, percent, positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import head_axes
-from idness.detectors.kernels import mean_largest_products, scale_ratios, unit
+from idness.detectors.kernels import mean_largest_products, scale_ratios, shared, unit
 from idness.detectors.readouts import energy
-from idness.detectors.sharing import shared
 
 
 @dataclass(kw_only=True)
 class ActSub(Detector):
-    """Multiply SCALE's energy of what the head sees of the features by how near the rest is to training images.
+    """SCALE's energy of the features that the head uses, times the similarity of the rest to training images.
 
     Args:
-        percentile: share of activations, in percent, left out of SCALE's sum of the largest.
-        power: exponent of the nearness; the larger, the less the energy counts.
-        k: how many of the nearest training images count.
+        percentile: percentage of activations excluded from SCALE's sum of the largest.
+        power: exponent of the similarity; the larger, the less the energy counts.
+        k: number of nearest training images.
     """
 
     formula = (
         r"E(W a_D\, e^{r(a_D)} + b) \cdot (-\log(1 - s))^{\lambda}, \quad "
         r"s = \frac{1}{k} \sum_{i \in kNN} \langle \bar a_I, \bar a_{I,i} \rangle"
     )
-    assumes = "what the head sees and what it does not both tell ID images"
+    assumes = "both what the head uses and what it ignores separate ID from OOD images"
     needs_train = True
     uses_head = True
     grid = {"percentile": (85.0, 90.0, 92.5, 95.0, 97.5), "power": (0.5, 1.0, 1.5, 2.0)}
@@ -45,8 +44,7 @@ class ActSub(Detector):
 
     @classmethod
     def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
-        basis = _decisive_basis(head, train)
-        bank = unit(train.features - train.features @ basis @ basis.T)
+        basis, bank = _decisive_basis(head, train)
         for detector in detectors:
             check_at_most_images(detector, "k", len(bank))
             detector.basis_, detector.bank_ = basis, bank
@@ -55,25 +53,30 @@ class ActSub(Detector):
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
         first = detectors[0]
         decisive = acts.features @ first.basis_ @ first.basis_.T
-        rest = unit(acts.features - decisive)
-        cosines = mean_largest_products(rest, first.bank_, [detector.k for detector in detectors])
+        cosines = _rest_similarity(acts.features, first.basis_, first.bank_, tuple({one.k: None for one in detectors}))
         ratios = scale_ratios(decisive, [detector.percentile for detector in detectors])
         # W (a f) + b = f (W a) + b: one product serves every percentile.
         plain, offset = linear(decisive, first.head_.weight), first.head_.offset
         factors = {detector.percentile: ratio.exp() for detector, ratio in zip(detectors, ratios, strict=True)}
         shaped = {each: energy(torch.addcmul(offset, plain, factor.unsqueeze(1))) for each, factor in factors.items()}
-        # An opposite direction is as far as none at all: a negative number has no power.
-        nearness = [-(1 - cosine.clamp(0.0, 1 - 1e-6)).log() for cosine in cosines]
-        both = zip(detectors, nearness, strict=True)
-        return [shaped[detector.percentile] * near**detector.power for detector, near in both]
+        # Negative cosines count as 0: a negative number has no power.
+        near = {k: -(1 - cosine.clamp(0.0, 1 - 1e-6)).log() for k, cosine in cosines.items()}
+        return [shaped[detector.percentile] * near[detector.k] ** detector.power for detector in detectors]
 
 
 @shared
-def _decisive_basis(head: Head, train: Activations) -> Tensor:
-    """Take the leading right singular vectors of the head, until training images are as long inside as outside.
+def _rest_similarity(features: Tensor, basis: Tensor, bank: Tensor, ks: tuple[int, ...]) -> dict[int, Tensor]:
+    """Return, for each k, the mean cosine (N,) with the k nearest training images, of features outside the basis."""
+    rest = unit(features - features @ basis @ basis.T)
+    return dict(zip(ks, mean_largest_products(rest, bank, ks), strict=True))
 
-    The authors' code goes on into directions that the head does not see at all. Those have no order (which come first
-    is the linear algebra library's choice), so we stop where the head does, and they stay in the rest.
+
+@shared
+def _decisive_basis(head: Head, train: Activations) -> tuple[Tensor, Tensor]:
+    """Return the leading right singular vectors of the head, and the unit features of training images outside them.
+
+    There are as many vectors as make training images equally long inside and outside. The authors' code continues into
+    directions that the head ignores; their order is arbitrary, so we stop at the rank of the head.
     """
     vectors = head_axes(head)[2]
     surplus = torch.zeros(vectors.shape[1], dtype=torch.double, device=vectors.device)
@@ -82,5 +85,6 @@ def _decisive_basis(head: Head, train: Activations) -> Tensor:
         inside = (whole @ vectors).square().cumsum(dim=1)
         outside = (whole.square().sum(dim=1, keepdim=True) - inside).clamp(min=0)
         surplus += (inside.sqrt() - outside.sqrt()).sum(dim=0)
-    count = int(surplus.abs()[: max(1, head.width - 1)].argmin()) + 1
-    return vectors[:, :count].float().contiguous()
+    size = int(surplus.abs()[: max(1, head.width - 1)].argmin()) + 1
+    basis = vectors[:, :size].float().contiguous()
+    return basis, unit(train.features - train.features @ basis @ basis.T)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,27 +11,27 @@ from torch import Tensor
 from idness.core.checks import one_of, percent, positive
 from idness.core.errors import OptionError
 from idness.core.types import Activations, Head
-from idness.detectors.input_edit import InputEdit, Pass, input_gradient
-from idness.detectors.kernels import ratio_each
+from idness.detectors.detector import InputEdit, input_gradient
+from idness.detectors.kernels import safe_ratio
 from idness.detectors.readouts import energy
 
 
 @dataclass(kw_only=True)
 class AdaScale(InputEdit):
-    """Scale as SCALE (a) or LTS (l) does, less for images whose largest features shift more once the image is changed.
+    """Scale as SCALE (a) or LTS (l), less for images whose largest features shift more when the image is perturbed.
 
-    Negative features count as zero, except in what is scaled. Paper and code give the shares the names k1 and k2, not always
-    in the same order; here they are named after what they do.
+    Negative features count as zero, except in what is scaled. Paper and code use the names k1 and k2 inconsistently; the
+    options here are named after what they do.
 
     Args:
-        variant: a scales the features by exp(r), l the logits by r squared.
+        variant: `a` scales the features by exp(r), `l` the logits by r squared.
         low: SCALE's percentile for the image whose features shift most.
-        high: that for the image whose features shift least. 80 and 85 are the author's for a ResNet-50.
-        k_shift: share of features, in percent, the largest, whose shifts are summed.
-        k_level: share of features, in percent, the largest, whose values after the change are summed.
-        weight: of the former sum against the latter.
-        pixels: share of the image's values, in percent, those of least influence on the predicted logit, that are changed.
-        eps: how far they move in the network's input, normalised as it is, in favour of that logit.
+        high: percentile for the image whose features shift least; 80 and 85 are the author's for ResNet-50.
+        k_shift: percentage of features, the largest, whose shifts are summed.
+        k_level: percentage of features, the largest, whose values after the perturbation are summed.
+        weight: weight of the first sum relative to the second.
+        pixels: percentage of input values, those with the least influence on the predicted logit, that are perturbed.
+        eps: size of the perturbation in the network's normalized input, in the direction that raises that logit.
     """
 
     formula = (
@@ -38,7 +39,7 @@ class AdaScale(InputEdit):
         r"E(r_p^2\, z) \ \text{(l)}, \quad "
         r"p = p_{low} + (p_{high} - p_{low})\, (1 - F_{ID}(Q))"
     )
-    assumes = "the largest features of OOD images shift more when the image is changed a little"
+    assumes = "the largest features of OOD images shift more when the image is slightly perturbed"
     needs_train = True
     needs_val = True
     uses_head = True
@@ -60,7 +61,7 @@ class AdaScale(InputEdit):
         if self.low > self.high:
             raise OptionError(f"AdaScale: low must be at most high ({self.high:g}), got {self.low:g}")
 
-    def perturb(self, network: Pass, images: Tensor) -> Tensor:
+    def perturb(self, network: Callable[[Tensor], tuple[Tensor, Tensor]], images: Tensor) -> Tensor:
         gradient = input_gradient(lambda inputs: network(inputs)[1].amax(dim=1), images).flatten(1)
         least = gradient.abs().topk(_count(gradient, self.pixels), dim=1, largest=False).indices
         chosen = torch.zeros_like(gradient).scatter(1, least, 1.0)
@@ -70,10 +71,10 @@ class AdaScale(InputEdit):
         self.oddness_ = self._oddness(val).sort().values
 
     def rate(self, acts: Activations) -> Tensor:
-        # The share of ID images that are odder, from 1 for the most ordinary image to 0 for the oddest.
+        # Fraction of ID images that are odder: 1 for the most ordinary image, 0 for the oddest.
         rank = torch.searchsorted(self.oddness_, self._oddness(acts), right=True)
         share = 1 - rank / len(self.oddness_)
-        ratio = ratio_each(acts.features.clamp(min=0), self.low + share * (self.high - self.low)).unsqueeze(1)
+        ratio = _ratio_each(acts.features.clamp(min=0), self.low + share * (self.high - self.low)).unsqueeze(1)
         if self.variant == "l":
             return energy(acts.logits * ratio.square())
         bias = self.head_.offset
@@ -87,6 +88,14 @@ class AdaScale(InputEdit):
         return level.sum(dim=1) + self.weight * shift.sum(dim=1)
 
 
+def _ratio_each(features: Tensor, percents: Tensor) -> Tensor:
+    """Return the scale ratio (N,) of non-negative rows, each with its own percentile (N,)."""
+    width = features.shape[1]
+    kept = (width - (width * percents / 100).round().long()).clamp(min=1)
+    sums = features.sort(dim=1, descending=True).values.cumsum(dim=1)
+    return safe_ratio(sums[:, -1], sums.gather(1, kept.unsqueeze(1) - 1).squeeze(1), float(width))
+
+
 def _count(rows: Tensor, share: float) -> int:
-    """Count a share of the columns, rounded down as in the author's code, but one at least, for narrow networks."""
+    """Return a percentage of the columns, rounded down as in the author's code, but at least 1."""
     return max(1, int(rows.shape[1] * share / 100))

@@ -10,19 +10,19 @@ from torch import Tensor
 from idness.core.checks import one_of
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.moments import Moments
+from idness.detectors.gaussian import Moments
 from idness.detectors.readouts import READOUTS
 
 LEAST = 1e-6
-"""What a confidence counts for at least: the energy of unsure images can be negative, and would turn errors into merits."""
+"""Smallest confidence: the energy of unsure images can be negative, which would turn errors into merits."""
 
 
 @dataclass(kw_only=True)
 class CADRef(Detector):
-    """Take minus the relative deviation from the predicted class's mean image; what raises the logit, over confidence.
+    """Negative relative deviation from the predicted class's mean; deviations that raise the logit are divided by confidence.
 
     Args:
-        readout: how confidence is read off the logits.
+        readout: readout of the logits that measures confidence.
     """
 
     formula = (
@@ -30,15 +30,15 @@ class CADRef(Detector):
         r"+ \frac{\sum_j \max(0, -e_j)}{\operatorname{mean} S}\right), \quad "
         r"e = (a - \mu_{\hat y}) \odot \operatorname{sign} w_{\hat y}"
     )
-    assumes = "ID images are near the mean of those that are taken for the same class"
+    assumes = "ID images are near the mean of images with the same predicted class"
     needs_train = True
     uses_head = True
     grid = {"readout": ("energy", "msp", "max_logit")}
 
-    readout: str = one_of(*READOUTS)
+    readout: str = one_of("energy", "msp", "max_logit")
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        # Images are grouped by predicted class, not by label; a class that no image was taken for has the mean of all.
+        # Images are grouped by predicted class, not by label; a class that is never predicted gets the mean of all.
         taken = Moments.of(train.features, train.logits.argmax(dim=1), head.classes)
         self.means_ = torch.where(taken.present.unsqueeze(1), taken.means, taken.mean).float()
         self.signs_ = head.weight.sign()
@@ -46,7 +46,7 @@ class CADRef(Detector):
 
     def rate(self, acts: Activations) -> Tensor:
         predicted = acts.logits.argmax(dim=1)
-        # Above zero: what raises the logit of the predicted class. Below: what lowers it.
+        # Positive effects raise the logit of the predicted class, negative ones lower it.
         effect = (acts.features - self.means_[predicted]) * self.signs_[predicted]
         size = acts.features.abs().sum(dim=1).clamp(min=1e-12)
         raising, lowering = effect.clamp(min=0).sum(dim=1) / size, (-effect).clamp(min=0).sum(dim=1) / size

@@ -16,15 +16,15 @@ from idness.detectors.registry import detectors_in
 
 @dataclass(kw_only=True)
 class Chain(Enhancer):
-    """Apply several edits one after another, each learning from what it will see.
+    """Apply several edits in sequence, each fitted on the output of the previous ones.
 
     Args:
-        steps: detectors that edit features or head, their configurations, or one text such as
+        steps: detectors that edit features or head, their configurations, or text such as
             `react(percentile=90)+dice(percentile=10)`.
     """
 
     formula = r"E(W' s_n(\dots s_1(a)) + b)"
-    assumes = "what its steps assume holds"
+    assumes = "what its steps assume"
     needs_train = True
     needs_val = False
     grid = {
@@ -65,7 +65,7 @@ class Chain(Enhancer):
 
 
 def _learn_steps(chains: Sequence[Sequence[Enhancer]], head: Head, train: Activations, val: Activations) -> None:
-    """Let each step learn from what those before it leave; chains that begin alike share that."""
+    """Fit each step on the output of the previous ones; chains with the same first step share it."""
     alike: dict[str, list[Sequence[Enhancer]]] = {}
     for chain in chains:
         alike.setdefault(chain[0].label(), []).append(chain)

@@ -14,19 +14,19 @@ from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 
 FILE, WEIGHT, BIAS = "method.safetensors", "branch.weight", "branch.bias"
-"""Where a run keeps what it learned beside its network, and the names of the second head there."""
+"""File of a training run, and the names of the second head's tensors in it."""
 
 
 @dataclass(kw_only=True)
 class ConfBranch(Detector):
-    """Take the confidence of a second head that was trained with the network, before its sigmoid.
+    """Confidence logit of a second head that was trained with the network.
 
     Args:
-        run: folder of `idness train --method confbranch`, whose network is looked at.
+        run: folder of `idness train --method confbranch` that trained the network.
     """
 
     formula = r"w_c^\top a + b_c"
-    assumes = "the network was trained by ConfBranch, and was less confident of images it got wrong"
+    assumes = "the network was trained by ConfBranch, which lowers its confidence on errors"
     of_run = True
     uses_head = True
 
@@ -36,11 +36,11 @@ class ConfBranch(Detector):
         self.weight_, self.bias_ = self._branch()
         if self.weight_.shape != (1, head.width):
             raise OptionError(
-                f"ConfBranch: run must be of this network, of {head.width} features; got one of {self.weight_.shape[1]}"
+                f"ConfBranch: run must belong to this network with {head.width} features, got {self.weight_.shape[1]}"
             )
 
     def rate(self, acts: Activations) -> Tensor:
-        # The sigmoid keeps the order, but not of scores that it rounds to 1.
+        # The sigmoid keeps the order, except for scores that it rounds to 1.
         return (acts.features @ self.weight_.T + self.bias_)[:, 0]
 
     def _branch(self) -> tuple[Tensor, Tensor]:
@@ -50,5 +50,5 @@ class ConfBranch(Detector):
             return found[WEIGHT].float(), found[BIAS].float()
         except (OSError, SafetensorError, KeyError) as error:
             raise OptionError(
-                f"ConfBranch: run must be the folder of idness train --method confbranch, with its {FILE}; got {self.run!r}"
+                f"ConfBranch: run must be a folder of `idness train --method confbranch` with {FILE}, got {self.run!r}"
             ) from error

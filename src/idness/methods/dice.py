@@ -11,20 +11,20 @@ import torch
 from idness.core.checks import percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
+from idness.detectors.gaussian import mean_features
 from idness.detectors.kernels import percentiles
-from idness.detectors.moments import mean_features
 
 
 @dataclass(kw_only=True)
 class DICE(Enhancer):
-    """Keep only the weights of the head that contribute most on training images.
+    """Keep only the weights of the head with the largest mean contribution on training images.
 
     Args:
-        percentile: share of all C x D weights, in percent, that is set to zero.
+        percentile: percentage of all C x D weights that are set to zero.
     """
 
     formula = r"E((M \odot W) a + b), \quad M_{cj} = [\mu_j W_{cj} > P_p(\mu \odot W)]"
-    assumes = "few weights carry a class; the rest is noise that OOD images excite"
+    assumes = "few weights carry a class; OOD images activate the others"
     needs_train = True
     grid = {"percentile": (10.0, 30.0, 50.0, 70.0, 90.0)}
 

@@ -14,10 +14,10 @@ from idness.detectors.readouts import readout_for
 
 @dataclass(kw_only=True)
 class EBO(Detector):
-    """Take the negative free energy of the logits, T logsumexp(z / T).
+    """Negative free energy of the logits, T logsumexp(z / T).
 
     Args:
-        temperature: T; the paper and every table use 1.
+        temperature: T; 1 in the paper and its tables.
     """
 
     formula = r"T \log \sum_c e^{z_c / T}"

@@ -9,26 +9,26 @@ from torch import Tensor
 
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
+from idness.detectors.gaussian import mean_features
 from idness.detectors.kernels import lengths
-from idness.detectors.moments import mean_features
 
 
 @dataclass(kw_only=True)
 class FDBD(Detector):
-    """Take the mean distance to the decision boundaries, relative to the distance from the mean training image."""
+    """Mean distance to the decision boundaries, relative to the distance from the mean of training images."""
 
     formula = (
         r"\frac{1}{C - 1} \sum_{c \ne \hat y} \frac{z_{\hat y} - z_c}{\lVert w_{\hat y} - w_c \rVert} \, / \, "
         r"\lVert a - \mu \rVert"
     )
-    assumes = "ID images lie further from the decision boundaries"
+    assumes = "ID images are farther from the decision boundaries"
     needs_train = True
     uses_head = True
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         self.centre_ = mean_features(train).float()
         apart = _distances(head.weight.double())
-        # Between a class and itself, or one with the same weights, there is no boundary.
+        # There is no boundary between a class and itself, or one with the same weights.
         self.closeness_ = torch.where(apart > 0, 1 / apart, 0.0).float()
 
     def rate(self, acts: Activations) -> Tensor:
@@ -40,7 +40,7 @@ class FDBD(Detector):
 
 
 def _distances(rows: Tensor) -> Tensor:
-    """Measure how far each row is from each other one: by one matrix product, and again where that is next to nothing."""
+    """Return the distances (C, C) between rows by one matrix product; tiny ones are recomputed exactly."""
     squares = rows.square().sum(dim=1)
     sums = squares.unsqueeze(1) + squares
     found = sums - 2 * rows @ rows.T

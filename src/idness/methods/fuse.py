@@ -1,4 +1,4 @@
-"""Fuse -- several detectors as one score, each measured by what ID images alone tell of it; idness, 2026."""
+"""Fuse -- several detectors as one score, standardized on ID images alone; idness, 2026."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from idness.detectors.detector import Detector
 from idness.detectors.registry import detectors_in
 
 LEAST, CLASSES = 50, 20
-"""ID images needed to learn from, and as many to measure on; and of so many classes, or of all, they must show half."""
+"""Minimum number of ID images to fit on, and to standardize on; they must show half of the classes, or of `CLASSES`."""
 
 
 @dataclass(kw_only=True)
 class Fuse(Detector):
-    """Add up the scores of several methods, each in standard deviations of its scores on ID images.
+    """Sum of the scores of several methods, each standardized by its mean and deviation on ID images.
 
-    Methods fail on different images: where one is blind, another sees. The parts learn from training images and are
-    measured on validation images; where only one kind is there, one half of it is for either. With few images, or images
-    of few classes, only parts that need hardly any are used.
+    Methods fail on different images. The parts are fitted on training images and standardized on validation images; if
+    only one of both is given, each gets half of it. With few images, or images of few classes, only parts that need
+    hardly any training data are used.
 
     Args:
-        parts: detectors, or one text such as `vra+actsub+vim`.
+        parts: detectors, or text such as `vra+actsub+vim`.
     """
 
     formula = r"\sum_i (s_i - m_i) / \sigma_i"
@@ -46,18 +46,18 @@ class Fuse(Detector):
             raise OptionError(f"Fuse: a part must be a method other than fuse, got {self.parts!r}")
         for part in self.parts:
             if part.input_edit is not None:
-                raise OptionError(f"Fuse: a part must need one pass of the network, got {part.name}, which takes two")
+                raise OptionError(f"Fuse: a part must need one pass of the network, got {part.name}, which needs two")
 
     def options(self) -> dict[str, Any]:
         return {"parts": "+".join(part.label() for part in self.parts)}
 
     def inner(self) -> Iterator[tuple[str, Detector]]:
-        # Parts that were left out have learned nothing; their weight is zero.
+        # Parts that were left out are not fitted; their weight is zero.
         return ((f"part{i}", part) for i, part in enumerate(self.parts) if part.fitted or not self.fitted)
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         train, val = _halves(train, val)
-        # Parts that learn nothing, or single numbers from all activations as a percentile is, need next to no images.
+        # Parts that learn nothing, or only percentiles of all activations, need hardly any images.
         scarce = _scarce(head, train, val)
         used = [not scarce or not part.needs_train or part.needs_val for part in self.parts]
         if not any(used):
@@ -78,13 +78,14 @@ class Fuse(Detector):
         scores = [
             (part.rate(acts).float() - self.means_[place]) * self.weights_[place]
             for place, part in enumerate(self.parts)
-            if part.fitted and (part.state() or not part.needs_train)  # read from a file, a part left out is empty
+            if part.fitted
+            and (part.state() or not part.needs_train)  # loaded from a file, a part that was left out is empty
         ]
         return torch.stack(scores).sum(dim=0)
 
 
 def _halves(train: Activations, val: Activations) -> tuple[Activations, Activations]:
-    """Give images to learn from and others to measure on; of one set every other one, as sets are often sorted by class."""
+    """Return images to fit on and others to standardize on; of a single set every other one, as it may be sorted by class."""
     if train is not val:
         return train, val
     return train[::2], train[1::2] if len(train) > 1 else train

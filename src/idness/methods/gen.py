@@ -16,15 +16,15 @@ from idness.detectors.detector import Detector
 
 @dataclass(kw_only=True)
 class GEN(Detector):
-    """Take the negative generalised entropy of the largest softmax probabilities.
+    """Negative generalized entropy of the largest softmax probabilities.
 
     Args:
-        gamma: exponent; the smaller, the more the small probabilities count.
-        m: how many of the largest probabilities enter; all where the network has fewer classes.
+        gamma: exponent; the smaller, the more small probabilities count.
+        m: number of largest probabilities that are used; at most the number of classes.
     """
 
     formula = r"-\sum_{c=1}^{m} p_{(c)}^{\gamma} (1 - p_{(c)})^{\gamma}"
-    assumes = "OOD images make the softmax less sure"
+    assumes = "OOD images have less confident predictions"
     grid = {"gamma": (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0), "m": (10, 50, 100, 200, 500, 1000)}
 
     gamma: float = positive(0.1)
@@ -36,6 +36,6 @@ class GEN(Detector):
         classes = acts.logits.shape[1]
         most = min(max(detector.m for detector in detectors), classes)
         largest = torch.softmax(acts.logits, dim=1).topk(most, dim=1).values
-        logs = (largest * (1 - largest)).log()  # -inf where a probability is 0 or 1, which exp() returns to 0
+        logs = (largest * (1 - largest)).log()  # -inf for probabilities of 0 or 1, which exp() maps back to 0
         entropies = {gamma: (gamma * logs).exp().cumsum(dim=1) for gamma in {detector.gamma for detector in detectors}}
         return [-entropies[detector.gamma][:, min(detector.m, classes) - 1] for detector in detectors]

@@ -14,23 +14,23 @@ from idness.detectors.detector import Detector
 
 @dataclass(kw_only=True)
 class KLM(Detector):
-    """Take minus the least divergence of an image's probabilities from the usual ones of a predicted class.
+    """Negative smallest divergence of an image's probabilities from the mean probabilities of a predicted class.
 
-    The usual probabilities d_k are the mean of those validation images that the network takes for class k, else of
-    training images; labels are not used. The score is -min_k KL(p || d_k).
+    The template d_k is the mean over validation images (without them, training images) that are predicted as class k;
+    labels are not used. The score is -min_k KL(p || d_k).
     """
 
     formula = r"-\min_k \operatorname{KL}(p \,\Vert\, d_k)"
-    assumes = "each class has its usual probabilities"
+    assumes = "each class has typical probabilities"
     needs_train = True
     needs_val = True
-    remembers = True  # with one image a class its templates are these images themselves
+    remembers = True  # with one image per class the templates are the images themselves
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         logs = val.logits.double().log_softmax(dim=1)
         predicted = val.logits.argmax(dim=1)
-        # Logarithms of means are made from logarithms: a sure network's probabilities of other classes are 0 in
-        # floating point, and the divergence from them would be infinite. Classes never predicted have no template.
+        # Computed from logarithms: probabilities of other classes may be 0 in floating point, from which the divergence
+        # would be infinite. Classes that are never predicted have no template.
         groups = [logs[predicted == label] for label in sorted(set(predicted.tolist()))]
         self.templates_ = torch.stack([group.logsumexp(dim=0) - math.log(len(group)) for group in groups])
 

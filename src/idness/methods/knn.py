@@ -16,14 +16,14 @@ from idness.detectors.kernels import kth_largest_products, unit
 
 @dataclass(kw_only=True)
 class KNN(Detector):
-    """Take minus the squared distance to the k-th nearest training image, on features of length 1.
+    """Negative squared distance to the k-th nearest training image, on features scaled to length 1.
 
     Args:
-        k: which neighbour; fewer training images want a smaller one.
+        k: which neighbour; use a smaller one for fewer training images.
     """
 
     formula = r"-\lVert \bar a - \bar a_{(k)} \rVert^2"
-    assumes = "ID images have training images near them, by direction"
+    assumes = "ID images have training images in a similar direction"
     needs_train = True
     takes_labels = True
     grid = {"k": (1, 5, 10, 50, 100, 200, 500, 1000)}
@@ -39,6 +39,6 @@ class KNN(Detector):
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
-        # Of unit vectors, the nearest has the largest product: |x - y|^2 = 2 - 2 x y.
+        # For unit vectors, |x - y|^2 = 2 - 2 x y: the nearest has the largest product.
         products = kth_largest_products(unit(acts.features), detectors[0].bank_, [detector.k for detector in detectors])
         return [2 * product - 2 for product in products]

@@ -17,16 +17,16 @@ from idness.detectors.readouts import energy
 
 @dataclass(kw_only=True)
 class LTS(Detector):
-    """Multiply each image's logits by (sum of all / sum of the largest features) squared, then take the energy.
+    """Energy of the logits multiplied by r squared, where r is the sum of all features over the sum of the largest.
 
-    Unlike SCALE it scales the bias too, so that the class never changes. Negative features count as zero.
+    Unlike SCALE it scales the bias too. Negative features count as zero.
 
     Args:
-        percentile: share of activations, in percent, left out of the sum of the largest.
+        percentile: percentage of activations excluded from the sum of the largest.
     """
 
     formula = r"E(r^2 z), \quad r = \frac{\sum_j a_j}{\sum_{j \in top} a_j}"
-    assumes = "ID images have many active features beside the largest"
+    assumes = "ID images have many active features besides the largest"
     grid = {"percentile": (10.0, 30.0, 50.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
 
     percentile: float = percent(95.0)

@@ -12,17 +12,18 @@ from idness.methods.mds import MDS
 
 @dataclass(kw_only=True)
 class MDSPP(MDS):
-    """Take minus the squared Mahalanobis distance to the nearest class mean, on features of length 1.
+    """Negative squared Mahalanobis distance to the nearest class mean, on features scaled to length 1.
 
-    The lengths of features differ between classes and are small for many OOD images, which fits one Gaussian per
-    class badly; their directions fit it better.
+    The lengths of features differ between classes and are small for many OOD images, which one Gaussian per class does not
+    fit well; their directions fit it better.
 
     Args:
-        shrinkage: how far the covariance is moved towards a multiple of the identity, for few training images.
+        shrinkage: fraction in [0, 1) by which the covariance moves towards a multiple of the identity, for few training
+            images.
     """
 
     formula = r"-\min_c\, (\bar a - \mu_c)^\top \Sigma^{-1} (\bar a - \mu_c)"
-    assumes = "classes are Gaussian with one covariance, by direction"
+    assumes = "directions of classes are Gaussian with one covariance"
 
     @staticmethod
     def place(features: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from idness.detectors.readouts import readout_for
 
 @dataclass(kw_only=True)
 class MLS(Detector):
-    """Take the largest logit."""
+    """Largest logit."""
 
     formula = r"\max_c z_c"
     assumes = "OOD images have smaller logits"

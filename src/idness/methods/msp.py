@@ -13,10 +13,10 @@ from idness.detectors.readouts import readout_for
 
 @dataclass(kw_only=True)
 class MSP(Detector):
-    """Take the largest softmax probability."""
+    """Largest softmax probability."""
 
     formula = r"\max_c p_c"
-    assumes = "OOD images make the softmax less sure"
+    assumes = "OOD images have less confident predictions"
     takes_labels = True
 
     def rate(self, acts: Activations) -> Tensor:

@@ -9,25 +9,25 @@ from torch import Tensor
 from idness.core.checks import positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
+from idness.detectors.gaussian import mean_features
 from idness.detectors.kernels import lengths
-from idness.detectors.moments import mean_features
 
 
 @dataclass(kw_only=True)
 class NCI(Detector):
-    """Take how far centred features point along the predicted class's weights, plus their size.
+    """Projection of centred unit features on the weights of the predicted class, plus the weighted L1 norm of the features.
 
     Args:
-        alpha: weight of the size, the sum of absolute features; wide networks want a smaller one. The authors search it.
+        alpha: weight of the L1 norm; use a smaller one for wide networks. The authors search it.
     """
 
     formula = r"\frac{\langle w_{\hat y},\, a - \mu \rangle}{\lVert a - \mu \rVert} + \alpha \lVert a \rVert_1"
-    assumes = "ID features gather around the weights of their class"
+    assumes = "ID features cluster around the weights of their class"
     needs_train = True
     uses_head = True
     grid = {"alpha": (0.0001, 0.001, 0.01, 0.1)}
 
-    # OpenOOD sets 0.0001, at which the size hardly counts, and searches from there.
+    # OpenOOD starts its search at 0.0001, at which the norm hardly counts.
     alpha: float = positive(0.001)
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
@@ -36,7 +36,7 @@ class NCI(Detector):
         self.shift_ = (head.offset.double() + head.weight.double() @ centre).float()
 
     def rate(self, acts: Activations) -> Tensor:
-        # <w_c, a - m> is the logit z_c less b_c + <w_c, m>: no product with the weights is needed again.
+        # <w_c, a - m> is the logit z_c less b_c + <w_c, m>: no second product with the weights.
         predicted = acts.logits.argmax(dim=1, keepdim=True)
         along = (acts.logits - self.shift_).gather(1, predicted).squeeze(1)
         length = lengths(acts.features - self.centre_).clamp(min=1e-12)

@@ -17,16 +17,16 @@ from idness.detectors.readouts import energy
 
 @dataclass(kw_only=True)
 class NNGuide(Detector):
-    """Multiply the energy by the mean similarity to the nearest training images, each weighted by its own energy.
+    """Energy times the mean similarity to the nearest training images, each weighted by its own energy.
 
-    All training images serve; the authors draw 1 to 10 percent of them to save time.
+    All training images are used; the authors sample 1 to 10 percent of them.
 
     Args:
-        k: how many of the nearest training images count.
+        k: number of nearest training images.
     """
 
     formula = r"E(z) \cdot \frac{1}{k} \sum_{i \in kNN} E(z_i)\, \langle \bar a, \bar a_i \rangle"
-    assumes = "ID images have sure training images near them, by direction"
+    assumes = "ID images have confident training images in a similar direction"
     needs_train = True
     grid = {"k": (1, 5, 10, 50, 100, 200)}
 
@@ -41,7 +41,7 @@ class NNGuide(Detector):
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
-        # As in the authors' code, the nearest are those of the largest weighted similarity.
+        # As in the authors' code, the nearest are those with the largest weighted similarity.
         ks = [detector.k for detector in detectors]
         guidances = mean_largest_products(unit(acts.features), detectors[0].bank_, ks)
         confidence = energy(acts.logits)

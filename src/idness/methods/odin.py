@@ -2,45 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from idness.core.checks import positive
 from idness.core.types import Activations
-from idness.detectors.input_edit import InputEdit, Pass, input_gradient
+from idness.detectors.detector import InputEdit, input_gradient
 from idness.detectors.readouts import msp
 
 
 @dataclass(kw_only=True)
 class ODIN(InputEdit):
-    """Move each image a little towards its predicted class, then take the largest softmax probability at a high temperature.
+    """Largest softmax probability at a high temperature, after a small step of the image towards its predicted class.
 
-    Images that the network knows gain more from the move than others.
+    ID images gain more confidence from the step than others.
 
     Args:
-        temperature: what logits are divided by, for the move and for the score.
-        eps: how far each value of the network's input moves. The paper counts in pixels of [0, 1], where its best value on
-            CIFAR-10 is 0.0014; its code and OpenOOD's divide that by the standard deviation of the normalisation, about a
-            quarter, and the default here is the result.
+        temperature: divisor of the logits, for the step and for the score.
+        eps: step size in the network's normalized input. The paper's best value on CIFAR-10 is 0.0014 for pixels in
+            [0, 1]; divided by the standard deviation of the normalization, about 1/4, it is the default here.
     """
 
     formula = (
         r"\max_c \operatorname{softmax}(z(x') / T)_c, \quad "
         r"x' = x + \varepsilon \operatorname{sign} \nabla_x \log p_{\hat y}"
     )
-    assumes = "ID images gain more certainty from a small step than OOD images"
+    assumes = "ID images gain more confidence from a small step than OOD images"
     other = {"temperature": 1.0, "eps": 0.5}
     changed_by = ("temperature", "eps")
 
     temperature: float = positive(1000.0)
     eps: float = positive(0.0056)
 
-    def perturb(self, network: Pass, images: Tensor) -> Tensor:
+    def perturb(self, network: Callable[[Tensor], tuple[Tensor, Tensor]], images: Tensor) -> Tensor:
         def confidence(inputs: Tensor) -> Tensor:
             return (network(inputs)[1] / self.temperature).log_softmax(dim=1).amax(dim=1)
 
-        # The code of both takes a gradient of zero for positive; by the paper's formula its sign is zero.
+        # The public code counts a gradient of zero as positive; in the paper's formula its sign is zero.
         return images + self.eps * input_gradient(confidence, images).sign()
 
     def rate(self, acts: Activations) -> Tensor:

@@ -13,21 +13,21 @@ from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
 
 TAILS = (0.001, 0.999)
-"""Quantiles of all training features between which the bins lie."""
+"""Quantiles of all training features that bound the bins."""
 NORM = 1000.0
-"""Length of the factors in the authors' code; the paper leaves it free. So long, the energy is nearly the largest logit."""
+"""Norm of the factors in the authors' code, arbitrary in the paper; it makes the energy almost the largest logit."""
 
 
 @dataclass(kw_only=True)
 class OptFS(Enhancer):
-    """Multiply each feature by what features of its size contribute to the predicted class on training images.
+    """Multiply each feature by the mean contribution of features of its size to the predicted class on training images.
 
-    Bins of equal width cover the sizes; features outside them become 0. The factors maximise the mean largest logit of
-    training images at a given length: factor of a bin ~ mean over images of the sum of w_predicted,j a_j over the
-    features j in the bin.
+    Bins of equal width cover the values; features outside become 0. The factors maximize the mean largest logit of
+    training images for a given norm: the factor of a bin is proportional to the mean over images of the sum of
+    w_predicted,j a_j over the features j in the bin.
 
     Args:
-        bins: how many sizes are told apart.
+        bins: number of bins.
     """
 
     formula = (
@@ -35,7 +35,7 @@ class OptFS(Enhancer):
         r"a'_j = \theta(a_j)\, a_j, \quad "
         r"\theta_{bin} \propto \operatorname{mean} \sum_{j \in bin} w_{\hat y j}\, a_j"
     )
-    assumes = "how much a feature tells depends on its size alone"
+    assumes = "the usefulness of a feature depends only on its value"
     needs_train = True
     grid = {"bins": (25, 50, 100, 200)}
 
@@ -44,7 +44,7 @@ class OptFS(Enhancer):
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         low, high = np.quantile(train.features.cpu().numpy(), TAILS).tolist()
         self.low_ = torch.tensor(low, dtype=torch.float32, device=train.features.device)
-        # Features that are all alike leave no width to divide by.
+        # The width of identical features would be 0.
         self.width_ = torch.tensor(max((high - low) / self.bins, 1e-30)).to(self.low_)
         gains = torch.zeros(self.bins, dtype=torch.double, device=train.features.device)
         for part in train.batches(1024):
@@ -58,6 +58,6 @@ class OptFS(Enhancer):
         return torch.where(inside, features * self.factors_[place], 0.0)
 
     def _bin(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Find each feature's bin, and whether it is in any."""
+        """Return the bin of each feature, and whether it is inside any."""
         place = ((features - self.low_) / self.width_).floor()
         return place.clamp(0, self.bins - 1).long(), (place >= 0) & (place < self.bins)

@@ -9,24 +9,27 @@ from torch import Tensor
 
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
-from idness.detectors.kernels import stable_order
 
 
 @dataclass(kw_only=True)
 class RAS(Enhancer):
-    """Replace each image's sorted features by the mean sorted features of training images, keeping their ranks.
+    """Replace the sorted features of each image by the mean sorted features of training images, keeping their ranks.
 
-    After it all images have the same values; only which feature has which differs.
+    All images then have the same values; only their order differs.
     """
 
     formula = r"E(W a' + b), \quad a'_{(j)} = \operatorname{mean} a_{(j)}"
-    assumes = "which features are large tells more than how large"
+    assumes = "which features are large matters more than how large they are"
     needs_train = True
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        # The abstract speaks of magnitudes, the authors' code sorts signed values, as here; after a ReLU they are one.
+        # The abstract mentions magnitudes, the authors' code sorts signed values, as here; after a ReLU both agree.
         self.profile_ = train.features.sort(dim=1).values.mean(dim=0, dtype=torch.double).float()
 
     def shape(self, features: Tensor) -> Tensor:
-        # Of two equal features the first ranks lower, whatever the batch.
-        return torch.zeros_like(features).scatter(1, stable_order(features), self.profile_.expand_as(features))
+        # Of two equal features the first ranks lower, whatever the batch; ONNX has no stable sort, but its top-k is.
+        if torch.compiler.is_exporting():
+            order = features.topk(features.shape[1], dim=1, largest=False).indices
+        else:
+            order = features.sort(dim=1, stable=True).indices
+        return torch.zeros_like(features).scatter(1, order, self.profile_.expand_as(features))

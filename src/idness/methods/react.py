@@ -12,21 +12,20 @@ from idness.core.checks import percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
 from idness.detectors.kernels import percentiles
-from idness.detectors.pruning import excess_products
 
 
 @dataclass(kw_only=True)
 class ReAct(Enhancer):
     """Clip features at a percentile of all in-distribution activations.
 
-    The percentile is taken over validation images where there are any, else over training images.
+    The percentile is that of validation images if there are any, else of training images.
 
     Args:
-        percentile: share of activations, in percent, that lie below the clip.
+        percentile: percentage of activations below the clip.
     """
 
     formula = r"E(W \min(a, P_p) + b)"
-    assumes = "OOD images excite a few features far too much"
+    assumes = "OOD images activate a few features far too much"
     needs_train = True
     needs_val = True
     grid = {"percentile": (85.0, 90.0, 95.0, 99.0)}
@@ -41,8 +40,3 @@ class ReAct(Enhancer):
 
     def shape(self, features: Tensor) -> Tensor:
         return features.minimum(self.clip_)
-
-    def shaped_logits(self, acts: Activations) -> Tensor:
-        # W min(a, c) = W a - W (what exceeds c), which is little: the logits are there already.
-        excess = excess_products(acts.features, self.head_, self.clip_)
-        return super().shaped_logits(acts) if excess is None else acts.logits - excess

@@ -15,17 +15,17 @@ from idness.detectors.detector import Detector
 from idness.detectors.kernels import row_blocks, unit
 
 CUT = 0.03
-"""Relations no stronger than this are left out, as in the authors' code."""
+"""Relations up to this value are ignored, as in the authors' code."""
 
 
 @dataclass(kw_only=True)
 class Relation(Detector):
-    """Add up how closely an image is related to the training images, in features and in probabilities.
+    """Mean relation of an image to the training images, in features and in probabilities.
 
     The relation of two images is max(0, cosine of their features) times the inner product of their probabilities.
 
     Args:
-        power: exponent of relations before they are added; the paper finds 1 best for OOD images.
+        power: exponent of relations before they are averaged; 1 is best for OOD detection in the paper.
     """
 
     formula = r"\frac{1}{N} \sum_i \left(\max(0, \langle \bar a, \bar a_i \rangle)\, \langle p, p_i \rangle\right)^{s}"
@@ -43,7 +43,7 @@ class Relation(Detector):
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
-        # The products serve every power. Means instead of the paper's sums: the same order for any number of images.
+        # The products serve every power. Means instead of the paper's sums have the same order.
         features, probabilities = unit(acts.features), torch.softmax(acts.logits, dim=1)
         powers = [detector.power for detector in detectors]
         size = len(detectors[0].bank_)
@@ -52,14 +52,14 @@ class Relation(Detector):
         return list(torch.cat(means).unbind(dim=1))
 
     def _means(self, features: Tensor, probabilities: Tensor, powers: Sequence[float]) -> Tensor:
-        """Average the relations of images with the training images, for several powers (N, P)."""
+        """Return the mean relations with the training images for several powers (N, P)."""
         relations = (features @ self.bank_.T).clamp_(min=0).mul_(probabilities @ self.probabilities_.T)
         kept = torch.threshold_(relations, CUT, 0.0)
         return torch.stack([_powered(kept, power).mean(dim=1) for power in powers], dim=1)
 
 
 def _powered(values: Tensor, power: float) -> Tensor:
-    """Raise to a power, of which squares are far cheaper than powers at large."""
+    """Return powers of values; squares are far cheaper than general powers."""
     while power % 2 == 0:
         values, power = values.square(), power / 2
     return values if power == 1 else values**power

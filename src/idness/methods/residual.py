@@ -17,15 +17,15 @@ from idness.detectors.kernels import lengths
 
 @dataclass(kw_only=True)
 class Residual(Detector):
-    """Take minus the length of the features outside the principal space of training images.
+    """Negative length of the features outside the principal space of training images.
 
     Args:
-        share: share of the directions, in percent, that make the principal space; half is near what ViM's authors and
-            OpenOOD take (1,000 of 2,048, 256 of 512).
+        share: size of the principal space in percent of all directions; the default is close to ViM's and OpenOOD's
+            (1,000 of 2,048, 256 of 512).
     """
 
     formula = r"-\lVert P^{\perp} (a - u) \rVert, \quad u = -W^{+} b"
-    assumes = "ID features fill a part of the space"
+    assumes = "ID features lie in a subspace"
     needs_train = True
     takes_labels = True
     uses_head = True
@@ -35,13 +35,13 @@ class Residual(Detector):
 
     @classmethod
     def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
-        # OpenOOD learns from validation images here; the paper from training images.
+        # The paper uses training images; OpenOOD uses validation images here.
         origin, spaces = residual_spaces(head, train, [detector.share for detector in detectors])
         for detector, space in zip(detectors, spaces, strict=True):
             detector.origin_, detector.space_ = origin, space
 
     def residual(self, acts: Activations) -> Tensor:
-        """Measure the part of the features that lies outside the principal space."""
+        """Return the length (N,) of the features outside the principal space."""
         return lengths((acts.features.double() - self.origin_) @ self.space_)
 
     def rate(self, acts: Activations) -> Tensor:

@@ -10,10 +10,11 @@ from idness.methods.rmds import RMDS
 
 @dataclass(kw_only=True)
 class RMDSPP(MDSPP, RMDS):
-    """Take how much nearer an image is to its class than to the data as a whole, on features of length 1.
+    """Squared Mahalanobis distance to the mean of all data minus that to the nearest class, on features of length 1.
 
     Args:
-        shrinkage: how far the covariance is moved towards a multiple of the identity, for few training images.
+        shrinkage: fraction in [0, 1) by which the covariance moves towards a multiple of the identity, for few training
+            images.
     """
 
     formula = (
@@ -21,4 +22,4 @@ class RMDSPP(MDSPP, RMDS):
         r"d_c(\bar a) = (\bar a - \mu_c)^\top \Sigma^{-1} (\bar a - \mu_c), \quad "
         r"d_0(\bar a) = (\bar a - \mu)^\top \Sigma_0^{-1} (\bar a - \mu)"
     )
-    assumes = "classes are Gaussian with one covariance, and so is the whole, by direction"
+    assumes = "directions of classes are Gaussian with one covariance, and so are those of the whole data set"

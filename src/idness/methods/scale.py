@@ -17,16 +17,16 @@ from idness.detectors.kernels import ROWS, scale_ratio, scale_ratios
 
 @dataclass(kw_only=True)
 class Scale(Enhancer):
-    """Multiply each image's features by exp(sum of all / sum of the largest).
+    """Scale all features by exp(r), where r is the sum of all activations over the sum of the largest.
 
-    Expects non-negative features, as a ReLU leaves them. Prunes nothing, unlike ASH-S.
+    Requires non-negative features (post-ReLU); warns otherwise. Unlike ASH-S it prunes nothing.
 
     Args:
-        percentile: share of activations, in percent, left out of the sum of the largest.
+        percentile: percentage of activations excluded from the sum of the largest.
     """
 
     formula = r"E(W a\, e^{r} + b), \quad r = \frac{\sum_j a_j}{\sum_{j \in top} a_j}"
-    assumes = "features are at least 0, and ID images have many active features beside the largest"
+    assumes = "features are non-negative, and ID images have many active features besides the largest"
     assumes_nonnegative = True
     grid = {"percentile": (10.0, 30.0, 50.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
 
@@ -42,7 +42,7 @@ class Scale(Enhancer):
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
         if torch.compiler.is_exporting():
             return [detector.rate(acts) for detector in detectors]
-        # One pass over the features for all percentiles, and logits in parts that stay in the cache.
+        # One pass over the features for all percentiles, and logits in blocks that fit the processor's cache.
         ratios = scale_ratios(acts.features, [detector.percentile for detector in detectors])
         return [detector._rate_parts(acts.logits, ratio) for detector, ratio in zip(detectors, ratios, strict=True)]
 
@@ -51,6 +51,6 @@ class Scale(Enhancer):
         return torch.cat([self.read(self._scaled(*part)) for part in parts])
 
     def _scaled(self, logits: Tensor, ratio: Tensor) -> Tensor:
-        # W (a exp(r)) + b = exp(r) (z - b) + b: the logits are there already, no second matrix product.
+        # W (a exp(r)) + b = exp(r) (z - b) + b: no second matrix product.
         bias = self.head_.offset
         return torch.addcmul(bias, logits - bias, ratio.exp().unsqueeze(1))

@@ -12,20 +12,20 @@ from torch import Tensor
 from idness.core.checks import one_of
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
+from idness.detectors.gaussian import Moments, mean_features
 from idness.detectors.kernels import lengths, unit
-from idness.detectors.moments import Moments, mean_features
 
 
 @dataclass(kw_only=True)
 class SHE(Detector):
-    """Compare an image's features with the mean of its predicted class's correctly classified training images.
+    """Inner product of the features with the mean of correctly classified training images of the predicted class.
 
     Args:
-        metric: inner_product is the paper's score; cosine and euclidean are what it compares it to.
+        metric: `inner_product` is the paper's score; it compares with `cosine` and `euclidean`.
     """
 
     formula = r"\langle a, \mu_{\hat y} \rangle"
-    assumes = "ID images look like the stored pattern of their class, and as strong"
+    assumes = "ID images resemble the stored pattern of their class in direction and size"
     needs_train = True
     needs_labels = True
     grid = {"metric": ("inner_product", "cosine", "euclidean")}
@@ -36,7 +36,7 @@ class SHE(Detector):
         known = train.logits.argmax(dim=1) == train.labels
         assert train.labels is not None
         right = Moments.of(train.features[known], train.labels[known], head.classes)
-        # A class that was never recognised has no pattern (NaN in public code): that of all images serves it.
+        # A class without correct predictions (NaN in public code) uses the mean of all images.
         self.patterns_ = torch.where(right.present.unsqueeze(1), right.means, mean_features(train)).float()
 
     def rate(self, acts: Activations) -> Tensor:

@@ -11,26 +11,26 @@ from torch.nn.functional import one_hot, pad
 from idness.core.checks import check_at_most_images, count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.gaussian import nearest_cluster, nearest_squared, whitening_of
+from idness.detectors.gaussian import nearest_squared, whitening_of
 from idness.detectors.kernels import unit
 
 ROUNDS = 100
-"""Most rounds of k-means, as many as in the authors' code."""
+"""Maximum number of k-means iterations, as in the authors' code."""
 
 
 @dataclass(kw_only=True)
 class SSD(Detector):
-    """Take minus the squared Mahalanobis distance to the nearest of a few clusters, without labels.
+    """Negative squared Mahalanobis distance to the nearest of a few clusters, without labels.
 
-    Features get length 1, then mean 0 and variance 1 each. The paper's variant without labels: clusters are found by
-    k-means, each with a covariance of its own. With labels as clusters and one covariance it would be `mdspp`.
+    Features are scaled to length 1, then standardized. This is the paper's variant without labels: k-means finds the
+    clusters, each with its own covariance. With classes as clusters and one covariance it would be `mdspp`.
 
     Args:
-        clusters: how many clusters; the paper finds 1 best.
+        clusters: number of clusters; 1 is best in the paper.
     """
 
     formula = r"-\min_k\, (\tilde a - \mu_k)^\top \Sigma_k^{-1} (\tilde a - \mu_k)"
-    assumes = "ID images make a few Gaussian clusters, by direction"
+    assumes = "directions of ID images form a few Gaussian clusters"
     needs_train = True
     grid = {"clusters": (1, 2, 5, 10)}
 
@@ -45,13 +45,13 @@ class SSD(Detector):
         owners = k_means(points, self.clusters)
         groups = [points[owners == owner] for owner in sorted(set(owners.tolist()))]
         self.means_ = torch.stack([group.mean(dim=0) for group in groups])
-        # A cluster with no more images than features has directions without any spread, which would count nothing:
-        # all clusters serve it, and where that goes for each, one matrix is enough.
+        # A cluster with no more images than features has no covariance of full rank: it uses that of all clusters.
         centred = [group - mean for group, mean in zip(groups, self.means_, strict=True)]
-        serving = [[group] if len(group) > head.width else centred for group in centred]
-        served = serving if any(each is not centred for each in serving) else [centred]
-        whites = [whitening_of(each) for each in served]
-        # Narrower matrices are filled up with zeros.
+        small = [len(group) <= head.width for group in centred]
+        pooled = [whitening_of(torch.cat(centred))] if any(small) else []
+        own = [pooled[0] if few else whitening_of(group) for group, few in zip(centred, small, strict=True)]
+        whites = pooled if all(small) else own
+        # Narrower matrices are padded with zeros.
         self.whitenings_ = torch.stack([pad(white, (0, head.width - white.shape[1])) for white in whites])
 
     def _place(self, features: Tensor) -> Tensor:
@@ -62,16 +62,18 @@ class SSD(Detector):
         if len(self.whitenings_) == 1:
             [white] = self.whitenings_.unbind()
             return -nearest_squared(points @ white, self.means_ @ white).float()
-        return -nearest_cluster(points, self.means_, self.whitenings_).float()
+        pairs = zip(self.means_, self.whitenings_, strict=True)
+        squares = [((points - mean) @ white).square().sum(dim=1) for mean, white in pairs]
+        return -torch.stack(squares).amin(dim=0).float()
 
 
 def k_means(points: Tensor, count: int) -> Tensor:
-    """Find the cluster of each point, from starts that are the same each time; a cluster may stay empty."""
+    """Return the cluster (N,) of each point, with the same initial means each time; a cluster may stay empty."""
     starts = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:count]
     means = points[starts.to(points.device)]
     owners = torch.zeros(len(points), dtype=torch.long, device=points.device)
     for _ in range(ROUNDS if count > 1 else 0):
-        # |x - m|^2 without |x|^2, which is the same for all m.
+        # |x - m|^2 without |x|^2, which does not depend on m.
         found = (means.square().sum(dim=1) - 2 * points @ means.T).argmin(dim=1)
         if torch.equal(found, owners):
             break

@@ -12,19 +12,19 @@ from idness.detectors.detector import Detector
 from idness.detectors.readouts import msp
 
 FLAT = 1e-9
-"""The slope at which the paper's code would stop: a network that makes no error has no best temperature but ever lower ones."""
+"""Slope at which the paper's code stops; without errors the optimal temperature is 0."""
 STEPS = 60
-"""Halvings of the range of temperatures, after which doubles differ no more."""
+"""Number of bisections, enough for float64."""
 BOUNDS = (0.05, 20.0)
-"""Where the temperature is held: a network that makes no error has its best temperature at 0, one at chance at infinity."""
+"""Range of the temperature: it would be 0 for a network without errors, infinite for one at chance level."""
 
 
 @dataclass(kw_only=True)
 class TempScale(Detector):
-    """Take the largest softmax probability at the temperature that calibrates the network."""
+    """Largest softmax probability at the temperature that calibrates the network."""
 
     formula = r"\max_c \operatorname{softmax}(z / T^{*})_c"
-    assumes = "OOD images make the calibrated softmax less sure"
+    assumes = "OOD images have less confident calibrated predictions"
     needs_train = True
     needs_val = True
     needs_labels = True
@@ -38,9 +38,9 @@ class TempScale(Detector):
 
 
 def best_temperature(logits: Tensor, labels: Tensor) -> Tensor:
-    """Find the temperature of least negative log-likelihood, by halving: the paper's code runs LBFGS for this one number.
+    """Return the temperature that minimizes the negative log-likelihood, by bisection; the paper's code uses LBFGS.
 
-    The loss is convex in the inverse temperature, so its slope tells on which side of it the best is.
+    The loss is convex in the inverse temperature, so the sign of its slope shows the side of the optimum.
     """
     exact = logits.double()
     right = exact.gather(1, labels.unsqueeze(1)).squeeze(1)
@@ -48,7 +48,7 @@ def best_temperature(logits: Tensor, labels: Tensor) -> Tensor:
     for _ in range(STEPS):
         inverse = (low * high) ** 0.5
         expected = (torch.softmax(exact * inverse, dim=1) * exact).sum(dim=1)
-        # Images whose logits are no numbers tell nothing, and where no image tells, the temperature stays 1.
+        # Rows with NaN are ignored; if all are NaN, the temperature is 1.
         slope = float((expected - right).nanmean())
         if not slope:
             break

@@ -15,11 +15,11 @@ from idness.methods.residual import Residual
 
 @dataclass(kw_only=True)
 class ViM(Residual):
-    """Take from the energy the length of the features outside the principal space of training images, as a logit.
+    """Energy minus the scaled length of the features outside the principal space of training images.
 
     Args:
-        share: share of the directions, in percent, that make the principal space; half is near what the authors and
-            OpenOOD take (1,000 of 2,048, 256 of 512).
+        share: size of the principal space in percent of all directions; the default is close to the authors' and
+            OpenOOD's (1,000 of 2,048, 256 of 512).
     """
 
     formula = (
@@ -27,14 +27,13 @@ class ViM(Residual):
         r"\alpha = \frac{\lvert \operatorname{mean} \max_c z_c \rvert}{\operatorname{mean} \lVert P^{\perp} (a - u) \rVert}, \quad "
         r"u = -W^{+} b"
     )
-    assumes = "ID features fill a part of the space, and have large logits"
+    assumes = "ID features lie in a subspace and have large logits"
 
     @classmethod
     def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
         super().learn_many(detectors, head, train, val)
-        # The paper takes the images that shaped the space. Where they are no more than its directions they have next to
-        # no residual, and everything else looks far away: so other images where there are any.
-        # Were the largest logits negative on average, the penalty would be a reward: their size counts.
+        # The paper uses the training images. If they are fewer than the directions, they have almost no residual and all
+        # other images look far away, so validation images are preferred. The absolute value keeps the penalty positive.
         largest = val.logits.double().amax(dim=1).mean().abs()
         for detector in detectors:
             detector.alpha_ = largest / detector.residual(val).mean().clamp(min=1e-12)

@@ -20,15 +20,15 @@ from idness.detectors.kernels import percentiles
 class VRA(Enhancer):
     """Set low features to zero and clip high ones, at percentiles of all in-distribution activations.
 
-    The percentiles are taken over validation images where there are any, else over training images.
+    The percentiles are those of validation images if there are any, else of training images.
 
     Args:
-        low: share of activations, in percent, that are set to zero.
-        high: share of activations, in percent, that lie below the clip.
+        low: percentage of activations that are set to zero.
+        high: percentage of activations below the clip.
     """
 
     formula = r"E(W a' + b), \quad a'_j = 0 \ \text{if} \ a_j < P_{low}, \ \text{else} \ \min(a_j, P_{high})"
-    assumes = "small features say little, and OOD images excite a few far too much"
+    assumes = "small features carry little information, and OOD images activate a few far too much"
     needs_train = True
     needs_val = True
     grid = {"low": (50.0, 60.0, 70.0), "high": (90.0, 95.0, 99.0)}
@@ -48,5 +48,5 @@ class VRA(Enhancer):
             detector.floor_, detector.clip_ = floor, clip
 
     def shape(self, features: Tensor) -> Tensor:
-        # Zero, as the paper and its code have it; OpenOOD lifts low features to the lower threshold instead.
+        # Zero, as in the paper and its code; OpenOOD raises low features to the lower threshold.
         return torch.where(features < self.floor_, 0.0, features.minimum(self.clip_))

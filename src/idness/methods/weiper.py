@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from idness.core.checks import count, positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.histograms import divergence, shares
-from idness.detectors.perturbing import Perturbed, PerturbedLogits, perturbed_logits, perturbed_weights
-from idness.detectors.sharing import grouped
+from idness.detectors.kernels import row_blocks, unit
 
-BINS = 100  # the authors take 80 for a vision transformer
+BINS = 100  # the authors use 80 for a vision transformer
+EXACT = 5_000
+"""Number of perturbed logits per image below which they are computed in float64."""
+HELD = 1 << 25
+"""Maximum number of perturbed logits kept in memory while fitting."""
 
 
 @dataclass(kw_only=True)
 class WeiPer(Detector):
-    """Compare histograms of an image's features and of its logits under perturbed heads with the usual ones.
+    """Divergence of the histograms of an image's features and perturbed logits from those of training images.
 
     Score: -D(features) - lambda_1 D(perturbed logits) + lambda_2 (mean largest probability of the perturbed heads).
     D is the symmetric divergence from the mean histogram of training images. Defaults are the authors' for CIFAR-10.
 
     Args:
-        delta: length of a perturbation, as a multiple of the length of the class's weights.
-        repeats: how many perturbed heads.
-        most: perturbed logits of an image; where they are enough, with many classes, there are fewer perturbed heads.
-        s_1: over how many bins an image's histogram of features is averaged.
+        delta: length of a perturbation, relative to the length of the class's weights.
+        repeats: number of perturbed heads.
+        most: maximum number of perturbed logits per image; with many classes there are fewer perturbed heads.
+        s_1: number of bins over which an image's histogram of features is averaged.
         s_2: the same for perturbed logits.
         lambda_1: weight of the divergence of perturbed logits.
         lambda_2: weight of the mean largest probability.
@@ -40,7 +43,7 @@ class WeiPer(Detector):
         r"-D(a) - \lambda_1 D(\tilde z) + \lambda_2 \operatorname{mean} \max_c \operatorname{softmax}(\tilde z)_c, \quad "
         r"\tilde z = \tilde W a + b"
     )
-    assumes = "features and perturbed logits of ID images have a usual histogram"
+    assumes = "features and perturbed logits of ID images have a typical histogram"
     needs_train = uses_head = True
     grid = {"delta": (1.8, 2.4), "s_1": (4, 40), "s_2": (15, 40), "lambda_1": (0.1, 2.5), "lambda_2": (0.1, 1.0)}
     other = {"repeats": 10, "most": 50}
@@ -55,46 +58,84 @@ class WeiPer(Detector):
 
     @classmethod
     def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
-        for group in grouped(detectors, lambda one: (one.repeats, one.most)):
-            cls._learn(alike := {one.delta: one for one in group}, head, train.features)
-            for one in group:
-                vars(one).update({name: value for name, value in vars(alike[one.delta]).items() if name.endswith("_")})
-
-    @classmethod
-    def _learn(cls, alike: Mapping[float, Self], head: Head, features: Tensor) -> None:
-        [one, *_] = alike.values()  # they differ in delta alone
-        weights = perturbed_weights(head, one.repeats, one.most, [*alike])
-        # One range of values for all features, and one for all perturbed logits.
-        parts = PerturbedLogits(features, head, weights[0], [*alike])
-        found = [[torch.stack(each.aminmax()) for each in logits] for _, logits in parts]
-        for one, own, ends in zip(alike.values(), weights, zip(*found, strict=True), strict=True):
-            one.weights_ = own
-            one.spans_ = torch.stack([torch.stack(v.to(own).aminmax()) for v in (features, torch.cat(ends))])
-        for delta, measures in cls._measured(alike, parts).items():
-            alike[delta].usual_ = measures.mean(dim=0)
+        learned: dict[tuple[float, int, int], Self] = {}
+        for one in detectors:
+            first = learned.setdefault(one._perturbation, one)
+            if first is one:
+                one._learn(head, train.features)
+            one.weights_, one.spans_, one.usual_ = first.weights_, first.spans_, first.usual_
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
-        found = {}
-        for group in grouped(detectors, lambda one: len(one.weights_)):
-            alike, first = {one.delta: one for one in group}, group[0]
-            parts = perturbed_logits(acts.features, first.head_, first.weights_, [*alike])
-            found[len(first.weights_)] = cls._measured(alike, parts)
-        return [one._combine(found[len(one.weights_)][one.delta]) for one in detectors]
+        distinct = {one._perturbation: one for one in detectors}
+        found = {key: one._measures(one._perturbed(acts.features, one.head_)) for key, one in distinct.items()}
+        return [one._combine(found[one._perturbation]) for one in detectors]
 
-    @classmethod
-    def _measured(cls, alike: Mapping[float, Self], parts: Iterable[Perturbed]) -> dict[float, Tensor]:
-        """Compute what each score is made of: two histograms and the mean largest probability (N, 2 B + 1)."""
-        rows: dict[float, list[Tensor]] = {delta: [] for delta in alike}
+    @property
+    def _perturbation(self) -> tuple[float, int, int]:
+        """The options that determine the perturbed heads."""
+        return self.delta, self.repeats, self.most
+
+    def _learn(self, head: Head, features: Tensor) -> None:
+        copies = min(self.repeats, max(1, self.most // head.classes))
+        # Rounding differs between batches and must not move a value to another bin, unless there are thousands.
+        kind = torch.double if copies * head.classes < EXACT else torch.float32
+        plain = head.weight.to(kind).repeat(copies, 1)
+        noise = unit(torch.randn(plain.shape, generator=torch.Generator().manual_seed(0))).to(plain)
+        self.weights_ = plain + self.delta * plain.norm(dim=1, keepdim=True) * noise
+        # One range for all features, and one for all perturbed logits.
+        few = len(features) * len(plain) <= HELD
+        kept = list(self._perturbed(features, head)) if few else None
+        ends = torch.cat([torch.stack(logits.aminmax()) for _, logits in kept or self._perturbed(features, head)])
+        self.spans_ = torch.stack([torch.stack(values.to(plain).aminmax()) for values in (features, ends)])
+        self.usual_ = self._measures(kept or self._perturbed(features, head)).mean(dim=0)
+
+    def _perturbed(self, features: Tensor, head: Head) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield blocks of features and their perturbed logits (N, copies, C), in the precision of the weights."""
+        offsets = head.offset.to(self.weights_).repeat(len(self.weights_) // head.classes)
+        for part in row_blocks(features, len(self.weights_)):
+            values = part.to(self.weights_)
+            yield values, linear(values, self.weights_, offsets).reshape(len(values), -1, head.classes)
+
+    def _measures(self, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        """Return two histograms and the mean largest probability of each image (N, 2 BINS + 1)."""
+        rows = []
         for values, logits in parts:
-            for (delta, one), each in zip(alike.items(), logits, strict=True):
-                sure = (each.amax(dim=2) - each.logsumexp(dim=2)).exp().mean(dim=1, keepdim=True)
-                spread = map(shares, (values, each.flatten(1)), one.spans_, (BINS, BINS))
-                rows[delta].append(torch.cat([*spread, sure], dim=1))
-        return {delta: torch.cat(made) for delta, made in rows.items()}
+            sure = (logits.amax(dim=2) - logits.logsumexp(dim=2)).exp().mean(dim=1, keepdim=True)
+            spread = map(histogram, (values, logits.flatten(1)), self.spans_, (BINS, BINS))
+            rows.append(torch.cat([*spread, sure], dim=1))
+        return torch.cat(rows)
 
     def _combine(self, measures: Tensor) -> Tensor:
-        # As in the authors' code, an image's histogram is smoothed, the mean is not; the floors are theirs too.
-        far = divergence(self.usual_[:BINS], measures[:, :BINS], self.s_1, floor=0.01)
-        perturbed = divergence(self.usual_[BINS:-1], measures[:, BINS:-1], self.s_2, floor=0.025)
+        # As in the authors' code, an image's histogram is smoothed and the mean is not; the floors are theirs too.
+        far = _divergence(self.usual_[:BINS], measures[:, :BINS], self.s_1, floor=0.01)
+        perturbed = _divergence(self.usual_[BINS:-1], measures[:, BINS:-1], self.s_2, floor=0.025)
         return (measures[:, -1] * self.lambda_2 - far - perturbed * self.lambda_1).float()
+
+
+def histogram(values: Tensor, span: Tensor, bins: int) -> Tensor:
+    """Return the fraction of each row's values (N, M) in each of the equal bins (N, B) of a span.
+
+    The upper end is included; values outside the span lower the sum of the fractions.
+    """
+    low, high = span.unbind()
+    # Slightly wider than the span, so that the largest value falls into the last bin; never 0.
+    width = ((high - low) * (1 + 1e-9) / bins).clamp(min=1e-30)
+    place = ((values - low) / width).floor()
+    slot = torch.where((place >= 0) & (place < bins), place, bins).long()  # an additional slot for values outside
+    counts = values.new_zeros(values.shape[0], bins + 1).scatter_add(1, slot, torch.ones_like(values))
+    return counts[:, :bins] / values.shape[1]
+
+
+def smooth(rows: Tensor, window: int) -> Tensor:
+    """Return the moving average of each row, whose ends are repeated; an even window reaches further right, as torch pads."""
+    bins = rows.shape[1]
+    seen = torch.arange(bins).unsqueeze(1) + torch.arange(window) - (window - 1) // 2
+    return rows @ torch.eye(bins)[seen.clamp(0, bins - 1)].mean(dim=1).T.to(rows)
+
+
+def _divergence(usual: Tensor, rows: Tensor, window: int, floor: float) -> Tensor:
+    """Return KL(p || q) + KL(q || p) of a histogram p (B,) and each smoothed row q (N, B), raised by a floor."""
+    p, q = usual + floor, smooth(rows, window) + floor
+    p, q = p / p.sum(), q / q.sum(dim=1, keepdim=True)
+    return ((q - p) * (q.log() - p.log())).sum(dim=1)

@@ -16,8 +16,8 @@ from idness.core.progress import Listener
 from idness.core.scripts import Script
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, fit_many, score_many
-from idness.detectors.registry import changed, given, parse, row_name, rows
-from idness.detectors.sharing import sharing
+from idness.detectors.kernels import sharing
+from idness.detectors.registry import from_user, parse, row_name, rows
 from idness.metrics import auroc
 
 
@@ -75,10 +75,10 @@ def wanted_rows(methods: Sequence[Method] | None = None) -> dict[str, Row]:
 
 def _given_rows(method: type[Detector] | Detector | Script, others: Mapping[str, Row]) -> dict[str, Row]:
     """Give the rows of a class or an object that the user wrote: one, or a class's variants."""
-    detector, fixed = given(method)
+    detector, fixed = from_user(method)
     if type(detector).rows and not fixed:
         return {name: Row(replace(detector, **options)) for name, options in type(detector).rows.items()}  # type: ignore[type-var]
-    name = row_name(detector, changed(detector))
+    name = row_name(detector)
     if name in others:
         raise OptionError(f"each row needs a name of its own, got {name!r} twice; give one of the classes another name")
     return {name: Row(detector, given=fixed)}
