@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,41 @@ def test_the_command_line_answers_without_torch(command):
     )
     done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+WRITER = SOURCE / "core" / "files.py"
+WRITING = "unlink rmtree rename renames write_text write_bytes touch extractall truncate copyfile copytree move mkstemp NamedTemporaryFile"
+MODE = re.compile(r"'(?=[^']*[wax+])[rwaxbt+]{1,3}'")
+
+
+def writes(call: ast.Call) -> bool:
+    """Whether a call replaces or deletes a file, or opens one for writing."""
+    owner, _, name = ast.unparse(call.func).rpartition(".")
+    if name == "open":
+        return MODE.search(ast.unparse(call)) is not None
+    if name == "replace" and owner not in (
+        "os",
+        "dataclasses",
+    ):  # a text's takes two arguments, a dataclass's has no owner
+        return bool(owner) and len(call.args) == 1 and not call.keywords
+    return bool(owner) and (name in WRITING.split() or f"{owner}.{name}" in ("os.replace", "os.remove", "shutil.copy"))
+
+
+def test_one_module_owns_writing():
+    found = {
+        path
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and writes(node)
+    }
+    assert found == {WRITER}
+
+
+def test_writing_is_told_from_reading():
+    writing = "p.unlink() shutil.rmtree(p) p.rename(q) p.replace(q) os.replace(p,q) os.remove(p) open(p,'w') p.open('ab') open(p,mode='r+')"
+    reading = "s.replace('a','b') dataclasses.replace(a) replace(a,b=1) p.open() p.open('rb') Image.open(f) open(p)"
+    calls = [ast.parse(line).body[0].value for line in f"{writing} {reading}".split()]
+    assert [writes(call) for call in calls] == [True] * len(writing.split()) + [False] * len(reading.split())
 
 
 def test_nothing_of_this_machine_is_in_the_sources():

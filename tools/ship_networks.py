@@ -16,11 +16,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
+from idness.core.documents import packed
 from idness.core.files import atomic_write, sha256
 from idness.data import embedded
 from idness.networks.split import load_weights
 from idness.training import TrainingSet, cifar6, networks
-from idness.training.checkpoint import save_tensors
 from idness.training.objective import Objective
 from idness.training.settings import CIFAR_MEAN, CIFAR_STD
 from train_networks import BASE, REPOSITORY, TUNES, command
@@ -97,7 +97,7 @@ def main() -> int:
         with safe_open(source, "pt") as file:
             metadata = dict(file.metadata() or {})
         path = TARGET / f"{name}.safetensors"
-        save_tensors(path, load_file(source), metadata | {"arch": json.dumps("small_resnet")})
+        atomic_write(path, packed(load_file(source), metadata | {"arch": json.dumps("small_resnet")}))
         commands = [" ".join(command(run, (BASE | TUNES)[run], 2 if run in BASE else 1)) for run in runs]
         atomic_write(TARGET / f"{name}.md", card(name, commands, accuracy, path))
         print(f"{name}: {accuracy['test']:.2%} test, {path.stat().st_size:,} bytes")

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import resource
 import signal
 import time
 from pathlib import Path
@@ -113,30 +111,6 @@ def test_missing_sets_shards_and_damaged_manifests_are_told(tmp_path: Path) -> N
         store.load("whole")
 
 
-def put_where_files_stay_small(root: Path) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-    try:
-        FeatureStore(root / "store").put("k" * 64, shard(count=2000))
-    except StoreError as error:
-        (root / "said").write_text(str(error))
-
-
-def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path: Path) -> None:
-    # A limit on file size fails a write half-way, as a full disk does.
-    assert exit_code(started(put_where_files_stay_small, tmp_path)) == 0
-    said = (tmp_path / "said").read_text()
-    assert said.startswith("cannot write")
-    assert "free space" in said
-    assert len(said.splitlines()) == 1
-    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
-
-
-def test_a_root_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot write"):
-        FeatureStore(tmp_path / "file").put("k" * 64, shard())
-
-
 def put_forty(root: Path) -> None:
     store = FeatureStore(root)
     refs = [store.put(key_of(str(seed)), shard(seed)) for seed in range(40)]
@@ -168,17 +142,6 @@ def test_killed_while_writing_leaves_only_whole_shards(tmp_path: Path) -> None:
     for place, path in enumerate(files(tmp_path)):
         key = path.stem.partition("-")[0]
         assert store.find(key) is not None, place
-
-
-def test_leftovers_of_dead_processes_go_and_fresh_ones_stay(tmp_path: Path) -> None:
-    store = filled(tmp_path)
-    folder = files(tmp_path)[0].parent
-    for name, age in ((".old.part", 10**6), (".new.part", 0)):
-        (folder / name).write_bytes(b"x")
-        os.utime(folder / name, (time.time() - age,) * 2)
-    store.finish("whole", store.refs("whole"), {})
-    assert not (folder / ".old.part").exists()
-    assert (folder / ".new.part").exists()
 
 
 def test_default_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -222,24 +220,6 @@ def test_files_that_are_not_those_of_the_report_are_told(name: str, tmp_path: Pa
         _ = found.scores if name == SCORES else found.thumbs
 
 
-@pytest.mark.parametrize("written", [0, 1, 2])
-def test_a_full_disk_leaves_the_folder_as_it_was(written: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_scores().save(tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    real, calls = Path.write_bytes, []
-
-    def full(self: Path, data: bytes) -> int:
-        calls.append(self)
-        if len(calls) > written:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(self, data)
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(StoreError, match="No space left on device; free space"):
-        with_scores(first=7.0).save(tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
 @pytest.mark.fault(
     "a disk that is really full (no file may grow further) while new results replace old ones",
     does="the old results stay, whole and as compare reads them; never a mixture",
@@ -262,19 +242,6 @@ def test_a_disk_that_is_really_full_never_mixes_two_runs(tmp_path: Path) -> None
         assert Report.load(tmp_path).scores.of("msp", "cat").tolist() == [0, 1, 2]
     with_scores(first=7.0).save(tmp_path)
     assert Report.load(tmp_path).scores.of("msp", "cat").tolist() == [7, 8, 9]
-
-
-def test_results_json_takes_its_place_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, placed = Path.replace, []
-
-    def noted(self: Path, target: Path) -> Path:
-        placed.append(target.name)
-        return real(self, target)
-
-    monkeypatch.setattr(Path, "replace", noted)
-    with_scores().save(tmp_path)
-    assert sorted(placed[:2]) == [SCORES, THUMBS]
-    assert placed[2:] == ["results.json"]
 
 
 def test_results_of_version_0_1_are_read(tmp_path: Path) -> None:

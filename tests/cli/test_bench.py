@@ -34,7 +34,7 @@ def test_writes_every_file_prints_tables_and_names_the_files(place: Path) -> Non
     done = bench(place, COLUMNS="80")
     assert done.returncode == 0, done.stderr
     folder = place.parent / "idness-results"
-    names = {path.name for path in folder.iterdir()}
+    names = {path.name for path in folder.iterdir() if path.name != ".idness.json"}
     assert {
         "results.json",
         "results.csv",
@@ -150,9 +150,9 @@ def test_a_full_disk_leaves_no_mixture_of_two_runs(place: Path, monkeypatch: pyt
         raise StoreError("cannot write: No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("idness.report.tables.atomic_write", full)
+        patch.setattr("idness.report.tables.csv_text", full)
         done = bench(place, "--methods", "msp", "--out", "full")
     assert done.returncode == 2
     left = {file.name for file in (place.parent / "full").iterdir()}
-    assert left == {"results.json", "scores.safetensors", "thumbs.safetensors"}
+    assert left == {".idness.json", "results.json", "scores.safetensors", "thumbs.safetensors"}
     assert list(Report.load(place.parent / "full").methods) == ["msp"]

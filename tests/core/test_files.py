@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from idness.core.errors import StoreError
-from idness.core.files import alone_in, atomic_path, atomic_write, check_writable, sha256
+from idness.core.files import OutputFolder, atomic_path, atomic_write, check_writable, locked, sha256
 
 
 def names(folder: Path) -> list[str]:
@@ -36,6 +37,23 @@ def test_the_umask_is_honoured(mask, tmp_path):
     assert target.stat().st_mode & 0o777 == 0o666 & ~mask
 
 
+def test_an_output_folder_overwrites_and_deletes_only_what_it_wrote(tmp_path):
+    folder = OutputFolder(tmp_path / "out")
+    folder.write({"a.txt": "one", "b.txt": "two"})
+    (tmp_path / "out" / "c.txt").write_text("mine")
+    with pytest.raises(StoreError, match=r"c.txt: exists and was not written by idness"):
+        folder.write({"a.txt": "three", "c.txt": "ours"})
+    folder.remove(["b.txt", "c.txt"])
+    assert names(tmp_path / "out") == [".idness.json", "a.txt", "c.txt"]
+    assert [(tmp_path / "out" / name).read_text() for name in ("a.txt", "c.txt")] == ["one", "mine"]
+    OutputFolder(tmp_path / "out", force=True).write({"c.txt": "ours"})
+    assert folder.files == {"a.txt", "c.txt"}
+    (tmp_path / "mine.txt").write_text("mine")
+    folder.record(["../mine.txt", "a.txt"])  # a listing that was forged
+    folder.remove(["../mine.txt", "a.txt"])
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
 def test_after_a_failure_the_old_file_is_there_and_nothing_else(tmp_path):
     target = atomic_write(tmp_path / "a.txt", "old")
     with pytest.raises(ZeroDivisionError), atomic_path(target) as part:
@@ -45,35 +63,32 @@ def test_after_a_failure_the_old_file_is_there_and_nothing_else(tmp_path):
     assert names(tmp_path) == ["a.txt"]
 
 
-def test_a_full_disk_is_told_in_one_line(tmp_path, monkeypatch):
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_a_full_disk_leaves_an_output_folder_as_it_was(written, tmp_path, monkeypatch):
+    folder, write, replace, calls = OutputFolder(tmp_path), Path.write_bytes, Path.replace, []
+    folder.write({"a": "old", "b": "old", "c": "old"})
+
     def full(self: Path, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        calls.append(self)
+        if len(calls) > written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(self, data)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(StoreError, match=r"cannot write .*a.txt: No space left on device; free space"):
-        atomic_write(tmp_path / "a.txt", "new")
-    assert names(tmp_path) == []
+    with pytest.raises(StoreError, match=r"cannot write .*: No space left on device; free space"):
+        folder.write({"a": "new", "b": "new", "c": "new"})
+    assert [(tmp_path / name).read_text() for name in "abc"] == ["old"] * 3
+    assert names(tmp_path) == [".idness.json", "a", "b", "c"]
+    monkeypatch.setattr(Path, "write_bytes", write)
+    monkeypatch.setattr(Path, "replace", lambda self, to: calls.append(to.name) or replace(self, to))
+    folder.write({"b": "new", "a": "new"})
+    assert calls[-2:] == ["b", "a"]
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot write"):
-        atomic_write(tmp_path / "file" / "a.txt", "new")
-
-
-def test_a_folder_is_looked_at_without_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_looked_at_without_being_made(tmp_path):
     check_writable(tmp_path / "a" / "b")
     check_writable(tmp_path)
     assert not list(tmp_path.iterdir())
-
-    def refuse(**_: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    with pytest.raises(
-        StoreError, match=r"cannot write .*b: Read-only file system; free space or choose another folder"
-    ):
-        check_writable(tmp_path / "a" / "b")
 
 
 @pytest.mark.fault(
@@ -93,15 +108,19 @@ def test_leftovers_of_killed_processes_go_and_those_of_running_ones_stay(tmp_pat
         atomic_write(tmp_path / "other.bin", b"other")
         assert part.exists()  # this process runs
     (tmp_path / ".someone.part").write_bytes(b"x")  # not ours to remove
+    for name, age in ((".old.0123abcd-1.x.part", 10**6), (".new.0123abcd-1.x.part", 0)):  # of another machine
+        (tmp_path / name).write_bytes(b"x")
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
     atomic_write(tmp_path / "mine.bin", b"again")
+    (tmp_path / ".new.0123abcd-1.x.part").unlink()
     assert sorted(file.name for file in tmp_path.iterdir()) == [".someone.part", "mine.bin", "other.bin"]
 
 
 HOLDS = """
 import os, sys, time
 from pathlib import Path
-from idness.core.files import alone_in
-with alone_in(Path(sys.argv[1])):
+from idness.core.files import locked
+with locked(Path(sys.argv[1])):
     if os.fork() == 0:  # as a process that reads images, which sees only after seconds that its parent is gone
         print(os.getpid(), flush=True)
         time.sleep(60)
@@ -115,12 +134,12 @@ def test_a_folder_is_free_as_soon_as_the_process_that_had_it_is_killed(tmp_path:
     assert holder.stdout is not None
     child = int(holder.stdout.readline())
     try:
-        with pytest.raises(StoreError, match="another process is writing into it"), alone_in(tmp_path):
+        with pytest.raises(StoreError, match="another process is writing into it"), locked(tmp_path):
             pass
         holder.kill()
         holder.wait()
         os.kill(child, 0)  # it lives on
-        with alone_in(tmp_path):
+        with locked(tmp_path):
             pass
     finally:
         holder.kill()

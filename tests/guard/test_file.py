@@ -3,7 +3,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -181,37 +180,6 @@ def test_saving_again_replaces_the_guard_and_leaves_nothing_behind(guard: Guard,
     guard.save(folder)
     assert len(list(folder.iterdir())) == 2
     assert len(Guard.load(folder, guard.split).calibration or ()) == 80
-
-
-def test_saving_deletes_only_what_the_previous_manifest_names(guard: Guard, tmp_path: Path) -> None:
-    folder = guard.save(tmp_path / "guard", bundle=True)
-    foreign = {f"{kind}-{'0' * 16}.safetensors": b"mine" for kind in ("weights", "tensors")}
-    for name, content in foreign.items():
-        (folder / name).write_bytes(content)
-    guard.calibrate([known_tensors(80, first=900)[0]])
-    guard.save(folder)
-    assert {name: (folder / name).read_bytes() for name in foreign} == foreign
-    assert len(list(folder.iterdir())) == 4
-
-
-def test_a_failed_write_leaves_the_old_guard(guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = guard.save(tmp_path / "guard")
-    before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    real = os.fsync
-
-    def fails_late(handle: int, calls: list[int] = []) -> None:  # noqa: B006
-        calls.append(handle)
-        if len(calls) > 1:
-            raise OSError(28, "No space left on device")
-        real(handle)
-
-    monkeypatch.setattr(os, "fsync", fails_late)
-    guard.calibrate([known_tensors(80, first=900)[0]])
-    with pytest.raises(StoreError, match="No space left"):
-        guard.save(folder)
-    monkeypatch.undo()
-    assert all((folder / name).read_bytes() == content for name, content in before.items())
-    assert len(Guard.load(folder, guard.split).calibration or ()) == 200
 
 
 @pytest.mark.fault("a guard is given to others", does="holds no pickle and no path of the machine that made it")

@@ -225,7 +225,7 @@ def test_a_page_is_made_of_the_report_in_memory_or_of_a_folder(folder: Path, pag
     report.attach(report.scores.arrays, report.thumbs)
     assert write_html(tmp_path, report) == tmp_path / "report.html"
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == page
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert [path.name for path in tmp_path.glob("[!.]*")] == ["report.html"]
 
 
 def test_a_page_shows_what_is_stored(report: Report) -> None:

@@ -19,13 +19,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from idness.core.errors import ModelError, OptionError, StoreError, UnknownNameError
-from idness.core.files import alone_in
+from idness.core.files import locked
 from idness.networks.loading import load_weights
 from idness.networks.precision import bf16_problem
 from idness.training import METHODS, Settings, Trained, TrainingSet, finetune, networks
-from idness.training.checkpoint import load_checkpoint, save_checkpoint
+from idness.training.checkpoint import load_checkpoint, run_folder, save_checkpoint
 from idness.training.fabric import make_fabric
-from idness.training.log import LogState
+from idness.training.log import LogState, RunLog
 from idness.training.loop import Trainer
 from idness.training.plan import seeded
 from tests.children import exit_code, started
@@ -269,6 +269,7 @@ def test_run_folder(tmp_path: Path, world: TrainingSet) -> None:
     assert facts["step"] == 18
     assert facts["run"]["options"] == {"percentile": 70.0}
     assert sorted(p.name for p in tmp_path.iterdir()) == [
+        ".idness.json",
         "checkpoint-00000018.safetensors",
         "checkpoint.json",
         "images.safetensors",
@@ -314,8 +315,8 @@ def test_a_run_of_version_0_1_is_taken_up(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_keeps_a_loss_that_is_no_number(tmp_path: Path) -> None:
-    log = LogState([], math.nan, 1, 2, 3)
-    save_checkpoint(tmp_path, {"w": torch.ones(1)}, 7, {"method": "plain"}, log)
+    log = RunLog(state=LogState([], math.nan, 1, 2, 3))
+    save_checkpoint(run_folder(tmp_path), {"w": torch.ones(1)}, 7, {"method": "plain"}, log)
     index, tensors = load_checkpoint(tmp_path)
     assert math.isnan(index.log.loss_sum)
     assert tensors["w"].tolist() == [1.0]
@@ -462,7 +463,7 @@ def test_training_that_diverges_fails_and_leaves_no_weights(tmp_path: Path, monk
 
 
 def test_two_trainings_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
-    with alone_in(tmp_path), pytest.raises(StoreError, match="another process is writing into it"):
+    with locked(tmp_path), pytest.raises(StoreError, match="another process is writing into it"):
         finetune(Flattening(), small_world(8), "plain", out=tmp_path, epochs=1, batch_size=8)
     assert not list(tmp_path.iterdir())
     finetune(Flattening(), small_world(8), "plain", out=tmp_path, epochs=1, batch_size=8)

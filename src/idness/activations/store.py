@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,14 +23,12 @@ from torch import Tensor
 
 from idness.core.documents import Document, packed
 from idness.core.errors import IdnessWarning
-from idness.core.files import atomic_write, sha256, sha256_of, sweep
+from idness.core.files import OutputFolder, atomic_write, discard, sha256, sha256_of, sweep
 from idness.core.types import Activations
 
 FORMAT = 1
 SHARD = 1024
 """How many images a shard covers: 12 MB for a ResNet-50."""
-STALE = 24 * 3600
-"""After how many seconds a temporary file was surely left by a process that died."""
 
 
 @dataclass
@@ -84,6 +81,11 @@ class FeatureStore:
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
         self.root = Path(root) if root is not None else default_root()
 
+    def check(self, *, resume: bool) -> None:
+        """Raise unless the folder is new or empty, or with `resume` a store."""
+        kinds = ("sets", "shards", "engines")
+        OutputFolder(self.root, lambda root: [name for name in kinds if (root / name).is_dir()]).check(resume=resume)
+
     @property
     def engines(self) -> Path:
         """The folder that remembers which engine ran a network fastest."""
@@ -97,7 +99,7 @@ class FeatureStore:
     def find(self, key: str) -> ShardRef | None:
         """Find a whole shard; a damaged one is removed, with a warning."""
         folder = self.root / "shards" / key[:2]
-        for path in sorted(folder.glob(f"{key}-*.safetensors")):
+        for path in sorted(folder.glob(f"{key}-{'[0-9a-f]' * 64}.safetensors")):
             ref = ShardRef(key, path.stem.partition("-")[2])
             with suppress(OSError):  # another process may have removed it
                 if sha256(path) == ref.sha256:
@@ -105,7 +107,7 @@ class FeatureStore:
             warnings.warn(
                 f"FeatureStore: {path.name} is damaged; it is removed and computed again", IdnessWarning, stacklevel=2
             )
-            path.unlink(missing_ok=True)
+            discard(path)
         return None
 
     def put(self, key: str, shard: Shard) -> ShardRef:
@@ -127,7 +129,8 @@ class FeatureStore:
     def finish(self, key: str, refs: Sequence[ShardRef], about: dict[str, Any]) -> None:
         """Write the manifest of a set whose shards are all there."""
         _DOCUMENT.write(self._manifest(key), Manifest(key, about, list(refs)))
-        self._sweep({(self.root / ref.path).parent for ref in refs})
+        for folder in {(self.root / ref.path).parent for ref in refs}:
+            sweep(folder)
 
     def __contains__(self, key: str) -> bool:
         return self._manifest(key).is_file()
@@ -174,18 +177,6 @@ class FeatureStore:
 
     def _manifest(self, key: str) -> Path:
         return self.root / "sets" / f"{key}.json"
-
-    def _sweep(self, folders: Iterable[Path]) -> None:
-        """Remove what processes that were killed while writing left behind."""
-        listed = list(folders)
-        for folder in listed:
-            sweep(folder)
-        for part in (part for folder in listed for part in folder.glob(".*.part")):
-            try:
-                if time.time() - part.stat().st_mtime > STALE:
-                    part.unlink()
-            except OSError:
-                continue  # another process was faster
 
 
 def default_root() -> Path:

@@ -10,8 +10,8 @@ A folder holds
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -25,12 +25,29 @@ from idness.benchmark.parts import Answer, BenchmarkInfo, MethodResult, ModelInf
 from idness.core.documents import Document, packed
 from idness.core.errors import StoreError, unknown_name
 from idness.core.extras import needed
-from idness.core.files import atomic_path, sha256_of
+from idness.core.files import OutputFolder, sha256_of
 from idness.core.wording import percent, shown
 from idness.metrics import NAMES
 
 SCHEMA_VERSION = 1
 RESULTS, SCORES, THUMBS = "results.json", "scores.safetensors", "thumbs.safetensors"
+TABLES, PAGE = ("results.csv", "results.md", "results.tex"), "report.html"
+DERIVED = (*TABLES, PAGE)
+"""Files that are made from a report."""
+
+
+def results_folder(path: str | os.PathLike[str], *, force: bool = False) -> OutputFolder:
+    """Return the output folder of a report."""
+    return OutputFolder.of(path, _written, force=force)
+
+
+def _written(folder: Path) -> tuple[str, ...]:
+    """Return the names of the files that a report of 0.1.0 consists of; empty if the folder has none."""
+    try:
+        Report.load(folder)
+    except StoreError:
+        return ()
+    return (RESULTS, SCORES, THUMBS, *DERIVED, "reproduced.key")
 
 
 @dataclass(kw_only=True)
@@ -99,26 +116,24 @@ class Report:
         """Take scores and thumbnails, named as in their files."""
         self.__dict__["scores"], self.__dict__["thumbs"] = Scores(scores), dict(thumbs)
 
-    def save(self, folder: str | Path) -> Path:
+    def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the report with its scores and thumbnails into a folder.
 
-        All files are written before the first takes its place, so a full disk leaves the folder as it was. `results.json`
-        takes its place last and names the others by their hash, so a folder half replaced is noticed when it is read.
+        The folder must be new, empty, or one that idness wrote. All files are written before the first takes its place, so a full disk
+        leaves the folder as it was. `results.json` takes its place last and names the others by their hash, so a folder half
+        replaced is noticed when it is read.
         """
-        folder = Path(folder)
+        target = results_folder(folder)
         arrays = {
             SCORES: self.scores.arrays if self.has_scores else {},
             THUMBS: self.thumbs if self._has(THUMBS) else {},
         }
         contents = {name: packed(found) for name, found in arrays.items() if found}
         self.files = {name: sha256_of(content) for name, content in contents.items()}
-        with ExitStack() as parts:  # what is entered first takes its place last
-            for name, content in ((RESULTS, self.to_json().encode()), *contents.items()):
-                parts.enter_context(atomic_path(folder / name)).write_bytes(content)
-        for name in arrays.keys() - contents:
-            (folder / name).unlink(missing_ok=True)  # what an earlier run left does not belong to this one
-        self.__dict__["_folder"] = folder
-        return folder / RESULTS
+        target.write({**contents, RESULTS: self.to_json()})
+        target.remove(arrays.keys() - contents)  # those of an earlier run do not belong to this one
+        self.__dict__["_folder"] = target.path
+        return target.path / RESULTS
 
     @classmethod
     def load(cls, folder: str | Path) -> Report:

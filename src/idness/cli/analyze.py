@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from idness.cli.options import Device, Layer, Model
+from idness.cli.options import Device, Force, Layer, Model
 
 OUT = Path("idness-analysis")
 
@@ -24,22 +24,24 @@ def analyze(
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = OUT,
     limit: Annotated[int, typer.Option(min=1, help="The most images used of each set, evenly picked.")] = 1000,
     device: Device = "auto",
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
 ) -> None:
     """Run the paper's analyses on a network: Gaussianity, moments, C(p), percentiles, ratios, trade-off, ISH."""
     from idness.benchmark.settings import Settings
     from idness.cli.terminal import command_line, stderr, stdout
-    from idness.core.files import check_writable
     from idness.core.progress import shown
     from idness.data import embedded
+    from idness.paper.studies.analyze import analysis_folder
     from idness.paper.studies.analyze import analyze as run
 
-    check_writable(out)
+    folder = analysis_folder(out, force=force)
+    folder.check()
     settings = Settings(weights=weights, layer=layer or None, data=data, device=device, command=command_line())
     with shown(quiet=quiet) as listener:
         found = run(model or None, benchmark or embedded.NAME, settings=settings, limit=limit, listener=listener)
-        written = found.save(out)
+        written = found.save(folder)
     if as_json:
         sys.stdout.write(found.to_json())
     else:

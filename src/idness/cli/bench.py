@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idness.cli.options import Device, Engine, Layer, MultiLabel, Partial
+from idness.cli.options import Device, Engine, Force, Layer, MultiLabel, Partial
 
 if TYPE_CHECKING:
     from idness.benchmark.results import Report
+    from idness.core.files import OutputFolder
 
 OUT = Path("idness-results")
 
@@ -53,6 +54,7 @@ def bench(
     by_set: Annotated[
         bool, typer.Option("--by-set", help="Print every row, its options and its numbers by set.")
     ] = False,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of tables.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
 ) -> None:
@@ -61,19 +63,20 @@ def bench(
         _write_template(Path(benchmark or "benchmark.toml"))
         return
     from idness.cli.terminal import command_line
-    from idness.core.files import check_writable
     from idness.core.method_text import split_methods
     from idness.core.progress import STARTING, shown
     from idness.data import embedded
 
-    check_writable(out)
     with shown(quiet=quiet) as listener:
         listener.phase(STARTING, None)
+        from idness.benchmark.results import results_folder
         from idness.benchmark.runner import run
         from idness.benchmark.settings import Settings
         from idness.report.tables import fpr_name
 
         fpr_name(fpr)
+        folder = results_folder(out, force=force)
+        folder.check()
         settings = Settings(
             data=data,
             weights=weights,
@@ -92,21 +95,19 @@ def bench(
             command=command_line(),
         )
         report = run(benchmark or embedded.NAME, model or None, settings, listener)
-    _finish(report, out, fpr, by_set=by_set, as_json=as_json, quiet=quiet)
+    _finish(report, folder, fpr, by_set=by_set, as_json=as_json, quiet=quiet)
 
 
-def _finish(report: Report, out: Path, fpr: str, *, by_set: bool, as_json: bool, quiet: bool) -> None:
+def _finish(report: Report, out: OutputFolder, fpr: str, *, by_set: bool, as_json: bool, quiet: bool) -> None:
     """Write the files, print the tables or JSON, and name what was written."""
-    from idness.benchmark.results import RESULTS, SCORES, THUMBS
+    from idness.benchmark.results import DERIVED, RESULTS
     from idness.cli.terminal import stderr, stdout
     from idness.report import write_html
-    from idness.report.page import PAGE
-    from idness.report.tables import TABLES, rich_table, terminal_tables, write_tables
+    from idness.report.tables import rich_table, terminal_tables, write_tables
 
     report.save(out)
-    for name in (*TABLES, PAGE):
-        (out / name).unlink(missing_ok=True)  # those of an earlier run must not stay, should the disk be full now
-    files = [path for name in (RESULTS, SCORES, THUMBS) if (path := out / name).exists()]
+    out.remove(DERIVED)  # those of an earlier run must not stay if the disk is full now
+    files = [out.path / name for name in (RESULTS, *(report.files or ()))]
     written = [*files, *write_tables(report, out, fpr), write_html(out, report)]
     if as_json:
         sys.stdout.write(report.to_json())

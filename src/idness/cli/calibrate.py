@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from idness.cli.options import ClassNames, Engine, Layer, Mean, Model, MultiLabel, Size, Std
+from idness.cli.options import ClassNames, Engine, Force, Layer, Mean, Model, MultiLabel, Size, Std
 
 
 def calibrate(
@@ -50,6 +50,7 @@ def calibrate(
     thumbnails: Annotated[
         bool, typer.Option(help="Keep thumbnails of up to 240 calibration images for the page.")
     ] = True,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the guard's description as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but cautions and errors.")] = False,
 ) -> None:
@@ -58,19 +59,19 @@ def calibrate(
 
     from idness.cli.preprocessing import preprocessing
     from idness.cli.terminal import stderr
-    from idness.core.files import check_writable
     from idness.core.progress import STARTING, shown
     from idness.data import embedded
     from idness.data.open import read_classes
 
-    check_writable(out)
     with shown(quiet=quiet) as listener:
         listener.phase(STARTING, None)
         from idness.guard.calibrate import prepare_guard
-        from idness.guard.file import describe
+        from idness.guard.file import describe, guard_folder
         from idness.guard.suspicions import CAUTION
         from idness.networks import trust
 
+        folder = guard_folder(out, force=force)
+        folder.check()
         made = prepare_guard(
             model, data, weights=weights, method=method, train=train, ood=ood, recall=recall, false_alarm=false_alarm,
             per_class=per_class, preprocessing=preprocessing(size, mean, std), layer=layer or None, multi_label=multi_label,
@@ -78,7 +79,7 @@ def calibrate(
             listener=listener,
         )  # fmt: skip
     trust.remember(model)
-    made.guard.save(out, bundle=bundle and not embedded.owns(model))
+    made.guard.save(folder, bundle=bundle and not embedded.owns(model))
     for note in made.notes:
         if not quiet or note.startswith(CAUTION):  # a promise that may not hold is never hidden
             stderr().print(f"· {note}", markup=False)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from idness.cli.options import Force
+
 
 def compare(
     results: Annotated[
@@ -17,6 +19,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder for compare.md and compare.html.")] = None,
     fpr: Annotated[str, typer.Option(help="Positive side of the FPR in the tables: id or ood.")] = "id",
     sets: Annotated[bool, typer.Option("--sets", help="Show every set, not only the groups.")] = False,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no remarks.")] = False,
 ) -> None:
@@ -24,10 +27,14 @@ def compare(
     from idness.benchmark.compare import compare as compared
     from idness.benchmark.compare import gather
     from idness.cli.terminal import stderr, stdout
+    from idness.core.files import OutputFolder
     from idness.report import comparison
     from idness.report.tables import fpr_name, rich_table
 
     metrics = ("auroc", fpr_name(fpr))
+    folder = None if out is None else OutputFolder(out, force=force)
+    if folder is not None:
+        folder.check()
     found = compared(gather(results))
     if as_json:
         print(json.dumps(found.to_dict(), indent=1, allow_nan=False))
@@ -38,7 +45,7 @@ def compare(
             console.print(rich_table(table))
             console.print()
         console.print("\n".join(comparison.legend(found)), style="dim", markup=False)
-    if out is not None:
-        written = comparison.write(found, out)
+    if folder is not None:
+        written = comparison.write(found, folder)
         if not quiet:
             stderr().print(f"wrote {', '.join(path.name for path in written)} to {out}", markup=False, soft_wrap=True)

@@ -13,14 +13,15 @@ def export(
     out: Annotated[Path, typer.Argument(help="The ONNX file to write.")],
     model: Annotated[str | None, typer.Option(help="The network, where the guard cannot find it by itself.")] = None,
     weights: Annotated[str | None, typer.Option(help="The network's weights, with --model.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that idness did not export.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Write a guard as one ONNX graph: images in; label, score, p_value and is_ood out."""
     from idness.cli.score import load
-    from idness.core.files import check_writable
+    from idness.guard.onnx import check_target
 
-    check_writable(out.parent)
-    written = load(guard, model, weights).to_onnx(out)
+    check_target(out, force=force)
+    written = load(guard, model, weights).to_onnx(out, force=force)
     if not quiet:
         print(
             f"wrote {written} ({written.stat().st_size / 1e6:.1f} MB): images -> label, score, p_value, is_ood; checked against torch"

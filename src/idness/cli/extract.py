@@ -49,17 +49,17 @@ def extract(
     from idness.cli.cluster import divided
     from idness.cli.preprocessing import preprocessing
     from idness.cli.terminal import command_line, stderr
-    from idness.core.files import check_new
     from idness.core.progress import STARTING, heard_warnings, shown
     from idness.data.open import read_classes
 
     inner, pool = divided(engine, address, actors, gpus_per_actor)
-    check_new(out, resume=resume)
     with shown(quiet=quiet) as listener:
         listener.phase(STARTING, None)
+        from idness.activations.store import FeatureStore
         from idness.benchmark.extraction import prepare_extraction, run_extraction
         from idness.benchmark.settings import Settings
 
+        FeatureStore(out).check(resume=resume)
         settings = Settings(
             data=data,
             weights=weights,

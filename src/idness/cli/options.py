@@ -26,4 +26,7 @@ MultiLabel = Annotated[
 ]
 Engine = Annotated[str, typer.Option(help=ENGINE_HELP)]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Write into a folder with other files, and overwrite those of the same name.")
+]
 Partial = Annotated[bool, typer.Option("--partial", help="Leave out sets that are not there.")]

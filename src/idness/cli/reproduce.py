@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idness.cli.options import Device
+from idness.cli.options import Device, Force
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,23 +29,24 @@ def reproduce(
     batch_size: Annotated[int | None, typer.Option(help="Images per forward pass; measured if not given.")] = None,
     device: Device = "auto",
     cache: Annotated[Path | None, typer.Option(help="Folder that keeps activations between runs.")] = None,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
 ) -> None:
     """Run the paper's tables on what data there is, and print ours, theirs and the difference."""
     from idness.benchmark.settings import Settings
     from idness.cli.terminal import command_line, stderr, stdout
-    from idness.core.files import check_writable
     from idness.core.progress import shown
-    from idness.paper.reproduce import PAGE, SUMMARY
+    from idness.paper.reproduce import PAGE, SUMMARY, reproduction_folder
     from idness.paper.reproduce import reproduce as run
 
-    check_writable(out)
+    folder = reproduction_folder(out, force=force)
+    folder.check()
     settings = Settings(
         weights=weights, precision=precision, batch_size=batch_size, device=device, cache=cache, command=command_line()
     )
     with shown(quiet=quiet) as listener:
-        done = run(tables or [], data or [], out=out, settings=settings, listener=listener)
+        done = run(tables or [], data or [], out=folder, settings=settings, listener=listener)
     if as_json:
         sys.stdout.write(done.to_json())
     else:

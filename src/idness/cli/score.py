@@ -126,21 +126,22 @@ def _write_table(
 ) -> bool:
     """Judge images into a folder of Parquet, and say whether any is out-of-distribution or cannot be read."""
     from idness.cli.terminal import stderr
-    from idness.core.files import alone_in, check_new
+    from idness.core.files import locked
     from idness.core.progress import STARTING
     from idness.core.progress import shown as progress
 
-    check_new(out, resume=resume)
     with progress(quiet=quiet) as listener:
         listener.phase(STARTING, None)
         from idness.data.open import open_images
         from idness.guard.drift import PERIOD
         from idness.guard.scoring import prepare_scoring, run_scoring
+        from idness.guard.table import VerdictTable
 
+        VerdictTable(out).check(resume=resume)
         found = open_images(_listed() if images == ["-"] else images)
         loaded, _ = _judge(*source, len(found))
         job = prepare_scoring(loaded, found, out, batch=batch)
-        with alone_in(out):
+        with locked(out):
             if pool is None:
                 parts = run_scoring(job, listener)
             else:
@@ -231,11 +232,11 @@ def _opened(out: Path | None) -> Iterator[TextIO]:
         yield sys.stdout
         return
     from idness.core.errors import StoreError
-    from idness.core.files import atomic_path
+    from idness.core.files import atomic_stream
 
     if out.exists():
         raise StoreError(f"{out} exists; remove it or choose another file")
-    with atomic_path(out) as part, part.open("w", encoding="utf-8", newline="") as stream:
+    with atomic_stream(out) as stream:
         yield stream
 
 

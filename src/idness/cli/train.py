@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from idness.cli.options import Force
+
 CIFAR10 = Path(".data/cifar10.npz")
 
 
@@ -55,17 +57,19 @@ def train(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of this process; all cores if not given.")] = None,
     archive: Annotated[Path, typer.Option(help="CIFAR-10 as .npz, for --data cifar6.")] = CIFAR10,
+    force: Force = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Fine-tune a classifier, or train one from scratch, with one of the paper's training methods."""
     import torch
 
     from idness.cli.terminal import stdout
-    from idness.core.files import check_writable
     from idness.networks import trust
     from idness.training import finetune, open_training
+    from idness.training.checkpoint import run_folder
 
-    check_writable(out)
+    folder = run_folder(out, force=force)
+    folder.check()
     given: dict[str, Any] = {
         "epochs": epochs,
         "lr": lr,
@@ -82,7 +86,7 @@ def train(
     )
     trust.remember(arch)  # so that the run's folder may be opened again
     done = finetune(
-        opened.model, opened.train, method, val=opened.val, out=out, arch=arch, progress=not quiet, **options
+        opened.model, opened.train, method, val=opened.val, out=folder, arch=arch, progress=not quiet, **options
     )
     last = done.log[-1]
     right = "" if last.val_accuracy is None else f", {last.val_accuracy:.2%} right on validation"

@@ -81,6 +81,7 @@ def score_on_ray(
     hear = listener or Listener()
     hear.phase("images", len(job.images))
     spans = list(job.spans())
+    job.table.start(job.guard, ((number, key) for number, *_, key in spans))
     parts = {number: job.table.find(number, key) for number, _, _, key in spans}
     missing = [number for number, part in parts.items() if part is None]
     hear.advance(sum(stop - start for number, start, stop, _ in spans if parts[number] is not None))

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from idness.core.documents import Document, packed
 from idness.core.errors import IdnessError, InputError, ModelError, StoreError
-from idness.core.files import atomic_write, sha256_of
+from idness.core.files import Content, OutputFolder, discard, locked, sha256_of
 from idness.core.scripts import Script
 from idness.core.wording import without_folder
 from idness.data import Preprocessing
@@ -102,17 +101,26 @@ _DOCUMENT = Document(
 )
 
 
+def guard_folder(path: str | os.PathLike[str], *, force: bool = False) -> OutputFolder:
+    """Return the output folder of a guard, whose `guard.json` names its other files."""
+    return OutputFolder.of(path, _named_files, listed=False, force=force)
+
+
 def save_guard(guard: Guard, path: str | os.PathLike[str], *, bundle: bool = False) -> Path:
     """Write a guard to a folder."""
-    folder = Path(path)
-    if folder.is_file():
+    folder = guard_folder(path)
+    if folder.path.is_file():
         raise StoreError(f"cannot write the guard to {folder}: it is a file; give a folder")
-    with _writing(folder):
-        _save(guard, folder, bundle)
-    return folder
+    contents = _contents(guard, bundle)
+    with locked(folder.path, wait=True):
+        before = folder.files
+        folder.write(contents)
+        discard(*(folder.path / name for name in before - folder.files))
+    return folder.path
 
 
-def _save(guard: Guard, folder: Path, bundle: bool) -> None:
+def _contents(guard: Guard, bundle: bool) -> dict[str, Content]:
+    """Return a guard's files by name, `guard.json` last."""
     calibration = guard.calibration
     assert calibration is not None  # Guard.save has looked
     tensors: dict[str, Tensor] = {"calibration.scores": calibration.scores, "calibration.sizes": calibration.sizes}
@@ -120,13 +128,12 @@ def _save(guard: Guard, folder: Path, bundle: bool) -> None:
     tensors["seen"] = guard.detector.seen_rows()
     if guard.gallery is not None:
         tensors |= guard.gallery.tensors()
-    manifest = describe(guard) | {"tensors": _write_tensors(folder, "tensors", tensors)}
+    manifest = describe(guard)
+    contents: dict[str, Content] = {}
+    manifest["tensors"] = _add_tensors(contents, "tensors", tensors)
     if bundle:
-        manifest["model"]["file"] = _write_tensors(folder, "weights", guard.model.state_dict())
-    before = _named_files(folder)
-    _DOCUMENT.write(folder / MANIFEST, manifest)
-    for name in before - _named_files(folder):
-        (folder / name).unlink(missing_ok=True)
+        manifest["model"]["file"] = _add_tensors(contents, "weights", guard.model.state_dict())
+    return contents | {MANIFEST: _DOCUMENT.text(manifest)}
 
 
 def load_guard(
@@ -267,28 +274,13 @@ def _read_both(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
             seen = manifest
 
 
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Let one process at a time write, where the system has locks: each removes the other's files when it is done."""
-    try:
-        import fcntl
-
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):
-        yield  # what is wrong with the folder is said by the first write
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _write_tensors(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def _add_tensors(contents: dict[str, Content], kind: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Add a file of tensors, named by its hash, to those that are written, and return its entry in the manifest."""
     content = packed(tensors)
     digest = sha256_of(content)
-    return {"file": atomic_write(folder / f"{kind}-{digest[:16]}.safetensors", content).name, "sha256": digest}
+    name = f"{kind}-{digest[:16]}.safetensors"
+    contents[name] = content
+    return {"file": name, "sha256": digest}
 
 
 def _read_tensors(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
@@ -327,4 +319,4 @@ def _named_files(folder: Path) -> set[str]:
     except StoreError:
         return set()
     entries = [known.tensors, *([known.model.file] if known.model.file is not None else [])]
-    return {entry.below(folder).name for entry in entries}
+    return {MANIFEST, *(entry.below(folder).name for entry in entries)}

@@ -253,7 +253,7 @@ class Guard(nn.Module):
         """Write the guard to a folder as safetensors and JSON.
 
         Args:
-            path: the folder.
+            path: the folder: new, empty, or one of an earlier guard, which is replaced.
             bundle: whether to put a copy of the network's weights beside it, so that the folder can be moved alone.
         """
         from idness.guard.file import save_guard
@@ -287,17 +287,18 @@ class Guard(nn.Module):
 
         return load_guard(path, model)
 
-    def to_onnx(self, path: str | os.PathLike[str], *, example: Tensor | None = None) -> Path:
+    def to_onnx(self, path: str | os.PathLike[str], *, example: Tensor | None = None, force: bool = False) -> Path:
         """Write network, detector and threshold as one ONNX graph: `images` to `label, score, p_value, is_ood`.
 
         Args:
-            path: the file.
+            path: the file, which ends in `.onnx`.
             example: a batch of the network's input, where neither preprocessing nor calibration on images tell its size.
+            force: overwrite a file that idness did not export.
         """
         from idness.guard.onnx import to_onnx
 
         self._ready()
-        return to_onnx(self, path, example=example)
+        return to_onnx(self, path, example=example, force=force)
 
     def _score(self, acts: Activations) -> tuple[Tensor, Tensor, Tensor]:
         """Give label, score and whether the row was finite; a row that is not has label -1 and the lowest score."""

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from idness.core.errors import ExportError
-from idness.core.files import atomic_path
+from idness.core.errors import ExportError, StoreError
+from idness.core.files import atomic_write, check_writable
 from idness.core.types import Activations, Head
 from idness.detectors.detector import LARGEST, Detector, Enhancer
 from idness.guard.drift import KnownScores
 from idness.guard.file import describe
+from idness.guard.graph import SUFFIX
 from idness.networks.split import inference
 
 if TYPE_CHECKING:
@@ -75,12 +76,33 @@ class GuardGraph(nn.Module):
         return self.detector.rate(_traced(features, logits))
 
 
-def to_onnx(guard: Guard, path: str | os.PathLike[str], *, example: Tensor | None = None) -> Path:
+def check_target(path: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Raise unless a graph may be written to a path: it ends in .onnx, and what it replaces was exported by idness, or `force` is set."""
+    target = Path(path)
+    check_writable(target.parent)
+    if target.suffix != SUFFIX:
+        raise StoreError(f"{target}: an exported guard must end in {SUFFIX}; choose another name")
+    if os.path.lexists(target) and not force and not _is_ours(target):
+        raise StoreError(f"{target}: exists and was not exported by idness; choose another name or pass force=True")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is a graph that idness exported."""
+    try:
+        return any(entry.key == "idness" for entry in _onnx().load(path, load_external_data=False).metadata_props)
+    except ExportError:  # onnx is not installed
+        raise
+    except Exception:  # a foreign file fails to parse in any way
+        return False
+
+
+def to_onnx(guard: Guard, path: str | os.PathLike[str], *, example: Tensor | None = None, force: bool = False) -> Path:
     """Export a guard and check the file against torch; refuses rather than writing a graph that decides otherwise.
 
     Every method of idness that takes one pass of the network can be expressed. A third party's cannot where its `rate`
     branches on values or leaves torch; that is said, and nothing is written.
     """
+    check_target(path, force=force)
     if guard.detector.input_edit is not None:
         raise ExportError(REFUSED.format(name=guard.detector.name, reason="it needs gradients"))
     onnx = _onnx()
@@ -100,10 +122,7 @@ def to_onnx(guard: Guard, path: str | os.PathLike[str], *, example: Tensor | Non
             "calibration": KnownScores(graph.calibration.score_groups()).text(),
         },
     )
-    with atomic_path(path) as part:
-        part.write_bytes(proto.SerializeToString())
-        _check(part, images, expected, guard)
-    return Path(path)
+    return atomic_write(path, proto.SerializeToString(), lambda part: _check(part, images, expected, guard))
 
 
 def _export(graph: nn.Module, images: Tensor, name: str) -> Any:

@@ -44,13 +44,14 @@ class Judging(Protocol):
 class Scoring:
     """Holds what judges, the set that is judged, and the table that the verdicts go to.
 
-    `identity` is the hash of all that decides a verdict but the image; `sample` has the images on which the engine was made, as they
-    are read: another process makes the same engine of them.
+    `guard` is the hash of the guard, `identity` that of all that decides a verdict but the image; `sample` has the images on which
+    the engine was made, as they are read: another process makes the same engine of them.
     """
 
     judge: Judging
     images: ImageSet
     table: VerdictTable
+    guard: str
     identity: str
     batch: int
     engine: ChosenEngine | None
@@ -66,7 +67,7 @@ class Scoring:
     def about(self) -> dict[str, Any]:
         """Say what the table was made by."""
         engine = None if self.engine is None else {"used": self.engine.used, "version": self.engine.version}
-        return {"identity": self.identity, "batch": self.batch, "engine": engine}
+        return {"guard": self.guard, "identity": self.identity, "batch": self.batch, "engine": engine}
 
 
 def prepare_scoring(
@@ -91,13 +92,15 @@ def scoring_as(
     """Judge as was settled: by this engine, made on these images, in batches of so many; the set is yet to come."""
     nothing = ArraySet(_none(), "none")
     if isinstance(guard, GraphGuard):
-        identity = key_of(sha256(guard.path), str(batch))
-        return Scoring(guard.judge_set, nothing, VerdictTable(folder), identity, batch, None, sample)
+        digest = sha256(guard.path)
+        return Scoring(
+            guard.judge_set, nothing, VerdictTable(folder), digest, key_of(digest, str(batch)), batch, None, sample
+        )
     if engine is not None and guard.split.driver is None:
         guard.split.driver = Driver.adopting(engine, guard.split, _inputs(guard, sample))
-    identity = guard_identity(guard, engine, batch)
+    digest, identity = guard_digest(guard), guard_identity(guard, engine, batch)
     judge = partial(judge_set, guard)
-    return Scoring(judge, nothing, VerdictTable(folder), identity, batch, engine, sample, guard.recalls)
+    return Scoring(judge, nothing, VerdictTable(folder), digest, identity, batch, engine, sample, guard.recalls)
 
 
 def _inputs(guard: Guard, sample: NDArray[np.uint8]) -> Tensor:
@@ -112,7 +115,9 @@ def run_scoring(job: Scoring, listener: Listener | None = None) -> list[Part]:
     hear = listener or Listener()
     hear.phase("images", len(job.images))
     parts = []
-    for number, start, stop, key in job.spans():
+    spans = list(job.spans())
+    job.table.start(job.guard, ((number, key) for number, *_, key in spans))
+    for number, start, stop, key in spans:
         part = job.table.find(number, key)
         if part is not None:
             hear.advance(stop - start)
@@ -133,11 +138,21 @@ def judge_span(
 
 def guard_identity(guard: Guard, engine: ChosenEngine | None, batch: int) -> str:
     """Hash all that decides a verdict but the image: the guard, the versions, the engine and the batch."""
+    said = json.dumps(describe(guard), sort_keys=True)
+    return key_of(said, _learned(guard), "" if engine is None else engine.key(), str(batch))
+
+
+def guard_digest(guard: Guard) -> str:
+    """Hash the guard itself: what it has learned and its options, but no version of a library."""
+    said = {key: value for key, value in describe(guard).items() if key != "versions"}
+    return key_of(json.dumps(said, sort_keys=True), _learned(guard))
+
+
+def _learned(guard: Guard) -> str:
     calibration = guard.calibration
     assert calibration is not None  # a guard that was loaded has one
     learned = dict(guard.detector.state()) | {"scores": calibration.scores, "sizes": calibration.sizes}
-    said = json.dumps(describe(guard), sort_keys=True)
-    return key_of(said, sha256_of(packed(learned)), "" if engine is None else engine.key(), str(batch))
+    return sha256_of(packed(learned))
 
 
 def _sample(images: ImageSet, how: Preprocessing | None) -> NDArray[np.uint8]:

@@ -1,14 +1,15 @@
 """Verdicts as a table on disk: a folder of Parquet files, one for each span of images, and a manifest once all are there.
 
-A file is named after its place, after a key, the hash of everything that made it, and after the hash of its bytes. So whoever goes
-on with a run that was stopped knows which spans are done, and that they are whole. Names sort in the order of the images.
+A file is named by its place, by a key, the hash of everything that made it, and by the hash of its bytes. So a resumed run knows which
+spans are done, and that they are whole. Names sort in the order of the images. The folder's listing names the planned files and the
+guard from the start: files of other programs are left alone, and so are the verdicts of another guard.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from idness.core.documents import Document
 from idness.core.errors import StoreError
 from idness.core.extras import needed
-from idness.core.files import atomic_write, sha256, sha256_of
+from idness.core.files import OutputFolder, sha256, sha256_of
 
 FORMAT = 1
 MANIFEST = "_idness.json"
@@ -76,8 +77,31 @@ class VerdictTable:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self._output = OutputFolder(folder, self._written)
         self._arrow = needed("pyarrow", "a table of verdicts", "tables", StoreError)
         self._parquet = needed("pyarrow.parquet", "a table of verdicts", "tables", StoreError)
+
+    def _written(self, folder: Path) -> list[str]:
+        """Return the names of the files of a finished table; empty if the folder has none."""
+        try:
+            return [MANIFEST, *(Path(part.file).name for part in _DOCUMENT.read(folder / MANIFEST).parts)]
+        except StoreError:
+            return []
+
+    def check(self, *, resume: bool) -> None:
+        """Raise unless a table can be written to the folder, or with `resume` continued in it."""
+        self._output.check(resume=resume)
+
+    def start(self, guard: str, spans: Iterable[tuple[int, str]]) -> None:
+        """List the parts that are about to be written, by number and key, as the guard's; raise if the folder is another guard's."""
+        self._output.check(resume=True)
+        about = self._output.listing() or (self.manifest().about if (self.folder / MANIFEST).is_file() else {})
+        if about.get("guard", guard) != guard:
+            raise StoreError(
+                f"{self.folder}: contains verdicts of another guard or recall; choose another folder to keep them"
+            )
+        planned = {f"{_start(number)}-{key[:NAMES]}-*" for number, key in spans}
+        self._output.record(self._output.files | planned | {MANIFEST}, guard=guard)
 
     def find(self, number: int, key: str) -> Part | None:
         """Find a whole part; one that is damaged is passed over, and written anew."""
@@ -89,28 +113,24 @@ class VerdictTable:
         return None
 
     def put(self, number: int, key: str, names: Sequence[str], records: Sequence[dict[str, Any]]) -> Part:
-        """Write a part in one step, in place of any other of its number."""
+        """Write a part in one step."""
         counts = _counted(names, records)
         buffer = io.BytesIO()
         self._parquet.write_table(self._table(names, records, counts), buffer, compression="zstd")
         content = buffer.getvalue()
         digest = sha256_of(content)
         file = f"{_start(number)}-{key[:NAMES]}-{digest[:NAMES]}.parquet"
-        atomic_write(self.folder / file, content)
-        for other in self.folder.glob(f"{_start(number)}-*.parquet"):
-            if other.name != file:  # of images or a guard that have changed since
-                other.unlink(missing_ok=True)
+        self._output.write({file: content})
         return Part(file, digest, counts)
 
     def finish(self, parts: Sequence[Part], about: dict[str, Any]) -> Counts:
-        """Write the manifest of a table whose parts are all there, and remove what belongs to no image."""
+        """Write the manifest of a table whose parts are all there, and remove parts of images that have changed since."""
         kept = {part.file for part in parts}
-        for other in self.folder.glob("part-*.parquet"):
-            if other.name not in kept:
-                other.unlink(missing_ok=True)
         total = sum((part.counts for part in parts), Counts())
         manifest = {"about": about, "counts": asdict(total), "parts": [asdict(part) for part in parts]}
-        _DOCUMENT.write(self.folder / MANIFEST, manifest)
+        self._output.write({MANIFEST: _DOCUMENT.text(manifest)})
+        self._output.remove({path.name for path in self.folder.glob("part-*.parquet")} - kept)
+        self._output.record({name for name in self._output.files if not name.startswith("part-")} | kept)
         return total
 
     def manifest(self) -> Manifest:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
-import shutil
 import tarfile
-import tempfile
 import time
 import tomllib
 import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
@@ -22,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from idness.core.errors import DataError, StoreError
-from idness.core.files import alone_in, atomic_write
+from idness.core.files import atomic_write, discard, locked, opened_for_download, unpack
 from idness.core.progress import Listener
 
 BLOCK = 1 << 20
@@ -63,16 +62,16 @@ def fetch(archive: Archive, root: Path, listener: Listener | None = None) -> Pat
     """
     hear = listener or Listener()
     waiting = root / ".fetched"
-    with alone_in(waiting):
+    with locked(waiting):
         part = waiting / f"{archive.file}.part"
         hear.phase(f"fetching {archive.name}", None)
         _load(archive, part, hear)
         _check(archive, part)
         target = root / archive.to
         _unpack(archive, part, target)
-        part.unlink(missing_ok=True)
-        _beside(part).unlink(missing_ok=True)
-    shutil.rmtree(waiting, ignore_errors=True)
+        discard(part, _beside(part))
+    with suppress(OSError):  # other files are in it
+        waiting.rmdir()
     return target
 
 
@@ -124,7 +123,7 @@ def _go_on(archive: Archive, part: Path, hear: Listener) -> bool:
         hear.advance(start)
         size = start
         try:
-            with part.open("ab" if resumed else "wb") as file:
+            with opened_for_download(part, resumed=resumed) as file:
                 while block := answer.read(BLOCK):
                     size += len(block)
                     if size > (MOST if whole is None else whole):
@@ -148,8 +147,7 @@ def _check(archive: Archive, part: Path) -> None:
         with part.open("rb") as file:
             found = hashlib.file_digest(file, partial(hashlib.new, kind, usedforsecurity=False)).hexdigest()
         if not found.startswith(wanted):
-            part.unlink()
-            _beside(part).unlink(missing_ok=True)
+            discard(part, _beside(part))
             raise DataError(
                 f"{archive.name}: what {archive.url} sent is not the file it should be ({kind} {found[:16]}..., not {wanted[:16]}...);"
                 " it was removed; try again, or fetch it by hand"
@@ -157,29 +155,14 @@ def _check(archive: Archive, part: Path) -> None:
 
 
 def _unpack(archive: Archive, part: Path, target: Path) -> None:
-    """Unpack beside the place where the content belongs, then move it there; or move the file itself, if it is none to unpack."""
-    target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target) as folder:
-        try:
-            if archive.file.endswith((".tar", ".tar.gz", ".tgz")):
-                with tarfile.open(part) as packed:
-                    packed.extractall(folder, filter="data")
-            elif archive.file.endswith(".zip"):
-                with zipfile.ZipFile(part) as zipped:
-                    zipped.extractall(folder)  # takes `..` and absolute names off
-            else:
-                shutil.copyfile(part, Path(folder) / archive.file)
-        except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
-            part.unlink(missing_ok=True)
-            _beside(part).unlink(missing_ok=True)
-            raise DataError(
-                f"{archive.name}: the file from {archive.url} cannot be unpacked ({error}); it was removed, try again"
-            ) from error
-        for entry in Path(folder).iterdir():
-            if (target / entry.name).is_dir():
-                shutil.copytree(entry, target / entry.name, dirs_exist_ok=True)
-            else:
-                entry.replace(target / entry.name)
+    """Unpack the content to its place; a file that cannot be unpacked is removed."""
+    try:
+        unpack(part, archive.file, target)
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
+        discard(part, _beside(part))
+        raise DataError(
+            f"{archive.name}: the file from {archive.url} cannot be unpacked ({error}); it was removed, try again"
+        ) from error
 
 
 def _beside(part: Path) -> Path:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from idness.benchmark.parts import MethodResult
 from idness.benchmark.protocol import Benchmark
-from idness.benchmark.results import Report
+from idness.benchmark.results import Report, results_folder
 from idness.benchmark.runner import run
 from idness.benchmark.settings import Settings
 from idness.core.errors import DataError, IdnessError
-from idness.core.files import atomic_write, key_of, sha256
+from idness.core.files import OutputFolder, key_of, sha256
 from idness.core.progress import Listener
 from idness.networks import densenet
 from idness.paper import load, names
@@ -55,19 +56,30 @@ class Reproduction:
         said = [f"- {line}" for line in slips(self.outcomes)]
         return "\n".join([*lines, "\n## Where the paper contradicts itself\n", *said]) + "\n"
 
-    def save(self, folder: Path) -> list[Path]:
+    def save(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write JSON and Markdown."""
-        return [
-            atomic_write(folder / SUMMARY, self.to_json()),
-            atomic_write(folder / PAGE, self.to_markdown()),
-        ]
+        return reproduction_folder(folder).write({SUMMARY: self.to_json(), PAGE: self.to_markdown()})
+
+
+def reproduction_folder(path: str | os.PathLike[str], *, force: bool = False) -> OutputFolder:
+    """Return the output folder of a reproduction."""
+    return OutputFolder.of(path, _written, force=force)
+
+
+def _written(folder: Path) -> list[str]:
+    """Return the names of the files that a reproduction of 0.1.0 consists of; empty if the folder has none."""
+    try:
+        json.loads((folder / SUMMARY).read_bytes())["tables"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+    return [SUMMARY, PAGE, *(f"{name}.json" for name in names())]
 
 
 def reproduce(
     tables: Sequence[str] = (),
     data: Sequence[str | Path] = (),
     *,
-    out: str | Path = "reproduced",
+    out: str | os.PathLike[str] = "reproduced",
     settings: Settings | None = None,
     listener: Listener | None = None,
 ) -> Reproduction:
@@ -87,7 +99,10 @@ def reproduce(
     roots = [Path(folder) for folder in data] or [Path("data")]
     # The paper's numbers stand beside ours: those of a network that is not the paper's show it, and do not stop the others.
     asked = replace(settings or Settings(), any_accuracy=True)
-    lab = _Lab(roots, Path(out), asked, listener or Listener())
+    target = reproduction_folder(out)
+    target.check()
+    target.record(target.files)  # before the benchmarks write into folders below it
+    lab = _Lab(roots, target, asked, listener or Listener())
     done = Reproduction([lab.outcome(table) for table in wanted])
     done.save(lab.out)
     return done
@@ -102,7 +117,7 @@ def not_reproduced(outcome: Outcome) -> list[str]:
 class _Lab:
     """Reproduces tables; each benchmark that they share is located and run once."""
 
-    def __init__(self, roots: list[Path], out: Path, settings: Settings, listener: Listener) -> None:
+    def __init__(self, roots: list[Path], out: OutputFolder, settings: Settings, listener: Listener) -> None:
         self.roots, self.out, self.settings, self.listener = roots, out, settings, listener
         self.located: dict[str, Located] = {}
         self.results: dict[str, dict[str, MethodResult]] = {}
@@ -176,15 +191,16 @@ class _Lab:
         self, folder: str, benchmark: Benchmark, where: Located, weights: Path, methods: list[str]
     ) -> dict[str, MethodResult]:
         """Run a benchmark and write its report, unless the report of the same run is there."""
-        place = self.out / folder
+        place = results_folder(self.out.path / folder, force=self.out.force)
         model = MODELS[benchmark.name]
         key = key_of(sha256(weights), json.dumps(where.identity, sort_keys=True), *methods, model.rpartition(":")[2])
-        report = _unchanged(place, key)
+        report = _unchanged(place.path, key)
         if report is None:
+            place.check()
             settings = replace(self.settings, data=where.root, weights=weights, methods=methods, partial=True)
             report = run(benchmark, model, settings, self.listener)
             _write(report, place, load(_tables_of(benchmark.name)[0]).fpr or "")
-            atomic_write(place / KEY, key + "\n")
+            place.write({KEY: key + "\n"})
         self.failed[folder] = report.failed
         return report.methods
 
@@ -207,11 +223,11 @@ class _Lab:
         measured: dict[str, float] = {}
         if where.benchmark is not None and where.weights is not None:
             key = key_of(sha256(where.weights), json.dumps(where.identity, sort_keys=True), str(P_VALUE_IMAGES))
-            place = self.out / f"{table.name}.json"
-            kept = _kept(place, key)
+            name = f"{table.name}.json"
+            kept = _kept(self.out.path / name, key)
             measured, self.theory = kept or self._measured(table, where.benchmark, where)
             content = {"key": key, "mean_p": measured, "theory": self.theory}
-            atomic_write(place, json.dumps(content, indent=1) + "\n")
+            self.out.write({name: json.dumps(content, indent=1) + "\n"})
         return [
             Entry("chi-square", shown, "mean_p", value, measured.get(shown)) for shown, value in table.values.items()
         ]
@@ -276,7 +292,7 @@ def _unchanged(folder: Path, key: str) -> Report | None:
     return None
 
 
-def _write(report: Report, folder: Path, fpr: str) -> None:
+def _write(report: Report, folder: OutputFolder, fpr: str) -> None:
     """Write the folder that a benchmark writes."""
     from idness.report import write_html
     from idness.report.tables import write_tables

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["write_html"]
 
 
-def write_html(folder: str | Path, report: Report | None = None) -> Path:
+def write_html(folder: str | os.PathLike[str], report: Report | None = None) -> Path:
     """Write `report.html` into a folder: of a report, or of the results that the folder holds; return its path."""
     from idness.report.page import write_html as write
 

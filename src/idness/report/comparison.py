@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from idness.benchmark.compare import Block, Change, Comparison, Value
-from idness.core.files import atomic_write
+from idness.core.files import OutputFolder
 from idness.core.wording import listed, percent, points, sentence, shown
 from idness.metrics import FPRS, WITH_INTERVAL, meaning, title
 from idness.report.page import render_page
@@ -81,12 +82,9 @@ def to_html(comparison: Comparison) -> str:
     )
 
 
-def write(comparison: Comparison, folder: Path) -> list[Path]:
+def write(comparison: Comparison, folder: str | os.PathLike[str]) -> list[Path]:
     """Write `compare.md` and `compare.html` into a folder."""
-    return [
-        atomic_write(folder / "compare.md", to_markdown(comparison)),
-        atomic_write(folder / "compare.html", to_html(comparison)),
-    ]
+    return OutputFolder.of(folder).write({"compare.md": to_markdown(comparison), "compare.html": to_html(comparison)})
 
 
 def _where(block: Block) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +21,7 @@ from idness.benchmark.answer import best_first, conclude, setting
 from idness.benchmark.parts import Answer, Metrics, Wrong
 from idness.benchmark.provenance import told
 from idness.benchmark.ranking import contenders, ood_weights
-from idness.benchmark.results import Report
-from idness.core.files import atomic_write
+from idness.benchmark.results import PAGE, Report, results_folder
 from idness.core.wording import duration, listed, percent, sentence, shown, size
 from idness.metrics import FPRS, WITH_INTERVAL, id_threshold, meaning, title
 from idness.report import figures, style
@@ -29,7 +29,6 @@ from idness.report.figures import quiet
 from idness.report.ridges import score_ridges
 from idness.report.tables import Cell, Column, Heading, Table, of_columns
 
-PAGE = "report.html"
 NAV = (
     ("answer", "Answer"),
     ("groups", "Groups"),
@@ -44,9 +43,10 @@ NAV = (
 )
 
 
-def write_html(folder: str | Path, report: Report | None = None) -> Path:
+def write_html(folder: str | os.PathLike[str], report: Report | None = None) -> Path:
     """Write `report.html` into a folder: of a report, or of the results that the folder holds; return its path."""
-    return atomic_write(Path(folder) / PAGE, render(report or Report.load(folder)))
+    (path,) = results_folder(folder).write({PAGE: render(report or Report.load(os.fspath(folder)))})
+    return path
 
 
 def render(report: Report) -> str:

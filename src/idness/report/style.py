@@ -179,22 +179,26 @@ def figure_svg(figure: Any, *, alt: str = "", prefix: str = "", adaptive: bool =
 
 
 def save(figure: Any, path: str | Path, *, alt: str = "") -> list[Path]:
-    """Write a figure as SVG and PNG, each atomically, and give both paths.
+    """Write a figure as SVG and PNG, each atomically, and return both paths.
 
     Args:
         figure: the figure, or axes of it.
         path: where to, without a suffix.
-        alt: what the picture shows.
+        alt: what the image shows.
     """
-    target = Path(path)
+    return [
+        atomic_write(Path(path).with_name(name), content)
+        for name, content in figure_files(figure, Path(path).name, alt=alt).items()
+    ]
+
+
+def figure_files(figure: Any, name: str, *, alt: str = "") -> dict[str, bytes]:
+    """Return a figure as the content of an SVG and a PNG file, by file name."""
     svg = '<?xml version="1.0" encoding="utf-8"?>\n' + figure_svg(figure, alt=alt, adaptive=False)
     png = io.BytesIO()
     with house_style():
         figure_of(figure).savefig(png, format="png", metadata={"Software": None}, facecolor=PAPER)
-    return [
-        atomic_write(target.with_name(target.name + ".svg"), svg),
-        atomic_write(target.with_name(target.name + ".png"), png.getvalue()),
-    ]
+    return {f"{name}.svg": svg.encode(), f"{name}.png": png.getvalue()}
 
 
 def legend(ax: Any, *, outside: bool = False, **options: Any) -> Any:

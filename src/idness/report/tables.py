@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,9 +14,8 @@ from markupsafe import Markup
 
 from idness.benchmark.answer import best_first, setting
 from idness.benchmark.parts import Answer, Metrics
-from idness.benchmark.results import Report
+from idness.benchmark.results import TABLES, Report, results_folder
 from idness.core.errors import OptionError
-from idness.core.files import atomic_write
 from idness.core.wording import percent
 from idness.metrics import FPRS, NAMES, WITH_INTERVAL, meaning, title
 
@@ -173,7 +173,6 @@ def _tex(text: str) -> str:
     return "".join(_LATEX.get(char, char) for char in text)
 
 
-TABLES = ("results.csv", "results.md", "results.tex")
 WIDE = 100
 NARROW = 80
 LEVEL = "≈ cannot be told apart from it"
@@ -293,7 +292,7 @@ def _shortened(report: Report, table: Table) -> Table:
     return replace(table, rows=kept, notes=[*table.notes, *left_out(report.failed), *more])
 
 
-def write_tables(report: Report, folder: Path, fpr: str = "id") -> list[Path]:
+def write_tables(report: Report, folder: str | os.PathLike[str], fpr: str = "id") -> list[Path]:
     """Write the three files of tables into a folder."""
     name = fpr_name(fpr)
     tables = [summary(report, fpr), by_set(report, "auroc"), by_set(report, name), options(report)]
@@ -305,7 +304,7 @@ def write_tables(report: Report, folder: Path, fpr: str = "id") -> list[Path]:
         said + "\n".join(markdown(table) for table in tables),
         comment + "\n".join(latex(table) for table in tables),
     )
-    return [atomic_write(folder / name, text) for name, text in zip(TABLES, texts, strict=True)]
+    return results_folder(folder).write(dict(zip(TABLES, texts, strict=True)))
 
 
 def left_out(failed: Mapping[str, str]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from idness.core.documents import Document, packed
-from idness.core.files import atomic_write, sha256_of
-from idness.training.log import LogState
+from idness.core.errors import StoreError
+from idness.core.files import OutputFolder, sha256_of
+from idness.networks.runs import IMAGES, LOG, WEIGHTS
+from idness.training.log import LogState, RunLog
 
-INDEX = "checkpoint.json"
+INDEX, METHOD = "checkpoint.json", "method.safetensors"
+CHECKPOINT = re.compile(r"checkpoint-\d{8,}\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -40,21 +45,28 @@ _DOCUMENT = Document(
 )
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
-    """Write tensors to one safetensors file, atomically, and give its hash."""
-    content = packed(tensors, metadata)
-    atomic_write(path, content)
-    return sha256_of(content)
+def run_folder(path: str | os.PathLike[str], *, force: bool = False) -> OutputFolder:
+    """Return the output folder of a training run."""
+    return OutputFolder.of(path, _written, force=force)
 
 
-def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], step: int, run: dict[str, Any], log: LogState) -> None:
-    """Write a checkpoint so that a reader, after a kill at any moment, sees the old one or this one."""
-    name = f"checkpoint-{step:08d}.safetensors"
-    digest = save_tensors(folder / name, tensors)
-    _DOCUMENT.write(folder / INDEX, Index(name, digest, step, run, log))
-    for old in folder.glob("checkpoint-*.safetensors"):
-        if old.name != name:
-            old.unlink(missing_ok=True)
+def _written(folder: Path) -> tuple[str, ...]:
+    """Return the names of the files that a run of 0.1.0 consists of; empty if the folder has none."""
+    try:
+        last = _DOCUMENT.read(folder / INDEX)
+    except StoreError:
+        return ()
+    return (INDEX, Path(last.tensors).name, LOG, WEIGHTS, IMAGES, METHOD)
+
+
+def save_checkpoint(
+    folder: OutputFolder, tensors: Mapping[str, Tensor], step: int, run: dict[str, Any], log: RunLog
+) -> None:
+    """Write a checkpoint and the log so that a reader, after a kill at any moment, sees the old checkpoint or this one."""
+    name, content = f"checkpoint-{step:08d}.safetensors", packed(tensors)
+    index = _DOCUMENT.text(Index(name, sha256_of(content), step, run, log.state))
+    folder.write({name: content, INDEX: index, LOG: log.text()})
+    folder.remove(old for old in folder.files if CHECKPOINT.fullmatch(old) and old != name)
 
 
 def load_checkpoint(folder: Path) -> tuple[Index, dict[str, Tensor]] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from idness.core.progress import shown
 from idness.data import Preprocessing, preprocessing_for
 from idness.networks.architectures import SmallResNet
 from idness.networks.final_layer import final_linear
-from idness.training.checkpoint import load_checkpoint
+from idness.training.checkpoint import load_checkpoint, run_folder
 from idness.training.images import Images
 from idness.training.log import Epoch, RunLog
 from idness.training.loop import Trainer
@@ -37,7 +38,7 @@ def finetune(
     method: str = "ish",
     *,
     val: Images | None = None,
-    out: str | Path | None = None,
+    out: str | os.PathLike[str] | None = None,
     arch: str = "",
     progress: bool = False,
     **options: Any,
@@ -53,15 +54,15 @@ def finetune(
         data: images to learn from.
         method: name of the training method.
         val: images to count right answers on after each epoch.
-        out: folder of the run.
+        out: folder of the run: new, empty, or one of an earlier run.
         arch: how the network is named, kept with its weights, so that every command takes the folder in its place.
         progress: show a progress bar on standard error.
         options: fields of `Settings`, and the method's own options.
     """
     kind = find_method(method)
     chosen = dict(kind.recipe) | {k: v for k, v in options.items() if k in SETTING_NAMES}
-    folder = Path(out) if out is not None else None
-    settings = Settings(**{**normalisation(model, arch, folder), **chosen})
+    folder = None if out is None else run_folder(out)
+    settings = Settings(**{**normalisation(model, arch, None if folder is None else folder.path), **chosen})
     own = {k: v for k, v in options.items() if k not in SETTING_NAMES}
     known = [field.name for field in fields(kind) if field.init and field not in fields(Objective)]
     for name in own:

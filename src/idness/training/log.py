@@ -6,9 +6,7 @@ import csv
 import io
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 
-from idness.core.files import atomic_write
 from idness.core.progress import Listener
 
 
@@ -75,12 +73,12 @@ class RunLog:
         )
         self.state = LogState([*done.rows, row])
 
-    def write(self, path: Path) -> None:
-        """Write the rows as CSV, atomically."""
+    def text(self) -> str:
+        """Return the rows as CSV."""
         text = io.StringIO()
         writer = csv.DictWriter(text, [f.name for f in fields(Epoch)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(
             {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(row).items()} for row in self.state.rows
         )
-        atomic_write(path, text.getvalue())
+        return text.getvalue()

@@ -10,25 +10,25 @@ import json
 import math
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from idness.core.documents import packed
 from idness.core.errors import DataError, ModelError, OptionError, StoreError
-from idness.core.files import alone_in
+from idness.core.files import OutputFolder, locked
 from idness.core.progress import Listener
 from idness.core.wording import without_folder
 from idness.networks.runs import DIGESTS, IMAGES, WEIGHTS
 from idness.networks.split import best_layout
 from idness.training.checkpoint import (
+    METHOD,
     load_checkpoint,
     optimizer_tensors,
     part_of,
     restore_optimizer,
     save_checkpoint,
-    save_tensors,
 )
 from idness.training.fabric import make_fabric
 from idness.training.images import Images
@@ -54,7 +54,7 @@ class Trainer:
     train: Images
     settings: Settings
     val: Images | None = None
-    out: Path | None = None
+    out: OutputFolder | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     log: RunLog = field(default_factory=RunLog)
     step: int = 0
@@ -64,7 +64,9 @@ class Trainer:
         """Train to the end, from the last checkpoint if there is one, and return the network."""
         self.fabric = make_fabric(self.settings.precision)
         self.fabric.launch()
-        with alone_in(self.out if self.fabric.is_global_zero else None):
+        with locked(self.out.path if self.out is not None and self.fabric.is_global_zero else None):
+            if self.out is not None and self.fabric.is_global_zero:
+                self.out.check()
             try:
                 return self._train()
             except RuntimeError as error:
@@ -248,12 +250,11 @@ class Trainer:
             tensors = {f"objective.{k}": v for k, v in self.objective.state_dict().items()}
             tensors |= {f"momentum.{k}": v for k, v in optimizer_tensors(self.optimizer, names).items()}
             tensors |= {f"ema.{k}": v for k, v in self.ema.items()}
-            save_checkpoint(self.out, tensors, self.step, self._identity(), self.log.state)
-            self.log.write(self.out / "log.csv")
+            save_checkpoint(self.out, tensors, self.step, self._identity(), self.log)
         self.fabric.barrier()
 
     def _resume(self) -> None:
-        found = load_checkpoint(self.out) if self.out is not None else None
+        found = load_checkpoint(self.out.path) if self.out is not None else None
         if found is None:
             return
         index, tensors = found
@@ -285,11 +286,14 @@ class Trainer:
             about = {**self.facts, "mean": s.mean, "std": s.std, "size": how.size, "preprocessing": how.to_dict()}
             about |= {"arch": without_folder(self.arch)} if self.arch else {}
             metadata = {name: json.dumps(value) for name, value in about.items()}
-            save_tensors(self.out / IMAGES, {DIGESTS: torch.from_numpy(self.train.digests().copy())})
-            save_tensors(self.out / WEIGHTS, model.state_dict(), metadata)
+            contents = {
+                IMAGES: packed({DIGESTS: torch.from_numpy(self.train.digests().copy())}),
+                WEIGHTS: packed(model.state_dict(), metadata),
+            }
             own = {k: v for k, v in self.objective.state_dict().items() if not k.startswith("model.")}
             if own:  # what a method learned beside the network: ConfBranch's second head, CIDER's prototypes
-                save_tensors(self.out / "method.safetensors", own, metadata)
+                contents[METHOD] = packed(own, metadata)
+            self.out.write(contents)
         self.fabric.barrier()
         return model
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +15,7 @@ from torch import nn
 from idness.benchmark.protocol import Benchmark
 from idness.benchmark.settings import Settings
 from idness.core.errors import IdnessError
-from idness.core.files import atomic_write
+from idness.core.files import Content, OutputFolder
 from idness.core.progress import Listener
 from idness.data import embedded
 from idness.paper.studies import gaussianity, ish_weights, moments, percentiles, proposition, ratios, tradeoff
@@ -29,6 +31,7 @@ STUDIES: dict[str, Callable[[Specimen], Study]] = {
     "Trade-off": tradeoff.study,
     "ISH": ish_weights.study,
 }
+NUMBERS, PAGE = "analysis.json", "README.md"
 OF_RELU, OF_SUMS = ("Gaussianity", "Mean and variance"), ("Percentile", "Scale ratio", "ISH")
 """The analyses of what enters the final ReLU, and those of sums of what leaves it."""
 
@@ -65,18 +68,29 @@ class Analysis:
             few = f"; at most {limit:,} of a set, evenly picked, so that numbers differ from those of all images"
         return f"{made}Images: {counts}{few}.\n"
 
-    def save(self, folder: str | Path) -> list[Path]:
+    def save(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write everything into a folder and give the paths."""
-        place = Path(folder)
-        written = [
-            path
-            for study in self.studies
-            for name, (figure, alt) in study.figures.items()
-            for path in style.save(figure, place / name, alt=alt)
-        ]
-        written.append(atomic_write(place / "analysis.json", self.to_json()))
-        written.append(atomic_write(place / "README.md", self.to_markdown()))
-        return written
+        contents: dict[str, Content] = {}
+        for study in self.studies:
+            for name, (figure, alt) in study.figures.items():
+                contents |= style.figure_files(figure, name, alt=alt)
+        return analysis_folder(folder).write({**contents, NUMBERS: self.to_json(), PAGE: self.to_markdown()})
+
+
+def analysis_folder(path: str | os.PathLike[str], *, force: bool = False) -> OutputFolder:
+    """Return the output folder of an analysis."""
+    return OutputFolder.of(path, _written, force=force)
+
+
+def _written(folder: Path) -> list[str]:
+    """Return the names of the files that an analysis of 0.1.0 consists of; empty if the folder has none."""
+    try:
+        if "analyses" not in json.loads((folder / NUMBERS).read_bytes()):
+            return []
+        shown = re.findall(r"^!\[.*\]\((.+)\.svg\)$", (folder / PAGE).read_text(encoding="utf-8"), re.MULTILINE)
+    except (OSError, ValueError, TypeError):
+        return []
+    return [NUMBERS, PAGE, *(f"{name}.{kind}" for name in shown for kind in ("svg", "png"))]
 
 
 def analyze(
