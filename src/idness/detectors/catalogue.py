@@ -92,7 +92,7 @@ def _skeleton(name: str, nodes: Mapping[str, ast.ClassDef], made: dict[str, type
             elif isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.value is not None:
                 if "ClassVar" in ast.unparse(line.annotation):
                     variables[line.target.id] = _literal(line.value)
-                else:
+                elif not line.target.id.startswith("_"):
                     options.append((line.target.id, Any, field(default=_literal(line.value))))
         bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in nodes]
         made[name] = dataclasses.make_dataclass(
