@@ -408,7 +408,7 @@ def test_an_address_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mon
         (["--actors", "2"], "--address, --actors and --gpus-per-actor are for --engine ray"),
         (["--engine", "ray:nosuch"], "engine must be one of"),
         (["--engine", "ray", "--actors", "0"], "--actors"),
-        (["--engine", "ray", "-o", "taken"], "taken exists; --resume goes on"),
+        (["--engine", "ray", "-o", "taken"], "taken exists; --resume continues"),
     ],
 )
 def test_mistakes_are_one_line_before_ray_is_started(more: list[str], message: str, tmp_path: Path) -> None:
