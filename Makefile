@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help bench test lint long faults mutants test-browser docs tutorials pictures speed scale auto clean
+.PHONY: help bench test lint long faults promises mutants test-browser docs tutorials pictures speed scale auto clean
 
 help: ## print these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ long: $(VENV)/ready ## run the tests that take too long for make test
 # A run that was stopped goes on with: .venv/bin/python tools/faults.py --run --resume
 faults: $(VENV)/ready ## run the test of every fault of docs/faults.md, long ones too, into results/faults.md; an hour
 	$(BIN)/python tools/faults.py --run
+
+promises: $(VENV)/ready ## simulate every statistical promise into results/promises.md; some minutes
+	OMP_NUM_THREADS=1 $(BIN)/python tools/promises.py
 
 mutants: $(VENV)/ready ## break one line at a time, and see that the tests notice; about half an hour
 	$(BIN)/python tools/mutants.py --jobs 2
