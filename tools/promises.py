@@ -306,6 +306,7 @@ def main() -> None:
     parser.add_argument("--effort", type=float, default=1.0, help="scale of the number of repetitions")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of promises.md and promises.json")
     given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
     rows = simulate(given.effort)
     (given.out / "promises.md").write_text(table(rows), encoding="utf-8")
     (given.out / "promises.json").write_text(
