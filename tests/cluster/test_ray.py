@@ -220,7 +220,7 @@ def test_a_driver_that_is_killed_is_gone_on_from(saved: Path, id_folder: Path, t
     kept = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
     assert 3 <= len(kept) < 12
     assert not (out / MANIFEST).exists()
-    assert "--resume goes on" in idness(*words).stderr
+    assert "--resume continues" in idness(*words).stderr
     again = idness(*words, "--resume")
     assert again.returncode == 0, again.stderr
     assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept
