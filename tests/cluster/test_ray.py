@@ -226,7 +226,7 @@ def test_a_driver_that_is_killed_is_gone_on_from(saved: Path, id_folder: Path, t
     assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept
     assert len(rows(out)) == 240
     assert {row["path"] for row in rows(out)} == {str(path) for path in id_folder.rglob("*.png")}
-    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+    assert not [path for path in out.iterdir() if path.suffix == ".part"]
 
 
 def refused(done: subprocess.CompletedProcess[str], *said: str) -> None:
