@@ -28,7 +28,8 @@ from idness.data import Preprocessing, embedded
 from idness.detectors.detector import Detector
 from idness.detectors.registry import rows
 from idness.metrics import all_metrics, auroc
-from idness.networks.split import SplitModel, load_model
+from idness.networks.load import load_model
+from idness.networks.split import SplitModel
 from ratios import least, report
 
 NETWORK = f"{Path(__file__).resolve().parents[1] / 'examples' / 'densenet.py'}:densenet101"

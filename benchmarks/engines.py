@@ -41,15 +41,15 @@ from idness.data.batches import read_sample
 from idness.detectors.detector import fit_many, score_many
 from idness.detectors.registry import parse
 from idness.metrics import auroc
-from idness.networks.engines.driver import Driver
-from idness.networks.opening import open_network
-from idness.networks.split import load_model
+from idness.networks.engines import EngineRunner
+from idness.networks.open import ModelOptions, open_network
+from idness.networks.load import load_model
 METHODS = ("msp", "ebo", "gen", "scale", "ash-s", "react", "dice", "knn")
 job = json.loads(sys.argv[1])
 bench = Benchmark(name="engines", title="engines", **job["sets"])
-network = open_network(
+network = open_network(ModelOptions(
     job["model"], job["weights"], preprocessing=bench.preprocessing and Preprocessing.from_dict(bench.preprocessing)
-)
+))
 how = network.preprocessing
 sets = {entry.name: read_sample(entry.data, how, len(entry.data))[1].pixels for entry in bench.open(None)}
 sets = {name: how.normalize(pixels) for name, pixels in sets.items()}
@@ -85,8 +85,8 @@ base = scored(plain.features, plain.logits)
 engines = {}
 for way in job["ways"]:
     start = time.process_time()
-    engines[way] = Driver(way, 10_000)
-    chosen = engines[way].decide(network.split, everything[:64])
+    engines[way] = EngineRunner(way, 10_000)
+    chosen = engines[way].prepare(network.split, everything[:64])
     assert chosen.used == way, chosen.why
     found[way] = {"setup": time.process_time() - start, "batch": chosen.batch, "each": []}
 for turn in range(job["turns"]):

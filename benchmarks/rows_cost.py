@@ -12,7 +12,7 @@ import torch
 from idness.core.types import Activations
 from idness.detectors.detector import fit_many, score_many
 from idness.detectors.registry import rows
-from idness.networks.loading import load_model
+from idness.networks.load import load_model
 from idness.networks.split import SplitModel
 from ratios import interleaved, report
 

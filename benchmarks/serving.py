@@ -43,7 +43,7 @@ MAKE = """
 import sys, torch
 from idness.guard import Guard
 from idness.data import preprocessing_for
-from idness.networks.split import load_model
+from idness.networks.load import load_model
 torch.manual_seed(0)
 model = load_model(sys.argv[1], "none").train()
 with torch.no_grad():  # batch norm learns what comes, or the features of random weights would all be about zero
@@ -58,13 +58,14 @@ guard.calibrate([torch.randn(20, 3, 224, 224)]).save(sys.argv[2], bundle=True)
 
 BARE = """
 import sys, time, torch
-from idness.networks.engines.driver import Driver
-from idness.networks.split import SplitModel, load_model
+from idness.networks.engines import EngineRunner
+from idness.networks.split import SplitModel
+from idness.networks.load import load_model
 model = load_model(sys.argv[1], "none").eval()
 images = torch.randn(32, 3, int(sys.argv[2]), int(sys.argv[2]))
 split = SplitModel(model, example=images[:2])
 split.free_layout(weights=True)
-run = Driver(sys.argv[3], 20_000)
+run = EngineRunner(sys.argv[3], 20_000)
 run.run(split, images[:8])
 print(run.chosen.used, flush=True)
 for line in sys.stdin:

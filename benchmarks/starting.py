@@ -26,7 +26,8 @@ from idness.data.decoding import decode_picture
 from idness.detectors.detector import fit_many, score_many
 from idness.detectors.registry import parse
 from idness.metrics import auroc
-from idness.networks.split import SplitModel, load_model
+from idness.networks.load import load_model
+from idness.networks.split import SplitModel
 from ratios import interleaved, report
 from serving import MAKE, cpu_seconds, jpegs
 

@@ -52,7 +52,7 @@ SAID = {"all": "all methods and options", "paper": f"the {len(PAPER)} rows of th
 ORDINARY = """
 import json, sys, time, torch
 torch.set_num_threads(1)
-from idness.networks.split import load_model
+from idness.networks.load import load_model
 model, weights, size, count = json.loads(sys.argv[1])
 network = load_model(model, weights).eval()
 images = torch.rand(count, 3, size, size)

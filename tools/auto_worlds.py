@@ -24,7 +24,7 @@ from idness.core.files import atomic_write, sha256_of
 from idness.core.types import Activations, Head, InputEditor
 from idness.data import embedded
 from idness.networks import densenet
-from idness.networks.loading import load_model, load_weights
+from idness.networks.load import load_model, load_weights
 from idness.networks.split import SplitModel
 from idness.selection.pseudo_ood import KINDS
 from imagenet_networks import NORMALISATION

@@ -70,7 +70,7 @@ API: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Names in Python",
         "What `import idness` offers; **higher scores mean more in-distribution**, everywhere.",
         tuple(f"idness.{home}" for home in (
-            "core.types.Activations", "core.types.Head", "networks.split.SplitModel", "networks.loading.load_model",
+            "core.types.Activations", "core.types.Head", "networks.split.SplitModel", "networks.load.load_model",
             "detectors.registry.build", "detectors.registry.available", "detectors.detector.Detector",
             "detectors.detector.Enhancer", "activations.store.FeatureStore",
         )),

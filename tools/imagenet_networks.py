@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fetch import fetch, members
-from idness.networks.loading import load_model
+from idness.networks.load import load_model
 
 DATA = Path(".data")
 NORMALISATION = {

@@ -26,7 +26,8 @@ from idness.data import embedded
 from idness.detectors.detector import Detector, fit_many, score_many
 from idness.detectors.registry import rows
 from idness.metrics import accuracy, all_metrics, auroc
-from idness.networks.split import SplitModel, load_weights
+from idness.networks.load import load_weights
+from idness.networks.split import SplitModel
 from idness.training import networks
 from idness.training.settings import CIFAR_MEAN, CIFAR_STD
 

@@ -19,7 +19,7 @@ from torch import nn
 from idness.core.documents import packed
 from idness.core.files import atomic_write, sha256
 from idness.data import embedded
-from idness.networks.split import load_weights
+from idness.networks.load import load_weights
 from idness.training import TrainingSet, cifar6, networks
 from idness.training.objective import Objective
 from idness.training.settings import CIFAR_MEAN, CIFAR_STD

@@ -19,7 +19,8 @@ from idness.core.types import Activations
 from idness.data import embedded
 from idness.detectors.registry import build
 from idness.metrics import accuracy, all_metrics
-from idness.networks.split import SplitModel, load_model
+from idness.networks.load import load_model
+from idness.networks.split import SplitModel
 from ish_table import METRICS, REPOSITORY, batches, spread
 
 OUT = REPOSITORY / "results" / "training"

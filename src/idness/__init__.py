@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from idness.detectors.registry import available, build
     from idness.guard.guard import Guard
     from idness.guard.verdict import Verdict
-    from idness.networks.loading import load_model
+    from idness.networks.load import load_model
     from idness.networks.split import SplitModel
 
     __version__: str
@@ -56,7 +56,7 @@ _HOMES = {
     "Verdict": "guard.verdict",
     "available": "detectors.registry",
     "build": "detectors.registry",
-    "load_model": "networks.loading",
+    "load_model": "networks.load",
 }
 
 

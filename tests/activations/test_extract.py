@@ -26,8 +26,8 @@ from idness.core.files import _host
 from idness.core.progress import Listener
 from idness.data import ArraySet, ImageSet, Preprocessing, folder_set, open_set, sets
 from idness.data.npz import NpzSet
-from idness.networks.opening import Network
-from idness.networks.precision import ChosenPrecision
+from idness.networks.engines import ChosenPrecision
+from idness.networks.open import Network
 from idness.networks.split import SplitModel
 from tests.children import exit_code, started
 from tests.pictures import network, pictures

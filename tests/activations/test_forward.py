@@ -14,7 +14,7 @@ from idness.core.errors import DataError
 from idness.core.progress import Listener
 from idness.core.types import Activations
 from idness.data import ArraySet, Preprocessing, open_set
-from idness.networks.opening import Network
+from idness.networks.open import Network
 from idness.networks.split import SplitModel
 from tests.pictures import network, pictures
 

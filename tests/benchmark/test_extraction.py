@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 from idness.activations.extract import extract
 from idness.activations.store import FeatureStore
 from idness.benchmark.runner import run
 from idness.benchmark.settings import Settings
-from idness.core.errors import IdnessWarning
 from idness.data import folder_set
-from idness.networks.engines import driver
-from idness.networks.engines.driver import Driver
+from idness.networks.engines import EngineRunner
 from idness.networks.split import SplitModel
 from tests.activations.test_extract import made, write
 from tests.cli.running import idness
@@ -112,84 +108,14 @@ def test_mistakes_are_one_line_and_nothing_is_written(more: list[str], message: 
     assert [path.name for path in tmp_path.iterdir()] == ["a-file"]
 
 
-def test_a_store_is_read_by_the_engine_that_filled_it_wherever_that_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images = torch.randn(20, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    split = SplitModel(network(), example=images[:2])
-    assert Driver("onnxruntime", 100, tmp_path).settle(split, images).used == "onnxruntime"
-    monkeypatch.setattr(driver.platform, "node", lambda: "a laptop")  # type: ignore[attr-defined]
-    for count in (100, 1_000_000):
-        found = Driver("auto", count, tmp_path).decide(split, images)
-        assert found.used == "onnxruntime"
-        assert found.images == count
-    assert Driver("eager", 100, tmp_path).decide(split, images).used == "eager"  # what is asked for is taken
-    monkeypatch.setattr(driver, "version", lambda name: "0.1")
-    with pytest.warns(
-        IdnessWarning, match=r"made by onnxruntime .+, here is 0\.1, so they are not used; install onnxruntime=="
-    ):
-        assert Driver("auto", 100, tmp_path).decide(split, images).used == "eager"
-
-
-def test_an_engine_that_is_adopted_gives_the_same_bits(tmp_path: Path) -> None:
+def test_an_engine_that_is_adopted_gives_the_same_bits() -> None:
     images = torch.randn(40, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     for count in (100, 500):  # the network as it is, and folded
         split, other = (SplitModel(network(), example=images[:2]) for _ in range(2))
-        settled = Driver("auto", count, tmp_path / str(count))
-        chosen = settled.settle(split, images[:16])
-        adopted = Driver.adopting(chosen, other, images[:16])
+        settled = EngineRunner("auto", count)
+        chosen = settled.prepare(split, images[:16])
+        adopted = EngineRunner.adopting(chosen, other, images[:16])
         assert torch.equal(settled.run(split, images)[0], adopted.run(other, images)[0])
-        assert type(settled._engine) is type(adopted._engine)
-        assert chosen.form == ("as it is" if count == 100 else "folded")
-
-
-def test_an_engine_that_is_adopted_is_made_as_it_was_settled_and_not_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images = torch.randn(20, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    ran: list[int] = []
-    look = SplitModel.look
-    monkeypatch.setattr(SplitModel, "look", lambda self, few: ran.append(len(few)) or look(self, few))
-    for asked, form in (("eager", "folded"), ("onnxruntime", "traced")):
-        split = SplitModel(network(), example=images[:2])
-        settled = Driver(asked, 100, tmp_path / asked)
-        chosen = settled.settle(split, images)
-        assert chosen.form == form
-        assert settled.settle(split, images[4:]) is chosen  # it is made already
-        for as_found in (form, "as it is", "channels last")[: 1 if asked == "onnxruntime" else 3]:
-            ran.clear()
-            adopted = Driver.adopting(replace(chosen, form=as_found), split, images)
-            assert adopted._engine is not None
-            assert adopted._engine.form == as_found
-            assert sum(ran) <= 2  # which tracing takes
-            assert torch.allclose(adopted.run(split, images)[0], settled.run(split, images)[0], rtol=1e-3, atol=1e-4)
-
-
-class Net(nn.Module):
-    """Adds what its convolution gives to what BatchNorm makes of it, if asked to, which neither weights nor names tell."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm, self.fc = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
-        nn.init.uniform_(self.norm.weight, 1, 2)
-        self.added = False
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        found = self.conv(images)
-        found = self.norm(found) + (found if self.added else 0)
-        features: torch.Tensor = self.fc(found.relu().mean(dim=(2, 3)))
-        return features
-
-
-def test_a_choice_that_is_remembered_is_tried_again(tmp_path: Path) -> None:
-    images = torch.randn(20, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    model = Net().eval()
-    split = SplitModel(model, example=images[:2])
-    assert Driver("auto", 1_000, tmp_path).settle(split, images).form == "folded"
-    model.added = True
-    again = Driver("auto", 1_000, tmp_path)
-    assert again.settle(split, images).form == "channels last"
-    assert torch.allclose(again.run(split, images)[0], Driver("auto", 1).run(split, images)[0], rtol=1e-4)
 
 
 def test_skipped_images_are_told_without_reading_activations(tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 
 import pytest
 
-from idness.core.errors import ScriptError
-from idness.core.scripts import Script
+from idness.core.errors import ModelError, ScriptError
+from idness.core.scripts import Script, approve, approved
 
 
 def named(text: object) -> Script:
@@ -44,51 +43,19 @@ def test_what_is_written_is_read_and_other_texts_are_no_script() -> None:
             _ = named(text).options
 
 
+def test_its_identity_is_of_the_call_and_the_file(folder: Path) -> None:
+    known = named(f"{folder}/net.py:make").identity()
+    assert named(f"{folder}/net.py:make(width=2)").identity() != known
+    (folder / "net.py").write_text((folder / "net.py").read_text() + "\n")
+    assert named(f"{folder}/net.py:make").identity() != known
+
+
 def test_a_file_imports_its_neighbours_and_takes_arguments(folder: Path) -> None:
     before = list(sys.path)
     assert named(f"{folder}/net.py:make").make(list) == ([13], "x")
     assert named(f"{folder}/net.py:make(width=2, name=y)").make(list) == ([13, 13], "y")
     assert named(f"{folder}/net.py:ready").make(list) == [3]
     assert sys.path == before
-
-
-def test_scripts_with_neighbours_of_the_same_name_keep_apart_and_changes_are_seen(folder: Path) -> None:
-    other = folder / "other"
-    other.mkdir()
-    (other / "numbers_of_mine.py").write_text("SIZE = 70\n")
-    (other / "net.py").write_text(
-        (folder / "net.py").read_text().replace("late_of_mine", "numbers_of_mine").replace("EXTRA", "SIZE")
-    )
-    first = named(f"{folder}/net.py:make")
-    assert first.make(list)[0] == [13]
-    assert named(f"{other}/net.py:make").make(list)[0] == [140]
-    (folder / "parts" / "layers.py").write_text("SIZE = 3000\n")
-    assert first.make(list)[0] == [3010]
-
-
-def test_its_identity_is_of_the_call_and_all_the_code(folder: Path) -> None:
-    script, other = named(f"{folder}/net.py:make"), named(f"{folder}/net.py:make(width=2)")
-    script.make(list)
-    known = script.identity()
-    listed = {Path(file).relative_to(folder).as_posix() for file in script.sources()}
-    assert listed == {"net.py", "numbers_of_mine.py", "parts/__init__.py", "parts/layers.py", "late_of_mine.py"}
-    other.make(list)
-    assert other.identity() != known
-    (folder / "late_of_mine.py").write_text("EXTRA = 1000\n")
-    script.make(list)
-    assert script.identity() != known
-
-
-def test_what_the_program_itself_imported_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "of_the_program.py").write_text("SIZE = 3\n")
-    (tmp_path / "net.py").write_text("from of_the_program import SIZE\n\ndef make():\n    return SIZE\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    mine = importlib.import_module("of_the_program")
-    script = named(f"{tmp_path}/net.py:make")
-    for _ in range(2):
-        assert script.make(list) == 3
-    assert sys.modules.pop("of_the_program") is mine
-    assert len(script.sources()) == 2
 
 
 @pytest.mark.parametrize(
@@ -100,7 +67,7 @@ def test_what_the_program_itself_imported_stays_as_it_is(tmp_path: Path, monkeyp
             r"net\.py:make\(width=1, wide=2\): got an unexpected keyword argument 'wide'; it takes \(width, depth=1\)",
         ),
         ("make", r"missing a required argument: 'width'; .* written as net\.py:make\(argument=value\)"),
-        ("number", r"net\.py:number: must be something to call, got int"),
+        ("number", r"net\.py:number: must be callable, got int"),
         ("fails", r"net\.py:fails: fails at line 8 with ZeroDivisionError: division by zero"),
     ],
 )
@@ -123,3 +90,75 @@ def test_a_file_that_is_not_there_or_does_not_run_is_told(tmp_path: Path) -> Non
     (tmp_path / "typo.py").write_text("def make(:\n")
     with pytest.raises(ScriptError, match=r"cannot be imported; it fails with SyntaxError: .*line 1"):
         named(f"{tmp_path}/typo.py:make").make(list)
+
+
+CODE = "def make(): ...\n"
+
+
+def test_a_file_is_trusted_once_its_user_has_named_it(tmp_path: Path) -> None:
+    spec = f"{tmp_path / 'net.py'}:make"
+    (tmp_path / "net.py").write_text(CODE)
+    with pytest.raises(ModelError, match="have not run with idness in its present form"):
+        approved(spec)
+    approve(spec)
+    approved(spec)
+
+
+def test_an_edited_file_must_be_named_anew(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(CODE)
+    approve(f"{file}:make")
+    file.write_text(CODE + "import os\n")
+    with pytest.raises(ModelError, match="in its present form"):
+        approved(f"{file}:make")
+    file.write_text(CODE)
+    approved(f"{file}:make")
+    for call in (
+        "other",
+        "make(path='/etc')",
+    ):  # a forged guard must not choose what of the file is called, nor with what
+        with pytest.raises(ModelError, match="in its present form"):
+            approved(f"{file}:{call}")
+
+
+def test_the_same_code_elsewhere_is_another_file(tmp_path: Path) -> None:
+    for folder in ("mine", "theirs"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "net.py").write_text(CODE)
+    approve(f"{tmp_path / 'mine' / 'net.py'}:make")
+    with pytest.raises(ModelError, match="in its present form"):
+        approved(f"{tmp_path / 'theirs' / 'net.py'}:make")
+
+
+def test_what_is_no_python_file_needs_no_trust_and_what_is_gone_is_told(tmp_path: Path) -> None:
+    approved("torchvision:resnet18")
+    with pytest.raises(ModelError, match="does not exist"):
+        approved(f"{tmp_path / 'gone.py'}:make")
+
+
+def test_a_damaged_list_trusts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(CODE)
+    approve(f"{tmp_path / 'net.py'}:make")
+    (listed,) = (tmp_path / "state").rglob("models.json")
+    listed.write_text("{")
+    with pytest.raises(ModelError, match="in its present form"):
+        approved(f"{tmp_path / 'net.py'}:make")
+
+
+@pytest.mark.fault(
+    "a guard names its Python file without a folder", does="takes the file of the same code that its user has run"
+)
+def test_a_file_without_a_folder_is_found_among_those_that_were_run(tmp_path: Path) -> None:
+    for folder, width in (("one", 2), ("two", 3), ("never run", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a_net.py").write_text(f"from torch import nn\n\nnet = nn.Linear(2, {width})\n")
+    specs = [f"{tmp_path / folder / 'a_net.py'}:net" for folder in ("one", "two")]
+    for spec in specs:
+        approve(spec)
+    for spec in specs:
+        script = Script.named(spec)
+        assert script is not None
+        assert approved("a_net.py:net", code=script.identity()) == spec
+    for spec in ("a_net.py:other", "another.py:net", f"{tmp_path / 'never run' / 'a_net.py'}:net"):
+        with pytest.raises(ModelError, match="have not run with idness"):
+            approved(spec)

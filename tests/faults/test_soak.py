@@ -112,7 +112,7 @@ from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
 import tiny_net
 from idness.guard import Guard
-from idness.networks.split import load_weights
+from idness.networks.load import load_weights
 from idness.serve import serve
 folder = Path(sys.argv[1])
 guard = Guard.load(folder, load_weights(tiny_net.make(), next(folder.glob("weights-*"))))

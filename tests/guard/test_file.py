@@ -15,13 +15,13 @@ from colour_world import HOW, known_tensors, ood_tensors
 from torch import nn
 
 from idness.core.errors import IdnessError, ModelError, StoreError
+from idness.core.scripts import approve
 from idness.detectors.registry import rows
 from idness.guard import Guard
 from idness.guard import file as guard_file
 from idness.guard.file import FORMAT
 from idness.guard.neighbours import Gallery
-from idness.networks import trust
-from idness.networks.split import load_weights
+from idness.networks.load import load_weights
 from tests.children import exit_code, started
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
@@ -71,7 +71,7 @@ def test_gallery_comes_back(guard: Guard, tmp_path: Path) -> None:
 def test_bundled_weights_make_the_folder_whole(guard: Guard, net_spec: str, tmp_path: Path) -> None:
     guard.spec = net_spec
     folder = guard.save(tmp_path / "guard", bundle=True)
-    trust.remember(net_spec)
+    approve(net_spec)
     assert torch.allclose(Guard.load(folder)(mixed()).score, guard(mixed()).score, rtol=1e-5)  # laid out differently
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from idness.core.errors import IdnessError
 from idness.guard import Guard
-from idness.networks.split import load_weights
+from idness.networks.load import load_weights
 from tests.guard.test_file import V1, forge
 
 WRONG: dict[str, Any] = {

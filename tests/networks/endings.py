@@ -170,25 +170,25 @@ def distances(net: Any, maps: Tensor) -> Tensor:
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "squashed": (
         lambda: Ends(lambda net, maps: torch.tanh(logits(net, maps))),
-        "changes what its last linear layer 'fc'",
+        "changes the output of its last linear layer 'fc'",
     ),
     "ReLU": (
         lambda: Ends(lambda net, maps: logits(net, maps).relu()),
-        "puts a ReLU or the like behind its last layer 'fc'",
+        "changes the output of its last linear layer 'fc'",
     ),
     "convolution, ReLU": (
         lambda: Ends(lambda net, maps: pooled(net.conv(maps).relu_())),
-        "puts a ReLU or the like behind its last layer 'conv'",
+        "changes the output of its last linear layer 'conv'",
     ),
     "largest place": (
         lambda: Ends(lambda net, maps: net.conv(maps).amax(dim=(2, 3))),
-        "changes what its last linear layer 'conv'",
+        "changes the output of its last linear layer 'conv'",
     ),
-    "distances": (lambda: Ends(distances), "ends in no linear layer that gives its 5 outputs"),
-    "mean of probabilities": (Averaged, "averages the probabilities of 3 heads.*average their logits"),
+    "distances": (lambda: Ends(distances), "does not end in a linear layer with 5 outputs"),
+    "mean of probabilities": (Averaged, "in a way that cannot be undone, such as a ReLU or a mean of probabilities"),
     "TorchScript": (
         scripted,
-        "the network is TorchScript, whose layers cannot be watched; give the network that it was made of",
+        "the layers of a TorchScript network cannot be recorded; pass the network that it was made from",
     ),
     "int8": (quantized, r"has int8 layers \(the last is '4'\).*leave its last layer in float"),
 }

@@ -7,12 +7,13 @@ import torch
 from torch import nn
 
 from idness.core.errors import UnknownNameError
+from idness.networks.architectures import build
+from idness.networks.load import load_for_training
 from idness.networks.split import SplitModel
-from idness.training import networks
 
 
 def test_small_resnet_is_what_the_benchmark_needs() -> None:
-    model = networks.build("small_resnet", 6)
+    model = build("small_resnet", 6)
     assert sum(p.numel() for p in model.parameters()) <= 1_200_000
     split = SplitModel(model)
     assert split.layer == "fc"
@@ -24,11 +25,11 @@ def test_small_resnet_is_what_the_benchmark_needs() -> None:
 
 def test_unknown_network() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'small_resnet'"):
-        networks.build("smal_resnet", 6)
+        build("smal_resnet", 6)
 
 
 def test_same_seed_same_weights() -> None:
-    one, two, other = (networks.load("tiny_resnet", 3, seed=s).state_dict() for s in (0, 0, 1))
+    one, two, other = (load_for_training("tiny_resnet", 3, seed=s).state_dict() for s in (0, 0, 1))
     assert all(torch.equal(one[k], two[k]) for k in one)
     assert not torch.equal(one["fc.weight"], other["fc.weight"])
 
@@ -40,7 +41,7 @@ def test_own_file_gets_a_head_for_the_classes(tmp_path: Path) -> None:
         "    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))\n"
     )
     (tmp_path / "mine.py").write_text(source)
-    model = networks.load(f"{tmp_path / 'mine.py'}:make", 3)
+    model = load_for_training(f"{tmp_path / 'mine.py'}:make", 3)
     assert isinstance(model[3], nn.Linear)
     assert model[3].out_features == 3
-    assert networks.load(f"{tmp_path / 'mine.py'}:make", 10)[3].out_features == 10
+    assert load_for_training(f"{tmp_path / 'mine.py'}:make", 10)[3].out_features == 10

@@ -14,7 +14,7 @@ from idness.core.errors import DataError, ModelError
 from idness.data import ArraySet, Preprocessing, open_set
 from idness.guard import Guard
 from idness.guard.onnx import _example
-from idness.networks.opening import open_network
+from idness.networks.open import ModelOptions, open_network
 from idness.selection.doctor import diagnose
 from tests.cli.running import idness
 
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_network_of_one_channel_from_the_command_line(folder: Path) -> None:
-    spec, how = f"{folder}/net.py:make", ("--size", 8, "--mean", "0.5", "--std", "0.25")
+    spec, how = f"{folder}/net.py:make", ("--size", 8, "--mean", "0.5", "--std", "0.25", "--classes", "dark,bright")
     made = idness("calibrate", spec, "--data", folder / "images", *how, "--method", "mls", "-o", folder / "guard")
     assert made.returncode == 0, made.stderr
     said = " ".join(made.stderr.split())
@@ -58,7 +58,7 @@ def test_a_network_of_one_channel_from_the_command_line(folder: Path) -> None:
     )
     assert wrong.returncode == 2
     assert (
-        "takes images of 1 channels, mean and std have 3 numbers; give --size, --mean and --std with one"
+        "takes images of 1 channels, mean and std have 3 numbers; pass --size, --mean and --std with one"
         in wrong.stderr
     )
     guard = Guard.load(folder / "guard", open_network(spec).split)
@@ -100,8 +100,8 @@ def test_grey_pictures_are_read_as_grey(folder: Path) -> None:
 
 def test_where_no_mean_is_given_the_network_says_how_many_channels(folder: Path) -> None:
     spec = f"{folder}/net.py:make"
-    assert open_network(spec, preprocessing=Preprocessing(resize=(8, 8))).preprocessing.channels == 1
-    found = diagnose(spec, weights="none")
+    assert open_network(ModelOptions(spec, preprocessing=Preprocessing(resize=(8, 8)))).preprocessing.channels == 1
+    found = diagnose(ModelOptions(spec, "none"))
     assert "2 features, 2 classes" in next(finding.text for finding in found.findings if finding.name == "width")
 
 
@@ -112,14 +112,14 @@ def test_a_network_of_many_channels_takes_arrays() -> None:
     how = Preprocessing(mean=(0.5,) * 5, std=(0.25,) * 5)
     last, first = (ArraySet(given, "bands") for given in (images, images.transpose(0, 3, 1, 2)))
     assert last.channels == first.channels == 5
-    acts = collect(open_network(model, preprocessing=how, images=last), first).acts
+    acts = collect(open_network(ModelOptions(model, preprocessing=how), images=last), first).acts
     with torch.no_grad():
         expected = model((torch.from_numpy(images).movedim(-1, 1) / 255 - 0.5) / 0.25)
     assert torch.allclose(acts.logits, expected, atol=1e-5)
     with pytest.raises(ModelError, match="takes images of 5 channels, mean and std have 3 numbers"):
-        open_network(model, preprocessing=Preprocessing(resize=(8, 8), mean=(0.5, 0.5, 0.5)))
+        open_network(ModelOptions(model, preprocessing=Preprocessing(resize=(8, 8), mean=(0.5, 0.5, 0.5))))
     with pytest.raises(DataError, match=r"of shape \(height, width, 3\), one channel per number of mean and std"):
-        open_network(model, preprocessing=Preprocessing(mean=(0.5, 0.5, 0.5)), images=last)
+        open_network(ModelOptions(model, preprocessing=Preprocessing(mean=(0.5, 0.5, 0.5))), images=last)
 
 
 def test_each_of_many_channels_is_resized_like_a_picture() -> None:

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,14 +9,21 @@ from torch import Tensor, nn
 
 from idness.core.errors import IdnessWarning, ModelError, OptionError
 from idness.data import Preprocessing
-from idness.networks.engines import driver, engine
-from idness.networks.engines.driver import Driver
-from idness.networks.engines.engine import CLOSE, EXACT, Eager, distance
-from idness.networks.engines.folding import fold
-from idness.networks.engines.memory import bytes_per_image, keep_memory, largest_batch
-from idness.networks.opening import Network
-from idness.networks.probing import copied
-from idness.networks.split import SplitModel, fingerprint
+from idness.networks import engines
+from idness.networks.engines import (
+    CLOSE,
+    EXACT,
+    ChosenEngine,
+    EngineRunner,
+    batch_for,
+    bf16_problem,
+    choose_precision,
+    distance,
+    fold,
+)
+from idness.networks.modules import copied, fingerprint
+from idness.networks.open import Network
+from idness.networks.split import SplitModel
 
 IMAGES = torch.randn(20, 3, 12, 12, generator=torch.Generator().manual_seed(1))
 
@@ -45,38 +51,33 @@ def small(**options: bool) -> Small:
     return Small(**options).train()
 
 
+def plain(model: nn.Module) -> Tensor:
+    return SplitModel(model, example=IMAGES[:2]).split(IMAGES).features
+
+
 def test_folding_gives_the_same_features_from_fewer_layers() -> None:
     model = small().eval()
     other = copied(model)
     assert fold(other, IMAGES[:2]) == 2
     assert isinstance(other.bn1, nn.Identity)
     assert torch.allclose(other(IMAGES), model(IMAGES), atol=1e-5)
-    assert isinstance(model.bn1, nn.BatchNorm2d)  # the copy alone was changed
+    assert isinstance(model.bn1, nn.BatchNorm2d)  # only the copy was changed
 
 
-def test_eager_folds_a_copy_and_leaves_the_network_as_it_was() -> None:
-    model = small()
+@pytest.mark.parametrize("again", [False, True])
+def test_eager_folds_a_copy_if_that_is_exact_and_leaves_the_network_as_it_was(
+    again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[nn.Module] = []
+    original = engines._move_channels_last
+    monkeypatch.setattr(engines, "_move_channels_last", lambda model: (made.append(model), original(model)))
+    model = small(again=again)
     before, layout = fingerprint(model), model.conv1.weight.stride()
-    split = SplitModel(model, example=IMAGES[:2], engine="eager")
-    expected = SplitModel(model, example=IMAGES[:2]).split(IMAGES)
-    found = split.split(IMAGES)
-    assert distance(found.features, expected.features) <= EXACT
-    assert torch.allclose(found.logits, expected.logits, atol=1e-5)
-    assert split.driver is not None
-    assert isinstance(split.driver._engine, Eager)
-    assert split.driver._engine.split.model is not model
-    assert isinstance(split.driver._engine.split.model.bn1, nn.Identity)
+    found = SplitModel(model, example=IMAGES[:2], engine="eager").split(IMAGES)
+    assert distance(found.features, plain(model)) <= EXACT
+    assert isinstance(made[-1].bn1, nn.BatchNorm2d if again else nn.Identity)
+    assert made[-1].conv2.weight.is_contiguous(memory_format=torch.channels_last)
     assert (fingerprint(model), model.conv1.weight.stride(), model.training) == (before, layout, True)
-
-
-def test_what_cannot_be_folded_exactly_is_not() -> None:
-    model = small(again=True)
-    split = SplitModel(model, example=IMAGES[:2], engine="eager")
-    expected = SplitModel(model, example=IMAGES[:2]).split(IMAGES)
-    assert distance(split.split(IMAGES).features, expected.features) <= EXACT
-    assert split.driver is not None
-    assert isinstance(split.driver._engine, Eager)
-    assert isinstance(split.driver._engine.split.model.bn1, nn.BatchNorm2d)
 
 
 def test_weights_that_change_are_noticed() -> None:
@@ -86,16 +87,14 @@ def test_weights_that_change_are_noticed() -> None:
     with torch.no_grad():
         model.conv1.weight.mul_(2.0)
         model.bn2.running_mean.add_(1.0)  # type: ignore[union-attr]
-    expected = SplitModel(model, example=IMAGES[:2]).split(IMAGES)
-    assert distance(split.split(IMAGES).features, expected.features) <= EXACT
+    assert distance(split.split(IMAGES).features, plain(model)) <= EXACT
     model.conv2 = nn.Conv2d(8, 16, 3, stride=2)
-    expected = SplitModel(model, example=IMAGES[:2]).split(IMAGES)
-    assert distance(split.split(IMAGES).features, expected.features) <= EXACT
+    assert distance(split.split(IMAGES).features, plain(model)) <= EXACT
 
 
-@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_other_engines_give_features_and_logits(name: str) -> None:
-    pytest.importorskip(name)
+    pytest.importorskip("torch" if name == "compiled" else name)
     model = small()
     split = SplitModel(model, example=IMAGES[:2], engine=name)
     expected = SplitModel(model, example=IMAGES[:2]).split(IMAGES)
@@ -104,22 +103,15 @@ def test_other_engines_give_features_and_logits(name: str) -> None:
         assert distance(found.features, expected.features[:count]) <= CLOSE
         assert torch.allclose(found.logits, split.head(found.features))  # the head in float32, by torch
         assert torch.allclose(found.logits, expected.logits[:count], atol=1e-4)
+    assert split.runner is not None
+    assert split.runner.chosen is not None
+    assert split.runner.chosen.used == name
     first = split.split(IMAGES[:2]).features
     kept = first.clone()
     split.split(IMAGES[2:4])
     assert torch.equal(first, kept)  # no memory that the next batch overwrites
     larger = torch.rand(2, 3, 16, 16)
     assert torch.equal(split.split(larger).logits, SplitModel(model, example=larger).split(larger).logits)
-
-
-@pytest.mark.slow
-def test_the_compiled_engine_gives_the_same() -> None:
-    split = SplitModel(small(), example=IMAGES[:2], engine="compiled")
-    expected = SplitModel(small(), example=IMAGES[:2]).split(IMAGES)
-    assert distance(split.split(IMAGES).features, expected.features) <= CLOSE
-    assert split.driver is not None
-    assert split.driver.chosen is not None
-    assert split.driver.chosen.used == "compiled"
 
 
 def test_an_engine_is_one_of_a_few() -> None:
@@ -129,144 +121,97 @@ def test_an_engine_is_one_of_a_few() -> None:
         SplitModel(small(), example=IMAGES[:2], engine="fast")
 
 
-def missing(split: SplitModel, images: Tensor, form: str) -> None:
+def missing(split: SplitModel, images: Tensor) -> engines.Run:
     raise ModelError("engine onnxruntime: needs onnxruntime; run pip install 'idness[onnx]'")
 
 
-class Wrong(engine.Plain):
-    """Gives other features than the network."""
-
-    def run(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        features, logits = super().run(images)
-        return features + 0.01, logits
+def wrong(split: SplitModel, images: Tensor) -> engines.Run:
+    return lambda batch: (split.run(batch)[0] + 0.01, split.run(batch)[1])
 
 
-@pytest.mark.parametrize(("broken", "why"), [(missing, "needs onnxruntime"), (Wrong, r"its features are 0.0\d+ off")])
+@pytest.mark.parametrize(("broken", "why"), [(missing, "needs onnxruntime"), (wrong, r"its features differ by 0.0\d+")])
 def test_an_engine_that_cannot_run_it_leaves_it_to_eager(
-    monkeypatch: pytest.MonkeyPatch, broken: Callable[..., object], why: str
+    monkeypatch: pytest.MonkeyPatch, broken: Callable[..., engines.Run], why: str
 ) -> None:
-    monkeypatch.setitem(engine.ENGINES, "onnxruntime", broken)
+    monkeypatch.setitem(engines.ENGINES, "onnxruntime", broken)
     split = SplitModel(small(), example=IMAGES[:2], engine="onnxruntime")
-    with pytest.warns(IdnessWarning, match=f"engine onnxruntime cannot run the network, so eager does: .*{why}"):
+    with pytest.warns(IdnessWarning, match=f"engine onnxruntime cannot run the network, eager is used: .*{why}"):
         found = split.split(IMAGES)
-    assert distance(found.features, SplitModel(small(), example=IMAGES[:2]).split(IMAGES).features) <= EXACT
-    assert split.driver is not None
-    assert split.driver.chosen is not None
-    assert (split.driver.chosen.used, split.driver.chosen.key()) == ("eager", "")
-
-
-class Clock:
-    """Tells the seconds that engines are made to take."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def paced(clock: Clock, seconds: float) -> type[engine.Plain]:
-    class Paced(engine.Plain):
-        """Takes so many seconds an image."""
-
-        def run(self, images: Tensor) -> tuple[Tensor, Tensor]:
-            clock.now += seconds * len(images)
-            return super().run(images)
-
-    return Paced
-
-
-def fake(monkeypatch: pytest.MonkeyPatch, clock: Clock, **seconds: float) -> None:
-    monkeypatch.setattr(engine, "ENGINES", {name: paced(clock, pace) for name, pace in seconds.items()})
-    monkeypatch.setattr(driver, "version", lambda name: "1.0" if name in seconds else "")
+    assert distance(found.features, plain(small())) <= EXACT
+    auto = EngineRunner("auto", 10**9)  # silently
+    for runner in (split.runner, auto):
+        assert runner is not None
+        chosen = runner.prepare(split, IMAGES)
+        assert (chosen.used, chosen.key()) == ("eager", "")
+        assert "onnxruntime cannot run the network" in chosen.why
+    with pytest.raises(ModelError, match="engine onnxruntime: cannot be used here"):
+        EngineRunner.adopting(ChosenEngine("auto", "onnxruntime", "1", 16, "", 10**9), split, IMAGES)
 
 
 @pytest.mark.parametrize(
-    ("onnxruntime", "openvino", "images", "used"),
-    [
-        (0.005, 0.02, 10_000, "onnxruntime"),
-        (0.005, 0.004, 10_000, "openvino"),
-        (0.005, 0.0049, 10_000, "onnxruntime"),  # not clearly faster than what was tried first
-        (0.02, 0.02, 10_000, "eager"),
-        (0.0001, 0.0001, 500, "eager"),  # the set-up would take longer
-        (0.0001, 0.0001, 100, "eager"),
-    ],
+    ("images", "installed", "used"),
+    [(100, True, "eager"), (300_000, True, "eager"), (400_000, True, "onnxruntime"), (400_000, False, "eager")],
 )
-def test_auto_takes_the_fastest_that_is_worth_its_set_up(
-    monkeypatch: pytest.MonkeyPatch, onnxruntime: float, openvino: float, images: int, used: str
+def test_auto_uses_onnxruntime_if_there_is_enough_work(
+    monkeypatch: pytest.MonkeyPatch, images: int, installed: bool, used: str
 ) -> None:
-    clock = Clock()
-    fake(monkeypatch, clock, eager=0.01, onnxruntime=onnxruntime, openvino=openvino)
+    monkeypatch.setitem(engines.ENGINES, "onnxruntime", lambda split, images: split.run)
+    monkeypatch.setattr(engines, "engine_version", lambda name: "1.0" if installed or "onnx" not in name else "")
     split = SplitModel(small(), example=IMAGES[:2])
-    split.driver = Driver("auto", images, clock=clock)
-    chosen = split.driver.decide(split, IMAGES)
-    assert chosen.used == used
-    assert chosen.batch >= 1
-    if images == 10_000:
-        assert f"onnxruntime is {0.01 / onnxruntime:.1f} times as fast as eager" in chosen.why
-        best = 0.01 / min(onnxruntime, openvino)
-        assert (f"({best:.1f} times as fast as eager)" in chosen.describe()) == (used != "eager")
-        assert ("compiled is not installed" in chosen.why) == (used == "eager")  # else it would not be worth its set-up
-    split.split(IMAGES)
+    chosen = EngineRunner("auto", images).prepare(split, IMAGES)
+    assert (chosen.used, chosen.batch, chosen.images) == (used, 64, images)
+    assert chosen.describe().startswith(f"{used}, batches of 64 (")
 
 
-def test_auto_remembers_beside_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    clock = Clock()
-    fake(monkeypatch, clock, eager=0.01, onnxruntime=0.001)
-    split = SplitModel(small(), example=IMAGES[:2])
-
-    def choose(images: int = 10_000) -> tuple[str, float]:
-        clock.now = 0.0
-        return Driver("auto", images, tmp_path, clock).decide(split, IMAGES).used, clock.now
-
-    first, took = choose()
-    assert (first, took > 0) == ("onnxruntime", True)
-    assert choose() == ("onnxruntime", 0.0)
-    assert choose(1_000_000)[1] > 0  # for far more images the choice is made anew
-    [file] = tmp_path.iterdir()
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"version": "0.9"}))
-    assert choose()[1] > 0  # another version may be another program
-    file.write_text("{")
-    assert choose()[0] == "onnxruntime"
-
-
-def test_a_batch_size_that_is_clearly_better_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-
-    class Overheated(engine.Plain):
-        """Is slow for many images at once."""
-
-        def run(self, images: Tensor) -> tuple[Tensor, Tensor]:
-            clock.now += len(images) * (0.001 if len(images) <= 16 else 0.01)
-            return super().run(images)
-
-    monkeypatch.setattr(engine, "ENGINES", {"eager": Overheated})
-    split = SplitModel(small(), example=IMAGES[:2])
-    many = IMAGES.repeat(4, 1, 1, 1)[:64]
-    assert Driver("eager", 5_000, clock=clock).decide(split, many).batch == 64  # half as many are as slow
-    monkeypatch.setattr(driver, "default_batch", lambda images: 32)
-    assert Driver("eager", 5_000, clock=clock).decide(split, many).batch == 16
-    assert Driver("eager", 500, clock=clock).decide(split, many).batch == 32  # too few to measure for
+def test_the_batch_suits_the_size_and_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines.os, "sysconf", lambda name: 8 << 30 if name == "SC_AVPHYS_PAGES" else 1)
+    sizes = ((), 64), ((32, 32), 64), ((224, 224), 16), ((384, 384), 9), ((4096, 4096), 1)
+    assert [batch_for(size) for size, _ in sizes] == [batch for _, batch in sizes]
+    monkeypatch.setattr(engines.os, "sysconf", lambda name: 1 << 30 if name == "SC_AVPHYS_PAGES" else 1)
+    assert batch_for((224, 224)) == 3
 
 
 def test_the_cache_knows_engines_apart() -> None:
     split = SplitModel(small(), example=IMAGES[:2])
-    split.driver = Driver("eager")
-    plain = Network(split, Preprocessing())
     keys = [
-        Network(split, Preprocessing(), engine=driver.ChosenEngine("auto", used, number, 16, "")).identity
-        for used, number in (("eager", "1"), ("onnxruntime", "1"), ("onnxruntime", "2"), ("openvino", "1"))
+        Network(split, Preprocessing(), engine=engine and ChosenEngine("auto", engine, "1", 16, "")).identity
+        for engine in (None, "eager", "onnxruntime", "openvino")
     ]
-    assert keys[0] == plain.identity
-    assert len(set(keys)) == 4
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
 
 
-def test_memory_bounds_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small()
-    widest = 4 * (8 * 12 * 12 + 8 * 12 * 12)  # what enters and leaves the first BatchNorm
-    assert bytes_per_image(model, IMAGES) == 3 * widest
-    assert model.training
-    assert not any(module._forward_hooks for module in model.modules())
-    monkeypatch.setattr("idness.networks.engines.memory.MOST", 10 * 3 * widest)
-    assert largest_batch(model, IMAGES) == 10
-    assert keep_memory() in (True, False)
+@pytest.fixture
+def tiny() -> SplitModel:
+    return SplitModel(small(), example=IMAGES[:2])
+
+
+def test_a_precision_is_used_as_asked(tiny: SplitModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_precision("fp32", tiny, IMAGES).used == "fp32"
+    monkeypatch.setattr(engines, "bf16_problem", lambda: "")
+    assert choose_precision("bf16", tiny, IMAGES).used == "bf16"
+    with pytest.raises(OptionError, match="fp32, bf16, auto"):
+        choose_precision("fp16", tiny, IMAGES)
+
+
+def test_a_machine_without_bf16_is_told_not_crashed(tiny: SplitModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    bf16_problem.cache_clear()
+    monkeypatch.setattr(engines, "PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    found = choose_precision("auto", tiny, IMAGES)
+    assert (found.used, found.why) == ("fp32", "bf16 cannot be used on this machine (the process dies by signal 4)")
+    with pytest.raises(OptionError, match="use fp32"):
+        choose_precision("bf16", tiny, IMAGES)
+    bf16_problem.cache_clear()
+
+
+@pytest.mark.parametrize(("slow", "fast", "used"), [(4.0, 1.0, "bf16"), (1.0, 1.0, "fp32"), (1.1, 1.0, "fp32")])
+def test_auto_uses_bf16_if_it_is_clearly_faster(
+    tiny: SplitModel, monkeypatch: pytest.MonkeyPatch, slow: float, fast: float, used: str
+) -> None:
+    monkeypatch.setattr(engines, "bf16_problem", lambda: "")
+    acts = tiny.split(IMAGES)
+    monkeypatch.setattr(tiny, "split", lambda *_, **__: acts)
+    steps = itertools.accumulate(itertools.chain([0], *[(slow, 0)] * 3, *[(fast, 0)] * 3))
+    found = choose_precision("auto", tiny, IMAGES, clock=lambda: next(steps))
+    assert found.used == used
+    assert f"{slow / fast:.1f} times as fast" in found.why

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from idness.core.errors import DataError, InputError, ModelError
-from idness.networks.loading import load_model
-from idness.networks.split import SplitModel, fingerprint, unwrap
+from idness.networks.load import load_model
+from idness.networks.modules import fingerprint, unwrap
+from idness.networks.split import SplitModel
 
 # As they come, with all their layers and classes; small ones of these families and others are in the zoo.
 WHOLE = [
@@ -114,7 +115,7 @@ def test_after_a_failure_no_hook_is_left_and_the_mode_is_back():
         split.split(torch.rand(2, 3, 16, 16))
     assert hooks_of(model) == 0
     assert model.training
-    with pytest.raises(ModelError, match=r"could not be probed \(no more\); give example="):
+    with pytest.raises(ModelError, match=r"could not be probed \(no more\); pass example="):
         SplitModel(model)
     assert hooks_of(model) == 0
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from idness import Guard, SplitModel
-from idness.networks.modes import differentiable, inference
-from idness.networks.split import fingerprint
+from idness.networks.modules import differentiable, fingerprint, inference
 
 THREADS, CALLS = 8, 60
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from idness.networks.answers import answers, as_rows, close
-from idness.networks.recovery import ENDINGS
-from idness.networks.split import SplitModel, fingerprint
+from idness.networks.head_search import ENDINGS, answers, as_rows, close
+from idness.networks.modules import fingerprint
+from idness.networks.split import SplitModel
 from tests.networks.zoo import COLUMNS, Network, images_for, judged, line, made, zoo
 
 PAGE = Path(__file__).parents[2] / "docs" / "networks.md"

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from idness.core.errors import ModelError
-from idness.networks.probing import copied, ends_in_identity, examples
+from idness.networks.head_search import example_inputs, identity_lines
+from idness.networks.modules import copied
 from idness.networks.split import SplitModel
 from tests.networks.endings import BINARY, REFUSED, TAKEN, Ends, plain
 
@@ -56,7 +57,7 @@ def judged(network: Network) -> tuple[str, ...]:
     except ModelError as error:
         classes = str(error).partition("head = nn.Linear(")[2].partition(",")[0]
         reason = str(error).removeprefix("SplitModel: ").removeprefix(f"{type(model).__name__} ")
-        return network.family, network.name, "refused", "", reason.replace(ends_in_identity(classes), "add two lines")
+        return network.family, network.name, "refused", "", reason.replace(identity_lines(classes), "add two lines")
     layer = f"`{split.layer}`"
     undone = "; ".join(filter(None, (split.ending, "multi-label" if split.multi_label else "")))
     return network.family, network.name, "works", layer, undone
@@ -72,7 +73,7 @@ def made(network: Network) -> nn.Module:
 
 def images_for(model: nn.Module, count: int = 3) -> Tensor:
     """Make images of the first size that a network takes."""
-    for images in examples(model):
+    for images in example_inputs(model):
         own = images[:count].to(next(model.parameters()).dtype)
         with torch.no_grad(), suppress(Exception):
             copied(model)(own)

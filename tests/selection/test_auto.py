@@ -17,7 +17,7 @@ from idness.guard import Guard
 from idness.guard.calibrate import choose
 from idness.methods import EBO, Scale
 from idness.metrics import auroc
-from idness.networks.opening import Network
+from idness.networks.open import Network
 from idness.networks.split import SplitModel
 from idness.selection.auto import LEAD, chosen_row, pick, recommend, scale_gains, scale_percentile, stand_in_score
 from tests.worlds import World, make_world

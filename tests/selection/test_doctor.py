@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from idness.activations.forward import collect
 from idness.core.errors import ModelError
 from idness.data import ArraySet, embedded, open_set
 from idness.guard.calibrate import prepare_guard
-from idness.networks.opening import open_network
+from idness.networks.open import ModelOptions, open_network
 from idness.selection.doctor import advise, diagnose, scaling, stand_ins
 from idness.selection.pseudo_ood import KINDS
 from tests.cli.running import idness
@@ -44,27 +43,27 @@ def write(folder: Path, *, end: str = "ReLU", said: str = "") -> str:
 
 
 def test_the_doctor_looks_at_folders(tmp_path: Path) -> None:
-    how: dict[str, Any] = {"weights": tmp_path / "w.safetensors", "limit": 120}
     spec = write(tmp_path, said=SAID)
-    measured = diagnose(spec, "embedded:id_val", "embedded:mnist", **how)
+    options = ModelOptions(spec, tmp_path / "w.safetensors")
+    measured = diagnose(options, "embedded:id_val", "embedded:mnist", limit=120)
     names = {finding.name: finding for finding in measured.findings}
     assert names["final layer"].text == "the features come out of ReLU and average pooling"
     assert "your OOD images" in names["scaling"].text
-    assert "labelled images are classified rightly, no more than by chance" in names["labels"].text  # random weights
+    assert "labelled images, chance level for 6 classes" in names["labels"].text  # random weights
     assert measured.why.startswith(f"Use {measured.method}: ")
-    alone = diagnose(spec, "embedded:id_val", **how)
+    alone = diagnose(options, "embedded:id_val", limit=120)
     assert "stand-ins for OOD images" in {finding.name: finding for finding in alone.findings}["scaling"].text
 
 
 def test_without_weights_or_images_the_doctor_judges_the_structure(tmp_path: Path) -> None:
     spec = write(tmp_path, end="SiLU")
     with pytest.raises(ModelError, match=r"model\.preprocessing"):
-        diagnose(spec, "embedded:id_val", weights=tmp_path / "w.safetensors")
-    structure = diagnose(spec, weights="none")
+        diagnose(ModelOptions(spec, tmp_path / "w.safetensors"), "embedded:id_val")
+    structure = diagnose(ModelOptions(spec, "none"))
     assert structure.suits is False
     assert structure.method == "fuse"
     assert "silu, no ReLU" in next(finding.text for finding in structure.findings if finding.name == "final layer")
-    may = diagnose(write(tmp_path, end="ReLU6"), "embedded:id_val", weights="none")
+    may = diagnose(ModelOptions(write(tmp_path, end="ReLU6"), "none"), "embedded:id_val")
     assert may.suits is None
     assert "SCALE may suit this one too" in may.why
 
@@ -136,7 +135,7 @@ def test_stand_ins_are_made_of_images_that_methods_do_not_learn_from() -> None:
 @pytest.mark.parametrize("size", [(28, 28), (32, 20)])
 def test_images_of_any_size_are_examined(tmp_path: Path, size: tuple[int, int]) -> None:
     said = f'net.preprocessing = {{"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2], "resize": {list(size)}}}'
-    found = diagnose(write(tmp_path, said=said), "embedded:id_val", weights=tmp_path / "w.safetensors", limit=80)
+    found = diagnose(ModelOptions(write(tmp_path, said=said), tmp_path / "w.safetensors"), "embedded:id_val", limit=80)
     assert found.suits is not None
 
 
@@ -164,7 +163,7 @@ def test_the_papers_densenet_by_its_own_images_alone(shared_data: Path, tmp_path
         "    net.preprocessing = {'mean': [0.4914, 0.4822, 0.4465], 'std': [0.2023, 0.1994, 0.2010]}\n    return net\n"
     )
     spec, weights = f"{tmp_path / 'net.py'}:make", shared_data / "densenet101_cifar10.pth.tar"
-    found = diagnose(spec, tmp_path / "cifar.npz", weights=weights)
+    found = diagnose(ModelOptions(spec, weights), tmp_path / "cifar.npz")
     assert found.suits
     assert found.percentiles is not None
     assert found.percentiles[1] == 95

@@ -30,7 +30,7 @@ import tiny_net
 forward = tiny_net.Tiny.forward
 tiny_net.Tiny.forward = lambda self, images: (time.sleep(0.15), forward(self, images))[1]
 from idness.guard import Guard
-from idness.networks.split import load_weights
+from idness.networks.load import load_weights
 from idness.serve import serve
 folder = Path(sys.argv[1])
 guard = Guard.load(folder, load_weights(tiny_net.make(), next(folder.glob("weights-*"))))

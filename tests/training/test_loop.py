@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from idness.core.errors import ModelError, OptionError, StoreError, UnknownNameError
 from idness.core.files import locked
-from idness.networks.loading import load_weights
-from idness.networks.precision import bf16_problem
+from idness.networks.engines import bf16_problem
+from idness.networks.load import load_weights
 from idness.training import METHODS, Settings, Trained, TrainingSet, finetune, networks
 from idness.training.checkpoint import load_checkpoint, run_folder, save_checkpoint
 from idness.training.fabric import make_fabric

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from idness.core.errors import IdnessError, OptionError
+from idness.networks.architectures import ProjectedNetwork
 from idness.training import AugMix, Cider, ConfBranch, LogitNorm, Plain, RegMixup, TrainingSet, finetune, networks
 from idness.training.augmix import augmix, jsd_loss, operate
-from idness.training.cider import compactness_loss, dispersion_loss, projected, update_prototypes
+from idness.training.cider import compactness_loss, dispersion_loss, update_prototypes
 from idness.training.confbranch import confidence_losses
 from idness.training.logitnorm import logitnorm_loss
 from idness.training.regmixup import regmixup_loss
@@ -121,14 +122,16 @@ def test_cider_with_knn_end_to_end(tmp_path: Path) -> None:
     """Trained on three brightnesses, its weights load into a fresh network, and KNN tells noise from what it knows."""
     from idness.detectors.registry import build
     from idness.metrics import auroc
-    from idness.networks.split import SplitModel, load_weights
+    from idness.networks.load import load_weights
+    from idness.networks.split import SplitModel
 
     torch.manual_seed(0)
     world = small_world(96)
     done = finetune(
         networks.build("tiny_resnet", 3), world, "cider", out=tmp_path, epochs=6, batch_size=16, lr=0.05, warmup=0.0
     )
-    fresh = load_weights(projected(networks.build("tiny_resnet", 3), 3), tmp_path / "weights.safetensors").eval()
+    inner = networks.build("tiny_resnet", 3)
+    fresh = load_weights(ProjectedNetwork(inner, inner.fc, 3), tmp_path / "weights.safetensors").eval()
     assert set(load_file(tmp_path / "method.safetensors")) == {"prototypes"}
     split, normalise = SplitModel(fresh), done.objective.normalise
     train, test = (split.split(normalise(w.images.permute(0, 3, 1, 2))) for w in (world, small_world(48, seed=7)))

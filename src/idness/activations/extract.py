@@ -18,7 +18,7 @@ from idness.core.types import Activations, InputEditor
 from idness.data import Batch, ImageSet
 from idness.data.duplicates import DIGEST
 from idness.data.sets import stamp_of
-from idness.networks.opening import Network
+from idness.networks.open import Network
 
 
 @dataclass(frozen=True)

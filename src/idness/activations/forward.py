@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,8 +20,9 @@ from idness.data import ActivationsSet, Batch, ImageSet, read_batches
 from idness.data.duplicates import EXACT, common, near
 from idness.data.preprocess import THUMBNAIL, thumbnail
 from idness.data.sets import select
-from idness.networks.feeding import Feeder
-from idness.networks.opening import Network
+from idness.networks.open import Network
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +168,53 @@ def collect(
     return SetActivations(
         name, acts, images, index, whole.pre, whole.rectifier, skipped, repeated, np.concatenate(digests)
     )
+
+
+class Feeder:
+    """Copies pixels to a network's device and normalises them there.
+
+    On a GPU, pixels are copied as bytes from pinned memory in a stream of their own, so that the copy of one batch overlaps with the
+    network's work on the one before. On the CPU nothing is copied.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def inputs(self, pixels: NDArray[np.uint8], normalize: Callable[[NDArray[np.uint8] | Tensor], Tensor]) -> Tensor:
+        """Copy a batch and normalise it."""
+        if self.stream is None:
+            return normalize(pixels)
+        with self._beside():
+            held = self._pinned(torch.from_numpy(np.ascontiguousarray(pixels)))
+            return normalize(held.to(self.device, non_blocking=True))
+
+    def ahead(self, items: Iterable[tuple[Item, Tensor | None]]) -> Iterator[tuple[Item, Tensor | None]]:
+        """Yield items with their inputs in order, each after the copy of the next one has started; on the CPU one by one."""
+        if self.stream is None:
+            yield from items
+            return
+        waiting: tuple[Item, Tensor | None] | None = None
+        for item in items:
+            if waiting is not None:
+                yield self._arrived(waiting)
+            waiting = item
+        if waiting is not None:
+            yield self._arrived(waiting)
+
+    def _arrived(self, item: tuple[Item, Tensor | None]) -> tuple[Item, Tensor | None]:
+        """Let the network wait for a copy, and keep its memory until the network is done with it."""
+        if item[1] is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_stream(self.stream)
+            item[1].record_stream(current)
+        return item
+
+    def _beside(self) -> Any:
+        return torch.cuda.stream(self.stream) if self.device.type == "cuda" else nullcontext()
+
+    def _pinned(self, pixels: Tensor) -> Tensor:
+        return pixels.pin_memory() if self.device.type == "cuda" else pixels
 
 
 def spans_of(count: int, size: int, start: int = 0) -> list[tuple[int, int]]:

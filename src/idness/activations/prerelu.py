@@ -18,9 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from idness.core.types import Activations
-from idness.networks.batches import unpacked
-from idness.networks.engines.engine import Plain
-from idness.networks.split import SplitModel
+from idness.networks.split import SplitModel, unpack
 
 ACTIVATIONS = {
     "relu", "relu6", "hardtanh", "leaky_relu", "silu", "gelu", "hardswish", "elu", "selu", "mish", "softplus", "tanh", "sigmoid"
@@ -68,10 +66,10 @@ class Capture:
 def capture(split: SplitModel, batch: Any) -> Capture:
     """Run one batch, in any form that `SplitModel.stream` takes, and capture what enters the final ReLU."""
     watch = _Watch(split.width)
-    images, labels = unpacked(batch)
+    images, labels = unpack(batch)
     with watch:
         # The network as it is: other engines call no function that could be watched.
-        found = Plain(split, images).run(images)
+        found = split.run(images)
     acts = replace(Activations(*found).to("cpu"), labels=labels)
     # The last one is nearly always it; an auxiliary branch may come after.
     for kind, cap, before in reversed(watch.seen):

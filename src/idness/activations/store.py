@@ -87,11 +87,6 @@ class FeatureStore:
         OutputFolder(self.root, lambda root: [name for name in kinds if (root / name).is_dir()]).check(resume=resume)
 
     @property
-    def engines(self) -> Path:
-        """The folder that remembers which engine ran a network fastest."""
-        return self.root / "engines"
-
-    @property
     def stamps(self) -> Path:
         """The folder that remembers the content hashes of images, by the state of their files."""
         return self.root / "stamps"

@@ -17,13 +17,12 @@ from idness.benchmark.settings import Settings
 from idness.core.errors import DataError, OptionError
 from idness.core.progress import Listener
 from idness.core.wording import listed
-from idness.data import ImageSet, Preprocessing
+from idness.data import ImageSet
 from idness.data.batches import read_sample
 from idness.data.open import open_argument
-from idness.networks.engines.driver import Driver
-from idness.networks.engines.engine import FEW
-from idness.networks.opening import Network, open_network
-from idness.networks.probing import as_input
+from idness.networks.engines import FEW
+from idness.networks.modules import as_input
+from idness.networks.open import ModelOptions, Network, open_network
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,7 @@ class Extraction:
     """
 
     network: Network
+    options: ModelOptions
     sets: Sequence[tuple[str, ImageSet]]
     store: FeatureStore
     settings: Settings
@@ -67,44 +67,37 @@ class Filled:
 
 
 def prepare_extraction(
-    model: str,
-    sets: Sequence[str],
-    settings: Settings,
-    *,
-    preprocessing: Preprocessing | None = None,
-    class_names: Sequence[str] = (),
-    listener: Listener | None = None,
+    model: str | ModelOptions, sets: Sequence[str], settings: Settings, *, listener: Listener | None = None
 ) -> Extraction:
-    """Open the sets and the network, and settle on the engine by which the store is filled.
+    """Open the sets and the network, and build the engine that fills the store.
 
     Args:
-        model: the network, as `load_model` takes it.
+        model: the network, as `load_model` takes it, or its options, which replace those of `settings`. A benchmark has its own
+            preprocessing and class names.
         sets: a benchmark's name or TOML file, for all its sets; or sets, as `open_set` takes them.
         settings: how to run it; its `cache` is the store that is filled.
-        preprocessing: how a picture becomes the network's input, where the network does not say; a benchmark has its own.
-        class_names: the names of its classes in the order of its outputs, where it does not say; a benchmark has its own.
-        listener: hears of progress.
+        listener: progress callback.
     """
+    options = settings.model_options(model)
     hear, store = listener or Listener(), FeatureStore(settings.cache)
     if len(sets) == 1 and (sets[0] in names() or sets[0].endswith(".toml")):
-        if preprocessing is not None or class_names:
+        if options.preprocessing is not None or options.class_names:
             raise OptionError("preprocessing= and class_names= are the benchmark's own; write them into its file")
         bench = Benchmark.load(sets[0])
         opened = bench.open(settings.data, partial=settings.partial)
-        network = prepare(bench, opened, model, settings, hear).network
+        network = prepare(bench, opened, options, settings, hear).network
         assert network is not None  # a model was named
         pictures = [(entry.name, entry.data) for entry in opened if isinstance(entry.data, ImageSet)]
     else:
-        pictures = [(images.source, images) for images in (_open(value, class_names) for value in sets)]
-        network = _opened(model, pictures, settings, preprocessing, class_names, hear)
+        pictures = [(images.source, images) for images in (_open(value, options.class_names) for value in sets)]
+        network = _opened(options, pictures, settings, hear)
     if not pictures:
         raise DataError(f"{listed(list(sets))}: holds activations, and no images to run the network over")
     sample = read_sample(pictures[0][1], network.preprocessing, FEW, workers=settings.workers)[1].pixels[:FEW]
-    driver = network.split.driver
-    if driver is not None:
+    if network.split.runner is not None:
         inputs = as_input(network.split.model, network.preprocessing.normalize(sample))
-        network = replace(network, engine=driver.settle(network.split, inputs))
-    return Extraction(network, pictures, store, settings, sample)
+        network = replace(network, engine=network.split.runner.prepare(network.split, inputs))
+    return Extraction(network, options, pictures, store, settings, sample)
 
 
 def run_extraction(job: Extraction, listener: Listener | None = None) -> list[Filled]:
@@ -139,27 +132,10 @@ def _open(value: str, classes: Sequence[str]) -> ImageSet:
 
 
 def _opened(
-    model: str,
-    sets: Sequence[tuple[str, ImageSet]],
-    settings: Settings,
-    preprocessing: Preprocessing | None,
-    class_names: Sequence[str],
-    listener: Listener,
+    options: ModelOptions, sets: Sequence[tuple[str, ImageSet]], settings: Settings, listener: Listener
 ) -> Network:
-    images = sum(len(found) for _, found in sets)
-    network = open_network(
-        model,
-        settings.weights,
-        layer=settings.layer,
-        multi_label=settings.multi_label,
-        preprocessing=preprocessing,
-        images=sets[0][1],
-        class_names=class_names,
-        precision=settings.precision,
-        device=settings.device,
-        workers=settings.workers,
-        driver=Driver(settings.engine, images, FeatureStore(settings.cache).engines),
-    )
+    expected = sum(len(found) for _, found in sets)
+    network = open_network(options, images=sets[0][1], expected=expected, workers=settings.workers)
     listener.note(f"preprocessing: {network.preprocessing.describe()}")
     if network.engine is not None:
         listener.note(f"engine: {network.engine.describe()}")

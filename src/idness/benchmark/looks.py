@@ -14,7 +14,7 @@ from idness.benchmark.settings import Settings
 from idness.core.progress import Listener
 from idness.core.types import Activations, Head, InputEditor
 from idness.data import ImageSet
-from idness.networks.opening import Network
+from idness.networks.open import Network
 from idness.selection.search import Row
 
 LEARNED = ("id_train", "id_val", "ood_val")

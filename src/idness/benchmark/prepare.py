@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
 
 from idness.activations.source import read_head
-from idness.activations.store import FeatureStore
 from idness.benchmark.parts import ModelInfo
 from idness.benchmark.protocol import Benchmark, OpenSet
 from idness.benchmark.settings import Settings
@@ -18,11 +17,9 @@ from idness.core.progress import Listener
 from idness.core.types import Head
 from idness.core.wording import abridged, without_folder
 from idness.data import ActivationsSet, ImageSet, Preprocessing, embedded, read_batches
-from idness.networks.classes import places_of
-from idness.networks.engines.driver import Driver
-from idness.networks.opening import Network, open_network
-from idness.networks.precision import ChosenPrecision
-from idness.networks.runs import located
+from idness.networks.class_names import places_of
+from idness.networks.engines import ChosenPrecision
+from idness.networks.open import ModelOptions, Network, open_network
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,11 @@ class Prepared:
 
 
 def prepare(
-    bench: Benchmark, sets: Sequence[OpenSet], model: str | nn.Module | None, settings: Settings, listener: Listener
+    bench: Benchmark,
+    sets: Sequence[OpenSet],
+    model: str | nn.Module | ModelOptions | None,
+    settings: Settings,
+    listener: Listener,
 ) -> Prepared:
     """Open the network, and check that it fits the sets."""
     pictures = {entry.role: entry.data for entry in reversed(sets) if isinstance(entry.data, ImageSet)}
@@ -47,19 +48,16 @@ def prepare(
             raise ModelError(f"benchmark {bench.name}: needs model= (torchvision:NAME, timm:NAME or file.py:function)")
         model = embedded.MODEL
     roles = [*("id_test", "id_train", "id_val"), *pictures]
-    driver = Driver(settings.engine, sum(len(data) for data in pictures_of(sets)), FeatureStore(settings.cache).engines)
-    network = open_network(
-        model,
-        settings.weights,
-        layer=settings.layer,
-        multi_label=settings.multi_label,
+    options = replace(
+        settings.model_options(model),
         preprocessing=None if bench.preprocessing is None else Preprocessing.from_dict(bench.preprocessing),
-        images=next((pictures[role] for role in roles if role in pictures), None),
         class_names=bench.class_names,
-        precision=settings.precision,
-        device=settings.device,
+    )
+    network = open_network(
+        options,
+        images=next((pictures[role] for role in roles if role in pictures), None),
+        expected=sum(len(data) for data in pictures_of(sets)),
         workers=settings.workers,
-        driver=driver,
     )
     if pictures:
         listener.note(f"preprocessing: {network.preprocessing.describe()}")
@@ -74,7 +72,7 @@ def prepare(
         listener.note(f"precision: {chosen.used} ({chosen.why})")
     if network.engine is not None:
         listener.note(f"engine: {network.engine.describe()}")
-    weights = located(model, settings.weights)[1] if isinstance(model, str) else settings.weights
+    weights = options.located()[1]
     info = ModelInfo(
         spec=without_folder(network.name),
         weights=None if weights is None else Path(weights).name,

@@ -32,8 +32,8 @@ from idness.core.progress import Listener, heard_warnings
 from idness.core.types import Head
 from idness.data import ImageSet
 from idness.detectors.registry import parse
-from idness.networks.classes import doubt
-from idness.networks.opening import Network
+from idness.networks.class_names import check_accuracy
+from idness.networks.open import Network
 from idness.selection.doctor import MOST, advise
 from idness.selection.search import Choice, Row, choose, wanted_rows
 
@@ -194,7 +194,7 @@ class _Job:
             entry.item = _item(opened[entry.set], entry.index)
         groups = {role: list(found) for role, found in scored.groups.items()}
         network = prepared.network
-        self._doubt(scored.id_test, prepared.info.classes, _classes(self.bench, opened, network))
+        self._check_accuracy(scored.id_test, prepared.info.classes)
         report = Report(
             benchmark=BenchmarkInfo(
                 name=self.bench.name,
@@ -229,14 +229,14 @@ class _Job:
         self.time["score"] += time.perf_counter() - start
         return report
 
-    def _doubt(self, found: SetScores, classes: int, names: Sequence[str]) -> None:
-        """Stop where the network answers what the labels say by chance only: its scores mean nothing. Warn where it often does not."""
-        said = None if found.labels is None else doubt("id_test", found.labels, found.predicted, classes, names)
-        if said is None:
-            return
-        if said.chance and not self.settings.any_accuracy:
-            said.refuse()
-        self.warn(said.text)
+    def _check_accuracy(self, found: SetScores, classes: int) -> None:
+        """Stop if accuracy is at chance level, unless any accuracy is accepted: the scores would mean nothing."""
+        if found.labels is not None:
+            text = check_accuracy(
+                "id_test", found.labels, found.predicted, classes, any_accuracy=self.settings.any_accuracy
+            )
+            if text:
+                self.warn(text)
 
     def _tell(self, report: Report) -> None:
         for found in report.duplicates:

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
+
 from idness.core.checks import check_count, check_fraction
+from idness.networks.open import ModelOptions
 from idness.selection.search import Method
 
 
@@ -22,9 +25,10 @@ class Settings:
         methods: the rows to compare: texts such as `scale`, `scale(percentile=95)` or `my_file.py:MyDetector`, classes of
             detectors, whose options are searched, and detectors; all that need one pass of the network if empty.
         precision: fp32, bf16 or auto.
-        engine: what runs the network: eager, compiled, onnxruntime, openvino, or auto, which measures.
+        engine: what runs the network: eager, compiled, onnxruntime, openvino, or auto.
         batch_size: how many images the network sees at once; what suits it if not given.
-        workers: how many threads decode images; as many as cores if not given.
+        workers: the number of threads that decode images; all cores by default.
+        threads: the number of threads of the network and of decoding together; all cores by default.
         cache: the folder of the feature store.
         device: where the network runs; auto takes a GPU where there is one.
         recall: at which false-positive rates are taken.
@@ -43,6 +47,7 @@ class Settings:
     engine: str = "auto"
     batch_size: int | None = None
     workers: int | None = None
+    threads: int | None = None
     cache: str | Path | None = None
     device: str = "auto"
     recall: float = 0.95
@@ -55,3 +60,18 @@ class Settings:
         if self.batch_size is not None:
             check_count(self, "batch_size")
         check_fraction(self, "recall", self.recall)
+
+    def model_options(self, model: str | nn.Module | ModelOptions) -> ModelOptions:
+        """Return the network's options; a `ModelOptions` is returned as it is."""
+        if isinstance(model, ModelOptions):
+            return model
+        return ModelOptions(
+            model,
+            self.weights,
+            layer=self.layer,
+            multi_label=self.multi_label,
+            precision=self.precision,
+            engine=self.engine,
+            device=self.device,
+            threads=self.threads,
+        )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idness.cli.options import Device, Engine, Force, Layer, MultiLabel, Partial
+from idness.cli.options import Device, Engine, Force, Layer, MultiLabel, Partial, Threads
 
 if TYPE_CHECKING:
     from idness.benchmark.results import Report
@@ -38,7 +38,10 @@ def bench(
     ] = "",
     precision: Annotated[str, typer.Option(help="fp32, bf16, or auto, which measures both.")] = "fp32",
     engine: Engine = "auto",
-    batch_size: Annotated[int | None, typer.Option(help="Images per forward pass; measured if not given.")] = None,
+    threads: Threads = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images per forward pass; chosen by their size if not given.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Threads that decode images.")] = None,
     device: Device = "auto",
     cache: Annotated[Path | None, typer.Option(help="Folder that keeps activations between runs.")] = None,
@@ -46,7 +49,7 @@ def bench(
     seed: Annotated[int, typer.Option(help="Seed of the error bars.")] = 0,
     partial: Partial = False,
     any_accuracy: Annotated[
-        bool, typer.Option("--any-accuracy", help="Go on where labelled images are classified rightly by chance only.")
+        bool, typer.Option("--any-accuracy", help="Continue even if accuracy is at chance level.")
     ] = False,
     init: Annotated[
         bool, typer.Option("--init", help="Write a commented benchmark file to start from, and stop.")
@@ -85,6 +88,7 @@ def bench(
             methods=split_methods(methods),
             precision=precision,
             engine=engine,
+            threads=threads,
             batch_size=batch_size,
             workers=workers,
             cache=cache,

@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from idness.cli.options import ClassNames, Engine, Force, Layer, Mean, Model, MultiLabel, Size, Std
+from idness.cli.options import (
+    ClassNames,
+    Engine,
+    Force,
+    Layer,
+    Mean,
+    Model,
+    MultiLabel,
+    Size,
+    Std,
+    Threads,
+    model_options,
+)
 
 
 def calibrate(
@@ -43,9 +55,10 @@ def calibrate(
     class_names: ClassNames = None,
     multi_label: MultiLabel = None,
     any_accuracy: Annotated[
-        bool, typer.Option("--any-accuracy", help="Go on where labelled images are classified rightly by chance only.")
+        bool, typer.Option("--any-accuracy", help="Continue even if accuracy is at chance level.")
     ] = False,
     engine: Engine = "auto",
+    threads: Threads = None,
     bundle: Annotated[bool, typer.Option(help="Keep a copy of the weights in the guard's folder.")] = True,
     thumbnails: Annotated[
         bool, typer.Option(help="Keep thumbnails of up to 240 calibration images for the page.")
@@ -57,28 +70,28 @@ def calibrate(
     """Make a guard for your network from a folder of your images."""
     import json
 
-    from idness.cli.preprocessing import preprocessing
     from idness.cli.terminal import stderr
     from idness.core.progress import STARTING, shown
+    from idness.core.scripts import approve
     from idness.data import embedded
-    from idness.data.open import read_classes
 
     with shown(quiet=quiet) as listener:
         listener.phase(STARTING, None)
         from idness.guard.calibrate import prepare_guard
         from idness.guard.file import describe, guard_folder
         from idness.guard.suspicions import CAUTION
-        from idness.networks import trust
 
         folder = guard_folder(out, force=force)
         folder.check()
-        made = prepare_guard(
-            model, data, weights=weights, method=method, train=train, ood=ood, recall=recall, false_alarm=false_alarm,
-            per_class=per_class, preprocessing=preprocessing(size, mean, std), layer=layer or None, multi_label=multi_label,
-            class_names=read_classes(class_names) if class_names else (), gallery=thumbnails, engine=engine, any_accuracy=any_accuracy,
-            listener=listener,
+        options = model_options(
+            model, weights, layer=layer, multi_label=multi_label, class_names=class_names, pixels=(size, mean, std),
+            engine=engine, threads=threads,
         )  # fmt: skip
-    trust.remember(model)
+        made = prepare_guard(
+            options, data, method=method, train=train, ood=ood, recall=recall, false_alarm=false_alarm,
+            per_class=per_class, gallery=thumbnails, any_accuracy=any_accuracy, listener=listener,
+        )  # fmt: skip
+    approve(model)
     made.guard.save(folder, bundle=bundle and not embedded.owns(model))
     for note in made.notes:
         if not quiet or note.startswith(CAUTION):  # a promise that may not hold is never hidden

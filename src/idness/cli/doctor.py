@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from idness.cli.options import ClassNames, Layer, Mean, Model, MultiLabel, Size, Std
+from idness.cli.options import ClassNames, Layer, Mean, Model, MultiLabel, Size, Std, model_options
 
 
 def doctor(
@@ -31,25 +31,15 @@ def doctor(
     """Say what to use on a network, whether SCALE suits it, and what both rest on."""
     from rich.text import Text
 
-    from idness.cli.preprocessing import preprocessing
     from idness.cli.terminal import stdout
     from idness.core.progress import shown
-    from idness.data.open import read_classes
     from idness.selection.doctor import diagnose
 
     with shown(quiet=quiet) as listener:
-        found = diagnose(
-            model,
-            data or None,
-            ood or None,
-            weights=weights or None,
-            preprocessing=preprocessing(size, mean, std),
-            layer=layer or None,
-            class_names=read_classes(class_names) if class_names else (),
-            multi_label=multi_label,
-            limit=limit,
-            listener=listener,
+        options = model_options(
+            model, weights, layer=layer, multi_label=multi_label, class_names=class_names, pixels=(size, mean, std)
         )
+        found = diagnose(options, data or None, ood or None, limit=limit, listener=listener)
     if as_json:
         print(json.dumps(found.to_dict(), indent=1))
         return

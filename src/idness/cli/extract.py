@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 
 from idness.cli.cluster import Actors, Address, Engine, Gpus
-from idness.cli.options import ClassNames, Device, Layer, Mean, Model, MultiLabel, Partial, Size, Std
+from idness.cli.options import (
+    ClassNames,
+    Device,
+    Layer,
+    Mean,
+    Model,
+    MultiLabel,
+    Partial,
+    Size,
+    Std,
+    Threads,
+    model_options,
+)
 
 
 def extract(
@@ -31,10 +43,13 @@ def extract(
     class_names: ClassNames = None,
     precision: Annotated[str, typer.Option(help="fp32, bf16, or auto, which measures both.")] = "fp32",
     engine: Engine = "auto",
+    threads: Threads = None,
     address: Address = None,
     actors: Actors = None,
     gpus_per_actor: Gpus = 0.0,
-    batch_size: Annotated[int | None, typer.Option(help="Images per forward pass; measured if not given.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images per forward pass; chosen by their size if not given.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Threads that decode images.")] = None,
     device: Device = "auto",
     resume: Annotated[
@@ -47,10 +62,8 @@ def extract(
     import json
 
     from idness.cli.cluster import divided
-    from idness.cli.preprocessing import preprocessing
     from idness.cli.terminal import command_line, stderr
     from idness.core.progress import STARTING, heard_warnings, shown
-    from idness.data.open import read_classes
 
     inner, pool = divided(engine, address, actors, gpus_per_actor)
     with shown(quiet=quiet) as listener:
@@ -62,29 +75,24 @@ def extract(
         FeatureStore(out).check(resume=resume)
         settings = Settings(
             data=data,
-            weights=weights,
-            layer=layer or None,
-            multi_label=multi_label,
-            precision=precision,
-            engine=inner,
             batch_size=batch_size,
             workers=workers,
             cache=out,
-            device=device,
             partial=partial,
             command=command_line(),
         )
         with heard_warnings(listener.warn):
-            job = prepare_extraction(
-                model, sets, settings, preprocessing=preprocessing(size, mean, std),
-                class_names=read_classes(class_names) if class_names else (), listener=listener,
+            options = model_options(
+                model, weights, layer=layer, multi_label=multi_label, class_names=class_names, pixels=(size, mean, std),
+                precision=precision, engine=inner, device=device, threads=threads,
             )  # fmt: skip
+            job = prepare_extraction(options, sets, settings, listener=listener)
             if pool is None:
                 found = run_extraction(job, listener)
             else:
                 from idness.cluster.extracting import extract_on_ray
 
-                found = extract_on_ray(job, model, pool, listener)
+                found = extract_on_ray(job, pool, listener)
     if as_json:
         print(json.dumps([entry.to_dict() for entry in found], indent=1))
     else:

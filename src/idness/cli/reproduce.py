@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idness.cli.options import Device, Force
+from idness.cli.options import Device, Force, Threads
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +26,10 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for the reports and the comparison.")] = OUT,
     weights: Annotated[Path | None, typer.Option(help="The network's weights, where they have another name.")] = None,
     precision: Annotated[str, typer.Option(help="fp32, bf16, or auto, which measures both.")] = "fp32",
-    batch_size: Annotated[int | None, typer.Option(help="Images per forward pass; measured if not given.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images per forward pass; chosen by their size if not given.")
+    ] = None,
+    threads: Threads = None,
     device: Device = "auto",
     cache: Annotated[Path | None, typer.Option(help="Folder that keeps activations between runs.")] = None,
     force: Force = False,
@@ -43,7 +46,13 @@ def reproduce(
     folder = reproduction_folder(out, force=force)
     folder.check()
     settings = Settings(
-        weights=weights, precision=precision, batch_size=batch_size, device=device, cache=cache, command=command_line()
+        weights=weights,
+        precision=precision,
+        batch_size=batch_size,
+        device=device,
+        cache=cache,
+        threads=threads,
+        command=command_line(),
     )
     with shown(quiet=quiet) as listener:
         done = run(tables or [], data or [], out=folder, settings=settings, listener=listener)

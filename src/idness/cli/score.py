@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from idness.cli.cluster import Actors, Address, Engine, Gpus
+from idness.cli.options import Threads
 from idness.core.wording import readable, shown
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def score(
     model: Annotated[str | None, typer.Option(help="The network, where the guard cannot find it by itself.")] = None,
     weights: Annotated[str | None, typer.Option(help="The network's weights, with --model.")] = None,
     engine: Engine = "auto",
+    threads: Threads = None,
     address: Address = None,
     actors: Actors = None,
     gpus_per_actor: Gpus = 0.0,
@@ -74,9 +76,12 @@ def score(
     from idness.cli.terminal import stdout
     from idness.core.progress import STARTING
     from idness.core.progress import shown as progress
+    from idness.data.batches import limit_threads
     from idness.data.sets import find_images
 
     engine, pool = divided(engine, address, actors, gpus_per_actor)
+    if threads is not None:
+        limit_threads(threads)
     ending = "" if out is None else out.suffix.lower()
     as_csv, as_json = as_csv or ending == ".csv", as_json or ending in (".json", ".jsonl")
     plain = as_json or as_csv
@@ -185,14 +190,12 @@ def _judge(
 
 def load(folder: Path, model: str | None, weights: str | None, engine: str = "auto", images: int = 0) -> Guard:
     """Load a guard, with the network that the user names, if any, for so many images."""
-    from idness.activations.store import FeatureStore
+    from idness.core.scripts import approve
     from idness.guard.file import load_guard
-    from idness.networks import trust
-    from idness.networks.engines.driver import Driver
 
-    loaded = load_guard(folder, model, weights, Driver(engine, images, FeatureStore().engines))
+    loaded = load_guard(folder, model, weights, engine=engine, images=images)
     if model is not None:
-        trust.remember(model)
+        approve(model)
     return loaded
 
 

@@ -64,7 +64,7 @@ def train(
     import torch
 
     from idness.cli.terminal import stdout
-    from idness.networks import trust
+    from idness.core.scripts import approve
     from idness.training import finetune, open_training
     from idness.training.checkpoint import run_folder
 
@@ -84,7 +84,7 @@ def train(
     opened = open_training(
         data, arch, val=val, root=root, init=init, size=size, crops=crops, workers=workers, seed=seed, archive=archive
     )
-    trust.remember(arch)  # so that the run's folder may be opened again
+    approve(arch)  # so that the run's folder may be opened again
     done = finetune(
         opened.model, opened.train, method, val=opened.val, out=folder, arch=arch, progress=not quiet, **options
     )

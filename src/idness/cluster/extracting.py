@@ -20,12 +20,10 @@ from idness.cluster.session import Pool
 from idness.core.errors import ModelError
 from idness.core.progress import Listener
 from idness.core.scripts import Script
-from idness.data import ImageSet, Preprocessing
-from idness.networks.engines.driver import ChosenEngine, Driver
-from idness.networks.opening import Network, open_network
-from idness.networks.precision import ChosenPrecision
-from idness.networks.probing import as_input
-from idness.networks.runs import located
+from idness.data import ImageSet
+from idness.networks.engines import ChosenEngine, ChosenPrecision, EngineRunner
+from idness.networks.modules import as_input
+from idness.networks.open import ModelOptions, Network, open_network
 
 
 @dataclass(frozen=True)
@@ -33,15 +31,9 @@ class ExtractWork:
     """Says which network an actor opens, how it runs it, and where the shards go."""
 
     out: str
-    spec: str
-    weights: str | None
-    layer: str
-    multi_label: bool
-    how: Preprocessing
+    options: ModelOptions
     precision: ChosenPrecision
-    class_names: tuple[str, ...]
     size: tuple[int, int] | None
-    device: str
     engine: ChosenEngine | None
     sample: NDArray[np.uint8]
     batch: int
@@ -52,19 +44,9 @@ class ExtractWork:
     def open(self) -> Doer:
         """Open the network, and see that it is the driver's."""
         torch.set_num_threads(self.threads)
-        opened = open_network(
-            self.spec,
-            self.weights,
-            layer=self.layer,
-            multi_label=self.multi_label,
-            preprocessing=self.how,
-            class_names=self.class_names,
-            precision=self.precision.used,
-            device=self.device,
-        )
-        network = replace(opened, how=self.how, precision=self.precision, size=self.size, engine=self.engine)
+        network = replace(open_network(self.options), precision=self.precision, size=self.size, engine=self.engine)
         if network.identity != self.identity:
-            raise ModelError(f"{self.spec} is another network here than where the work comes from")
+            raise ModelError(f"{self.options.model} is another network here than where the work comes from")
         adopt(network, self.sample)
         store = FeatureStore(self.out)
 
@@ -80,10 +62,10 @@ class ExtractWork:
 
 
 def adopt(network: Network, sample: NDArray[np.uint8]) -> None:
-    """Let a network run by the engine that the driver has settled on, made on the driver's images."""
+    """Let a network run by the engine that the driver chose, built on the driver's images."""
     if network.engine is not None:
         inputs = as_input(network.split.model, network.preprocessing.normalize(sample))
-        network.split.driver = Driver.adopting(network.engine, network.split, inputs)
+        network.split.runner = EngineRunner.adopting(network.engine, network.split, inputs)
 
 
 @dataclass(frozen=True)
@@ -104,7 +86,7 @@ class SetSpans:
         return Task(number, span.start, span.key, part, labels=labels, there=number in self.there)
 
 
-def extract_on_ray(job: Extraction, model: str, pool: Pool, listener: Listener | None = None) -> list[Filled]:
+def extract_on_ray(job: Extraction, pool: Pool, listener: Listener | None = None) -> list[Filled]:
     """Run the network over all that the store does not hold yet, on a cluster."""
     hear = listener or Listener()
     hear.phase("network", job.images)
@@ -119,7 +101,7 @@ def extract_on_ray(job: Extraction, model: str, pool: Pool, listener: Listener |
     if missing:
         there = (n for n in missing if planned[places[n][0]][0].portion(spans[n].start, spans[n].stop).present())
         held = SetSpans(planned, places, frozenset(there))
-        for number, said in done_by_ray(_work(job, model, pool), held, missing, pool):
+        for number, said in done_by_ray(_work(job, pool), held, missing, pool):
             refs[number] = ShardRef(spans[number].key, said["sha256"])
             hear.advance(spans[number].stop - spans[number].start)
     return [_finished(job, which, planned, places, refs, set(missing)) for which in range(len(planned))]
@@ -142,23 +124,25 @@ def _finished(
     return filled(job.store, name, images, key, ran)
 
 
-def _work(job: Extraction, model: str, pool: Pool) -> ExtractWork:
+def _work(job: Extraction, pool: Pool) -> ExtractWork:
     network, settings = job.network, job.settings
-    spec, weights = located(model, settings.weights)
-    engine, sample = network.engine, job.sample
+    spec, weights = job.options.located()
     return ExtractWork(
         out=str(job.store.root.resolve()),
-        spec=absolute(spec),
-        weights=located_file(weights),
-        layer=network.split.layer,
-        multi_label=network.split.multi_label,
-        how=network.preprocessing,
+        options=ModelOptions(
+            absolute(spec),
+            located_file(weights),
+            layer=network.split.layer,
+            multi_label=network.split.multi_label,
+            class_names=network.class_names or (),
+            preprocessing=network.preprocessing,
+            precision=network.precision.used,
+            device="cuda" if pool.gpus else job.options.device,
+        ),
         precision=network.precision,
-        class_names=network.class_names or (),
         size=network.size,
-        device="cuda" if pool.gpus else settings.device,
-        engine=engine,
-        sample=sample,
+        engine=network.engine,
+        sample=job.sample,
         batch=settings.batch_size or network.batch,
         workers=settings.workers or torch.get_num_threads(),
         threads=torch.get_num_threads(),
@@ -174,4 +158,4 @@ def located_file(weights: str | Path | None) -> str | None:
 def absolute(spec: str) -> str:
     """Name a network that is made by a Python file with the whole path of that file; others as they are."""
     script = Script.named(spec)
-    return spec if script is None else f"{script.file.resolve()}:{script.call}"
+    return spec if script is None else script.key

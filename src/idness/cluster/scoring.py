@@ -15,13 +15,13 @@ from idness.cluster.pool import Doer, Task, done_by_ray
 from idness.cluster.session import Pool
 from idness.core.errors import ModelError
 from idness.core.progress import Listener
+from idness.core.scripts import approved
 from idness.data import ImageSet
 from idness.guard.file import load_guard, read_manifest
 from idness.guard.graph import SUFFIX, GraphGuard
 from idness.guard.scoring import Scoring, judge_span, scoring_as
 from idness.guard.table import Counts, Part
-from idness.networks import trust
-from idness.networks.engines.driver import ChosenEngine
+from idness.networks.engines import ChosenEngine
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _work(job: Scoring, guard: Path, model: str | None, weights: str | None, poo
     if model is None and guard.suffix != SUFFIX:
         known = read_manifest(guard).model
         # What the user trusts here is trusted on the workers too, which have no list of their own.
-        spec = None if known.spec is None else trust.check(known.spec, code=known.code)
+        spec = None if known.spec is None else approved(known.spec, code=known.code)
     return ScoreWork(
         out=str(job.table.folder.resolve()),
         guard=str(guard.resolve()),

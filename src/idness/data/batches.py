@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from idness.core.errors import DataError
+from idness.core.errors import DataError, OptionError
 from idness.data.duplicates import DIGEST, digests
 from idness.data.preprocess import Preprocessing
 from idness.data.sets import ImageSet, Picture, select
@@ -33,7 +34,20 @@ class Batch:
     skipped: list[tuple[int, str]] = field(default_factory=list)
 
 
+_LIMIT: dict[str, int] = {}
+"""The number of threads that decode images, if `limit_threads` was called."""
 Read = tuple[int, NDArray[np.uint8] | None, bytes, str]
+
+
+def limit_threads(count: int) -> None:
+    """Limit this process to so many threads: a quarter of them, at least one, decode images, the others run the network."""
+    if count < 1:
+        raise OptionError(f"threads must be at least 1, got {count}")
+    _LIMIT["decoders"] = max(1, count // 4)
+    network = max(1, count - _LIMIT["decoders"])
+    os.environ["OMP_NUM_THREADS"] = str(network)  # for torch if it is not imported yet, and for child processes
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(network)
 
 
 def read_batches(
@@ -45,9 +59,10 @@ def read_batches(
         images: the set.
         preprocessing: resizes and crops; values are not normalised here, so that batches stay small.
         spans: the ranges, each one batch.
-        workers: how many threads decode; as many as cores if not given, one where the set is read in order.
+        workers: the number of threads that decode; by default as many as cores, or as `limit_threads` says. A set that is read in
+            order needs one.
     """
-    threads = (workers or min(8, os.cpu_count() or 1)) if images.parallel else 1
+    threads = (workers or _LIMIT.get("decoders") or min(8, os.cpu_count() or 1)) if images.parallel else 1
     waiting: deque[tuple[int, int, list[Future[list[Read]]]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:

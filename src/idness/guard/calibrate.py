@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idness.activations.forward import SetActivations, collect
-from idness.activations.store import FeatureStore
 from idness.core.errors import DataError, IdnessWarning, InputError
 from idness.core.method_text import read_method
 from idness.core.progress import Listener, heard_warnings
 from idness.core.types import Activations, InputEditor
-from idness.data import ActivationsSet, ImageSet, Preprocessing
+from idness.data import ActivationsSet, ImageSet
 from idness.data.open import open_argument
 from idness.detectors.detector import Detector
 from idness.detectors.registry import build, parse
@@ -28,9 +27,7 @@ from idness.guard.guard import Guard
 from idness.guard.inputs import InputWatch
 from idness.guard.neighbours import Gallery, chosen
 from idness.guard.suspicions import CAUTION, check_apart, classified, seen_before
-from idness.networks.engines.driver import Driver
-from idness.networks.opening import Network, open_network
-from idness.networks.runs import located
+from idness.networks.open import ModelOptions, Network, open_network
 from idness.selection.auto import scale_percentile
 from idness.selection.doctor import advise, scaling
 from idness.selection.suitability import harmed_by_scaling
@@ -48,23 +45,17 @@ class Prepared:
 
 
 def prepare_guard(
-    spec: str,
+    model: str | ModelOptions,
     data: str | Path,
     *,
-    weights: str | Path | None = None,
     method: str = "auto",
     train: str | Path | None = None,
     ood: str | Path | None = None,
     recall: Sequence[float] | None = None,
     false_alarm: Sequence[float] | None = None,
     per_class: bool = False,
-    preprocessing: Preprocessing | None = None,
-    layer: str | None = None,
-    class_names: Sequence[str] = (),
-    multi_label: bool | None = None,
     any_accuracy: bool = False,
     gallery: bool = True,
-    engine: str = "auto",
     listener: Listener | None = None,
 ) -> Prepared:
     """Load a network, choose and fit a detector, and calibrate a guard on in-distribution images.
@@ -73,24 +64,19 @@ def prepare_guard(
     choose it (`auto`, `percentile=auto`) or to fit it (without `train`), the other half calibrates; otherwise all images do.
 
     Args:
-        spec: the network, as `load_model` takes it.
+        model: the network's name, as `load_model` takes it, or its options.
         data: in-distribution images that the network was not trained on: a folder, or any set that `open_set` takes.
-        weights: the network's weights.
         method: a method such as `scale(percentile=85)`; `auto` follows the doctor's advice, `scale(percentile=auto)` for SCALE alone.
         train: images for detectors that learn, such as the network's training images.
         ood: OOD images, to choose a method by.
         recall: share of in-distribution images to keep; several give several thresholds.
         false_alarm: share that may be flagged, in place of recall.
         per_class: whether each predicted class has its own threshold.
-        preprocessing: how pictures become input, where the network does not say.
-        layer: the final linear layer's name, where it should not be searched.
-        class_names: the names of the classes in the order of its outputs, where the network does not say.
-        multi_label: whether an image may get several labels, or none, where the network does not show it.
-        any_accuracy: whether to go on with a network that is right about labelled images no more often than by chance.
+        any_accuracy: whether to continue if accuracy on labelled images is at chance level.
         gallery: whether to keep thumbnails of some images for display.
-        engine: what runs the network: eager, compiled, onnxruntime, openvino, or auto, which measures.
-        listener: hears how far reading has come.
+        listener: progress callback.
     """
+    options = model if isinstance(model, ModelOptions) else ModelOptions(model, engine="auto")
     hear, notes = listener or Listener(), list[str]()
     # What is misspelt or not there is told before anything runs.
     twice = _looks_twice(method)
@@ -99,19 +85,10 @@ def prepare_guard(
     flagged = None if ood is None else _open("ood", ood)
     run = sum(len(part) for part in (images, learned, flagged) if isinstance(part, ImageSet))
     with heard_warnings(lambda text: notes.append(f"{CAUTION}{text}")):
-        network = open_network(
-            spec,
-            weights,
-            layer=layer,
-            multi_label=multi_label,
-            preprocessing=preprocessing,
-            images=images,
-            class_names=class_names,
-            driver=Driver(engine, run, FeatureStore().engines),
-        )
+        network = open_network(options, images=images, expected=run)
     split, how = network.split, network.preprocessing
     ending = f" ({split.ending})" if split.ending else ""
-    notes.insert(0, f"network {spec}, final layer {split.layer!r}{ending}; pictures: {how.describe()}")
+    notes.insert(0, f"network {options.model}, final layer {split.layer!r}{ending}; pictures: {how.describe()}")
     if network.engine is not None:
         notes.append(f"engine: {network.engine.describe()}")
     if split.multi_label:
@@ -122,7 +99,7 @@ def prepare_guard(
         notes += classified(ids, network, any_accuracy=any_accuracy)
     taught = None if learned is None else _taught(network, learned, notes, hear, twice)
     others = None if flagged is None else _read(network, flagged, notes, hear)
-    notes += seen_before(ids, located(spec, weights)[1])
+    notes += seen_before(ids, options.located()[1])
     check_apart({"data": ids, "train": taught, "ood": others}, notes)
     detector, learn, rows = choose(method, network, ids, taught, None if others is None else others.acts, notes, hear)
     guard = Guard(split, detector, preprocessing=how, class_names=network.class_names, spec=network.spec)
@@ -138,8 +115,10 @@ def prepare_guard(
 
 
 def guard_for(model: str, images: str | os.PathLike[str], recall: float, **options: Any) -> Guard:
-    """Make a guard as `prepare_guard` does, and warn of what it is cautious about."""
-    made = prepare_guard(model, images if isinstance(images, str) else Path(images), recall=[recall], **options)
+    """Make a guard as `prepare_guard` does; fields of `ModelOptions` are options too. Its cautions are warnings."""
+    own = {field.name: options.pop(field.name) for field in fields(ModelOptions) if field.name in options}
+    opened = ModelOptions(model, **({"engine": "auto"} | own))
+    made = prepare_guard(opened, images if isinstance(images, str) else Path(images), recall=[recall], **options)
     for note in made.notes:
         if note.startswith(CAUTION):
             warnings.warn(note.removeprefix(CAUTION), IdnessWarning, stacklevel=3)

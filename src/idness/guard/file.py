@@ -20,17 +20,17 @@ from torch import Tensor, nn
 from idness.core.documents import Document, packed
 from idness.core.errors import IdnessError, InputError, ModelError, StoreError
 from idness.core.files import Content, OutputFolder, discard, locked, sha256_of
-from idness.core.scripts import Script
+from idness.core.scripts import Script, approved
 from idness.core.wording import without_folder
 from idness.data import Preprocessing
 from idness.detectors.registry import build
 from idness.guard.conformal import Calibration
 from idness.guard.inputs import InputRange, of_preprocessing
 from idness.guard.neighbours import Gallery
-from idness.networks import trust
-from idness.networks.engines.driver import Driver
-from idness.networks.opening import open_network
-from idness.networks.split import SplitModel, fingerprint
+from idness.networks.engines import UNKNOWN, EngineRunner
+from idness.networks.modules import fingerprint
+from idness.networks.open import ModelOptions, open_network
+from idness.networks.split import SplitModel
 
 if TYPE_CHECKING:
     from idness.guard.guard import Guard
@@ -140,9 +140,19 @@ def load_guard(
     path: str | os.PathLike[str],
     model: str | nn.Module | SplitModel | None = None,
     weights: str | Path | None = None,
-    driver: Driver | None = None,
+    *,
+    engine: str | None = None,
+    images: int | None = None,
 ) -> Guard:
-    """Read a guard from a folder, and its network by name unless it is given; a driver runs it from then on."""
+    """Read a guard from a folder, and its network by name unless it is given.
+
+    Args:
+        path: the folder.
+        model: the network or its name, if the one that the guard names cannot be used.
+        weights: the network's weights.
+        engine: what runs the network; the unchanged network if `None`.
+        images: the number of images to expect, for the choice of the engine.
+    """
     folder = Path(path)
     manifest, tensors = _read_both(folder)
     try:
@@ -152,7 +162,8 @@ def load_guard(
         raise
     except Exception as error:  # a forged file fails in whatever way it likes
         raise _DOCUMENT.damaged(folder / MANIFEST, f"{type(error).__name__}: {error}") from error
-    guard.split.driver = driver or guard.split.driver
+    if engine is not None:
+        guard.split.runner = EngineRunner(engine, UNKNOWN if images is None else images)
     return guard
 
 
@@ -295,11 +306,12 @@ def _opened(
     if spec is None:
         if known.spec is None:
             raise ModelError(f"{folder}: does not name its network ({known.kind}); give model=")
-        spec = trust.check(known.spec, code=known.code)
+        spec = approved(known.spec, code=known.code)
     if weights is None and known.file is not None:
         _read_tensors(folder, known.file)  # damage is told as damage, before anything is built from it
         weights = known.file.below(folder)
-    return open_network(spec, weights, layer=known.layer, preprocessing=how, multi_label=known.multi_label).split
+    options = ModelOptions(spec, weights, layer=known.layer, preprocessing=how, multi_label=known.multi_label)
+    return open_network(options).split
 
 
 def _split(model: nn.Module, known: ModelEntry, folder: Path) -> SplitModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -41,6 +42,8 @@ class GraphGuard:
             raise StoreError(f"{path}: is not there; write it with idness export")
         options = runtime.SessionOptions()
         options.log_severity_level = 3
+        options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             content = path.read_bytes()
             elsewhere = external_files(content)

@@ -21,8 +21,9 @@ from idness.guard.facts import facts, promise
 from idness.guard.graph import FAR_ABOVE, NOT_FINITE
 from idness.guard.inputs import InputRange, InputWatch
 from idness.guard.verdict import Verdict
-from idness.networks.probing import example_for
-from idness.networks.split import SplitModel, fingerprint
+from idness.networks.modules import fingerprint
+from idness.networks.open import example_for
+from idness.networks.split import SplitModel
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -14,7 +14,7 @@ from idness.data.open import named_set
 from idness.data.sets import SET_SUFFIXES
 from idness.data.sets import find_images as find_images
 from idness.guard.guard import Guard
-from idness.networks.opening import Network
+from idness.networks.open import Network
 
 
 def judge_images(

@@ -23,7 +23,7 @@ from idness.detectors.detector import LARGEST, Detector, Enhancer
 from idness.guard.drift import KnownScores
 from idness.guard.file import describe
 from idness.guard.graph import SUFFIX
-from idness.networks.split import inference
+from idness.networks.modules import inference
 
 if TYPE_CHECKING:
     from idness.guard.guard import Guard

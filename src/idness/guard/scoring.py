@@ -27,9 +27,8 @@ from idness.guard.graph import BATCH, GraphGuard
 from idness.guard.guard import Guard
 from idness.guard.judge import judge_set
 from idness.guard.table import Part, VerdictTable
-from idness.networks.engines.driver import ChosenEngine, Driver, default_batch
-from idness.networks.engines.engine import FEW
-from idness.networks.probing import as_input
+from idness.networks.engines import FEW, ChosenEngine, EngineRunner, batch_for
+from idness.networks.modules import as_input
 
 
 class Judging(Protocol):
@@ -80,9 +79,9 @@ def prepare_scoring(
         return replace(scoring_as(guard, folder, None, _none(), batch or BATCH), images=images)
     sample = _sample(images, guard.preprocessing)
     chosen = None
-    if len(sample) and guard.split.driver is not None:
-        chosen = guard.split.driver.settle(guard.split, _inputs(guard, sample))
-    size = batch or (default_batch(_inputs(guard, sample)) if chosen is None else chosen.batch)
+    if len(sample) and guard.split.runner is not None:
+        chosen = guard.split.runner.prepare(guard.split, _inputs(guard, sample))
+    size = batch or (batch_for(sample.shape[1:3]) if chosen is None else chosen.batch)
     return replace(scoring_as(guard, folder, chosen, sample, size), images=images)
 
 
@@ -96,8 +95,8 @@ def scoring_as(
         return Scoring(
             guard.judge_set, nothing, VerdictTable(folder), digest, key_of(digest, str(batch)), batch, None, sample
         )
-    if engine is not None and guard.split.driver is None:
-        guard.split.driver = Driver.adopting(engine, guard.split, _inputs(guard, sample))
+    if engine is not None and guard.split.runner is None:
+        guard.split.runner = EngineRunner.adopting(engine, guard.split, _inputs(guard, sample))
     digest, identity = guard_digest(guard), guard_identity(guard, engine, batch)
     judge = partial(judge_set, guard)
     return Scoring(judge, nothing, VerdictTable(folder), digest, identity, batch, engine, sample, guard.recalls)

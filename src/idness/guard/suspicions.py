@@ -11,9 +11,9 @@ from idness.activations.forward import SetActivations
 from idness.core.errors import InputError
 from idness.data.duplicates import common
 from idness.metrics import accuracy
-from idness.networks.classes import doubt
-from idness.networks.opening import Network
-from idness.networks.runs import trained_on, validation_accuracy
+from idness.networks.class_names import check_accuracy
+from idness.networks.open import Network
+from idness.networks.run_folder import trained_on, validation_accuracy
 
 CAUTION = "caution: "
 """How a note begins that says why a guard may not keep its promise."""
@@ -67,7 +67,6 @@ def classified(found: SetActivations, network: Network, *, any_accuracy: bool) -
         return [f"{source}: its classes are not the network's {classes}; labels are not used"]
     share = accuracy(acts.logits, acts.labels)
     said = f"{source}: {len(acts):,} images, of which the network classifies {100 * share:.1f} % as their folder says"
-    wrong = doubt(source, acts.labels.numpy(), acts.logits.argmax(dim=1).numpy(), classes, network.class_names)
-    if wrong is not None and wrong.chance and not any_accuracy:
-        wrong.refuse()
-    return [said] if wrong is None else [said, f"{CAUTION}{wrong.text}"]
+    predicted = acts.logits.argmax(dim=1).numpy()
+    wrong = check_accuracy(source, acts.labels.numpy(), predicted, classes, any_accuracy=any_accuracy)
+    return [said, f"{CAUTION}{wrong}"] if wrong else [said]

@@ -1,1 +1,1 @@
-"""Torch classifiers seen as features and a head: loading, trust, precision, architectures."""
+"""Torch classifiers as features and a head: loading, head search, engines, architectures."""

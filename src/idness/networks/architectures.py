@@ -1,21 +1,19 @@
-"""The small network that the embedded benchmark ships, and how a network to train is found."""
+"""Networks of our own: the small ResNet of the embedded benchmark, and CIDER's projection around any classifier."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from idness.core.errors import ModelError, unknown_name
-from idness.networks.final_layer import final_linear, replace_module
-from idness.networks.runs import WEIGHTS
-from idness.networks.split import load_model, load_weights
+from idness.core.errors import unknown_name
+from idness.networks.modules import entering
 
 
 class PreactBlock(nn.Module):
-    """Add two 3 x 3 convolutions, each after batch norm and ReLU, to what comes in."""
+    """Two 3 x 3 convolutions, each after BatchNorm and ReLU, added to the input."""
 
     def __init__(self, width_in: int, width_out: int, stride: int) -> None:
         super().__init__()
@@ -27,7 +25,7 @@ class PreactBlock(nn.Module):
         self.shortcut = None if same else nn.Conv2d(width_in, width_out, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the block."""
+        """Return the block's output."""
         active = torch.relu(self.bn1(x))
         skip = x if self.shortcut is None else self.shortcut(active)
         out: Tensor = self.conv2(torch.relu(self.bn2(self.conv1(active)))) + skip
@@ -35,16 +33,16 @@ class PreactBlock(nn.Module):
 
 
 class SmallResNet(nn.Module):
-    """Classify 32 x 32 images with a pre-activation ResNet that a CPU can train.
+    """A pre-activation ResNet for 32 x 32 images that a CPU can train.
 
-    It ends in a 1 x 1 convolution to many channels, batch norm, ReLU and the mean over all places: non-negative
-    features in the order of the paper's DenseNet, and enough of them for a percentile of a row to mean something.
+    It ends in a 1 x 1 convolution to many channels, BatchNorm, ReLU and the mean over all places: non-negative
+    features as in the paper's DenseNet, and enough of them for a percentile of a row to be meaningful.
 
     Args:
         classes: number of classes.
         stem: channels of the first convolution.
         plan: (channels, stride) of each block.
-        features: width of what enters the final linear layer.
+        features: number of features.
     """
 
     def __init__(self, classes: int, stem: int, plan: Sequence[tuple[int, int]], features: int) -> None:
@@ -62,7 +60,7 @@ class SmallResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the logits of a batch of normalised images."""
+        """Return the logits of a batch of normalised images."""
         x = self.blocks(self.conv1(images))
         x = self.conv2(torch.relu(self.bn1(x)))
         x = torch.relu(self.bn2(x)).mean((2, 3))
@@ -71,12 +69,12 @@ class SmallResNet(nn.Module):
 
 
 def small_resnet(classes: int = 6) -> SmallResNet:
-    """Make the network of the embedded benchmark: 0.42 M parameters, 16 M multiplications, 320 features."""
+    """Return the network of the embedded benchmark: 0.42 M parameters, 16 M multiplications, 320 features."""
     return SmallResNet(classes, stem=16, plan=((32, 2), (64, 2), (64, 1), (128, 2)), features=320)
 
 
 def tiny_resnet(classes: int = 6) -> SmallResNet:
-    """Make a very small network of the same build, to try a recipe within seconds."""
+    """Return a very small network of the same kind, to try a recipe within seconds."""
     return SmallResNet(classes, stem=8, plan=((16, 2), (32, 2)), features=64)
 
 
@@ -84,36 +82,48 @@ NETWORKS: dict[str, Callable[[int], nn.Module]] = {"small_resnet": small_resnet,
 
 
 def build(name: str, classes: int) -> nn.Module:
-    """Make one of our networks by its name."""
+    """Return one of our networks by name."""
     if name not in NETWORKS:
         raise unknown_name("network", name, NETWORKS)
     return NETWORKS[name](classes)
 
 
-def load(spec: str, classes: int, init: str = "", seed: int = 0, *, example: Tensor | None = None) -> nn.Module:
-    """Make a network for these classes, by one of our names or as `idness.networks.split.load_model` takes it.
+BACKBONE, FIRST, LAST = "backbone.", "projection.0.weight", "fc.weight"
+"""The prefix of the weights of CIDER's network, and two of them that no other network has together."""
 
-    A network with another number of outputs gets a new final layer.
+
+class ProjectedNetwork(nn.Module):
+    """The network that CIDER trains: a classifier, a projection to the unit sphere, and prototypes as the final layer.
+
+    Its features have length 1; KNN on them is CIDER's detector.
 
     Args:
-        spec: `small_resnet`, `torchvision:NAME`, `timm:NAME`, or `path/to/file.py:FUNCTION`, perhaps with arguments.
-        classes: number of classes.
-        init: file of weights, or the folder of a run; `pretrained` for those that come with the network, or exactly which, as in
-            `torchvision:resnet50:IMAGENET1K_V1`; empty for none.
-        seed: decides the initial weights where none are given.
-        example: a batch of images, for a network that takes no other size.
+        backbone: the classifier.
+        final: its final linear layer.
+        classes: the number of classes.
+        width: the number of features.
     """
-    torch.manual_seed(seed)
-    exact = init.startswith(("torchvision:", "timm:"))
-    if exact and init.split(":")[:2] != spec.split(":")[:2]:
-        raise ModelError(f"init={init!r} are weights of another network than {spec!r}; name the same one")
-    if exact:
-        model = load_model(init)
-    else:
-        model = load_model(spec, "none" if init != "pretrained" else None) if ":" in spec else build(spec, classes)
-    if init and init != "pretrained" and not exact:
-        load_weights(model, Path(init) / WEIGHTS if Path(init).is_dir() else init)
-    inner, name, linear = final_linear(model, example=example)
-    if linear.out_features != classes:
-        replace_module(inner, name, nn.Linear(linear.in_features, classes, linear.bias is not None))
-    return model
+
+    def __init__(self, backbone: nn.Module, final: nn.Linear, classes: int, width: int = 128) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self._final = [final]  # in a list: not a submodule twice
+        inner = final.in_features
+        self.projection = nn.Sequential(nn.Linear(inner, inner), nn.ReLU(), nn.Linear(inner, width))
+        self.fc = nn.Linear(width, classes, bias=False)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return the normalised projection of each image."""
+        with entering(self._final[0]) as features:
+            self.backbone(images)
+        return F.normalize(self.projection(features[-1]).float(), dim=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits: similarity to each prototype, over the temperature."""
+        logits: Tensor = self.fc(self.embed(images))
+        return logits
+
+
+def is_projected(state: Mapping[str, Tensor]) -> bool:
+    """Whether weights are of a `ProjectedNetwork`."""
+    return {FIRST, LAST} <= state.keys() and any(name.startswith(BACKBONE) for name in state)

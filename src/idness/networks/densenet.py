@@ -12,7 +12,7 @@ GROWTH, LAYERS = 12, 16
 
 
 class Layer(nn.Module):
-    """Append new channels to what comes in: batch norm, ReLU and convolution, twice."""
+    """BatchNorm, ReLU and convolution, twice; the new channels are appended to the input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -22,26 +22,26 @@ class Layer(nn.Module):
         self.conv2 = nn.Conv2d(4 * GROWTH, GROWTH, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the layer."""
+        """Return the layer's output."""
         inner = self.conv1(self.bn1(x).relu())
         return torch.cat([x, self.conv2(self.bn2(inner).relu())], dim=1)
 
 
 class Block(nn.Module):
-    """Stack layers, each seeing all before it."""
+    """Layers of which each sees the output of all before it."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.layer = nn.Sequential(*(Layer(width + step * GROWTH) for step in range(LAYERS)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the block."""
+        """Return the block's output."""
         out: Tensor = self.layer(x)
         return out
 
 
 class Transition(nn.Module):
-    """Halve channels, height and width."""
+    """A transition that halves channels, height and width."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -49,12 +49,12 @@ class Transition(nn.Module):
         self.conv1 = nn.Conv2d(width, width // 2, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the transition."""
+        """Return the transition's output."""
         return nn.functional.avg_pool2d(self.conv1(self.bn1(x).relu()), 2)
 
 
 class DenseNet(nn.Module):
-    """Classify 32 x 32 images; 342 features enter the final layer."""
+    """A classifier of 32 x 32 images with 342 features."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -69,17 +69,17 @@ class DenseNet(nn.Module):
         self.fc = nn.Linear(third + grown, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the logits."""
+        """Return the logits."""
         x = self.trans2(self.block2(self.trans1(self.block1(self.conv1(x)))))
         out: Tensor = self.fc(self.bn1(self.block3(x)).relu().mean(dim=(2, 3)))
         return out
 
 
 def cifar10() -> DenseNet:
-    """Build the CIFAR-10 network."""
+    """Return the CIFAR-10 network."""
     return DenseNet(10)
 
 
 def cifar100() -> DenseNet:
-    """Build the CIFAR-100 network."""
+    """Return the CIFAR-100 network."""
     return DenseNet(100)

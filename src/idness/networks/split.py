@@ -1,56 +1,57 @@
-"""Any torch classifier, seen as features and a head that makes logits of them."""
+"""Any torch classifier as features and a head that turns them into logits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from idness.core.errors import InputError, ModelError
+from idness.core.errors import DataError, InputError, ModelError
 from idness.core.progress import shown
 from idness.core.types import Activations, Head, InputEditor
-from idness.networks.batches import unpacked
-from idness.networks.engines.driver import Driver
-from idness.networks.heads import at_rest, check_named, parts_of, shape_of, two_of
-from idness.networks.identity import fingerprint as fingerprint
-from idness.networks.identity import unwrap as unwrap
-from idness.networks.layout import best_layout as best_layout
-from idness.networks.loading import load_model as load_model
-from idness.networks.loading import load_weights as load_weights
-from idness.networks.modes import differentiable
-from idness.networks.modes import inference as inference
-from idness.networks.probing import NotProbedError, as_input, call, copied, find_recipe, probe, says_multi_label
-from idness.networks.recovery import Recipe, explain
-from idness.networks.watching import Step, is_function, watching
+from idness.networks.engines import EngineRunner, Precision
+from idness.networks.head_search import NotProbedError, Recipe, check_layer, explain, parts_of, probe, search_head
+from idness.networks.linear_steps import Step, is_function, recorded
+from idness.networks.modules import as_input, best_layout, call, copied, differentiable, inference, unwrap
 
-Precision = Literal["fp32", "bf16"]
 _DECIDING = Lock()
-"""Held while a network's memory is laid out, for which others that run it wait."""
+"""Held while a network's memory layout is chosen."""
 
 
 class SplitModel:
-    """Shows any torch classifier as features and a head.
+    """Any torch classifier as features and a head.
 
-    The head is the linear layer whose output is the model's output, found by running a copy of it once. A softmax, a
-    sigmoid, a factor or constants behind it are undone, and several heads whose logits are averaged are one; what cannot be
-    undone is refused. That the network's output follows from features and head is checked with every batch. Hooks live
-    only inside one call and hear only its own thread, and the network is left as it was.
+    The head is the linear layer whose output is the model's output, found by running a copy of the model once. A softmax, a
+    sigmoid, a factor or constants behind it are undone, and several heads whose logits are averaged become one; a network with
+    another ending is refused. Every batch is checked: the network's output must follow from features and head. Hooks exist
+    only during a call and see only its thread, and the network is not changed.
 
-    A network with a single output says yes or no; it is shown with the two logits -z / 2 and z / 2.
+    A network with a single output answers yes or no; it has the two logits -z / 2 and z / 2.
 
     Args:
-        model: the classifier; wrappers (DataParallel, DistributedDataParallel, torch.compile) are looked through.
-        layer: the final layer's dotted name, where it should not be searched.
-        example: a batch of images for the search, where the network takes unusual input.
-        multi_label: whether an image may get several labels, or none; where not given, it may if the network ends in a
-            sigmoid, or says so as Hugging Face's do, by `config.problem_type`.
-        engine: what runs it: `eager`, `compiled`, `onnxruntime`, `openvino`, or `auto`, which measures on the first batch; the
-            network as it is where none is named.
+        model: the classifier; wrappers (DataParallel, DistributedDataParallel, torch.compile) are removed.
+        layer: the final layer's dotted name, if it should not be searched.
+        example: a batch of images for the search, if the network takes unusual input.
+        multi_label: whether an image may have several labels or none; by default it may if the network ends in a sigmoid,
+            or declares it by `config.problem_type` as Hugging Face's do.
+        engine: what runs it: `eager`, `compiled`, `onnxruntime`, `openvino` or `auto`; the unchanged network if `None`.
+
+    Raises:
+        ModelError: if no head is found.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> split = SplitModel(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+        >>> split.layer, split.width, split.classes
+        ('2', 3, 2)
+        >>> split.extract([torch.rand(5, 4)]).logits.shape
+        torch.Size([5, 2])
     """
 
     def __init__(
@@ -70,44 +71,37 @@ class SplitModel:
         self._shape: tuple[int, int] | None = None
         self._layout: torch.memory_format | None = torch.preserve_format
         self._moves_weights = False
-        self.driver = None if engine is None else Driver(engine)
+        self.runner = None if engine is None else EngineRunner(engine)
         if layer is not None:
-            check_named(self.model, layer)
+            check_layer(self.model, layer)
         if layer is None or example is not None:
             self._find()
 
     @property
     def layer(self) -> str:
-        """The name of the final layer, or of several whose logits are added up, joined by `+`."""
+        """The name of the final layer, or of several whose logits are added, joined by `+`."""
         return self._recipe.layer if self._recipe is not None else self._layer or ""
 
     @property
     def ending(self) -> str:
-        """What the network does to the output of its final layer, in few words; nothing where it returns it as it is."""
+        """A short description of what follows the final layer; empty if nothing does."""
         return self._found().describe()
 
     @property
-    def linear(self) -> nn.Linear:
-        """The final linear layer itself, for those who replace it; an error where the head is another or has several parts."""
-        found = dict(self.model.named_modules()).get(self.layer)
-        if not isinstance(found, nn.Linear):
-            raise ModelError(f"the network's head is {self.layer!r}, but one nn.Linear is needed here")
-        return found
-
-    @property
     def head(self) -> Head:
-        """What makes the logits of the features: weight and bias as they are now, in float32."""
+        """The head that turns features into logits: weight and bias as they are now, in float32."""
         head = self._found().head(self._weights())
         if head.classes > 1:
             return replace(head, multi_label=self.multi_label)
-        return Head(two_of(head.weight, 0), two_of(head.offset, 0))
+        return Head(_two_of(head.weight, 0), _two_of(head.offset, 0))
 
     @property
     def multi_label(self) -> bool:
-        """Whether an image may get several labels, or none; a single output says yes or no to one."""
+        """Whether an image may have several labels or none."""
         if self._multi_label is not None or self._sizes()[0] == 1:
             return bool(self._multi_label) and self._sizes()[0] > 1
-        return self._found().ending == "sigmoid" or says_multi_label(self.model)
+        declared = (getattr(getattr(module, "config", None), "problem_type", "") for module in self.model.modules())
+        return self._found().ending == "sigmoid" or "multi_label_classification" in declared
 
     @property
     def classes(self) -> int:
@@ -121,7 +115,7 @@ class SplitModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The network's device."""
         return next((value.device for value in self.model.parameters()), torch.device("cpu"))
 
     @property
@@ -130,25 +124,30 @@ class SplitModel:
         return as_input(self.model, torch.zeros(())).dtype
 
     def copy(self) -> SplitModel:
-        """Give the same over a copy of the network, which has its parameters in common with it and nothing else."""
+        """Return the same over a copy of the network that shares its parameters and nothing else."""
         other = SplitModel(copied(self.model), self.layer, multi_label=self.multi_label)
         other._recipe, other._example = self._found(), self._example
         return other
 
     def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Run images as the network takes them, in the mode in which it is, and give features and logits."""
-        return self._watched(images, "fp32")
+        """Return features and logits of images as the network takes them, in the mode that it is in."""
+        return self._checked(images, "fp32")
+
+    def run(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features and logits by the unchanged network, whatever the engine."""
+        with inference(self.model):
+            return self.look(self._laid_out(images))
 
     def split(
         self, images: Tensor, *, precision: Precision = "fp32", edit_with: InputEditor | None = None
     ) -> Activations:
-        """Run one batch through the network, and a second time as an editor changes it, if one is given."""
+        """Run one batch through the network, and again as edited by `edit_with`, if it is given."""
         if edit_with is not None:
             return self._split_twice(images, precision, edit_with)
-        if self.driver is not None and precision == "fp32":
-            return Activations(*self.driver.run(self, as_input(self.model, images)))
+        if self.runner is not None and precision == "fp32":
+            return Activations(*self.runner.run(self, as_input(self.model, images)))
         with inference(self.model):
-            return Activations(*self._run(images, precision))
+            return Activations(*self._checked(self._laid_out(images), precision))
 
     def stream(
         self,
@@ -158,19 +157,19 @@ class SplitModel:
         progress: bool = False,
         edit_with: InputEditor | None = None,
     ) -> Iterator[Activations]:
-        """Run a loader's batches through the network, one at a time, and yield their activations on the CPU.
+        """Run a loader's batches through the network one at a time, and yield their activations on the CPU.
 
         Args:
             loader: yields batches of images, pairs of images and labels, or mappings with `image(s)` and `label(s)`.
             precision: `bf16` runs the body in bfloat16 and the head in float32.
             progress: whether to show a progress bar on standard error.
-            edit_with: changes the images for a second look, as `Detector.input_edit` does.
+            edit_with: edits the images for a second pass, as `Detector.input_edit` does.
         """
         with shown(quiet=not progress) as listener:
             listener.phase("network", len(loader) if isinstance(loader, Sized) else None)
             for batch in loader:
-                images, labels = unpacked(batch)
-                # Entered per batch: a generator that is abandoned half-way must not leave the network in another mode.
+                images, labels = unpack(batch)
+                # Per batch: a generator that is abandoned half-way must not leave the network in another mode.
                 acts = self.split(images, precision=precision, edit_with=edit_with)
                 listener.advance(1)
                 yield replace(acts.to("cpu"), labels=labels)
@@ -183,15 +182,15 @@ class SplitModel:
         progress: bool = False,
         edit_with: InputEditor | None = None,
     ) -> Activations:
-        """Run a whole loader through the network and collect the activations; the arguments are those of `stream`."""
+        """Run a whole loader through the network and return the activations; for the arguments see `stream`."""
         return Activations.concat(self.stream(loader, precision=precision, progress=progress, edit_with=edit_with))
 
     def free_layout(self, *, weights: bool) -> None:
-        """Let the first batch decide how images lie in memory, and the weights too where nobody else has them in use."""
+        """Let the first batch choose the memory layout of images, and of the weights if nobody else uses them."""
         self._layout, self._moves_weights = None, weights
 
-    def laid_out(self, images: Tensor) -> Tensor:
-        """Bring images to the network's device and precision, and to the order in memory in which it is fastest."""
+    def _laid_out(self, images: Tensor) -> Tensor:
+        """Move images to the network's device, precision and fastest memory layout."""
         images = as_input(self.model, images)
         with _DECIDING:
             if self._layout is None:
@@ -206,7 +205,7 @@ class SplitModel:
 
         def network(batch: Tensor) -> tuple[Tensor, Tensor]:
             # A copy, as some networks normalise their input in place.
-            features, logits = self._run(batch.clone(), precision)
+            features, logits = self._checked(self._laid_out(batch.clone()), precision)
             if batch.requires_grad and not logits.requires_grad:
                 raise ModelError(
                     f"{type(editor).__name__}: the network gives no gradient for its images; use a method of one forward pass"
@@ -220,85 +219,118 @@ class SplitModel:
             raise InputError(
                 f"{type(editor).__name__}: perturb must keep the images' shape {tuple(images.shape)}, got {tuple(changed.shape)}"
             )
-        # The editor's look at the images as they are is the first pass: there is no need for another.
+        # The editor's pass over the unchanged images is the first pass.
         plain = seen[0] if seen else self.split(images, precision=precision)
         return replace(plain, edited=self.split(changed, precision=precision))
 
-    def _run(self, images: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-        return self._watched(self.laid_out(images), precision)
-
-    def _watched(self, images: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
+    def _checked(self, images: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
+        """Run the network, and check that its output follows from features and head."""
+        if precision not in ("fp32", "bf16"):
+            raise InputError(f"SplitModel: precision must be fp32 or bf16, got {precision!r}")
         recipe = self._recipe
-        wanted = (Recipe(parts_of(self.layer)) if recipe is None else recipe).wanted()
-        with watching(self.model, wanted) as seen, _autocast(images.device, precision):
+        autocast = nullcontext() if precision == "fp32" else torch.autocast(images.device.type, torch.bfloat16)
+        with recorded(self.model, (recipe or Recipe(parts_of(self.layer))).wanted()) as seen, autocast:
             output = call(self.model, images)
         if recipe is None:
             recipe = self._settled(seen, output)
         steps = recipe.steps(seen)
         features, logits = recipe.features(steps), recipe.logits(steps)
-        # What is traced has no values to compare, and asking for its length would fix it.
+        # While exporting there are no values to compare, and asking for the length would fix it.
         if not torch.compiler.is_exporting():
-            self._check(recipe, steps, images, features, output)
-        return features, logits if logits.shape[1] > 1 else two_of(logits, 1)
-
-    def _check(self, recipe: Recipe, steps: Sequence[Step], images: Tensor, features: Tensor, output: Any) -> None:
-        """Refuse features that are not one row per image, and an output that does not follow from them."""
-        if features.ndim != 2 or len(features) != len(images):
-            raise ModelError(
-                f"SplitModel: the features at {self.layer!r} must be one row per image, got shape {tuple(features.shape)}"
-            )
-        if not recipe.explains(steps, output):
-            raise ModelError(
-                f"SplitModel: the network's output for these images is not what its layer {self.layer!r} gives"
-                f"{f' with {recipe.describe()}' if recipe.describe() else ''}, as it was for those it was probed with;"
-                " give example=, a batch of its images"
-            )
+            if features.ndim != 2 or len(features) != len(images):
+                raise ModelError(
+                    f"SplitModel: the features at {self.layer!r} must be one row per image, got shape {tuple(features.shape)}"
+                )
+            if not recipe.explains(steps, output):
+                after = f" with {recipe.describe()}" if recipe.describe() else ""
+                raise ModelError(
+                    f"SplitModel: the network's output for these images does not follow from its layer {self.layer!r}{after},"
+                    " as it did when it was probed; pass example=, a batch of its images"
+                )
+        return features, logits if logits.shape[1] > 1 else _two_of(logits, 1)
 
     def _find(self) -> None:
-        recipe, self._example, steps = find_recipe(self.model, self._example, self._layer)
-        self._recipe, self._shape = recipe, shape_of(steps)
+        recipe, self._example, steps = search_head(self.model, self._example, self._layer)
+        self._recipe, self._shape = recipe, _shape_of(steps)
 
     def _found(self) -> Recipe:
-        """Give the recipe; where a layer was named and no image has run yet, noise shows what becomes of its output."""
+        """Return the recipe; if a layer was named and no image has run yet, noise shows what follows it."""
         if self._recipe is None:
             try:
                 self._find()
             except NotProbedError:
-                # Taken at its word; the first batch shows whether its output is the network's.
+                # The first batch shows whether the layer's output is the network's.
                 self._recipe = Recipe(parts_of(self.layer))
         assert self._recipe is not None
         return self._recipe
 
     def _settled(self, seen: list[Step], output: Any) -> Recipe:
-        """Find out from the first batch what becomes of the output of a layer that was named."""
+        """Find out from the first batch what follows a layer that was named."""
         steps = Recipe(parts_of(self.layer)).steps(seen)
         recipe = explain(seen, output, self.layer)
-        if recipe is None:  # one image may be too few to tell
+        if recipe is None:  # one image may not be enough
             return self._found()
-        self._recipe, self._shape = recipe, shape_of(steps)
+        self._recipe, self._shape = recipe, _shape_of(steps)
         return recipe
 
     def _weights(self) -> list[Step]:
-        """Give the parts of the head with the weights that they have now."""
+        """Return the parts of the head with their present weights."""
         recipe = self._found()
         if not any(is_function(part.key) for part in recipe.parts):
-            return [at_rest(part.key, self.model.get_submodule(part.key)) for part in recipe.parts]
-        # Weights that are computed, as those of a cosine classifier, show only when the network runs.
+            return [Step.of_layer(part.key, self.model.get_submodule(part.key)) for part in recipe.parts]
+        # Computed weights, as those of a cosine classifier, exist only while the network runs.
         assert self._example is not None
         return recipe.steps(probe(self.model, self._example)[0])
 
     def _sizes(self) -> tuple[int, int]:
-        """Give the numbers of outputs and features; a layer that was named tells without running."""
+        """Return the numbers of outputs and features; a layer that was named need not run for it."""
         if self._shape is None:
             named = [part.key for part in parts_of(self.layer)]
             if any(map(is_function, named)):
-                self._shape = shape_of(self._weights())
+                self._shape = _shape_of(self._weights())
             else:
-                self._shape = shape_of([at_rest(key, self.model.get_submodule(key)) for key in named])
+                self._shape = _shape_of([Step.of_layer(key, self.model.get_submodule(key)) for key in named])
         return self._shape
 
 
-def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
-    if precision not in ("fp32", "bf16"):
-        raise InputError(f"SplitModel: precision must be fp32 or bf16, got {precision!r}")
-    return nullcontext() if precision == "fp32" else torch.autocast(device.type, torch.bfloat16)
+def final_linear(
+    model: nn.Module, layer: str | None = None, *, example: Tensor | None = None
+) -> tuple[nn.Module, str, nn.Linear]:
+    """Return the network without its wrappers, the name of its final linear layer, and the layer.
+
+    Raises:
+        ModelError: if the head is not one `nn.Linear` inside the network.
+    """
+    split = SplitModel(model, layer, example=example)
+    if not split.layer:
+        raise ModelError("the network is itself one linear layer; wrap it in nn.Sequential")
+    found = dict(split.model.named_modules()).get(split.layer)
+    if not isinstance(found, nn.Linear):
+        raise ModelError(f"the network's head is {split.layer!r}, but one nn.Linear is needed here")
+    return split.model, split.layer, found
+
+
+def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
+    """Return the images of a loader's batch, and its labels if it has some."""
+    if isinstance(batch, Tensor):
+        return batch, None
+    if isinstance(batch, Mapping):
+        images = next((batch[key] for key in ("images", "image", "pixel_values") if key in batch), None)
+        labels = next((batch[key] for key in ("labels", "label") if key in batch), None)
+        if isinstance(images, Tensor):
+            return images, labels
+    if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor):
+        return batch[0], batch[1] if len(batch) > 1 else None
+    raise DataError(
+        f"SplitModel: a batch must be images, (images, labels) or a mapping with 'images', got {type(batch).__name__}"
+    )
+
+
+def _shape_of(steps: Sequence[Step]) -> tuple[int, int]:
+    """Return the numbers of outputs and features of steps side by side."""
+    return steps[0].weight.shape[0], sum(step.weight.shape[1] for step in steps)
+
+
+def _two_of(yes: Tensor, dim: int) -> Tensor:
+    """Make two classes of one output: the softmax of (-z / 2, z / 2) is the sigmoid of z, and neither class is preferred."""
+    return torch.cat([-0.5 * yes, 0.5 * yes], dim=dim)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +14,11 @@ from idness.activations.prerelu import capture
 from idness.core.progress import Listener
 from idness.core.types import Activations
 from idness.core.wording import sentence
-from idness.data import ImageSet, Preprocessing, embedded
+from idness.data import ImageSet, embedded
 from idness.data.open import open_argument
 from idness.data.sets import Part
-from idness.networks.classes import doubt
-from idness.networks.opening import Network, input_channels, open_network
+from idness.networks.class_names import check_accuracy
+from idness.networks.open import ModelOptions, Network, input_channels, open_network
 from idness.selection.auto import LABELS, scale_gains
 from idness.selection.pseudo_ood import KINDS
 from idness.selection.suitability import ENOUGH, SAFE, Diagnosis, Finding, examine, structure
@@ -33,51 +33,32 @@ SIZE = 224
 
 
 def diagnose(
-    model: str,
+    model: str | ModelOptions,
     data: str | Path | None = None,
     ood: str | Path | None = None,
     *,
-    weights: str | Path | None = None,
-    preprocessing: Preprocessing | None = None,
-    layer: str | None = None,
-    class_names: Sequence[str] = (),
-    multi_label: bool | None = None,
     limit: int | None = MOST,
     listener: Listener | None = None,
 ) -> Diagnosis:
     """Load a network, run ID and OOD images through it, and say what to use on it and why.
 
     Args:
-        model: how to load the network.
+        model: the network's name, as `load_model` takes it, or its options.
         data: ID images; without them only the structure is judged, on noise, or the embedded images of an embedded network.
         ood: OOD images, which the advice then rests on.
-        weights: the network's weights.
-        preprocessing: how pictures become input, where the network does not say.
-        layer: the name of the final linear layer, where it should not be searched.
-        class_names: the names of the classes in the order of its outputs, where the network does not say.
-        multi_label: whether an image may get several labels, or none, where the network does not show it.
         limit: the most images used of each set, evenly picked.
         listener: hears of progress.
     """
     hear = listener or Listener()
-    place = data or (embedded.TEST_SET if embedded.owns(model) else None)
-    if place is None or str(weights) == "none":
+    options = model if isinstance(model, ModelOptions) else ModelOptions(model)
+    place = data or (embedded.TEST_SET if embedded.owns(str(options.model)) else None)
+    if place is None or str(options.weights) == "none":
         # A network without trained weights has nothing to show but its structure.
-        return _by_structure(
-            open_network(model, weights, layer=layer, multi_label=multi_label, preprocessing=preprocessing)
-        )
+        return _by_structure(open_network(options))
     known = open_argument("data", place)
     flagged = None if ood is None else open_argument("ood", ood)
     images = known if isinstance(known, ImageSet) else None
-    network = open_network(
-        model,
-        weights,
-        layer=layer,
-        multi_label=multi_label,
-        preprocessing=preprocessing,
-        images=images,
-        class_names=class_names,
-    )
+    network = open_network(options, images=images)
     if images is not None:
         hear.note(f"preprocessing: {network.preprocessing.describe()}")
     ids = collect(network, known, name="ID images", limit=limit, pre_relu=True, listener=hear)
@@ -163,8 +144,8 @@ def _labelled(ids: SetActivations, network: Network) -> tuple[Activations, str |
     if acts.labels is None:
         return acts, None
     labels, answers = acts.labels.numpy(), acts.logits.argmax(dim=1).numpy()
-    wrong = doubt(ids.name, labels, answers, acts.logits.shape[1], network.class_names)
-    return (acts, None) if wrong is None else (replace(acts, labels=None), wrong.text)
+    wrong = check_accuracy(ids.name, labels, answers, acts.logits.shape[1], any_accuracy=True)
+    return (replace(acts, labels=None), wrong) if wrong else (acts, None)
 
 
 def _by_structure(network: Network) -> Diagnosis:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from idness.core.documents import Document, packed
 from idness.core.errors import StoreError
 from idness.core.files import OutputFolder, sha256_of
-from idness.networks.runs import IMAGES, LOG, WEIGHTS
+from idness.networks.run_folder import IMAGES, LOG, WEIGHTS
 from idness.training.log import LogState, RunLog
 
 INDEX, METHOD = "checkpoint.json", "method.safetensors"

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from idness.core.checks import positive
 from idness.core.errors import OptionError
-from idness.networks.final_layer import final_linear
-from idness.networks.projected import projected
+from idness.networks.architectures import ProjectedNetwork
+from idness.networks.split import final_linear
 from idness.training.objective import Objective, Outcome, method
 
 LOOKED_AT = 64
@@ -67,7 +67,7 @@ class Cider(Objective):
         if self.classes < 2:
             raise OptionError(f"Cider: needs 2 classes at least, got {self.classes}")
         final = final_linear(self.model, self.layer)[2]
-        network = projected(self.model, self.classes, self.width, self.layer)
+        network = ProjectedNetwork(self.model, final_linear(self.model, self.layer)[2], self.classes, self.width)
         self._frozen = [p for p in final.parameters() if p.requires_grad]
         final.requires_grad_(False)  # the old classifier takes no part; the prototypes replace it
         network.fc.requires_grad_(False)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from idness.core.checks import positive
-from idness.networks.final_layer import entering, final_linear
+from idness.networks.modules import entering
+from idness.networks.split import final_linear
 from idness.training.objective import Objective, Outcome, method
 
 TINY = 1e-12

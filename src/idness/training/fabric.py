@@ -10,7 +10,7 @@ import torch
 
 from idness.core.errors import IdnessWarning, OptionError
 from idness.core.extras import needed
-from idness.networks.precision import bf16_problem
+from idness.networks.engines import bf16_problem
 
 APART = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """What keeps torchrun from giving all attempts one store of addresses."""

@@ -13,7 +13,7 @@ from idness.core.errors import OptionError
 from idness.core.progress import shown
 from idness.data import Preprocessing, preprocessing_for
 from idness.networks.architectures import SmallResNet
-from idness.networks.final_layer import final_linear
+from idness.networks.split import final_linear
 from idness.training.checkpoint import load_checkpoint, run_folder
 from idness.training.images import Images
 from idness.training.log import Epoch, RunLog

@@ -20,7 +20,7 @@ from idness.data import ArraySet, Preprocessing, decode, embedded
 from idness.data.duplicates import exact, stacked
 from idness.data.preprocess import INTERPOLATIONS
 from idness.data.sets import images_below, in_order
-from idness.networks.runs import INTERPOLATION
+from idness.networks.run_folder import INTERPOLATION
 from idness.training.plan import Plan, seeded
 from idness.training.streaming import EVALUATED, KNOWN, StreamedSet, View, crops_for
 

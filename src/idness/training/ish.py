@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from idness.core.errors import ModelError, OptionError
 from idness.detectors.kernels import kept_count
-from idness.networks.final_layer import final_linear, replace_module
+from idness.networks.split import final_linear
 from idness.training.objective import Objective, method
 
 LARGEST_R = 80.0
@@ -163,14 +163,14 @@ class Swapped:
 
     def __init__(self, model: nn.Module, inner: nn.Module, name: str, linear: nn.Linear, layer: IshLinear) -> None:
         self.model, self.inner, self.name, self.linear, self.layer = model, inner, name, linear, layer
-        replace_module(inner, name, layer)
+        inner.set_submodule(name, layer)
 
     def undo(self) -> None:
         """Put the plain layer back; it shares its parameters with what was learned."""
         # Whoever moved or replaced the parameters meanwhile did so on the twin.
         self.linear.weight, self.linear.bias = self.layer.weight, self.layer.bias
         self.linear.train(self.layer.training)
-        replace_module(self.inner, self.name, self.linear)
+        self.inner.set_submodule(self.name, self.linear)
 
     def __enter__(self) -> nn.Module:
         return self.model

@@ -20,8 +20,8 @@ from idness.core.errors import DataError, ModelError, OptionError, StoreError
 from idness.core.files import OutputFolder, locked
 from idness.core.progress import Listener
 from idness.core.wording import without_folder
-from idness.networks.runs import DIGESTS, IMAGES, WEIGHTS
-from idness.networks.split import best_layout
+from idness.networks.modules import best_layout
+from idness.networks.run_folder import DIGESTS, IMAGES, WEIGHTS
 from idness.training.checkpoint import (
     METHOD,
     load_checkpoint,

@@ -11,9 +11,10 @@ from torch import nn
 
 from idness.core.errors import DataError
 from idness.data import ActivationsSet, FileSet, ImageSet, Preprocessing, embedded, open_set, preprocessing_for
-from idness.networks import architectures
-from idness.networks.probing import noise
-from idness.networks.runs import WEIGHTS, facts_of
+from idness.networks.architectures import SmallResNet
+from idness.networks.head_search import noise
+from idness.networks.load import load_for_training
+from idness.networks.run_folder import WEIGHTS, facts_of
 from idness.training.images import Images, TrainingSet, cifar6, image_folder
 from idness.training.streaming import SMALL, StreamedSet, crops_for
 
@@ -53,10 +54,10 @@ def open_training(
 
     Args:
         data: a folder with one subfolder per class, an image list (.txt), Parquet files, WebDataset shards (.tar), or `cifar6`.
-        arch: the network, as `idness.networks.architectures.load` takes it.
+        arch: the network, as `idness.networks.load.load_for_training` takes it.
         val: images like `data`, to count right answers on.
         root: folder below which an image list's files lie; the list's own if not given.
-        init: weights to start from, as `idness.networks.architectures.load` takes them.
+        init: weights to start from, as `idness.networks.load.load_for_training` takes them.
         size: pixels a side that the network sees; its own if not given.
         crops: shift, resized or auto.
         workers: processes that read images; as many as cores, at most 8, where images are streamed and none is said.
@@ -65,13 +66,13 @@ def open_training(
     """
     if data == embedded.NAME:
         images = cifar6(archive)
-        model = architectures.load(arch, len(images.classes), init, seed, example=images.example())
+        model = load_for_training(arch, len(images.classes), init, seed, example=images.example())
         return Opened(model, images, _same_classes(val, data, _validation(val, archive, size), images))
     listed = _listed(data, root)
     names = listed.classes or tuple(str(label) for label in range(_classes(listed)))
     sides = (size, size) if size is not None else _first_size(listed)
     example = noise((3, *sides)) if not arch.startswith(("torchvision:", "timm:")) else None
-    model = architectures.load(arch, len(names), init, seed, example=example)
+    model = load_for_training(arch, len(names), init, seed, example=example)
     own = _own_preprocessing(model, arch, init)
     if own is not None:
         model.preprocessing = own  # type: ignore[assignment]  # where `finetune` finds mean and std
@@ -125,7 +126,7 @@ def _own_preprocessing(model: nn.Module, arch: str, init: str) -> Preprocessing 
     said = facts_of(Path(init) / WEIGHTS if init and Path(init).is_dir() else init).preprocessing
     if said is not None:
         return said
-    if isinstance(model, architectures.SmallResNet):
+    if isinstance(model, SmallResNet):
         return None  # takes any size
     exact = init.startswith(("torchvision:", "timm:"))
     return preprocessing_for(model, init if exact else arch, None if exact or init == "pretrained" else "none")

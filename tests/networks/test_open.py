@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from idness.core.errors import IdnessWarning, ModelError
 from idness.data import ArraySet, Preprocessing
-from idness.networks.opening import Network, open_network
-from idness.networks.split import SplitModel, best_layout
+from idness.networks.modules import best_layout
+from idness.networks.open import ModelOptions, Network, open_network
+from idness.networks.split import SplitModel
 
 SETTING = Preprocessing(mean=(0.3, 0.3, 0.3), std=(0.2, 0.2, 0.2))
 
@@ -76,11 +77,13 @@ def test_given_preprocessing_counts_before_the_networks_own() -> None:
     model = network()
     model.preprocessing = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
     assert open_network(model, images=labelled()).preprocessing.mean == (0.5, 0.5, 0.5)
-    assert open_network(model, images=labelled(), preprocessing=SETTING).preprocessing == SETTING
+    assert open_network(ModelOptions(model, preprocessing=SETTING), images=labelled()).preprocessing == SETTING
 
 
 def test_a_guess_that_labelled_images_bear_out_is_taken_and_said() -> None:
-    with pytest.warns(IdnessWarning, match=r"values in \[0, 1\], \d+ of 60 labelled images are classified rightly"):
+    with pytest.warns(
+        IdnessWarning, match=r"values in \[0, 1\] are assumed, as \d+ of 60 labelled images are classified correctly"
+    ):
         found = open_network(Brightest(), images=labelled())
     assert found.preprocessing == Preprocessing()
 
@@ -89,22 +92,25 @@ def test_a_guess_that_they_do_not_bear_out_is_refused() -> None:
     images, labels = pictures()
     other = ArraySet(images, "x", (labels + 1) % 3)
     with pytest.raises(
-        ModelError, match=r"of 60 labelled images are classified rightly, no more than by chance; give preprocessing="
+        ModelError, match=r"of 60 labelled images are classified correctly, which is chance level; pass preprocessing="
     ):
         open_network(Brightest(), images=other)
 
 
 def test_where_no_labels_could_tell_nothing_is_guessed() -> None:
-    with pytest.raises(ModelError, match=r"is not known; give preprocessing=, or set model\.preprocessing"):
+    with pytest.raises(ModelError, match=r"preprocessing is unknown; pass preprocessing= or set model\.preprocessing"):
         open_network(Brightest(), images=ArraySet(pictures()[0], "x"))
-    bare = open_network(Brightest(), layer="fc")  # nothing to run on yet
-    with pytest.raises(ModelError, match="is not known"):
+    bare = open_network(ModelOptions(Brightest(), layer="fc"))  # nothing to run on yet
+    with pytest.raises(ModelError, match="preprocessing is unknown"):
         _ = bare.preprocessing
 
 
 def test_odd_normalisation_is_said() -> None:
     with pytest.warns(IdnessWarning, match="divide them by 255"):
-        open_network(network(), images=labelled(), preprocessing=Preprocessing(mean=(120, 120, 120), std=(60, 60, 60)))
+        open_network(
+            ModelOptions(network(), preprocessing=Preprocessing(mean=(120, 120, 120), std=(60, 60, 60))),
+            images=labelled(),
+        )
 
 
 def test_labels_are_brought_to_the_networks_order() -> None:
@@ -126,17 +132,17 @@ def test_networks_that_flatten_with_view_get_contiguous_memory() -> None:
         model(images.to(memory_format=torch.channels_last))
     assert best_layout(model, images[:2], weights=True) is torch.contiguous_format
     assert model.conv.weight.is_contiguous()
-    found = open_network(model, preprocessing=SETTING, images=labelled())
+    found = open_network(ModelOptions(model, preprocessing=SETTING), images=labelled())
     assert torch.equal(found.split.split(images.to(memory_format=torch.channels_last)).logits, expected)
 
 
 def test_others_run_channels_last_and_a_given_module_keeps_its_weights(tmp_path: Path) -> None:
     model = network()
-    open_network(model, preprocessing=SETTING, images=labelled()).split.split(torch.rand(2, 3, 8, 8))
+    open_network(ModelOptions(model, preprocessing=SETTING), images=labelled()).split.split(torch.rand(2, 3, 8, 8))
     assert model[0].weight.is_contiguous()
     file = tmp_path / "net.py"
     file.write_text(SMALL)
-    ours = open_network(f"{file}:make", preprocessing=SETTING, images=labelled()).split
+    ours = open_network(ModelOptions(f"{file}:make", preprocessing=SETTING), images=labelled()).split
     images = torch.rand(4, 3, 8, 8)
     assert torch.allclose(ours.split(images).logits, SplitModel(model, "4").split(images).logits, atol=1e-5)
     assert ours.model[0].weight.is_contiguous(memory_format=torch.channels_last)
@@ -145,7 +151,7 @@ def test_others_run_channels_last_and_a_given_module_keeps_its_weights(tmp_path:
 
 def test_an_unknown_device_is_told() -> None:
     with pytest.raises(ModelError, match="device must be auto, cpu, cuda"):
-        open_network(network(), device="toaster")
+        open_network(ModelOptions(network(), device="toaster"))
 
 
 @pytest.mark.fault("`--device cuda` on a machine without one", does="one line that says to use cpu")
@@ -154,6 +160,17 @@ def test_a_device_that_is_not_there_is_told(device: str) -> None:
     if device.startswith("cuda") and torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(
-        ModelError, match=r"^device must be auto, cpu, cuda or another that is there.*use device='cpu'$"
+        ModelError, match=r"^device must be auto, cpu, cuda or another available one.*use device='cpu'$"
     ):
-        open_network("cifar6:base", device=device)
+        open_network(ModelOptions("cifar6:base", device=device))
+
+
+def test_code_beside_the_file_of_a_network_counts(tmp_path: Path) -> None:
+    beside = tmp_path / "layers_beside.py"
+    beside.write_text(SMALL + "\n\nclass Net(nn.Sequential):\n    pass\n")
+    (tmp_path / "net.py").write_text("from layers_beside import Net, make\n\n\ndef own():\n    return Net(*make())\n")
+    options = ModelOptions(f"{tmp_path}/net.py:own", preprocessing=SETTING)
+    first = open_network(options).identity
+    assert open_network(options).identity == first
+    beside.write_text(beside.read_text() + "# changed\n")
+    assert open_network(options).identity != first

@@ -17,7 +17,9 @@ from idness.core.errors import ModelError, ScriptError, unknown_name
 from idness.core.extras import needed
 from idness.core.scripts import Script
 from idness.data import embedded
-from idness.networks.runs import located
+from idness.networks.architectures import BACKBONE, LAST, NETWORKS, ProjectedNetwork, build, is_projected, small_resnet
+from idness.networks.run_folder import WEIGHTS, located
+from idness.networks.split import final_linear
 
 FORMS = (
     "torchvision:NAME, torchvision:NAME:WEIGHTS, timm:NAME, path/to/file.py:FUNCTION or"
@@ -25,7 +27,7 @@ FORMS = (
     + "".join(f", {embedded.NAME}:{name}" for name in embedded.NETWORKS)
 )
 PREFIXES = ("module.", "_orig_mod.", "model.")
-"""What wrappers put before parameter names; taken off where every name has it and the network's own have not."""
+"""Prefixes of wrappers; removed if every parameter name has one and the network's own names do not."""
 
 
 def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
@@ -33,17 +35,22 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
 
     Args:
         spec: `torchvision:resnet50`, `torchvision:resnet50:IMAGENET1K_V1` for exactly these weights,
-            `timm:vit_base_patch16_224`, `path/to/file.py:function`, perhaps with arguments as in
-            `path/to/file.py:function(width=2)`, the folder of a run of `idness train`, one of our architectures, or an
+            `timm:vit_base_patch16_224`, `path/to/file.py:function`, with arguments as in
+            `path/to/file.py:function(width=2)`, a folder written by `idness train`, one of our architectures, or an
             embedded network.
-        weights: a safetensors file or a checkpoint; `none` leaves the network as it is built. Without it torchvision,
-            timm and embedded networks have their pretrained weights, a run's folder its own. Weights of another number of
-            classes give the network a final layer of that number.
+        weights: a safetensors file or a checkpoint; `none` leaves the network untrained. Without it, torchvision, timm and
+            embedded networks have their pretrained weights and a run folder its own. Weights for another number of
+            classes replace the final layer.
+
+    Returns:
+        The network.
+
+    Raises:
+        ModelError: if there is no such network, or the weights do not fit it.
     """
     spec, weights = located(spec, weights)
     script = Script.named(spec)
     source, _, name = spec.partition(":") if ":" in spec else ("", "", spec)
-    pretrained = weights is None
     makers: dict[str, Callable[[str, bool], nn.Module]] = {
         "": _own,
         "torchvision": _torchvision,
@@ -53,23 +60,56 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
     if script is not None:
         model = _from_file(script)
     elif source in makers and name:
-        model = makers[source](name, pretrained)
+        model = makers[source](name, weights is None)
     else:
         raise ModelError(f"a model is written as {FORMS}; got {spec!r}")
     if weights is not None and str(weights) != "none":
         state = read_weights(weights)
-        model = load_state(_seen_through(model, state), state, weights)
+        if is_projected(state) and not is_projected(model.state_dict()):
+            model = _with_projection(model, state)
+        _load_state(model, state, weights)
     return model.eval()
 
 
+def load_for_training(
+    spec: str, classes: int, init: str = "", seed: int = 0, *, example: Tensor | None = None
+) -> nn.Module:
+    """Make a network for these classes; one with another number of outputs gets a new final layer.
+
+    Args:
+        spec: `small_resnet`, `torchvision:NAME`, `timm:NAME`, or `path/to/file.py:FUNCTION`, also with arguments.
+        classes: the number of classes.
+        init: a weights file or the folder of a run; `pretrained` for the network's own weights, or exactly which, as in
+            `torchvision:resnet50:IMAGENET1K_V1`; empty for none.
+        seed: the seed of the initial weights.
+        example: a batch of images, for a network that takes no other size.
+    """
+    torch.manual_seed(seed)
+    exact = init.startswith(("torchvision:", "timm:"))
+    if exact and init.split(":")[:2] != spec.split(":")[:2]:
+        raise ModelError(f"init={init!r} names weights of another network than {spec!r}; name the same one")
+    if exact:
+        model = load_model(init)
+    else:
+        model = load_model(spec, "none" if init != "pretrained" else None) if ":" in spec else build(spec, classes)
+    if init and init != "pretrained" and not exact:
+        load_weights(model, Path(init) / WEIGHTS if Path(init).is_dir() else init)
+    inner, name, linear = final_linear(model, example=example)
+    if linear.out_features != classes:
+        inner.set_submodule(name, nn.Linear(linear.in_features, classes, linear.bias is not None))
+    return model
+
+
 def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
-    """Load weights from a safetensors file or a checkpoint into a network, every name and shape matching."""
-    return load_state(model, read_weights(path), path)
+    """Load weights from a safetensors file or a checkpoint into a network; every name and shape must match."""
+    return _load_state(model, read_weights(path), path)
 
 
-def load_state(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> nn.Module:
-    """Put weights that were read from a file into a network, every name and shape matching."""
-    state = _fitting(state, set(model.state_dict()))
+def _load_state(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> nn.Module:
+    wanted = set(model.state_dict())
+    for prefix in PREFIXES:
+        if all(name.startswith(prefix) for name in state) and not all(name.startswith(prefix) for name in wanted):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
     _fit_heads(model, state)
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
@@ -78,7 +118,7 @@ def load_state(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> 
         raise ModelError(
             f"{path}: its weights do not fit {type(model).__name__} ({detail}); is it of another network?"
         ) from error
-    # Counters of batch norm are absent in old checkpoints and play no part in evaluation.
+    # Old checkpoints lack BatchNorm's counters, which evaluation does not use.
     missing = [name for name in missing if not name.endswith("num_batches_tracked")]
     if missing or unexpected:
         raise ModelError(
@@ -89,12 +129,12 @@ def load_state(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> 
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read a file of weights, unwrapping `state_dict` and the like; pickled code in it is refused, not run."""
+    """Read a weights file, unwrapping `state_dict` and the like; pickled code in it is refused, not run."""
     file = Path(path)
     if not file.is_file():
-        raise ModelError(f"no weights at {file}; give a .safetensors file or a checkpoint")
+        raise ModelError(f"no weights at {file}; pass a .safetensors file or a checkpoint")
     try:
-        loaded = _read(file)
+        loaded = load_file(file) if file.suffix == ".safetensors" else _read_checkpoint(file)
     except pickle.UnpicklingError as error:
         raise ModelError(
             f"{file}: holds pickled objects other than tensors, which could run code; save its state_dict as safetensors"
@@ -109,65 +149,45 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model_state_dict", "model", "net"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
-    state = (
-        {name: value for name, value in loaded.items() if isinstance(value, Tensor)}
-        if isinstance(loaded, Mapping)
-        else {}
-    )
+    items = loaded.items() if isinstance(loaded, Mapping) else ()
+    state = {name: value for name, value in items if isinstance(value, Tensor)}
     if not state:
         raise ModelError(f"{file}: holds no tensors by name; save the network's state_dict()")
     return state
 
 
-def _read(file: Path) -> Any:
-    if file.suffix == ".safetensors":
-        return load_file(file)
+def _read_checkpoint(file: Path) -> Any:
     with warnings.catch_warnings():
-        # torch remarks on uncommon pickle protocols; what it cannot read safely it refuses anyway.
+        # torch warns of uncommon pickle protocols; what it cannot read safely it refuses anyway.
         warnings.simplefilter("ignore", UserWarning)
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def _fitting(state: dict[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
-    """Take wrappers' prefixes off parameter names until they fit."""
-    for prefix in PREFIXES:
-        if all(name.startswith(prefix) for name in state) and not all(name.startswith(prefix) for name in wanted):
-            state = {name.removeprefix(prefix): value for name, value in state.items()}
-    return state
-
-
-def _seen_through(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """Put CIDER's projection around a network whose weights have one; leave any other as it is."""
-    from idness.networks.projected import BACKBONE, LAST, is_projected, projected
-
-    if not is_projected(state) or is_projected(model.state_dict()):
-        return model
+def _with_projection(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """Put CIDER's projection around a network whose weights have one."""
     _fit_heads(
         model, {name.removeprefix(BACKBONE): value for name, value in state.items() if name.startswith(BACKBONE)}
     )
     classes, width = state[LAST].shape
-    return projected(model, classes, width)
+    return ProjectedNetwork(model, final_linear(model)[2], classes, width)
 
 
 def _fit_heads(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Give linear layers as many outputs as their weights have: those of a network that was tuned to other classes."""
+    """Give linear layers as many outputs as their weights have, for a network that was tuned to other classes."""
     for name, module in list(model.named_modules()):
         weight = state.get(f"{name}.weight")
-        if type(module) is not nn.Linear or weight is None or weight.ndim != 2:
+        if not name or type(module) is not nn.Linear or weight is None or weight.ndim != 2:
             continue
         if weight.shape[1] == module.in_features and len(weight) != module.out_features:
-            parent, _, child = name.rpartition(".")
             fitting = nn.Linear(module.in_features, len(weight), module.bias is not None)
-            setattr(model.get_submodule(parent), child, fitting.to(module.weight))
+            model.set_submodule(name, fitting.to(module.weight))
 
 
 def _own(name: str, pretrained: bool) -> nn.Module:
-    from idness.networks.architectures import NETWORKS, build
-
     if name not in NETWORKS:
         raise ModelError(f"a model is written as {FORMS}; got {name!r}")
     if pretrained:
-        raise ModelError(f"{name}: has no pretrained weights; give weights=, the folder of its run, or weights='none'")
+        raise ModelError(f"{name}: has no pretrained weights; pass weights=, the folder of its run, or weights='none'")
     return build(name, len(embedded.classes()))
 
 
@@ -180,21 +200,17 @@ def _torchvision(name: str, pretrained: bool) -> nn.Module:
     if version and version not in versions:
         raise unknown_name(f"weights of torchvision:{name}", version, versions)
     wanted = (version or "DEFAULT") if pretrained else None
-    made: nn.Module = _fetched(f"torchvision:{name}", lambda: models.get_model(name, weights=wanted))
-    return made
+    return _fetched(f"torchvision:{name}", lambda: models.get_model(name, weights=wanted))
 
 
 def _timm(name: str, pretrained: bool) -> nn.Module:
     timm = needed("timm", f"timm:{name}", "models", ModelError)
     if not timm.is_model(name.partition(".")[0]):
         raise unknown_name("timm model", name, timm.list_models())
-    made: nn.Module = _fetched(f"timm:{name}", lambda: timm.create_model(name, pretrained=pretrained))
-    return made
+    return _fetched(f"timm:{name}", lambda: timm.create_model(name, pretrained=pretrained))
 
 
 def _embedded(name: str, pretrained: bool) -> nn.Module:
-    from idness.networks.architectures import small_resnet
-
     if name not in embedded.NETWORKS:
         raise unknown_name("embedded network", name, embedded.NETWORKS)
     weights = embedded.CIFAR6 / f"{name}.safetensors"
@@ -211,10 +227,10 @@ def _from_file(script: Script) -> nn.Module:
     return model
 
 
-def _fetched(what: str, make: Callable[[], Any]) -> Any:
+def _fetched(what: str, make: Callable[[], nn.Module]) -> nn.Module:
     try:
         return make()
     except OSError as error:
         raise ModelError(
-            f"{what}: its pretrained weights could not be fetched ({error}); give a file as weights=, or weights='none'"
+            f"{what}: its pretrained weights could not be downloaded ({error}); pass a file as weights=, or weights='none'"
         ) from error

@@ -1,7 +1,4 @@
-"""Watches the linear steps of one forward pass: what enters them, their weights and what comes out.
-
-Every call watches for itself, in its own thread: others may run the same network at the same time.
-"""
+"""Records the linear steps of one forward pass: their inputs, weights and outputs."""
 
 from __future__ import annotations
 
@@ -19,21 +16,21 @@ from torch.overrides import TorchFunctionMode
 from idness.core.errors import ModelError
 
 MAPS = 16
-"""How many steps that give more than one row per image are kept, the last ones: a head is at the end."""
+"""Number of steps with more than one row per image that are kept if all are recorded, counted from the last."""
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Holds one linear step of a forward pass: a layer, or a call of a function, at every place of an image.
+    """One linear step of a forward pass: a layer, or a call of a function, at every place of an image.
 
     Args:
-        layer: the layer's dotted name; empty where it is the whole network; none where the step is no layer.
-        function: the function that computes it, as `linear()`.
-        entered: what entered it, with one row per image, or one per place of an image.
+        layer: the layer's dotted name; empty if it is the whole network, `None` if the step is not a layer.
+        function: the function that computes it, such as `linear()`.
+        entered: its input, one row per image or per place of an image.
         weight: (C, D).
-        bias: (C,), or none.
-        output: what came out.
-        spatial: whether channels come second, as those of a convolution, and not last.
+        bias: (C,), or `None`.
+        output: its output.
+        spatial: whether channels are the second dimension, as in a convolution, and not the last.
     """
 
     layer: str | None
@@ -50,35 +47,31 @@ class Step:
 
     @property
     def key(self) -> str:
-        """What it is called: the layer, or else the function."""
+        """The layer's name, or else the function's."""
         return self.function if self.layer is None else self.layer
 
     @property
     def features(self) -> Tensor:
-        """What entered it, one row per image: the mean over all places, with which a linear step commutes."""
+        """The input, one row per image: the mean over all places, with which a linear step commutes."""
         if self.entered._version != self.versions[0]:
             raise ModelError(
-                f"SplitModel: the network changes in place what has entered {self.key!r}; copy it first, with .clone()"
+                f"SplitModel: the network changes the input of {self.key!r} in place; copy it first with .clone()"
             )
         if self.spatial and prod(self.entered.shape[1:]) == self.weight.shape[1]:
             return self.entered.flatten(1)
-        return _rows(self.entered, self.spatial)
+        return _pooled(self.entered, self.spatial)
 
     @property
     def logits(self) -> Tensor:
-        """What came out of it in float32, one row per image.
-
-        It is computed anew where the network went on to change it in place, and where it was of lower precision: that moves
-        scores by up to a third of their spread.
-        """
+        """The output in float32, one row per image; computed again if it was changed in place or has lower precision."""
         if self.kept and self.output.dtype in (torch.float32, torch.float64):
-            return _rows(self.output, self.spatial).float()
+            return _pooled(self.output, self.spatial).float()
         bias = None if self.bias is None else self.bias.float()
         return nn.functional.linear(self.features.float(), self.weight.float(), bias)
 
     @property
     def kept(self) -> bool:
-        """Whether what came out was left as it was."""
+        """Whether the output has not been changed in place since."""
         return self.output._version == self.versions[1]
 
     @property
@@ -86,59 +79,69 @@ class Step:
         """The numbers of images and of outputs."""
         return len(self.output), self.weight.shape[0]
 
+    @staticmethod
+    def of_layer(name: str, module: nn.Module) -> Step:
+        """Return a layer's weights as a step without input."""
+        weight, bias = _parameters(module)
+        return Step(name, "", weight.flatten(1)[:0], weight.flatten(1), bias, weight.flatten(1)[:0])
+
 
 @contextmanager
-def watching(model: nn.Module, wanted: Mapping[str, int] | None = None) -> Iterator[list[Step]]:
-    """Collect a network's linear steps while the block runs it.
+def recorded(model: nn.Module, wanted: Mapping[str, int] | None = None) -> Iterator[list[Step]]:
+    """Collect a network's linear steps while the block runs it; other threads may run the same network meanwhile.
 
     Args:
         model: the network.
-        wanted: the layers, and the functions, whose steps are wanted, and how many of the last ones; all where none is given.
+        wanted: the layers and functions to record, and how many of the last calls of each; all if `None`.
     """
     steps: list[Step] = []
     mine = get_ident()
+    functions = wanted is None or any(is_function(key) for key in wanted)
 
     def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def note(module: nn.Module, entered: tuple[Any, ...], output: Any) -> None:
-            # The layer is shared by all threads that run the network, and so are its hooks.
+            # All threads share the layer and its hooks.
             if get_ident() == mine and entered and isinstance(output, Tensor):
-                _note_layer(steps, name, module, entered[0], output, alone=not functions)
+                _note_layer(steps, name, module, entered[0], output, functions=functions)
 
         return note
 
-    functions = wanted is None or any(is_function(key) for key in wanted)
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            if (wanted is None or name in wanted) and is_layer(module):
+            if (wanted is None or name in wanted) and is_linear(module):
                 stack.callback(module.register_forward_hook(hook(name)).remove)
         if functions:
             stack.enter_context(_Functions(steps, wanted))
         yield steps
 
 
-def is_layer(module: nn.Module) -> bool:
-    """Tell whether a module is a linear step: a linear layer, or a convolution that sees one place at a time, or all of them."""
+def is_function(key: str) -> bool:
+    """Whether this names a function and not a layer."""
+    return key.endswith("()")
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is a linear layer, or a convolution that sees one place at a time or all of them."""
     if isinstance(module, nn.Conv2d):
         return module.groups == 1 and tuple(module.stride) == (1, 1) and _unpadded(module.padding)
     return isinstance(module, nn.Linear)
 
 
-def is_function(key: str) -> bool:
-    """Tell whether this names a function, not a layer."""
-    return key.endswith("()")
-
-
-def _note_layer(
-    steps: list[Step], name: str, module: nn.Module, entered: Tensor, output: Tensor, *, alone: bool
-) -> None:
-    """Note what a layer did; where functions are watched too, only if its function did exactly that."""
+def _parameters(module: nn.Module) -> tuple[Tensor, Tensor | None]:
     weight, bias = module.weight, module.bias
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
-    if alone:
+    return weight, bias
+
+
+def _note_layer(
+    steps: list[Step], name: str, module: nn.Module, entered: Tensor, output: Tensor, *, functions: bool
+) -> None:
+    """Record a layer's call; if functions are recorded too, name the function's step after the layer."""
+    weight, bias = _parameters(module)
+    if not functions:
         made = _step(name, "conv2d()" if weight.ndim == 4 else "linear()", entered, weight, bias, output)
-        if made is not None:
-            steps.append(made)
+        steps += [] if made is None else [made]
         return
     last = steps[-1] if steps else None
     # A layer that normalises its weight, or changes what it computes, is more than its weight and bias.
@@ -165,7 +168,7 @@ def _step(
     return Step(layer, function, entered, weight.flatten(1), bias, output, spatial=True)
 
 
-def _rows(values: Tensor, spatial: bool) -> Tensor:
+def _pooled(values: Tensor, spatial: bool) -> Tensor:
     if values.ndim <= 2:
         return values
     return values.flatten(2).mean(dim=2) if spatial else values.flatten(1, -2).mean(dim=1)
@@ -176,7 +179,7 @@ def _unpadded(padding: Any) -> bool:
 
 
 class _Functions(TorchFunctionMode):
-    """Notes calls of the functions that compute linear steps; torch keeps such modes apart by thread."""
+    """Records calls of the functions that compute linear steps; torch keeps such modes apart by thread."""
 
     def __init__(self, steps: list[Step], wanted: Mapping[str, int] | None) -> None:
         super().__init__()
@@ -188,23 +191,20 @@ class _Functions(TorchFunctionMode):
         options = dict(kwargs or {})
         output = func(*args, **options)
         reader = _READERS.get(func)
-        if reader is not None and isinstance(output, Tensor) and output.ndim > 1:
-            made = reader(output, *args, **options)
-            if made is not None:
-                self._keep(made)
+        made = reader(output, *args, **options) if reader and isinstance(output, Tensor) and output.ndim > 1 else None
+        if made is not None and (self.wanted is None or made.function in self.wanted):
+            self.steps.append(made)
+            self._forget(made.function)
         return output
 
-    def _keep(self, made: Step) -> None:
-        """Keep a step; older ones that nobody wants any more are let go, as they hold what a whole batch became."""
-        if self.wanted is None:
-            self.steps.append(made)
-            self._forget(lambda step: step.output.ndim > 2, MAPS)
-        elif made.function in self.wanted:
-            self.steps.append(made)
-            self._forget(lambda step: step.function == made.function, self.wanted[made.function])
-
-    def _forget(self, alike: Callable[[Step], bool], most: int) -> None:
-        places = [place for place, step in enumerate(self.steps) if alike(step)]
+    def _forget(self, function: str) -> None:
+        """Drop the oldest step that is no longer needed: steps hold the activations of a whole batch."""
+        most = MAPS if self.wanted is None else self.wanted[function]
+        places = [
+            place
+            for place, step in enumerate(self.steps)
+            if (step.output.ndim > 2 if self.wanted is None else step.function == function)
+        ]
         if len(places) > most:
             del self.steps[places[0]]
 
@@ -228,14 +228,11 @@ def _conv2d(
     return _step(None, "conv2d()", input, weight, bias, output) if plain else None
 
 
-def _matmul(output: Tensor, input: Tensor, other: Any) -> Step | None:
+def _matmul(output: Tensor, input: Tensor, other: Any = None, *, mat2: Any = None) -> Step | None:
+    other = mat2 if other is None else other
     if not isinstance(other, Tensor) or other.ndim != 2 or input.ndim < 2:
         return None
     return _step(None, "matmul()", input, other.t(), None, output)
-
-
-def _mm(output: Tensor, input: Tensor, mat2: Tensor) -> Step | None:
-    return _matmul(output, input, mat2)
 
 
 def _addmm(output: Tensor, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Step | None:
@@ -245,11 +242,6 @@ def _addmm(output: Tensor, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: A
 _READERS: dict[Any, Callable[..., Step | None]] = {
     nn.functional.linear: _linear,
     torch.conv2d: _conv2d,
-    torch.matmul: _matmul,
-    Tensor.matmul: _matmul,
-    Tensor.__matmul__: _matmul,
-    torch.mm: _mm,
-    Tensor.mm: _mm,
-    torch.addmm: _addmm,
-    Tensor.addmm: _addmm,
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm), _matmul),
+    **dict.fromkeys((torch.addmm, Tensor.addmm), _addmm),
 }

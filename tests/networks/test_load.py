@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from idness.core.errors import ModelError, UnknownNameError
-from idness.networks.loading import load_model, load_weights
+from idness.networks.load import load_model, load_weights
 
 SOURCE = """
 import torch

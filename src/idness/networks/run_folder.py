@@ -1,4 +1,4 @@
-"""What `idness train` leaves: a folder whose weights say which network they are of, its classes, and how pictures become its input."""
+"""The folder that `idness train` writes: weights that name their network, its classes and its preprocessing."""
 
 from __future__ import annotations
 
@@ -15,31 +15,23 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from idness.core.errors import IdnessError, ModelError
+from idness.core.scripts import approved
 from idness.core.wording import shown
 from idness.data import Preprocessing
 from idness.data.duplicates import EXACT
-from idness.networks import trust
 
-LOG = "log.csv"
-WEIGHTS = "weights.safetensors"
-"""The file of a run's folder that holds its network's weights."""
+LOG, WEIGHTS = "log.csv", "weights.safetensors"
 IMAGES, DIGESTS = "images.safetensors", "digests"
-"""The file that says by their hashes which images it was trained on, and the tensor in it."""
+"""The file with the hashes of the training images, and the tensor in it."""
 KEPT = ("arch", "classes", "mean", "std", "size", "preprocessing")
-"""What the weights' metadata say of the network."""
+"""The entries of the weights' metadata."""
 INTERPOLATION = "bicubic"
-"""How training brings pictures to its size."""
+"""How training resizes images."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Holds what a file of weights says of its network; nothing where it was not written by `idness train`.
-
-    Args:
-        architecture: how the network is named.
-        class_names: the names of its classes, in the order of its outputs.
-        preprocessing: how a picture becomes its input.
-    """
+    """What a weights file says of its network; empty if it was not written by `idness train`."""
 
     architecture: str = ""
     class_names: tuple[str, ...] = ()
@@ -47,37 +39,34 @@ class Facts:
 
 
 def facts_of(weights: str | Path | None) -> Facts:
-    """Read what a file of weights says of its network."""
+    """Read what a weights file says of its network."""
     file = Path(weights or "")
     if file.suffix != ".safetensors" or not file.is_file():
         return Facts()
     try:
         with safe_open(file, framework="pt") as opened:
-            said = opened.metadata() or {}
-        values = {name: json.loads(said[name]) for name in KEPT if name in said}
+            values = {name: json.loads(text) for name, text in (opened.metadata() or {}).items() if name in KEPT}
         return Facts(str(values.get("arch", "")), tuple(map(str, values.get("classes", ()))), _preprocessing(values))
     except (SafetensorError, OSError, ValueError, TypeError, IdnessError):
-        return Facts()  # of another program, or damaged, which reading the weights tells
+        return Facts()  # of another program, or damaged, which loading the weights reports
 
 
 def located(model: str, weights: str | Path | None = None) -> tuple[str, str | Path | None]:
-    """Give the network's name and the weights of a run's folder; anything else as it is."""
+    """Return the network's name and weights if `model` is a run's folder; else both unchanged."""
     folder = Path(model)
     if not model or not folder.is_dir():
         return model, weights
     file = folder / WEIGHTS
     if not file.is_file():
-        raise ModelError(f"{folder}: holds no {WEIGHTS}; give a folder that idness train wrote, once it is done")
+        raise ModelError(f"{folder}: has no {WEIGHTS}; pass a folder that idness train wrote, once it is done")
     found = facts_of(file).architecture
     if not found:
-        raise ModelError(
-            f"{file}: does not say which network it is of; name it yourself: model='NAME', weights={str(file)!r}"
-        )
-    return trust.check(found, f"the network of {folder}", f", weights={str(file)!r}"), weights or file
+        raise ModelError(f"{file}: does not name its network; pass model='NAME', weights={str(file)!r}")
+    return approved(found, f"the network of {folder}", f", weights={str(file)!r}"), weights or file
 
 
 def validation_accuracy(weights: str | Path | None) -> float | None:
-    """Read how often a network was right on its validation images when `idness train` ended; none where nothing says so."""
+    """Read a network's final validation accuracy from its run's log; `None` if there is none."""
     file = Path(weights or "").parent / LOG
     if weights is None or not file.is_file():
         return None
@@ -91,7 +80,7 @@ def validation_accuracy(weights: str | Path | None) -> float | None:
 
 
 def trained_on(weights: str | Path | None) -> NDArray[np.uint8] | None:
-    """Read the hashes of images that `idness train` trained a network on; none where nothing says so."""
+    """Read the hashes of a network's training images; `None` if there are none."""
     file = Path(weights or "").parent / IMAGES
     if weights is None or not file.is_file():
         return None
@@ -101,13 +90,13 @@ def trained_on(weights: str | Path | None) -> NDArray[np.uint8] | None:
             raise ValueError(f"{DIGESTS} must be (N, {EXACT}) bytes, got {found.dtype} {found.shape}")
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ModelError(
-            f"{file}: is damaged ({shown(str(error), 200)}); remove it, and images that were trained on are not noticed"
+            f"{file}: is damaged ({shown(str(error), 200)}); delete it to continue without the check for training images"
         ) from error
     return found
 
 
 def _preprocessing(values: Mapping[str, Any]) -> Preprocessing | None:
-    """Read what a picture goes through; in runs of 0.1, from mean, std and size; without a size, images are taken as they are."""
+    """Read the preprocessing; runs of 0.1 have mean, std and size instead. Without a size, images are not resized."""
     if "preprocessing" in values:
         return Preprocessing.from_dict(values["preprocessing"])
     if "mean" not in values or "std" not in values:

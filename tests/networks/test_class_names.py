@@ -1,25 +1,22 @@
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from scipy.optimize import linear_sum_assignment
 from scipy.stats import binom
 
 from idness.activations.forward import collect
 from idness.benchmark import Benchmark, Settings, run
-from idness.core.errors import DataError, IdnessWarning
+from idness.core.errors import DataError, IdnessWarning, ModelError
 from idness.data import ArraySet, Preprocessing, open_set
 from idness.data.open import imagenet_classes, read_classes
 from idness.guard import Guard
 from idness.guard.calibrate import prepare_guard
-from idness.networks.classes import better_order, by_chance, class_names_for, doubt, places_of
-from idness.networks.opening import Network, open_network
+from idness.networks.class_names import by_chance, check_accuracy, class_names_for, places_of
+from idness.networks.open import ModelOptions, Network, open_network
 from tests.cli.running import idness
 
 NUMBERS = tuple(str(number) for number in range(11))
@@ -79,53 +76,11 @@ def test_folders_of_numbers_are_in_the_order_of_numbers(folder: Path) -> None:
     assert found.class_names == NUMBERS
 
 
-@pytest.mark.parametrize(
-    "order", [AS_TEXT, tuple(reversed(NUMBERS)), ("1", "0", *NUMBERS[2:])], ids=["text", "reversed", "swap"]
-)
-def test_the_order_that_explains_the_answers_is_taken_and_said(order: tuple[str, ...]) -> None:
-    images = levels(NUMBERS, 20)
-    with pytest.warns(
-        IdnessWarning, match=r"not in the order of the network's outputs: as they come \(0, 1, 2, 3, 4, \.\.\.\)"
-    ):
-        found = open_network(network(order), images=images)
-    assert found.class_names == order
-    acts = collect(found, images).acts
-    assert acts.labels is not None
-    assert (acts.logits.argmax(dim=1) == acts.labels).float().mean() > 0.97
-
-
 def test_names_that_the_network_or_its_user_gives_are_taken_as_they_are() -> None:
     model = network(AS_TEXT)
     model.class_names = NUMBERS  # wrong, but said
     assert open_network(model, images=levels(NUMBERS)).class_names == NUMBERS
-    assert open_network(model, images=levels(NUMBERS), class_names=AS_TEXT).class_names == AS_TEXT
-
-
-def test_chance_finds_no_order() -> None:
-    rng = np.random.default_rng(0)
-    for classes in (2, 3, 10, 100):
-        names = [f"class {number}" for number in range(classes)]
-        for _ in range(50):
-            labels, answers = rng.integers(0, classes, (2, 200))
-            assert better_order(names, labels, answers) is None
-            # An untrained network often says one thing of all images, or one of two.
-            assert better_order(names, labels, answers % 2) is None
-    labels = np.arange(200) % 10
-    weak = np.where(rng.random(200) < 0.3, labels, rng.integers(0, 10, 200))
-    assert better_order([f"class {number}" for number in range(10)], labels, weak) is None
-
-
-def test_an_order_must_explain_half_of_the_mistakes() -> None:
-    # 70 % are right as they come; two classes that are taken for each other by turns make 76 % of another order.
-    labels = np.repeat(np.arange(5), 50)
-    answers = labels.copy()
-    for one, other in ((0, 1), (1, 0)):
-        answers[50 * one : 50 * one + 32] = other
-    names = [f"class {number}" for number in range(5)]
-    assert (answers == labels).mean() == pytest.approx(0.744)
-    assert better_order(names, labels, answers) is None
-    answers[:100] = np.repeat([1, 0], 50)
-    assert better_order(names, labels, answers) == (("class 1", "class 0", *names[2:]), 1.0)
+    assert open_network(ModelOptions(model, class_names=AS_TEXT), images=levels(NUMBERS)).class_names == AS_TEXT
 
 
 def test_right_answers_are_held_against_luck() -> None:
@@ -141,50 +96,6 @@ def test_right_answers_are_held_against_luck() -> None:
             for right in range(count + 1):
                 luck = binom.sf(right - 1, count, 1 / classes)
                 assert by_chance(right, count, classes) == (luck > 0.01), (right, count, classes)
-
-
-def plain_order(names: list[str], labels: np.ndarray, answers: np.ndarray) -> tuple[tuple[str, ...], float] | None:
-    """The order that fits every other image best, if it explains most of what is wrong in the rest."""
-    counts = np.zeros((len(names), len(names)))
-    np.add.at(counts, (labels[::2], answers[::2]), 1)
-    place = linear_sum_assignment(counts, maximize=True)[1]
-    before, share = (labels == answers).mean(), (place[labels[1::2]] == answers[1::2]).mean()
-    if (place == np.arange(len(names))).all() or share <= 0.4 + 0.8 / len(names) or share - before <= (1 - before) / 2:
-        return None
-    return tuple(names[number] for number in np.argsort(place)), float(share)
-
-
-def test_no_order_is_missed_where_none_is_searched() -> None:
-    rng = np.random.default_rng(0)
-    found = 0
-    for _ in range(400):
-        classes, count = int(rng.integers(2, 8)), int(rng.integers(2, 120))
-        names = [f"class {number}" for number in range(classes)]
-        labels, order = rng.integers(0, classes, count), rng.permutation(classes)
-        answers = np.where(rng.random(count) < rng.random(), order[labels], rng.integers(0, classes, count))
-        expected = plain_order(names, labels, answers)
-        found += expected is not None
-        assert better_order(names, labels, answers) == expected
-    assert 50 < found < 350
-
-
-def test_a_network_that_is_right_costs_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    labels = np.arange(600) % 6
-    answers = np.where(np.arange(600) % 13 == 0, 0, labels)
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    monkeypatch.setitem(sys.modules, "scipy.stats", None)
-    assert doubt("x", labels, answers, 6, NUMBERS[:6]) is None
-
-
-def test_doubt_names_what_to_look_at() -> None:
-    labels = np.arange(110) % 11
-    assert doubt("x", labels, labels, 11, NUMBERS) is None
-    assert doubt("x", labels[:10], labels[:10][::-1], 11) is None  # too few to say
-    assert "9.1 % of 110 labelled images are classified rightly, no more than by chance" in str(
-        doubt("x", labels, np.zeros_like(labels), 11, NUMBERS)
-    )
-    told = doubt("x", labels, np.array([AS_TEXT.index(NUMBERS[label]) for label in labels]), 11, NUMBERS)
-    assert "100.0 % if they are in the order 0, 1, 10, 2, 3, ..." in str(told)
 
 
 @pytest.mark.parametrize(
@@ -218,17 +129,7 @@ def test_hugging_face_names_its_classes() -> None:
     assert open_network(model).class_names is None
 
 
-def test_a_guard_knows_the_right_classes(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(NET.format(order=AS_TEXT))
-    made = idness("calibrate", f"{tmp_path}/net.py:make", "--data", folder, "--method", "msp", "-o", tmp_path / "guard")
-    assert made.returncode == 0, made.stderr
-    assert "that order is taken" in " ".join(made.stderr.split())
-    assert "classifies 100.0 % as their folder says" in " ".join(made.stderr.split())
-    scored = idness("score", tmp_path / "guard", folder / "10" / "0.png", folder / "2" / "0.png", "--csv")
-    assert [line.split(",")[1] for line in scored.stdout.splitlines()[1:]] == ["10", "2"]
-
-
-@pytest.mark.parametrize("given", ["network", "argument", "folders"])
+@pytest.mark.parametrize("given", ["network", "argument"])
 def test_verdicts_name_the_class_that_the_network_means(given: str, folder: Path, tmp_path: Path) -> None:
     """Folders that are spelt differently and come in another order than the outputs do."""
     meant = ("Zero", *reversed(NUMBERS[1:]))
@@ -238,8 +139,8 @@ def test_verdicts_name_the_class_that_the_network_means(given: str, folder: Path
         source = source.replace("    order =", f"    class_names = {meant}\n    order =")
     (tmp_path / "net.py").write_text(source)
     names = meant if given == "argument" else ()
-    guard = prepare_guard(f"{tmp_path}/net.py:make", folder, method="msp", class_names=names).guard
-    assert guard.class_names == (("zero", *meant[1:]) if given == "folders" else meant)
+    guard = prepare_guard(ModelOptions(f"{tmp_path}/net.py:make", class_names=names), folder, method="msp").guard
+    assert guard.class_names == meant
     assert [guard.judge(folder / name / "0.png").name(0) for name in ("2", "10")] == ["2", "10"]
 
 
@@ -254,22 +155,36 @@ def test_folders_name_no_classes_without_evidence(folder: Path, tmp_path: Path) 
     assert some.class_names is None
 
 
-def test_a_benchmark_hears_of_names_and_order(folder: Path) -> None:
+def test_a_benchmark_needs_the_right_order(folder: Path) -> None:
     benchmark = Benchmark(
         name="levels", title="Levels", id={"test": "."}, ood_val={"some": "4"}, far={"same": "5"}, base=folder
     )
-    found = run(benchmark, network(AS_TEXT), Settings(methods=("msp",)))
-    assert found.id_accuracy == 1.0
-    assert found.benchmark.classes == list(AS_TEXT)
-    assert any("that order is taken" in text for text in found.warnings)
-    named = network(AS_TEXT)
-    named.class_names = AS_TEXT
-    silent = run(benchmark, named, Settings(methods=("msp",)))
-    assert (silent.id_accuracy, silent.warnings) == (1.0, [text for text in found.warnings if "order" not in text])
-    wrong = run(replace(benchmark, classes=NUMBERS), named, Settings(methods=("msp",)))
-    assert any(
-        "100.0 % if they are in the order 0, 1, 10, 2, 3, ...; are the classes" in text for text in wrong.warnings
-    )
+    swapped = ("1", "0", *NUMBERS[2:])
+    found = run(benchmark, network(swapped), Settings(methods=("msp",)))
+    assert found.id_accuracy == pytest.approx(9 / 11)
+    named = network(tuple(reversed(NUMBERS)))
+    with pytest.raises(
+        ModelError, match=r"id_test: accuracy is 9.1 % on 66 labelled images, chance level for 11 classes"
+    ):
+        run(benchmark, named, Settings(methods=("msp",)))
+    named.class_names = tuple(reversed(NUMBERS))
+    assert run(benchmark, named, Settings(methods=("msp",))).id_accuracy == 1.0
+
+
+def test_names_of_folders_that_fit_few_predictions_come_with_a_warning() -> None:
+    order = (*NUMBERS[:3], *NUMBERS[4:], NUMBERS[3])
+    with pytest.warns(IdnessWarning, match=r"folder's class for only \d+ of 64 images; .* pass class_names="):
+        found = open_network(network(order), images=levels(NUMBERS))
+    assert found.class_names == NUMBERS
+
+
+def test_accuracy_at_chance_level_stops_unless_any_will_do() -> None:
+    labels = np.arange(110) % 11
+    assert check_accuracy("x", labels, labels, 11, any_accuracy=False) == ""
+    assert check_accuracy("x", labels[:10], labels[:10][::-1], 11, any_accuracy=False) == ""  # too few to say
+    assert "accuracy is 9.1 % on 110 labelled images" in check_accuracy("x", labels, 0 * labels, 11, any_accuracy=True)
+    with pytest.raises(ModelError, match="any_accuracy=True to continue"):
+        check_accuracy("x", labels, 0 * labels, 11, any_accuracy=False)
 
 
 def test_sets_of_another_size_are_refused_before_anything_runs(folder: Path, tmp_path: Path) -> None:
@@ -279,7 +194,7 @@ def test_sets_of_another_size_are_refused_before_anything_runs(folder: Path, tmp
     Image.new("RGB", (30, 40)).save(tmp_path / "large" / "0.png")
     done = idness("bench", tmp_path / "b.toml", "--model", f"{tmp_path}/net.py:make", "--out", tmp_path / "out")
     assert done.returncode == 2
-    assert "large: images must be 8 x 8 after preprocessing, as those of the other sets are, got 40 x 30" in done.stderr
+    assert "large: images must be 8 x 8 after preprocessing, like those of the other sets, got 40 x 30" in done.stderr
     assert not (tmp_path / "out").exists()
     opened = open_network(network(NUMBERS), images=open_set(str(folder)))
     with pytest.raises(DataError, match="got 40 x 30"):

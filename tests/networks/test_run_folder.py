@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from idness.benchmark import Benchmark, Settings
 from idness.benchmark import run as bench
 from idness.core.errors import ModelError
+from idness.core.scripts import approve
 from idness.data import Preprocessing
-from idness.networks.loading import load_model
-from idness.networks.opening import open_network
-from idness.networks.runs import Facts, facts_of, located
-from idness.networks.trust import remember
+from idness.networks.load import load_model
+from idness.networks.open import ModelOptions, open_network
+from idness.networks.run_folder import Facts, facts_of, located
 from tests.cli.running import idness
 
 FILE = """
@@ -70,11 +70,9 @@ def test_a_network_of_ones_own_is_run_again_only_if_its_owner_ran_it(images: Pat
     assert located(str(run)) == (f"{tmp_path}/net.py:make", run / "weights.safetensors")
     assert load_model(str(run))[4].out_features == 4  # as the images, not as the file
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
-    with pytest.raises(
-        ModelError, match=r"have not run with idness .*; look at it, then name it yourself: model=.*, weights="
-    ):
+    with pytest.raises(ModelError, match=r"have not run with idness .*; read it, then pass model=.*, weights="):
         open_network(str(run))
-    remember(f"{tmp_path}/net.py:make")
+    approve(f"{tmp_path}/net.py:make")
     assert open_network(str(run)).class_names == ("blue", "green", "red", "yellow")
     other = tmp_path / "other.safetensors"
     save_file(load_file(run / "weights.safetensors"), other)
@@ -85,11 +83,14 @@ def test_weights_say_what_they_are_of_wherever_they_are_given(tmp_path: Path) ->
     model = load_model("tiny_resnet", "none")
     about = {"classes": json.dumps(list("abcdef")), "mean": "[0.1, 0.2, 0.3]", "std": "[0.4, 0.5, 0.6]"}
     save_file(model.state_dict(), tmp_path / "w.safetensors", about)
-    found = open_network("tiny_resnet", tmp_path / "w.safetensors")
+    found = open_network(ModelOptions("tiny_resnet", tmp_path / "w.safetensors"))
     assert found.class_names == tuple("abcdef")
     assert found.preprocessing == Preprocessing(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
     other = Preprocessing(mean=(0.5, 0.5, 0.5))
-    assert open_network("tiny_resnet", tmp_path / "w.safetensors", preprocessing=other).preprocessing == other
+    assert (
+        open_network(ModelOptions("tiny_resnet", tmp_path / "w.safetensors", preprocessing=other)).preprocessing
+        == other
+    )
 
 
 def test_weights_of_another_number_of_classes_bring_their_final_layer(tmp_path: Path) -> None:
@@ -105,14 +106,12 @@ def test_weights_of_another_number_of_classes_bring_their_final_layer(tmp_path: 
 
 
 def test_what_is_no_run_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"holds no weights.safetensors; give a folder that idness train wrote"):
+    with pytest.raises(ModelError, match=r"has no weights.safetensors; pass a folder that idness train wrote"):
         load_model(str(tmp_path))
     save_file({"a": torch.ones(1)}, tmp_path / "weights.safetensors")
-    with pytest.raises(
-        ModelError, match="does not say which network it is of; name it yourself: model='NAME', weights="
-    ):
+    with pytest.raises(ModelError, match="does not name its network; pass model='NAME', weights="):
         load_model(str(tmp_path))
-    with pytest.raises(ModelError, match="small_resnet: has no pretrained weights; give weights="):
+    with pytest.raises(ModelError, match="small_resnet: has no pretrained weights; pass weights="):
         load_model("small_resnet")
     (tmp_path / "weights.safetensors").write_bytes(b"junk")
     assert facts_of(tmp_path / "weights.safetensors") == Facts()

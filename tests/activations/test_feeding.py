@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from idness.activations.forward import Feeder
 from idness.data import Preprocessing
-from idness.networks.feeding import Feeder
 
 HOW = Preprocessing(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from idness import Guard
 from idness.core.errors import InputError, ModelError
+from idness.networks.linear_steps import recorded
 from idness.networks.split import SplitModel
 from tests.networks.endings import BINARY, CLASSES, REFUSED, TAKEN, Ends, cosine, logits, plain, pooled
 
@@ -83,10 +84,10 @@ def test_a_named_layer_that_is_not_the_output_is_refused() -> None:
     squashed = Ends(lambda net, maps: torch.tanh(net.other(torch.relu(net.fc(pooled(maps)) @ net.prototypes))))
     for layer in ("other", "fc"):
         with pytest.raises(
-            ModelError, match=rf"Ends does not give the output of layer='{layer}'.*drop layer=, or add two"
+            ModelError, match=rf"Ends does not return the output of layer='{layer}'.*drop layer=, or add two"
         ):
             SplitModel(squashed, layer).split(torch.randn(2, 3, 9, 9))
-    with pytest.raises(ModelError, match="the layer 'other' was not used for this batch"):
+    with pytest.raises(ModelError, match="layer 'other' was not used for this batch"):
         SplitModel(Ends(logits), "other").split(torch.randn(2, 3, 9, 9))
 
 
@@ -110,12 +111,12 @@ def test_others_are_refused_with_the_lines_that_help(kind: str) -> None:
     [
         (
             lambda net, maps: net.conv(maps),
-            r"returns shape \(\d+, 5, \d+, \d+\), not one row of logits per image; pool it",
+            r"returns shape \(\d+, 5, \d+, \d+\), not one row of logits per image",
         ),
         (lambda net, maps: logits(net, maps).argmax(dim=1), "one row of logits per image"),
         (
             lambda net, maps: [str(logits(net, maps))],
-            "returns list without a tensor that has one row of logits per image",
+            "returns list, not one row of logits per image",
         ),
         (
             lambda net, maps: (logits(net, maps), net.other(pooled(maps))),
@@ -138,7 +139,7 @@ def test_of_several_heads_one_can_be_named() -> None:
 def test_an_output_that_is_not_as_it_was_when_probed_is_told() -> None:
     model = Ends(lambda net, maps: logits(net, maps).clamp(max=10))
     split = SplitModel(model)
-    with pytest.raises(ModelError, match="output for these images is not what its layer 'fc' gives"):
+    with pytest.raises(ModelError, match="output for these images does not follow from its layer 'fc'"):
         split.split(1e4 * torch.randn(8, 3, 9, 9))
 
 
@@ -156,7 +157,7 @@ def test_features_that_are_overwritten_are_told() -> None:
         features.mul_(0)
         return answer
 
-    with pytest.raises(ModelError, match=r"changes in place what has entered 'fc'; copy it first"):
+    with pytest.raises(ModelError, match=r"changes the input of 'fc' in place; copy it first"):
         SplitModel(Ends(overwriting)).split(torch.randn(2, 3, 9, 9))
 
 
@@ -288,3 +289,20 @@ def test_a_guard_keeps_what_its_network_ends_in(tmp_path: Path) -> None:
     saved = Guard(Ends(TAKEN["temperature"][0]), "mls", layer="fc").calibrate([images]).save(tmp_path / "other")
     with pytest.raises(ModelError, match="was calibrated on other logits"):
         Guard.load(saved, other)
+
+
+class Normalised(nn.Linear):
+    """Computes with its weight brought to length one."""
+
+    def forward(self, entered: Tensor) -> Tensor:
+        return functional.linear(entered, functional.normalize(self.weight))
+
+
+def test_a_layer_is_its_weight_only_where_it_computes_with_it() -> None:
+    plain, own = nn.Linear(4, 3, bias=False), Normalised(3, 2, bias=False)
+    entered = torch.randn(5, 4)
+    with recorded(network := nn.Sequential(plain, own)) as steps:
+        network(entered)
+    assert [step.layer for step in steps] == ["0", None]
+    assert steps[0].weight is plain.weight or torch.equal(steps[0].weight, plain.weight)
+    assert torch.equal(steps[1].weight, functional.normalize(own.weight))

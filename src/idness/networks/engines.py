@@ -1,0 +1,467 @@
+"""How a network runs: by which engine, in batches of how many images, and in which precision."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.metadata
+import io
+import logging
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from idness.core.errors import IdnessWarning, ModelError, OptionError
+from idness.core.extras import needed
+from idness.networks.modules import call, inference
+
+if TYPE_CHECKING:
+    from idness.networks.split import SplitModel
+
+Precision = Literal["fp32", "bf16"]
+Run = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Runs a batch of the network's input and returns features and logits."""
+
+FEW = 16
+"""Number of images that an engine's features are checked on."""
+EXACT, CLOSE = 1e-5, 1e-4
+"""Largest difference of features from the unchanged network's, relative to the largest: by torch, and by other engines."""
+SMALL = 256
+"""For fewer images than this, `auto` runs the network unchanged."""
+MUCH = 50_000_000
+"""Input pixels from which `auto` uses onnxruntime: 1,000 images of 224 x 224 repay the seconds that exporting takes."""
+UNKNOWN = 2_000
+"""Number of images assumed if nobody says."""
+OPSET = 17
+AT_ONCE = 4
+"""Images per thread that onnxruntime gets at once: the layers' activations stay in the cache."""
+SIDE, LARGE_BATCH, SMALL_BATCH = 64, 64, 16
+"""Images of up to this height and width run in large batches, others in small ones."""
+MEMORY = 1 << 30
+"""Most bytes that the layers of one batch may take."""
+BYTES_PER_PIXEL = 768
+"""Bytes that a network needs for each input pixel: its widest layers have about 64 float32 channels, three of them held at once."""
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+
+
+@dataclass(frozen=True)
+class ChosenEngine:
+    """Which engine was asked for, which one runs, its version, the batch size, the reason, and the number of images it was chosen for."""
+
+    asked: str
+    used: str
+    version: str
+    batch: int
+    why: str
+    images: int = UNKNOWN
+
+    def key(self) -> str:
+        """Identify what it computes; empty for torch, whose features are the network's own."""
+        return "" if self.used == "eager" else self.used
+
+    def describe(self) -> str:
+        """Describe the choice in one line."""
+        return f"{self.used}, batches of {self.batch} ({self.why})"
+
+
+class EngineRunner:
+    """Runs a network by an engine that is built on its first images, and again if its weights change.
+
+    Args:
+        asked: `eager`, `compiled`, `onnxruntime`, `openvino`, or `auto`: onnxruntime on a CPU if it is installed and there is enough
+            work to repay the export, else eager. If the engine cannot run the network, eager does; a warning names the reason
+            unless the engine is `auto`'s choice.
+        images: the number of images to expect.
+    """
+
+    def __init__(self, asked: str = "auto", images: int = UNKNOWN) -> None:
+        if asked not in CHOICES:
+            raise OptionError(f"engine must be one of {', '.join(CHOICES)}; got {asked!r}")
+        self.asked, self.images = asked, images
+        self.chosen: ChosenEngine | None = None
+        self._run: Run | None = None
+        self._stamp: object = None
+        self._lock = Lock()
+
+    @classmethod
+    def adopting(cls, chosen: ChosenEngine, split: SplitModel, images: Tensor) -> EngineRunner:
+        """Build the engine that another process chose, on the same images."""
+        runner = cls(chosen.asked, chosen.images)
+        found = runner.prepare(split, images)
+        if found.used != chosen.used:
+            raise ModelError(f"engine {chosen.used}: cannot be used here ({found.why}); use engine='eager'")
+        return runner
+
+    def run(self, split: SplitModel, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features and logits of a batch."""
+        self.prepare(split, images)
+        assert self._run is not None
+        return self._run(images)
+
+    def prepare(self, split: SplitModel, images: Tensor) -> ChosenEngine:
+        """Choose and build the engine on these images, unless it is there for the weights as they are now."""
+        with self._lock:
+            stamp = [(id(value), value._version) for value in (*split.model.parameters(), *split.model.buffers())]
+            if self.chosen is None or stamp != self._stamp:
+                self.chosen, self._run = self._built(split, images)
+                self._stamp = stamp
+            return self.chosen
+
+    def _built(self, split: SplitModel, images: Tensor) -> tuple[ChosenEngine, Run]:
+        if split.device.type == "cpu":
+            keep_memory()
+        used, why = (self.asked, "as asked") if self.asked != "auto" else self._rule(split, images)
+        plain = self.asked == "auto" and self.images < SMALL
+        try:
+            run = split.run if plain else build_engine(used, split, images)
+        except ModelError as error:
+            why = f"{used} cannot run the network: {error}"
+            if self.asked != "auto":
+                warnings.warn(
+                    f"engine {used} cannot run the network, eager is used: {error}", IdnessWarning, stacklevel=4
+                )
+            used, run = "eager", build_engine("eager", split, images)
+        batch = batch_for(images.shape[2:])
+        return ChosenEngine(self.asked, used, engine_version(used), batch, why, self.images), run
+
+    def _rule(self, split: SplitModel, images: Tensor) -> tuple[str, str]:
+        """Choose an engine for `auto`, and say why."""
+        if split.device.type != "cpu":
+            return "eager", f"the network is on {split.device.type}"
+        if self.images * prod(images.shape[2:]) < MUCH:
+            return "eager", f"{self.images:,} images do not repay another engine's set-up"
+        if not (engine_version("onnxruntime") and engine_version("onnx")):
+            return "eager", "onnxruntime and onnx are not installed"
+        return "onnxruntime", f"for {self.images:,} images"
+
+
+def batch_for(size: Sequence[int]) -> int:
+    """Return the batch size for inputs of this height and width: what suits a CPU's cache, and fits in its memory."""
+    usual = LARGE_BATCH if max(size, default=0) <= SIDE else SMALL_BATCH
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not available on every system
+        free = 8 * MEMORY
+    return max(1, min(usual, min(MEMORY, free // 8) // max(1, BYTES_PER_PIXEL * prod(size))))
+
+
+@cache
+def keep_memory() -> None:
+    """Let this process keep the memory that it frees.
+
+    glibc returns every large block to the kernel, which clears it page by page for the next layer: for MobileNetV2 that takes
+    longer than the network itself.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # other systems have other libraries
+        library = ctypes.CDLL(None)
+        library.mallopt(M_MMAP_MAX, 0)
+        library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def build_engine(name: str, split: SplitModel, images: Tensor) -> Run:
+    """Build an engine and check that it gives the network's features for some of these images, together and alone."""
+    few = images[:FEW]
+    try:
+        if split.device.type != "cpu" and name in ("onnxruntime", "openvino"):
+            raise ModelError(f"it runs on the CPU, the network is on {split.device.type}")
+        run = ENGINES[name](split, few)
+        expected = split.run(few)[0] if name != "eager" else None
+        for count in {len(few), 1} if expected is not None else ():
+            assert expected is not None
+            far = distance(run(few[:count])[0], expected[:count])
+            if not far <= CLOSE:
+                raise ModelError(f"its features differ by {far:.1g} (relative, allowed {CLOSE:g})")
+    except Exception as error:  # exporters and compilers may raise anything
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ModelError((lines[0] if lines else type(error).__name__)[:200]) from error
+    return run
+
+
+def engine_version(name: str) -> str:
+    """Return the version of the package behind an engine; empty if it is not installed."""
+    try:
+        return importlib.metadata.version("torch" if name in ("eager", "compiled") else name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Return the largest difference of features, relative to the largest feature; images that give NaN or Inf do not count."""
+    if found.shape != expected.shape:
+        return float("inf")
+    finite = torch.isfinite(expected).all(dim=1)
+    if not bool(finite.any()):
+        return float("inf")
+    found, expected = found[finite], expected[finite]
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+
+
+# Engines
+
+
+def _eager(split: SplitModel, images: Tensor) -> Run:
+    """Run a copy with BatchNorm folded and weights channels-last, or only the latter, if that gives the same features."""
+    expected = split.run(images)[0]
+    for folded in (True, False):
+        own = split.copy()
+        if own.model is split.model:  # it has no copy
+            break
+        own.free_layout(weights=False)
+        # Code that inspects its layers may fail in any way once they are replaced.
+        with contextlib.suppress(Exception):
+            if folded and not fold(own.model, images[:2]):
+                continue
+            _move_channels_last(own.model)
+            if distance(own.run(images)[0], expected) <= EXACT:
+                return own.run
+    return split.run
+
+
+def _compiled(split: SplitModel, images: Tensor) -> Run:
+    """Run the network compiled by torch.compile, which takes a C++ compiler half a minute."""
+    graph = _Features(split.copy())
+    shapes = ({0: torch.export.Dim("batch", min=1)},)
+    with inference(graph), _quiet():
+        program = torch.export.export(graph, (_two_or_more(images),), dynamic_shapes=shapes)
+        compiled = torch.compile(program.module(), dynamic=True)
+
+    def features(batch: Tensor) -> Tensor:
+        with torch.inference_mode(False), torch.no_grad(), _quiet():
+            return compiled(batch.contiguous()).clone()  # type: ignore[no-any-return]  # its memory is the graph's
+
+    return _with_head(split, images, features)
+
+
+def _onnxruntime(split: SplitModel, images: Tensor) -> Run:
+    onnxruntime = needed("onnxruntime", "engine onnxruntime", "onnx", ModelError)
+    options, threads = onnxruntime.SessionOptions(), torch.get_num_threads()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    # Threads that spin while they wait take the processor from those that decode the next images.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(exported(split, images), options, providers=["CPUExecutionProvider"])
+
+    def features(batch: Tensor) -> Tensor:
+        parts = torch.split(batch.contiguous(), AT_ONCE * threads)
+        found = [session.run(["features"], {"images": part.numpy()})[0] for part in parts]
+        return torch.from_numpy(found[0] if len(found) == 1 else np.concatenate(found))
+
+    return _with_head(split, images, features)
+
+
+def _openvino(split: SplitModel, images: Tensor) -> Run:
+    """Run the network in OpenVINO, in float32 even if the processor has bfloat16."""
+    core = needed("openvino", "engine openvino", "openvino", ModelError).Core()
+    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+    graph = core.compile_model(core.read_model(exported(split, images)), "CPU", settings)
+    return _with_head(split, images, lambda batch: torch.from_numpy(graph(batch.contiguous().numpy())[0]))
+
+
+ENGINES: dict[str, Callable[[SplitModel, Tensor], Run]] = {
+    "eager": _eager,
+    "compiled": _compiled,
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+}
+CHOICES = ("auto", *ENGINES)
+
+
+def _with_head(split: SplitModel, images: Tensor, features: Callable[[Tensor], Tensor]) -> Run:
+    """Apply the head to an engine's features in float32; images of another size than was traced run unchanged."""
+    head, shape = split.head, images.shape[1:]
+
+    def run(batch: Tensor) -> tuple[Tensor, Tensor]:
+        if batch.shape[1:] != shape:
+            return split.run(batch)
+        found = features(batch)
+        return found, head(found)
+
+    return run
+
+
+class _Features(nn.Module):
+    """A network's features as a module that can be traced."""
+
+    def __init__(self, split: SplitModel) -> None:
+        super().__init__()
+        self.split, self.model = split, split.model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.split.look(images)[0].float()
+
+
+def exported(split: SplitModel, images: Tensor) -> bytes:
+    """Export a network up to its features to ONNX, for any number of images.
+
+    Tracing takes a second; if it fails, torch's newer exporter takes ten.
+    """
+    needed("onnx", "engine", "onnx", ModelError)
+    file, graph, few = io.BytesIO(), _Features(split.copy()), _two_or_more(images)
+    names: dict[str, Any] = {"input_names": ["images"], "output_names": ["features"]}
+    with inference(graph), _quiet():
+        try:
+            axes = {"images": {0: "batch"}, "features": {0: "batch"}}
+            torch.onnx.export(graph, (few,), file, dynamo=False, opset_version=OPSET, dynamic_axes=axes, **names)  # type: ignore[arg-type]
+            return file.getvalue()
+        except Exception:  # an unsupported operation, or a torch without this exporter
+            needed("onnxscript", "engine", "onnx", ModelError)
+            shapes = ({0: torch.export.Dim("batch", min=1)},)
+            program = torch.onnx.export(graph, (few,), dynamo=True, external_data=False, dynamic_shapes=shapes, **names)
+            assert program is not None
+            return bytes(program.model_proto.SerializeToString())
+
+
+def _two_or_more(images: Tensor) -> Tensor:
+    """Return two images: a batch of one would be taken for a fixed size."""
+    return images[:2] if len(images) > 1 else torch.cat([images, images])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence exporters and compilers; their errors are raised."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.utils.cpp_extension", "torch._dynamo")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def fold(model: nn.Module, images: Tensor) -> int:
+    """Fold each BatchNorm into the convolution before it, in place, and return how many were folded.
+
+    Other uses of a convolution's output are not seen, so the caller compares the network's features.
+    """
+    calls: list[tuple[str, nn.Module, Any, Any]] = []
+    hooks = [
+        module.register_forward_hook(
+            lambda module, entered, output, name=name: calls.append(
+                (name, module, entered[0] if entered else None, output)
+            )
+        )
+        for name, module in model.named_modules()
+        if type(module) in (nn.Conv2d, nn.BatchNorm2d) and not module._forward_hooks
+    ]
+    try:
+        with inference(model):
+            call(model, images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    used, count = [name for name, *_ in calls], 0
+    norms = {id(entered): (name, norm) for name, norm, entered, _ in calls if type(norm) is nn.BatchNorm2d}
+    for name, convolution, _, output in calls:
+        after, norm = norms.get(id(output), ("", None))
+        if type(convolution) is not nn.Conv2d or not isinstance(norm, nn.BatchNorm2d) or norm.running_mean is None:
+            continue
+        if used.count(name) == used.count(after) == 1:
+            with inference(model):
+                model.set_submodule(name, fuse_conv_bn_eval(convolution, norm))
+            model.set_submodule(after, nn.Identity())
+            count += 1
+    return count
+
+
+def _move_channels_last(model: nn.Module) -> None:
+    """Give each convolution its own channels-last weights; the shared ones stay as they are."""
+    for module in model.modules():
+        weight = module._parameters.get("weight") if type(module) is nn.Conv2d else None
+        if weight is not None and not weight.is_contiguous(memory_format=torch.channels_last):
+            own = weight.detach().clone(memory_format=torch.channels_last)
+            module.weight = nn.Parameter(own, requires_grad=False)
+
+
+# Precision
+
+PRECISIONS = ("fp32", "bf16", "auto")
+GAIN = 1.2
+"""Speed-up from which `auto` uses bfloat16 in spite of its rounding."""
+# Some machines announce instructions that they cannot run; the process then dies without an error to catch.
+PROBE = """
+import torch
+with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    torch.nn.Linear(512, 512)(torch.rand(512, 512))
+    torch.nn.Conv2d(64, 64, 3)(torch.rand(4, 64, 32, 32).contiguous(memory_format=torch.channels_last))
+"""
+
+
+@dataclass(frozen=True)
+class ChosenPrecision:
+    """Which precision was asked for, which one is used, and why."""
+
+    asked: str
+    used: Precision
+    why: str
+
+
+AS_ASKED = ChosenPrecision("fp32", "fp32", "as asked")
+
+
+def choose_precision(
+    asked: str, split: SplitModel, images: Tensor | None, clock: Callable[[], float] = time.perf_counter
+) -> ChosenPrecision:
+    """Choose the precision of forward passes.
+
+    Args:
+        asked: fp32, bf16, or auto, which uses bf16 if it is clearly faster on these images.
+        split: the network.
+        images: a batch to measure on; `None` if there is nothing to run.
+        clock: returns the time in seconds.
+    """
+    if asked not in PRECISIONS:
+        raise OptionError(f"precision must be one of {', '.join(PRECISIONS)}; got {asked!r}")
+    if images is None:
+        return ChosenPrecision("fp32", "fp32", "no images to run")
+    if asked == "fp32":
+        return AS_ASKED
+    problem = bf16_problem() if split.device.type == "cpu" else ""
+    if problem and asked == "bf16":
+        raise OptionError(f"precision bf16 cannot be used on this machine ({problem}); use fp32")
+    if problem:
+        return ChosenPrecision(asked, "fp32", f"bf16 cannot be used on this machine ({problem})")
+    if asked == "bf16":
+        return ChosenPrecision(asked, "bf16", "as asked")
+
+    def seconds(precision: Precision) -> float:
+        split.split(images[:8], precision=precision)  # warms up
+        times = []
+        for _ in range(3):
+            start = clock()
+            split.split(images, precision=precision).logits.cpu()  # waits for a GPU
+            times.append(clock() - start)
+        return min(times)
+
+    gain = seconds("fp32") / max(seconds("bf16"), 1e-9)
+    if gain < GAIN:
+        return ChosenPrecision(asked, "fp32", f"bf16 is {gain:.1f} times as fast, which is not worth its rounding")
+    return ChosenPrecision(asked, "bf16", f"bf16 is {gain:.1f} times as fast")
+
+
+@cache
+def bf16_problem() -> str:
+    """Return why bfloat16 cannot be used on this CPU, found by trying it in another process; empty if it can."""
+    try:
+        done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, timeout=120, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"trying it failed: {type(error).__name__}"
+    if done.returncode < 0:
+        return f"the process dies by signal {-done.returncode}"
+    return "torch refuses it" if done.returncode else ""
