@@ -104,7 +104,7 @@ API: dict[str, tuple[str, str, tuple[str, ...]]] = {
         )),
     ),
     "figures": ("Figures", "Each draws on your axes or its own, and returns them.", ("idness.report.figures",)),
-    "serve": ("Service", "Serve a guard over HTTP.", ("idness.serve.server.serve", "idness.serve.limits.Limits")),
+    "serve": ("Service", "Serve a guard over HTTP.", ("idness.serve.app.serve", "idness.serve.schemas.Limits")),
 }  # fmt: skip
 """The pages of the reference: their titles, what they say first, and the names whose docstrings they show."""
 

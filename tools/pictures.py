@@ -41,17 +41,17 @@ def verdict(browser: Any) -> None:
     """Serve a guard, and take its page after an OOD image."""
     from idness.data import embedded
     from idness.guard import Guard
-    from idness.serve.server import make_server
+    from idness.serve.app import Server
 
     guard = Guard.for_images(f"{embedded.NAME}:base", "embedded:id_val")
-    server, listener = make_server(guard, batch=16)
-    thread = threading.Thread(target=server.run, args=([listener],))
+    server = Server(guard)
+    thread = threading.Thread(target=server.run, args=([server.listener],))
     thread.start()
     try:
         while not server.started:
             time.sleep(0.05)
         page = browser.new_page(viewport=SIZE | {"height": 900}, color_scheme="light")
-        page.goto("http://{}:{}".format(*listener.getsockname()[:2]))
+        page.goto("http://{}:{}".format(*server.listener.getsockname()[:2]))
         page.wait_for_selector("#rates:visible", timeout=120_000)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "texture.png"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from starlette.requests import Request
+from starlette.datastructures import Headers
 
 from idness.activations import store
 from idness.benchmark.protocol import Benchmark
@@ -15,9 +15,7 @@ from idness.core.errors import IdnessError
 from idness.data import decode
 from idness.detectors.registry import parse
 from idness.guard import file as guard_file
-from idness.serve.limits import Limits
-from idness.serve.problems import Problem
-from idness.serve.uploads import read_uploads
+from idness.serve.schemas import ApiError, Limits, read_uploads
 
 SEEDS = Path(__file__).with_name("seeds")
 LIMITS = Limits(body=200_000, images=8)
@@ -43,28 +41,16 @@ def manifest(data: bytes) -> None:
     store._DOCUMENT.parse(data, "set.json")
 
 
-def _uploads(data: bytes, kind: bytes) -> None:
-    sent = iter([{"type": "http.request", "body": data, "more_body": False}])
-
-    async def receive() -> dict[str, object]:
-        return next(sent)
-
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/score",
-        "query_string": b"",
-        "headers": [(b"content-type", kind)],
-    }
-    asyncio.run(read_uploads(Request(scope, receive), LIMITS))
+def _uploads(data: bytes, kind: str) -> None:
+    asyncio.run(read_uploads(Headers({"content-type": kind}), data, LIMITS))
 
 
 def multipart(data: bytes) -> None:
-    _uploads(data, b"multipart/form-data; boundary=x")
+    _uploads(data, "multipart/form-data; boundary=x")
 
 
 def body(data: bytes) -> None:
-    _uploads(data, b"application/json")
+    _uploads(data, "application/json")
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
@@ -77,7 +63,7 @@ def check(name: str, data: bytes) -> None:
     said = ""
     try:
         TARGETS[name](data)
-    except (IdnessError, Problem) as error:
+    except (IdnessError, ApiError) as error:
         said = str(error)
     if "\n" in said:
         raise AssertionError(f"{name}: more than one line: {said!r}")
@@ -90,8 +76,8 @@ def main() -> None:
     name = sys.argv.pop(1)
     wanted = {
         "image": "idness.data.decoding", "toml": "idness.benchmark.protocol", "method": "idness.core.method_text",
-        "guard": "idness.core.documents", "manifest": "idness.core.documents", "multipart": "idness.serve.uploads",
-        "body": "idness.serve.uploads",
+        "guard": "idness.core.documents", "manifest": "idness.core.documents", "multipart": "idness.serve.schemas",
+        "body": "idness.serve.schemas",
     }[name]  # fmt: skip
     for function in vars(sys.modules[wanted]).copy().values():
         if callable(function) and getattr(function, "__module__", "") == wanted and hasattr(function, "__code__"):

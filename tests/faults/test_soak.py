@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from idness.guard import Guard
-from tests.serve.test_attacks import HEAD, chunked
-from tests.serve.test_serve import HOSTILE, ODD, PART, RED
+from tests.serve.serving import HEAD, ODD, PART, RED, chunked
+from tests.serve.test_serve import HOSTILE
 from tests.serve.test_serve_process import SAMPLES
 
 REQUESTS, CLIENTS, SETTLED = 20_000, 4, 1_000

@@ -159,12 +159,11 @@ def test_methods_that_look_twice_are_calibrated_scored_and_served(
     told = [record["score"] for record in judge_images(guard, paths)]
     wanted = found.judge(*paths).score.tolist()
     assert told == pytest.approx(wanted, rel=1e-4)
-    batcher = pytest.importorskip("idness.serve.batching").Batcher(guard, size=4)
-    waiting = [batcher.submit(guard.prepare(path)) for path in paths]
-    batcher.start()
-    batcher.stop()  # once all is answered
-    answers = [answer.result(timeout=60) for answer in waiting]
-    assert [answer.record["score"] for answer in answers] == pytest.approx(wanted, rel=1e-4)
+    worker = pytest.importorskip("idness.serve.worker").Worker(guard, size=4)
+    waiting = [worker.submit(guard.prepare(path)) for path in paths]
+    worker.start()
+    worker.stop()  # once all is answered
+    assert [answer.result(timeout=60)[0]["score"] for answer in waiting] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_copies_and_broken_files_are_left_out_and_told(

@@ -1,7 +1,8 @@
-"""A server in a thread, and a client that can be as rude as it likes."""
+"""A server in a thread, and clients for it."""
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import threading
@@ -12,10 +13,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from colour_world import known, ood_picture
+from PIL import Image
 
 from idness.guard import Guard
-from idness.serve.limits import Limits
-from idness.serve.server import make_server
+from idness.serve.app import Server
+from idness.serve.schemas import Limits
+
+
+def png(picture: Image.Image, kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, kind)
+    return buffer.getvalue()
+
+
+RED, ODD = png(known("red", 3)), png(ood_picture(2))
+PNG = {"Content-Type": "image/png"}
+HEAD = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: %d\r\n\r\n"
+PART = b'--x\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n%s\r\n'
+
+
+def chunked(*parts: bytes) -> bytes:
+    body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+    head = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nConnection: close\r\n"
+    return head + b"Transfer-Encoding: chunked\r\n\r\n" + body
 
 
 @dataclass
@@ -27,16 +48,25 @@ class Served:
     client: httpx.Client
     server: Any
 
-    def raw(self, *parts: bytes, pause: float = 0.0, wait: float = 10.0) -> bytes:
+    def score(self, *files: bytes, **headers: str) -> httpx.Response:
+        """Send one image as it is, or several as a form."""
+        if len(files) < 2:
+            return self.client.post("/v1/score", content=(files or (RED,))[0], headers=PNG | headers)
+        return self.client.post("/v1/score", files=[("images", file) for file in files])
+
+    def metric(self, name: str) -> float:
+        lines = self.client.get("/metrics").text.splitlines()
+        return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+    def raw(self, *parts: bytes, pause: float = 0.0) -> bytes:
         """Send bytes as they are, with pauses between, and read until the server closes."""
-        with socket.create_connection((self.host, self.port), timeout=wait) as link:
+        with socket.create_connection((self.host, self.port), timeout=20) as link:
             with suppress(BrokenPipeError, ConnectionResetError):
                 for part in parts:
                     link.sendall(part)
                     time.sleep(pause)
             answer = b""
-            # Reset when the server has closed with some of what was sent unread.
-            with suppress(ConnectionResetError):
+            with suppress(ConnectionResetError):  # the server closed before it had read everything
                 while piece := link.recv(65536):
                     answer += piece
             return answer
@@ -44,9 +74,9 @@ class Served:
 
 @contextmanager
 def running(guard: Guard, limits: Limits | None = None, **options: Any) -> Iterator[Served]:
-    server, listener = make_server(guard, limits=limits, **options)
-    host, port = listener.getsockname()[:2]
-    thread = threading.Thread(target=server.run, args=([listener],))
+    server = Server(guard, limits=limits, **options)
+    host, port = server.listener.getsockname()[:2]
+    thread = threading.Thread(target=server.run, args=([server.listener],))
     thread.start()
     headers = {"X-API-Key": options["key"]} if options.get("key") else {}
     client = httpx.Client(base_url=f"http://{host}:{port}", headers=headers, timeout=30)
@@ -57,7 +87,7 @@ def running(guard: Guard, limits: Limits | None = None, **options: Any) -> Itera
         client.close()
         server.should_exit = True
         thread.join(60)
-        listener.close()
+        server.listener.close()
         assert not thread.is_alive()
 
 
@@ -70,7 +100,7 @@ def until(true: Any, seconds: float = 30.0) -> None:
 
 def error_of(answer: httpx.Response) -> str:
     """The one line of an error answer."""
-    told = json.loads(answer.content)
-    assert set(told) - {"results"} == {"error"}
-    assert "\n" not in told["error"]
-    return str(told["error"])
+    content = json.loads(answer.content)
+    assert set(content) - {"results"} == {"error"}
+    assert "\n" not in content["error"]
+    return str(content["error"])

@@ -21,7 +21,7 @@ from idness.guard import Guard
 from idness.guard.neighbours import Gallery
 
 pytest.importorskip("fastapi")
-from idness.serve.limits import Limits
+from idness.serve.schemas import Limits
 from tests.serve.serving import Served, running
 
 pytestmark = pytest.mark.browser
@@ -190,7 +190,7 @@ def test_images_can_be_pasted_and_dropped(browser: Any, served: Served, kind: st
 
 
 def test_embedded_samples_can_be_picked(browser: Any, served: Served) -> None:
-    from idness.serve.samples import samples
+    from idness.serve.service import samples
 
     if not samples():
         pytest.skip("the embedded images are not there")

@@ -18,7 +18,7 @@ import pytest
 from colour_world import known
 
 from idness.guard import Guard
-from tests.serve.test_serve import RED, png
+from tests.serve.serving import RED, png
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 # A slow network, so that many requests are under way when the signal comes.

@@ -1,8 +1,8 @@
-"""Serves a guard over HTTP: bounded in every direction, batched, watched, with a page to look at."""
+"""An HTTP service for a guard, with a web page."""
 
 from __future__ import annotations
 
-from idness.serve.limits import Limits
-from idness.serve.server import serve
+from idness.serve.app import serve
+from idness.serve.schemas import Limits
 
 __all__ = ["Limits", "serve"]

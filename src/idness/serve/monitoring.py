@@ -1,9 +1,9 @@
-"""Counts what is served, and watches whether it still looks like the calibration images."""
+"""Prometheus metrics of the service, including drift away from the calibration images."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,12 +14,12 @@ from idness.guard.conformal import Calibration
 from idness.guard.drift import LEVEL, DriftWatch
 
 WINDOW = 200
-"""Images of which the share that is called OOD is told."""
+"""Number of recent images in the reported share of OOD images."""
 PATHS = ("/v1/score", "/v1/guard", "/v1/calibration", "/v1/samples", "/healthz", "/readyz", "/metrics", "/")
 
 
 class Monitor:
-    """Holds the counters of one server, as Prometheus reads them."""
+    """The metrics of one server."""
 
     def __init__(self, calibration: Calibration) -> None:
         self.registry = CollectorRegistry()
@@ -28,29 +28,23 @@ class Monitor:
         self._requests = Counter("idness_requests", "Requests by path and status.", ["path", "status"], **named)
         self._seconds = Histogram("idness_request_seconds", "Time to answer a request.", ["path"], **named)
         self._images = Counter("idness_images", "Images judged.", **named)
-        self._ood = Counter("idness_ood_images", "Images called out-of-distribution.", **named)
+        self._ood = Counter("idness_ood_images", "Images flagged as out-of-distribution.", **named)
         self._batch = Histogram("idness_batch_images", "Images per batch.", buckets=(1, 2, 4, 8, 16, 32, 64), **named)
         self._score = Histogram("idness_score", "ID-ness of the images.", buckets=_buckets(calibration.scores), **named)
-        self._share = Gauge(
-            "idness_ood_share", f"Share of the last {WINDOW} images called out-of-distribution.", **named
-        )
-        self._evidence = Gauge(
-            "idness_drift_evidence",
-            "How much speaks against that nothing has changed: 1 is nothing, 100 an alarm.",
-            **named,
-        )
-        self._chance = Gauge("idness_drift_p_value", "How likely that is, at most, when nothing has changed.", **named)
-        self._alarm = Gauge("idness_drift_alarm", f"1 when that was below {LEVEL:g} a short while ago.", **named)
+        self._share = Gauge("idness_ood_share", f"Share of OOD images among the last {WINDOW}.", **named)
+        self._evidence = Gauge("idness_drift_evidence", "Evidence of drift: 1 is none, 100 raises the alarm.", **named)
+        self._chance = Gauge("idness_drift_p_value", "Upper bound of its probability without drift.", **named)
+        self._alarm = Gauge("idness_drift_alarm", f"1 if the p-value was below {LEVEL:g} recently.", **named)
         self._evidence.set(1.0)
         self._chance.set(1.0)
         self._last: deque[bool] = deque(maxlen=WINDOW)
 
-    def watch_queue(self, waiting: Any) -> None:
-        """Report how many images wait, asked for at each reading."""
-        Gauge("idness_queue_images", "Images that wait or are worked on.", registry=self.registry).set_function(waiting)
+    def watch_queue(self, waiting: Callable[[], float]) -> None:
+        """Report the number of waiting images, evaluated at each scrape."""
+        Gauge("idness_queue_images", "Images waiting or being judged.", registry=self.registry).set_function(waiting)
 
     def request(self, path: str, status: int, seconds: float) -> None:
-        """Count one request; unknown paths are counted together, so that strangers cannot make up series."""
+        """Count one request; unknown paths share one label, so that clients cannot create series."""
         known = next((each for each in PATHS if path == each or (each != "/" and path.startswith(f"{each}/"))), "other")
         self._requests.labels(known, str(status)).inc()
         self._seconds.labels(known).observe(seconds)
@@ -60,7 +54,7 @@ class Monitor:
         self._batch.observe(size)
 
     def images(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Count judged images, and look for drift."""
+        """Count judged images and update the drift statistics."""
         listed = list(records)
         self._images.inc(len(listed))
         self._ood.inc(sum(record["is_ood"] for record in listed))
@@ -77,7 +71,7 @@ class Monitor:
 
 
 def _buckets(scores: torch.Tensor) -> list[float]:
-    """Place bucket edges at quantiles of the calibration scores."""
+    """Return histogram buckets at quantiles of the calibration scores."""
     shares = torch.tensor([0.001, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99])
     edges = torch.quantile(scores[:: max(1, len(scores) // 100_000)].cpu().double(), shares.double())
     return sorted(set(edges.tolist()))

@@ -1,17 +1,169 @@
-"""The shapes of questions and answers, as the OpenAPI page shows them."""
+"""What clients send and receive: limits, errors, request bodies and the models of the OpenAPI document."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.responses import JSONResponse
+
+from idness.core.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits on single requests and on all requests together.
+
+    Connections, slow request heads and request rates are left to a reverse proxy.
+
+    Args:
+        body: bytes of a request body.
+        pixels: pixels of one image.
+        request_pixels: pixels of all images of a request; small files may decode to many.
+        images: images per request.
+        queue: images that wait or are being judged; more are refused with 503.
+        held: bytes of all request bodies in memory; more are refused with 503.
+        body_seconds: seconds for a request body to arrive.
+        answer_seconds: seconds from the arrival of a request to its response.
+        stop_seconds: seconds for accepted requests to be answered after SIGTERM.
+    """
+
+    body: int = 32_000_000
+    pixels: int = 25_000_000
+    request_pixels: int = 200_000_000
+    images: int = 64
+    queue: int = 512
+    held: int = 512_000_000
+    body_seconds: float = 20.0
+    answer_seconds: float = 60.0
+    stop_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not value > 0:
+                raise OptionError(f"Limits: {field.name} must be above 0, got {value!r}")
+        if self.images > self.queue:
+            raise OptionError(f"Limits: images per request ({self.images}) must fit the queue ({self.queue})")
+
+
+class ApiError(HTTPException):
+    """A response other than 200.
+
+    Args:
+        status: the HTTP status.
+        message: one line, sent as `error`.
+        headers: additional headers.
+        more: additional fields of the response.
+    """
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None, **more: Any) -> None:
+        super().__init__(status, " ".join(message.split()), headers)
+        self.more = more
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+def overloaded(what: str) -> ApiError:
+    """Return the error for a client that should try again later."""
+    return ApiError(503, f"the server is busy ({what}); try again in a second", {"Retry-After": "1"})
+
+
+def error_response(error: HTTPException) -> JSONResponse:
+    """Return an error as a JSON response."""
+    more = error.more if isinstance(error, ApiError) else {}
+    return JSONResponse({"error": str(error.detail), **more}, error.status_code, error.headers)
+
+
+Upload = tuple[str, bytes | None]
+"""The client's name for an image, which is never used as a path, and its bytes; `None` if they were not valid base64."""
+
+
+async def read_uploads(headers: Headers, body: bytes, limits: Limits) -> list[Upload]:
+    """Return the images of a request body."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        found = await _from_form(headers, body, limits)
+    elif kind == "application/json":
+        found = _from_json(body, limits)
+    elif kind.startswith("image/") or kind == "application/octet-stream":
+        found = [("image", body)]
+    else:
+        raise ApiError(
+            415, f"Content-Type must be multipart/form-data, application/json or image/*, got {kind[:60] or 'none'}"
+        )
+    if not found:
+        raise ApiError(422, "the request contains no image; send one or more in the field 'images'")
+    return found
+
+
+class _InMemory(MultiPartParser):
+    spool_max_size = 1 << 40  # request bodies are limited, so no part is written to disk
+
+
+async def _from_form(headers: Headers, body: bytes, limits: Limits) -> list[Upload]:
+    async def stream() -> AsyncGenerator[bytes, None]:
+        yield body
+
+    parser = _InMemory(headers, stream(), max_files=limits.images, max_fields=8)
+    try:
+        form = await parser.parse()
+        files = [part for _, part in form.multi_items() if isinstance(part, UploadFile)]
+        found: list[Upload] = [(part.filename or f"image {i}", await part.read()) for i, part in enumerate(files, 1)]
+    except MultiPartException as error:
+        status = 413 if "Too many" in error.message else 400
+        raise ApiError(status, f"invalid form: {error.message} At most {limits.images} images are accepted.") from error
+    except Exception as error:  # malformed boundaries and headers raise many kinds of errors
+        raise ApiError(400, "invalid form; send multipart/form-data with a boundary") from error
+    finally:
+        for file in parser._files_to_close_on_error:
+            file.close()
+    # The parser silently drops a part that has no end.
+    boundary = parse_options_header(headers["content-type"])[1].get(b"boundary", b"")
+    if b"--" + boundary + b"--" not in body:
+        raise ApiError(400, "the form is incomplete: its last part has no end; send it again")
+    return found
+
+
+def _from_json(body: bytes, limits: Limits) -> list[Upload]:
+    wanted = 'the JSON must be {"images": ["BASE64", ...]} or {"image": "BASE64"}'
+    try:
+        data: Any = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"{wanted}; it cannot be parsed") from error
+    if not isinstance(data, dict) or not {"image", "images"} & set(data):
+        raise ApiError(422, wanted)
+    listed = data["images"] if "images" in data else [data["image"]]
+    if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
+        raise ApiError(422, wanted)
+    if len(listed) > limits.images:
+        raise ApiError(413, f"a request may contain at most {limits.images} images, got {len(listed)}")
+    return [(f"image {index}", _from_base64(text)) for index, text in enumerate(listed, start=1)]
+
+
+def _from_base64(text: str) -> bytes | None:
+    content = text.partition(",")[2] if text.startswith("data:") else text  # browsers send data URLs
+    try:
+        return base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError):
+        return None
 
 
 class Neighbour(BaseModel):
-    """Describes one of the nearest calibration images."""
+    """One of the nearest calibration images."""
 
-    index: int = Field(description="Number of the image, for /v1/calibration/{index}.")
-    similarity: float = Field(description="Cosine of the two images' features.")
+    index: int = Field(description="Index of the image, for /v1/calibration/{index}.")
+    similarity: float = Field(description="Cosine similarity of the two images' features.")
     class_: str = Field(alias="class", description="The network's class for it.")
     score: float
 
@@ -19,41 +171,41 @@ class Neighbour(BaseModel):
 
 
 class Result(BaseModel):
-    """Gives the verdict on one image."""
+    """The verdict on one image."""
 
     name: str = Field(description="The file name that was sent.")
-    label: int = Field(description="The plain network's class; -1 where its output was not finite.")
+    label: int = Field(description="The network's class index; -1 if its output was not finite.")
     class_: str = Field(alias="class")
     score: float | None = Field(description="ID-ness; higher is more in-distribution.")
-    p_value: float = Field(description="Share of in-distribution images that score no higher.")
-    is_ood: bool = Field(description="Whether the image is called out-of-distribution.")
-    reason: str | None = Field(None, description="Why the image was rejected without a score.")
-    caution: str | None = Field(None, description="What is odd about an image that is not rejected for it.")
+    p_value: float = Field(description="Fraction of in-distribution images that score as low or lower.")
+    is_ood: bool = Field(description="Whether the image is flagged as out-of-distribution.")
+    reason: str | None = Field(None, description="Why the image was flagged without a score.")
+    caution: str | None = Field(None, description="What is unusual about an image that was not flagged for it.")
     first_frame_only: bool = Field(
-        False, description="Whether the image has more frames or pages, which were not judged."
+        False, description="Whether the file has more frames or pages, which were not judged."
     )
     neighbours: list[Neighbour] = []
-    picture: str | None = Field(None, description="The image as the network saw it, a data URL, where asked for.")
+    picture: str | None = Field(None, description="The image as the network saw it, a data URL, if requested.")
 
     model_config = ConfigDict(populate_by_name=True)
 
 
 class NotJudged(BaseModel):
-    """Says why there is no verdict on one image; the fields of a verdict are absent, so that none is read by mistake."""
+    """The problem with one image; it has no field of a verdict, so that a client cannot read one by mistake."""
 
     name: str = Field(description="The file name that was sent.")
     problem: str = Field(description="What is wrong with the file, and what to do.")
 
 
 class ScoreAnswer(BaseModel):
-    """Answers for all images of a request, in their order."""
+    """The results for all images of a request, in their order."""
 
-    recall: float = Field(description="Share of in-distribution images that the threshold keeps.")
+    recall: float = Field(description="Fraction of in-distribution images that the threshold accepts.")
     results: list[Result | NotJudged]
 
 
 class GuardInfo(BaseModel):
-    """Describes the guard."""
+    """A description of the guard."""
 
     network: str
     method: str
@@ -71,17 +223,17 @@ class GuardInfo(BaseModel):
 
 
 class CalibrationInfo(BaseModel):
-    """Describes calibration scores."""
+    """The distribution of the calibration scores."""
 
     images: int
     low: float
     high: float
-    counts: list[int] = Field(description="Images in equal steps from low to high.")
-    quantiles: list[float] = Field(description="Scores at evenly spaced ranks, rising.")
+    counts: list[int] = Field(description="Number of images in equal bins from low to high.")
+    quantiles: list[float] = Field(description="Scores at evenly spaced ranks, ascending.")
 
 
 class SampleInfo(BaseModel):
-    """Describes an embedded picture."""
+    """An embedded sample image."""
 
     index: int
     title: str
@@ -89,50 +241,39 @@ class SampleInfo(BaseModel):
 
 
 class State(BaseModel):
-    """Says whether the service lives, or is ready."""
+    """The state of the service."""
 
     status: str
 
 
+_IMAGES = {
+    form: {"type": "object", "properties": {"images": {"type": "array", "items": {"type": "string", "format": form}}}}
+    for form in ("binary", "byte")
+}
+_ERROR = {"application/json": {"schema": {"type": "object", "properties": {"error": {"type": "string"}}}}}
 SCORE_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "One or many images: a form with files, JSON with base64, or one image as it is.",
+        "description": "One or many images: a form with files, JSON with base64, or the bytes of one image.",
         "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"images": {"type": "array", "items": {"type": "string", "format": "binary"}}},
-                    "required": ["images"],
-                }
-            },
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"images": {"type": "array", "items": {"type": "string", "format": "byte"}}},
-                    "required": ["images"],
-                }
-            },
+            "multipart/form-data": {"schema": {**_IMAGES["binary"], "required": ["images"]}},
+            "application/json": {"schema": {**_IMAGES["byte"], "required": ["images"]}},
             "image/*": {"schema": {"type": "string", "format": "binary"}},
         },
     },
     "responses": {
-        code: {
-            "description": text,
-            "content": {
-                "application/json": {"schema": {"type": "object", "properties": {"error": {"type": "string"}}}}
-            },
-        }
+        code: {"description": text, "content": _ERROR}
         for code, text in {
-            "400": "The body cannot be read.",
+            "400": "The body cannot be parsed.",
             "401": "The API key is missing or wrong.",
-            "408": "The body came too slowly.",
-            "413": "Too many bytes or images.",
-            "415": "The content type is not taken.",
-            "422": "No image of the request can be judged; results says why, image by image.",
-            "503": "Too many images wait; Retry-After says when to come again.",
-            "504": "The answer took too long.",
+            "403": "The request comes from a page of another origin.",
+            "408": "The body did not arrive in time.",
+            "413": "Too many bytes, pixels or images.",
+            "415": "The content type is not supported.",
+            "422": "No image of the request could be judged; `results` has the problem of each.",
+            "503": "Too many images are waiting; try again after Retry-After seconds.",
+            "504": "The images could not be judged in time.",
         }.items()
     },
 }
-"""What FastAPI cannot see by itself: the bodies that are taken, and the answers other than 200."""
+"""The OpenAPI description of request bodies and errors, which FastAPI cannot infer."""

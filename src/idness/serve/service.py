@@ -1,121 +1,154 @@
-"""What the routes share: a guard with its worker, its decoders and its counters."""
+"""Judging images for clients: body, decoding, worker and metrics; and the embedded sample images."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idness.core.errors import DataError, InputError
+from idness.core.errors import DataError, InputError, StoreError
+from idness.data import embedded
 from idness.data.decoding import decode_picture, is_animated, pixels_of
 from idness.data.preprocess import encoded
 from idness.guard.guard import Guard
-from idness.serve.batching import Answer, Batcher
-from idness.serve.limits import Limits
 from idness.serve.monitoring import Monitor
-from idness.serve.problems import Problem
-from idness.serve.samples import of_embedded_classes, trial
-from idness.serve.uploads import Upload
+from idness.serve.schemas import ApiError, Limits, Upload, overloaded
+from idness.serve.worker import BATCH, Outcome, Worker
 
 T = TypeVar("T")
 BINS = 48
 DECODERS = max(2, os.cpu_count() or 1)
 SIDE = 320
-"""The longest side of the picture that is sent back."""
-
-
-@dataclass(frozen=True)
-class Wish:
-    """Says what a client wants to know of each image beside the verdict."""
-
-    neighbours: int = 0
-    picture: bool = False
-
-
-@dataclass(frozen=True)
-class _Decoded:
-    """Holds an image as the network takes it, and what a person is shown of it."""
-
-    image: Tensor
-    animated: bool
-    picture: str | None
+"""Longest side of the image that is sent back, in pixels."""
+ROLES = {"id_test": "id", "near": "near", "far": "far"}
+"""Roles of the embedded test sets, and their names in the API."""
+TRIED = 120
+"""Embedded images per role from which the rates are estimated: enough for a rate within nine points."""
 
 
 class Service:
-    """Holds what the routes share: the guard, its worker, the decoders and the counters."""
+    """A guard with its worker, decoders and metrics.
 
-    def __init__(self, guard: Guard, limits: Limits, batch: int | None = None) -> None:
+    Args:
+        guard: a calibrated guard.
+        limits: limits on requests.
+        batch: maximum images per batch.
+    """
+
+    def __init__(self, guard: Guard, limits: Limits, batch: int = BATCH) -> None:
         if guard.calibration is None or guard.preprocessing is None:
-            raise InputError(
-                "serve: the guard must be calibrated and know its preprocessing; make it with idness calibrate"
-            )
+            raise InputError("serve: the guard must be calibrated on images; create it with idness calibrate")
         self.guard, self.limits, self.calibration = guard, limits, guard.calibration.to("cpu")
+        self.preprocessing = guard.preprocessing
         self.monitor = Monitor(self.calibration)
-        self.batcher = Batcher(guard, size=batch, room=limits.queue, told=self.monitor.batch, failed=self._give_up)
-        self.monitor.watch_queue(lambda: self.batcher.waiting)
+        self.worker = Worker(
+            guard, size=batch, room=limits.queue, on_batch=self.monitor.batch, on_failure=self._on_failure
+        )
+        self.monitor.watch_queue(lambda: self.worker.waiting)
         self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="idness-decode")
         self.stopping = False
         self.failure: Exception | None = None
         self.end: Callable[[], None] = lambda: None
-        """What ends the server that this service is part of."""
+        """Ends the server; called if the network fails at warm-up."""
+        self._held = 0
         self._rates: dict[str, list[float]] = {}
         self._trying = asyncio.Lock()
 
-    def _give_up(self, error: Exception) -> None:
+    def _on_failure(self, error: Exception) -> None:
         self.failure = error
         self.end()
 
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        """Start the worker, and stop it when every accepted request has been answered."""
-        self.batcher.start()
+        """Run the worker, and stop it after every accepted request has been answered."""
+        self.worker.start()
         try:
             yield
         finally:
             self.stopping = True
-            await asyncio.to_thread(self.batcher.stop)
+            await asyncio.to_thread(self.worker.stop)
             self.decoders.shutdown()
 
-    async def judge(self, uploads: list[Upload], wish: Wish) -> list[dict[str, Any]]:
-        """Decode and judge images within the time that a request has; each has its verdict, or its problem."""
-        with self.batcher.reserved(len(uploads)):
-            self._check_pixels(uploads)
-            # As many at a time as leave a decoder for others: a request of large images must not hold up small ones.
+    @asynccontextmanager
+    async def body(self, request: Request) -> AsyncIterator[bytes]:
+        """Read a request body within the limits on its size, its time, and the memory of all bodies."""
+        limits, headers = self.limits, request.headers
+        too_large = ApiError(413, f"the body must be at most {limits.body:,} bytes")
+        if headers.get("content-encoding", "identity").lower() not in ("", "identity"):
+            raise ApiError(415, "the body must not be compressed; send it without Content-Encoding")
+        if int(headers.get("content-length", 0)) > limits.body:
+            raise too_large
+        parts: list[bytes] = []
+        size = 0
+        try:
+            try:
+                async with asyncio.timeout(limits.body_seconds):
+                    async for part in request.stream():
+                        size += len(part)
+                        self._held += len(part)
+                        if size > limits.body:
+                            raise too_large
+                        if self._held > limits.held:
+                            raise overloaded(f"{self._held:,} bytes in memory")
+                        parts.append(part)
+            except TimeoutError:
+                message = f"the body must arrive within {limits.body_seconds:g} seconds"
+                raise ApiError(408, message, {"Connection": "close"}) from None
+            yield b"".join(parts)
+        finally:
+            self._held -= size
+
+    async def judge(self, uploads: list[Upload], neighbours: int = 0, picture: bool = False) -> list[dict[str, Any]]:
+        """Return a verdict or a problem for each image.
+
+        Args:
+            uploads: the images.
+            neighbours: number of nearest calibration images to name.
+            picture: whether to return each image as the network saw it.
+        """
+        with self.worker.reserved(len(uploads)):
+            # Pixels are counted from the files' headers, before anything is decoded.
+            total, most = sum(pixels_of(content or b"") for _, content in uploads), self.limits.request_pixels
+            if total > most:
+                raise ApiError(
+                    413,
+                    f"the images of a request must have at most {most:,} pixels together, got {total:,}; send fewer",
+                )
+            # A request of many large images leaves decoders to others.
             turn = asyncio.Semaphore(max(1, DECODERS // 2))
-            results = await self._in_time([self._judge(upload, wish, turn) for upload in uploads])
+            results = await self._in_time([self._judge(*upload, neighbours, picture, turn) for upload in uploads])
         judged = [result for result in results if "problem" not in result]
         if not judged:
-            first = f"image 1 ({uploads[0].name[:80]}): {results[0]['problem']}"
-            others = f"; none of the other {len(uploads) - 1} can be judged either" if len(uploads) > 1 else ""
-            raise Problem(422, first + others, more={"results": results})
+            first = f"image 1 ({uploads[0][0][:80]}): {results[0]['problem']}"
+            others = f"; the other {len(uploads) - 1} cannot be judged either" if len(uploads) > 1 else ""
+            raise ApiError(422, first + others, results=results)
         self.monitor.images(judged)
         return results
 
     async def rates(self) -> dict[str, list[float]]:
-        """Judge embedded images, once, and give the p-values of each role."""
-        assert self.guard.preprocessing is not None
+        """Return the p-values of embedded images by role; empty if the network has other classes."""
         async with self._trying:
-            if not await asyncio.to_thread(of_embedded_classes, self.guard.class_names):
+            if not await asyncio.to_thread(has_embedded_classes, self.guard.class_names):
                 return {}
-            for role, images in (await asyncio.to_thread(trial)).items():
+            for role, images in (await asyncio.to_thread(trial_images)).items():
                 found = self._rates.setdefault(role, [])
                 while len(found) < len(images):
                     part = images[len(found) : len(found) + self.limits.images]
-                    tensors = [self.guard.preprocessing(image) for image in part]
-                    with self.batcher.reserved(len(part)):
+                    tensors = [self.preprocessing(image) for _, image in part]
+                    with self.worker.reserved(len(part)):
                         answers = await self._in_time([self._answer(tensor) for tensor in tensors])
-                    found += [answer.record["p_value"] for answer in answers]
+                    found += [record["p_value"] for record, _ in answers]
         return self._rates
 
     async def _in_time(self, work: list[Coroutine[Any, Any, T]]) -> list[T]:
@@ -123,63 +156,55 @@ class Service:
             async with asyncio.timeout(self.limits.answer_seconds):
                 return await asyncio.gather(*work)
         except TimeoutError:
-            raise Problem(504, f"no answer within {self.limits.answer_seconds:g} seconds; send fewer images") from None
+            raise ApiError(504, f"no answer within {self.limits.answer_seconds:g} seconds; send fewer images") from None
 
-    async def _answer(self, image: Tensor) -> Answer:
-        return await asyncio.wrap_future(self.batcher.submit(image))
+    async def _answer(self, image: Tensor) -> Outcome:
+        return await asyncio.wrap_future(self.worker.submit(image))
 
-    def _check_pixels(self, uploads: list[Upload]) -> None:
-        """Refuse a request whose images unpack to too much together, before any of them is unpacked."""
-        total, most = sum(pixels_of(upload.content or b"") for upload in uploads), self.limits.request_pixels
-        if total > most:
-            raise Problem(
-                413, f"the images of a request must have at most {most:,} pixels together, got {total:,}; send fewer"
-            )
-
-    async def _judge(self, upload: Upload, wish: Wish, turn: asyncio.Semaphore) -> dict[str, Any]:
-        loop = asyncio.get_running_loop()
+    async def _judge(
+        self, name: str, content: bytes | None, neighbours: int, picture: bool, turn: asyncio.Semaphore
+    ) -> dict[str, Any]:
         try:
             async with turn:
-                decoded = await loop.run_in_executor(self.decoders, self._decoded, upload, wish.picture)
+                pixels, image, animated = await asyncio.get_running_loop().run_in_executor(
+                    self.decoders, self._decoded, content
+                )
         except DataError as error:
-            return {"name": upload.name, "problem": str(error).removeprefix("image: ")}
-        answer = await self._answer(decoded.image)
-        return answer.record | {
-            "name": upload.name,
-            "first_frame_only": decoded.animated,
-            "neighbours": self.neighbours(answer.features, wish.neighbours),
-            "picture": decoded.picture,
+            return {"name": name, "problem": str(error).removeprefix("image: ")}
+        record, features = await self._answer(image)
+        return record | {
+            "name": name,
+            "first_frame_only": animated,
+            "neighbours": self._neighbours(features, neighbours),
+            "picture": _data_url(pixels) if picture else None,
         }
 
-    def _decoded(self, upload: Upload, picture: bool) -> _Decoded:
-        how = self.guard.preprocessing
-        assert how is not None
-        if upload.content is None:
+    def _decoded(self, content: bytes | None) -> tuple[NDArray[np.uint8], Tensor, bool]:
+        if content is None:
             raise DataError("is not base64; send the bytes of an image in base64")
-        pixels = np.array(how.pixels(decode_picture(upload.content, max_pixels=self.limits.pixels)))
-        return _Decoded(how.normalize(pixels), is_animated(upload.content), _data_url(pixels) if picture else None)
+        pixels = np.array(self.preprocessing.pixels(decode_picture(content, max_pixels=self.limits.pixels)))
+        return pixels, self.preprocessing.normalize(pixels), is_animated(content)
 
-    def neighbours(self, features: torch.Tensor, count: int) -> list[dict[str, Any]]:
-        """Describe the nearest calibration images."""
-        gallery = self.guard.gallery
+    def _neighbours(self, features: Tensor, count: int) -> list[dict[str, Any]]:
+        gallery, names = self.guard.gallery, self.guard.class_names
         if gallery is None or count == 0:
             return []
         return [
             {
                 "index": index,
                 "similarity": similarity,
-                "class": self._name(int(gallery.labels[index])),
+                "class": names[int(gallery.labels[index])] if names else str(int(gallery.labels[index])),
                 "score": float(gallery.scores[index]),
             }
             for index, similarity in gallery.nearest(features.unsqueeze(0), count)[0]
         ]
 
     def calibration_info(self, label: int | None) -> dict[str, Any]:
-        """Describe the calibration scores, all or those of one predicted class, by histogram and quantiles."""
+        """Return histogram and quantiles of the calibration scores, of one predicted class if thresholds are per class."""
         scores = self.calibration.scores
         if label is not None and self.calibration.per_class:
             if not 0 <= label < len(self.calibration.sizes):
-                raise Problem(404, f"there is no class {label}")
+                raise ApiError(404, f"no class {label}")
             sizes = self.calibration.sizes.tolist()
             scores = scores[sum(sizes[:label]) : sum(sizes[: label + 1])]
         ordered = scores.sort().values.double()
@@ -195,10 +220,49 @@ class Service:
             "quantiles": ordered[ranks].tolist(),
         }
 
-    def _name(self, label: int) -> str:
-        return self.guard.class_names[label] if self.guard.class_names else str(label)
-
 
 def _data_url(pixels: NDArray[np.uint8]) -> str:
     content, kind = encoded(pixels, SIDE)
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+class Sample(NamedTuple):
+    """An embedded image to try, with its subject and its role in the embedded benchmark."""
+
+    title: str
+    role: str
+    png: bytes
+
+
+@cache
+def samples() -> tuple[Sample, ...]:
+    """Return one image of each embedded ID class, and two of each OOD set; empty if the data is not installed."""
+    found: list[Sample] = []
+    for role, images in trial_images().items():
+        for title in dict.fromkeys(title for title, _ in images):
+            same = [image for each, image in images if each == title][: 1 if role == "id" else 2]
+            found += [Sample(title, role, encoded(image)[0]) for image in same]
+    return tuple(found)
+
+
+def has_embedded_classes(class_names: Sequence[str] | None) -> bool:
+    """Whether a network has the classes of the embedded data, so that it is known which samples are OOD."""
+    return {sample.title for sample in samples() if sample.role == "id"} == set(class_names or ())
+
+
+@cache
+def trial_images() -> dict[str, list[tuple[str, NDArray[np.uint8]]]]:
+    """Return embedded images of each role with their titles, evenly from its data sets; empty if not installed."""
+    found: dict[str, list[tuple[str, NDArray[np.uint8]]]] = {}
+    try:
+        for role, short in ROLES.items():
+            names = embedded.sets(role)
+            for name in names:
+                data, each = embedded.load(name), TRIED // len(names)
+                for row in range(0, len(data), len(data) // each)[:each]:
+                    own = short == "id" and data.labels is not None
+                    title = data.classes[data.labels[row]] if own else data.name.replace("-", " ").replace("_", " ")
+                    found.setdefault(short, []).append((title, data.images[row]))
+    except StoreError:
+        return {}
+    return found

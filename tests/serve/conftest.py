@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from colour_world import COLOURS, HOW, known, known_tensors
+from tiny_net import Tiny
+
+from idness.guard import Guard
+from idness.guard.neighbours import Gallery
+
+
+@pytest.fixture(scope="module")
+def shown(trained: torch.nn.Module) -> Guard:
+    """A calibrated guard with a gallery of 24 images."""
+    guard = Guard(trained, "scale", preprocessing=HOW, class_names=Tiny.class_names)
+    guard.calibrate([known_tensors(200)[0]])
+    pictures = [known(list(COLOURS)[index % 4], index) for index in range(24)]
+    acts = guard.split.split(torch.stack([HOW(picture) for picture in pictures]))
+    guard.gallery = Gallery.of(pictures, acts.features, acts.logits.argmax(dim=1), guard.detector.score(acts))
+    return guard

@@ -1,0 +1,95 @@
+"""How images are gathered into batches, how answers leave, and what is counted."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from colour_world import HOW, known
+
+pytest.importorskip("fastapi")
+from idness.guard import Guard
+from idness.guard.conformal import Calibration
+from idness.serve.app import Server
+from idness.serve.monitoring import Monitor
+from idness.serve.worker import Worker
+
+IMAGE = HOW(known("red", 3))
+
+
+@contextmanager
+def working(guard: Guard, size: int, linger: float = 5.0) -> Iterator[tuple[Worker, list[int]]]:
+    batches: list[int] = []
+    worker = Worker(guard, size=size, linger=linger, on_batch=batches.append)
+    worker.start()
+    assert worker.ready.wait(30)
+    yield worker, batches
+    worker.stop()
+
+
+def test_an_image_alone_is_judged_at_once(guard: Guard) -> None:
+    with working(guard, 8) as (worker, _), worker.reserved(1):
+        started = time.monotonic()
+        assert worker.submit(IMAGE).result(20)[0]["is_ood"] is False
+        assert time.monotonic() - started < 4
+
+
+def test_a_batch_waits_for_images_that_are_being_decoded(guard: Guard) -> None:
+    with working(guard, 8) as (worker, batches), worker.reserved(2):
+        first = worker.submit(IMAGE)
+        time.sleep(0.3)
+        assert not first.done()
+        worker.submit(IMAGE).result(20)
+        assert first.done()
+        assert batches == [2]
+
+
+def test_a_batch_has_at_most_its_size_and_a_stop_judges_what_waits(guard: Guard) -> None:
+    batches: list[int] = []
+    worker = Worker(guard, size=2, on_batch=batches.append)
+    answers = [worker.submit(IMAGE) for _ in range(5)]
+    answers[0].cancel()
+    worker.start()
+    worker.stop()
+    assert all(answer.result(0)[0]["class"] == "red" for answer in answers[1:])
+    assert batches == [1, 2, 1]
+
+
+def test_connections_do_not_delay_small_packets(guard: Guard) -> None:
+    """Nagle's algorithm would hold back the body of a response for 40 ms."""
+    with Server(guard).listener as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_metrics_cover_the_last_images() -> None:
+    monitor = Monitor(Calibration.pooled(torch.arange(100.0)))
+    value = monitor.registry.get_sample_value
+
+    def judge(count: int, is_ood: bool) -> None:
+        record = {"is_ood": is_ood, "score": -1.0 if is_ood else 50.0, "p_value": 0.001 if is_ood else 0.5, "label": 0}
+        monitor.images([record] * count)
+
+    assert value("idness_drift_alarm") == 0.0
+    judge(100, True)
+    assert value("idness_ood_share") == 1.0
+    assert value("idness_drift_alarm") == 1.0
+    assert (value("idness_drift_evidence") or 0) >= 1.0
+    judge(100, False)
+    assert value("idness_ood_share") == 0.5
+    judge(50, False)
+    assert value("idness_ood_share") == 0.25
+    assert value("idness_images_total") == 250
+    assert value("idness_ood_images_total") == 100
+    assert value("idness_score_count") == 250
+
+
+def test_images_without_a_score_count_as_the_lowest() -> None:
+    monitor = Monitor(Calibration.pooled(torch.arange(-50.0, 50.0)))
+    monitor.images([{"is_ood": True, "score": None, "p_value": 0.01, "label": -1}] * 20)
+    assert monitor.registry.get_sample_value("idness_drift_alarm") == 1.0
