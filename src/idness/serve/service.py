@@ -259,9 +259,10 @@ def trial_images() -> dict[str, list[tuple[str, NDArray[np.uint8]]]]:
             names = embedded.sets(role)
             for name in names:
                 data, each = embedded.load(name), TRIED // len(names)
+                title = data.name.replace("-", " ").replace("_", " ")
                 for row in range(0, len(data), len(data) // each)[:each]:
-                    own = short == "id" and data.labels is not None
-                    title = data.classes[data.labels[row]] if own else data.name.replace("-", " ").replace("_", " ")
+                    if short == "id" and data.labels is not None:
+                        title = data.classes[data.labels[row]]
                     found.setdefault(short, []).append((title, data.images[row]))
     except StoreError:
         return {}
