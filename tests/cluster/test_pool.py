@@ -34,9 +34,9 @@ def test_spans_that_are_done_apart_are_the_shards_of_one_process(
 ) -> None:
     [(_, images)] = job.sets
     known = job.network.labels_of(images)
-    spans = plan(job.network, images, known)
+    spans = list(plan(job.network, images, known, job.store))
     held = SetSpans([(images, known, spans)], [(0, place) for place in range(len(spans))], frozenset())
-    do = _work(job, net_spec, Pool()).open()
+    do = _work(job, Pool()).open()
     found = {span.key: do(held.task(number))["sha256"] for number, span in reversed(list(enumerate(spans)))}
     monkeypatch.setattr(type(job.network), "identity", job.network.identity)
     apart = {path.name: path.read_bytes() for path in (tmp_path / "store").rglob("*.safetensors")}
@@ -51,7 +51,7 @@ def test_an_actor_has_as_many_threads_as_the_driver(job: Extraction, net_spec: s
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        work = _work(job, net_spec, Pool())
+        work = _work(job, Pool())
         torch.set_num_threads(1)
         work.open()
         assert (work.threads, torch.get_num_threads()) == (2, 2)  # with others, sums are rounded otherwise
@@ -63,7 +63,7 @@ def test_another_network_at_the_same_place_is_refused(job: Extraction, net_spec:
     own = tmp_path / "own.safetensors"
     save_file({name: value + 1 for name, value in load_file(own).items()}, own)
     with pytest.raises(ModelError, match="is another network here than where the work comes from"):
-        _work(job, net_spec, Pool()).open()
+        _work(job, Pool()).open()
 
 
 def test_other_versions_and_folders_are_told() -> None:

@@ -152,6 +152,9 @@ def main() -> None:
 def run() -> None:
     """Run the command line as a process of its own, which ends at once: taking torch apart piece by piece takes long."""
     sort_fast()
+    # Read when torch is imported: threads that spin while they wait for each other slow down a busy machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("KMP_BLOCKTIME", "0")
     gc.set_threshold(50_000)  # imports make many objects and no garbage: looking for it is wasted time
     try:
         main()
