@@ -1,4 +1,4 @@
-// Draws where one image falls in the histogram of the calibration images.
+// Draws the score of one image in the histogram of the calibration scores.
 
 import { number } from "/shared.js";
 
@@ -12,7 +12,7 @@ function shape(name, attributes, text) {
   return made;
 }
 
-// The score below which an image is flagged when this share of the ID images is kept.
+// The score below which an image is flagged at the given recall.
 export function limitAt(info, recall) {
   const rank = Math.floor((1 - recall) * (info.images + 1) + 1e-9);
   if (rank < 1) return null;
@@ -24,7 +24,7 @@ function domain(info, score) {
   const span = info.high - info.low;
   let [low, high] = [info.low, info.high];
   if (score !== null) {
-    // A very low score would squeeze the histogram: it is shown at the edge, with an arrow.
+    // An extreme score would squeeze the histogram, so it is shown as an arrow at the edge.
     low = Math.max(Math.min(low, score - 0.04 * span), low - 0.7 * span);
     high = Math.min(Math.max(high, score + 0.04 * span), high + 0.4 * span);
   }
@@ -99,7 +99,7 @@ export function draw(svg, info, recall, result) {
   const [mark, here] = score === null ? [null, -1e9] : marker(at, low, high, score);
   const room = score !== null && (score < low || score > high) ? 320 : 105;
   for (const [value, text] of ticks(low, high)) {
-    // The image's own label has the right of way.
+    // Skip ticks that would overlap the label of the image.
     if (Math.abs(at(value) - here) > room) svg.append(anchored(at(value), text, BASE + 30, "tick"));
   }
   if (limit !== null) {

@@ -1,4 +1,4 @@
-// Lists the operations of /openapi.json, and tries them.
+// Lists the operations of /openapi.json, each with a form to try it.
 
 import { bytes, element, key, send } from "/shared.js";
 
@@ -28,13 +28,13 @@ function operation(api, path, verb, about) {
     element("h3", {}, element("span", { className: `verb ${verb}`, textContent: verb.toUpperCase() }), path),
     element("p", { textContent: about.description || about.summary || "" }),
   ];
-  if (taken) parts.push(element("p", { textContent: `Takes ${taken}. ${about.requestBody.description}` }));
+  if (taken) parts.push(element("p", { textContent: `Accepts ${taken}. ${about.requestBody.description}` }));
   const queries = (about.parameters || []).map((each) => [`${each.in}: ${each.name}`, each.description || each.schema.type || ""]);
   const rows = good ? fields(api, good.schema) : [];
   if (queries.length) parts.push(table(queries));
-  if (rows.length) parts.push(element("p", {}, element("strong", { textContent: "Answer" })), table(rows));
+  if (rows.length) parts.push(element("p", {}, element("strong", { textContent: "Response" })), table(rows));
   const bad = Object.entries(answers).filter(([code]) => code !== "200" && about.requestBody).map(([code, each]) => [code, each.description]);
-  if (bad.length) parts.push(element("p", {}, element("strong", { textContent: "Otherwise" })), table(bad));
+  if (bad.length) parts.push(element("p", {}, element("strong", { textContent: "Errors" })), table(bad));
   return element("article", {}, ...parts, trial(path, verb, about));
 }
 
@@ -42,7 +42,7 @@ function field(label, input) {
   return element("label", {}, element("span", { textContent: label }), input);
 }
 
-// A form that sends one request and shows what comes back.
+// A form that sends one request and shows the response.
 function trial(path, verb, about) {
   const inputs = (about.parameters || []).map((each) => {
     const kind = (each.schema.anyOf || [each.schema])[0].type;
@@ -77,7 +77,7 @@ async function outcome(address, options) {
   const came = await send(address, options), kind = came.headers.get("content-type") || "";
   const line = element("p", {}, element("strong", { textContent: `${came.status} ${came.statusText}`.trim() }), ` ${options.method} ${address}`);
   const content = await came.blob();
-  if (kind.startsWith("image/")) return [line, element("img", { src: URL.createObjectURL(content), alt: "The image that came back" })];
+  if (kind.startsWith("image/")) return [line, element("img", { src: URL.createObjectURL(content), alt: "The returned image" })];
   const text = await content.text();
   const shown = kind.includes("json") ? JSON.stringify(JSON.parse(text), (_, value) => typeof value === "string" && value.length > 300 ? `${value.slice(0, 60)}… (${bytes(value.length)})` : value, 2) : text;
   return [line, element("pre", { textContent: shown, tabIndex: 0 })];
@@ -87,15 +87,15 @@ function askForKey() {
   const input = element("input", { type: "password", autocomplete: "current-password", value: key.get() || "" });
   input.addEventListener("change", () => key.set(input.value));
   const form = element("form", { onsubmit: (event) => event.preventDefault() },
-    element("input", { autocomplete: "username", value: "idness", hidden: true }), field("Sent with every request below, where the server asks for one", input));
-  return element("article", {}, element("h2", { textContent: "Key" }), form);
+    element("input", { autocomplete: "username", value: "idness", hidden: true }), field("Sent with every request below, if the server requires one", input));
+  return element("article", {}, element("h2", { textContent: "API key" }), form);
 }
 
 document.getElementById("short").textContent = [
   `curl -F images=@photo.jpg ${location.origin}/v1/score`,
   `curl -F images=@one.jpg -F images=@two.jpg ${location.origin}/v1/score`,
   `curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg ${location.origin}/v1/score`,
-  "# with a key: add  -H \"X-API-Key: $IDNESS_API_KEY\"",
+  "# with an API key, add  -H \"X-API-Key: $IDNESS_API_KEY\"",
 ].join("\n");
 
 main.append(askForKey());

@@ -1,11 +1,11 @@
-// Lists everything that was judged: sortable, each to be opened, all to be saved as CSV.
+// The table of results: sortable, opens an image on click, downloads as CSV.
 
 import { element, number } from "/shared.js";
 
 const WORDS = { in: "in distribution", out: "out of distribution", bad: "not judged" };
 const MARKS = { in: "✓", out: "!", bad: "–" };
 
-// How an entry is sorted and saved; `verdict` depends on the slider, so it is asked each time.
+// The value to sort by; the verdict depends on the slider, so it is computed each time.
 function value(entry, column, verdict) {
   if (column === "name") return entry.name;
   if (column === "verdict") return WORDS[verdict(entry)];
@@ -19,7 +19,7 @@ function compare(one, other) {
 
 function quoted(field) {
   const text = field === null || field === undefined ? "" : String(field);
-  // A name that begins like a formula would be run by a spreadsheet.
+  // A spreadsheet would run a name that starts like a formula.
   const safe = /^[=+@\t\r]/.test(text) || (/^-/.test(text) && Number.isNaN(Number(text))) ? `'${text}` : text;
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
@@ -71,7 +71,7 @@ export class List {
     this.section.querySelector("tbody").replaceChildren(...this.ordered().map((entry) => entry.row));
   }
 
-  // Say every verdict again, as the slider now has it.
+  // Update every verdict after the slider has moved.
   refresh(shown) {
     const count = { in: 0, out: 0, bad: 0 };
     for (const entry of this.entries) {

@@ -1,4 +1,4 @@
-// Judges images that are dropped, pasted, chosen or picked, and shows why.
+// Judges images that are dropped, pasted or chosen, and explains the verdict.
 
 import { draw } from "/chart.js";
 import { List } from "/list.js";
@@ -16,7 +16,7 @@ async function ask(path, options = {}) {
 
 const getJson = async (path) => (await ask(path)).json();
 
-// An image of the API may need the key, so it is fetched and not linked.
+// Images of the API may need the key, so they are fetched instead of linked.
 const getBlob = async (path) => (await ask(path)).blob();
 
 const sentenceOf = (text) => text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
@@ -36,7 +36,7 @@ async function calibrationFor(result) {
   return state.calibration.get(label);
 }
 
-// p-values are exact, so the verdict at any recall follows from them.
+// The verdict at any recall follows from the p-value.
 const flagged = (p_value) => p_value <= (1 - state.recall) * (1 + 1e-6) + 1e-12;
 
 function verdict(entry) {
@@ -44,30 +44,30 @@ function verdict(entry) {
   return entry.result.reason !== null || flagged(entry.result.p_value) ? "out" : "in";
 }
 
-// A p-value of n images has steps of 1 / (n + 1): more digits than those would be made up.
+// A p-value of n images has steps of 1 / (n + 1); more digits would be meaningless.
 const digitsOf = (images) => Math.max(2, Math.ceil(Math.log10(images)));
 
 const percent = (share) => `${number(Math.round(share * 1e4) / 100)} %`;
 
 function sentence(result, calibration, out) {
-  if (result.reason) return `Rejected: ${result.reason}.`;
+  if (result.reason) return `Flagged: ${result.reason}.`;
   const images = calibration.images, lower = Math.round(result.p_value * (images + 1)) - 1;
-  const among = groupOf(result) === null ? `${images.toLocaleString("en")} calibration images` : `${images.toLocaleString("en")} calibration images that the network calls “${result.class}”`;
-  const rarity = lower === 0 ? `It scores below every one of the ${among}` : `Of the ${among}, ${lower.toLocaleString("en")} score as low or lower`;
-  return `${rarity}. The network says “${result.class}”${out ? "; better not to trust it" : ""}.`;
+  const among = groupOf(result) === null ? `${images.toLocaleString("en")} calibration images` : `${images.toLocaleString("en")} calibration images classified as “${result.class}”`;
+  const rarity = lower === 0 ? `It scores lower than all ${among}` : `Of the ${among}, ${lower.toLocaleString("en")} score as low or lower`;
+  return `${rarity}. The network predicts “${result.class}”${out ? "; do not rely on it" : ""}.`;
 }
 
 const share = (role) => `${Math.round(100 * state.rates[role].filter(flagged).length / state.rates[role].length)} %`;
 
-// A sample's true side is known, and the guard may be wrong about it.
+// Whether a sample is ID or OOD is known, so a wrong verdict can be pointed out.
 function remark(entry, verdict) {
-  const frame = entry.result && entry.result.first_frame_only ? ["It has more than one frame or page; only the first was judged."] : [];
+  const frame = entry.result && entry.result.first_frame_only ? ["The file has more than one frame or page; only the first was judged."] : [];
   const known = state.rates[entry.role];
   if (known && entry.role === "id" && verdict === "out") {
-    frame.push(`This sample is an ID image, so this is a false alarm: ${share("id")} of ${known.length} embedded ID images are flagged at this threshold.`);
+    frame.push(`This sample is an ID image, so this is a false alarm. At this threshold, ${share("id")} of ${known.length} embedded ID images are flagged.`);
   } else if (known && entry.role !== "id" && verdict === "in") {
-    const kind = entry.role === "near" ? "Near misses pass often" : "Even far OOD images pass at times";
-    frame.push(`This sample is an OOD image, and it passes. ${kind}: at this threshold ${share(entry.role)} of ${known.length} embedded ${entry.role} OOD images are flagged, and the others pass.`);
+    const kind = entry.role === "near" ? "Near-OOD images are often missed" : "Some far-OOD images are missed";
+    frame.push(`This sample is an OOD image that is not flagged. ${kind}: at this threshold, ${share(entry.role)} of ${known.length} embedded ${entry.role}-OOD images are flagged.`);
   }
   return frame.join(" ");
 }
@@ -80,7 +80,7 @@ function say(card, headline, text, note = "") {
   one("note").hidden = !note;
 }
 
-// Nothing of an earlier image stays beside a new one.
+// Remove everything of the previous image.
 function clear() {
   for (const id of ["class", "score", "p-value"]) one(id).textContent = "–";
   for (const id of ["preview", "seen", "neighbours"]) one(id).hidden = true;
@@ -91,11 +91,11 @@ function clear() {
 }
 
 function tellRates() {
-  const listed = Object.entries({ id: "ID", near: "near OOD", far: "far OOD" }).filter(([role]) => state.rates[role]);
+  const listed = Object.entries({ id: "ID", near: "near-OOD", far: "far-OOD" }).filter(([role]) => state.rates[role]);
   one("rates").hidden = !listed.length;
   if (!listed.length) return;
   const shares = listed.map(([role, name]) => `${share(role)} of ${state.rates[role].length} ${name}`);
-  one("rates").textContent = `At this threshold are flagged: ${shares.join(", ")} images of the embedded test sets.`;
+  one("rates").textContent = `Flagged at this threshold: ${shares.join(", ")} images of the embedded test sets.`;
 }
 
 async function refresh() {
@@ -108,13 +108,13 @@ async function refresh() {
     one("class").textContent = result.label < 0 ? "none" : result.class;
     one("score").textContent = number(result.score);
     one("p-value").textContent = result.p_value.toFixed(digits);
-    one("p-title").title = `Share of ID images that score as low or lower, in steps of 1/${calibration.images + 1}`;
+    one("p-title").title = `Fraction of ID images that score as low or lower, in steps of 1/${calibration.images + 1}`;
   } else if (entry) {
     say("bad", `Not judged: ${entry.name}`, `The file ${entry.problem}.`);
   }
   one("count").textContent = calibration.images.toLocaleString("en");
   one("kept").textContent = percent(state.recall);
-  one("alarms").textContent = `At most ${percent(1 - state.recall)} false alarms. Further right flags fewer images, ID and OOD alike.`;
+  one("alarms").textContent = `At most ${percent(1 - state.recall)} false alarms. Moving right flags fewer images, both ID and OOD.`;
   draw(one("chart"), calibration, state.recall, result);
   list.refresh(entry);
   tellRates();
@@ -151,7 +151,7 @@ async function show(entry) {
 const list = new List(one("list"), verdict, (entry) => digitsOf((state.calibration.get(groupOf(entry.result)) || { images: state.guard.calibration_images }).images),
   (entry) => show(entry).then(reveal).catch(fail));
 
-// Requests that the server takes: at most so many files, and so many bytes with what surrounds them.
+// Split files into requests within the server's limits on files and bytes.
 function* parcels(files) {
   let part = [], size = 0;
   for (const file of files) {
@@ -173,14 +173,14 @@ async function sent(files) {
   if (answer.status === 401) one("key-form").hidden = false;
   const content = await answer.json().catch(() => ({}));
   if (content.results) return content.results;
-  throw new Error(content.error || `the server answered ${answer.status}`);
+  throw new Error(content.error || `the server responded with status ${answer.status}`);
 }
 
-// One entry per file, each with a result or a problem, whatever goes wrong.
+// One entry per file, with a result or a problem.
 async function judged(files, role) {
   const named = (file, rest) => ({ name: file.name || "pasted image", role, ...rest });
   const fits = (file) => file.size + 1000 + 3 * file.name.length <= state.guard.max_bytes;
-  const entries = new Map(files.filter((file) => !fits(file)).map((file) => [file, named(file, { problem: `is too large: ${bytes(file.size)}, and the server takes at most ${bytes(state.guard.max_bytes)}` })]));
+  const entries = new Map(files.filter((file) => !fits(file)).map((file) => [file, named(file, { problem: `is too large: ${bytes(file.size)}, and the server accepts at most ${bytes(state.guard.max_bytes)}` })]));
   for (const part of parcels(files.filter(fits))) {
     try {
       const results = await sent(part);
@@ -218,13 +218,13 @@ async function judge(given, role = null) {
   }
 }
 
-// On a narrow screen the verdict lies below the samples. At once: a slow scroll ends at the wrong place when the page changes.
+// On a narrow screen the verdict is below the samples. No smooth scrolling: the page changes while it runs.
 function reveal() {
   const box = one("card").getBoundingClientRect();
   if (box.top < 0 || box.bottom > innerHeight) one("verdict").scrollIntoView({ behavior: "instant", block: "start" });
 }
 
-const GROUPS = { id: "ID images", near: "Near misses", far: "Far away", picture: "Pictures" };
+const GROUPS = { id: "ID images", near: "Near OOD", far: "Far OOD", picture: "Images" };
 
 async function offerSamples() {
   const listed = await getJson("/v1/samples");

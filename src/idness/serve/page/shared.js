@@ -1,4 +1,4 @@
-// What the pages share: elements, questions to the server, numbers.
+// Shared by both pages: elements, requests, number formats.
 
 export const key = {
   get: () => sessionStorage.getItem("idness-key"),
@@ -11,19 +11,19 @@ export function element(name, properties = {}, ...children) {
   return made;
 }
 
-// An answer of the server, whatever its status; an error only where there is none.
+// The server's response, whatever its status; throws only if there is none.
 export async function send(path, options = {}) {
   const headers = key.get() ? { "X-API-Key": key.get() } : {};
   try {
     return await fetch(path, { ...options, headers });
   } catch {
-    throw new Error("the server does not answer");
+    throw new Error("the server does not respond");
   }
 }
 
 export async function told(answer) {
   const found = await answer.json().catch(() => ({}));
-  return found.error || `the server answered ${answer.status}`;
+  return found.error || `the server responded with status ${answer.status}`;
 }
 
 export function number(value) {
