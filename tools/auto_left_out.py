@@ -26,7 +26,7 @@ from scipy.special import logit
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from idness.selection.auto import CLIP, HELPS, LEAD, pick
+from idness.selection.recommend import CLIP, HELPS, LEAD, pick
 
 MOST, MOST_OOD = 700, 250
 """Images of a set that a choice rests on, evenly picked."""

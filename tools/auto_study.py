@@ -37,8 +37,7 @@ from idness.detectors.detector import Detector, fit_many, score_many
 from idness.detectors.registry import build, parse, rows
 from idness.intervals import Ranks, mean_auroc_difference, mean_auroc_interval, mean_fpr_interval, ranks
 from idness.metrics import accuracy, auroc, fpr_at_id_recall
-from idness.selection.auto import PERCENTILES, recommend, scale_gains, scale_percentile, stand_in_score
-from idness.selection.suitability import examine
+from idness.selection.recommend import PERCENTILES, mean_logit, recommend, scale_gains, scale_percentile
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared" / "data"
@@ -107,11 +106,10 @@ def score_all(world: World) -> tuple[Scored, dict[str, Any]]:
     gains = scale_gains(world.head, world.val, world.pseudo)
     percentile = scale_percentile(gains)
     found.add("scale(auto)", build("ebo") if percentile is None else build("scale", percentile=percentile), world)
-    diagnosis = examine(world.head, world.val, learn=world.train, pseudo=world.pseudo)
-    scaling = next(finding for finding in diagnosis.findings if finding.name == "scaling")
+    scaling = next(finding for finding in advice.findings if finding.name == "scaling")
     return found, {
         "auto": {"method": advice.detector.label(), "why": advice.why, "risk": advice.risk},
-        "doctor": {"method": diagnosis.method, "scale": VERDICTS[scaling.good], "text": scaling.text},
+        "doctor": {"method": advice.method, "scale": VERDICTS[scaling.good], "text": scaling.text},
         "scale gains on stand-ins, logits": {f"{p:g}": round(gain, 3) for p, gain in gains.items()},
     }
 
@@ -163,14 +161,14 @@ def measure(scores: Mapping[str, Tensor], world: World, plain: Ranks) -> dict[st
     }
     kinds = {kind: scores[f"stand-in {kind}"] for kind in world.pseudo if f"stand-in {kind}" in scores}
     if kinds:  # methods of two looks are not run on stand-ins: `auto` never takes them
-        found["stand-ins"] = round(stand_in_score(scores["val"], kinds), 4)
+        found["stand-ins"] = round(mean_logit(scores["val"], kinds), 4)
     for group, names in (("near", world.near), ("far", world.far)):
         oods = [scores[name] for name in names]
         part = ranks(scores["test"], oods)
         fpr = float(np.mean([fpr_at_id_recall(scores["test"], ood) for ood in oods]))
         found[group] = {
             "auroc": _rounded(part.auroc, *mean_auroc_interval(part)),
-            "fpr_at_id_recall": _rounded(fpr, *mean_fpr_interval("fpr_at_id_recall", scores["test"], oods)),
+            "fpr_at_id_recall": _rounded(fpr, *(mean_fpr_interval("fpr_at_id_recall", scores["test"], oods) or ())),
             "sets": {name: round(auroc(scores["test"], scores[name]), 5) for name in names},
         }
     return found

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from idness.selection.auto import HARMS, HELPS, LEAD
+from idness.selection.recommend import HARMS, HELPS, LEAD
 
 Network = Mapping[str, Any]
 OVER_EBO, OF_BEST, OF_SCALE = 1.0, 1.5, 0.5

@@ -131,7 +131,7 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(monkeypatch, tmp_path, words,
         raise KeyboardInterrupt
 
     for place in (
-        "selection.doctor.diagnose",
+        "selection.recommend.diagnose",
         "guard.calibrate.prepare_guard",
         "training.open_training",
         "benchmark.runner.run",

@@ -23,7 +23,7 @@ from idness.guard.calibrate import prepare_guard
 from idness.guard.judge import find_images, judge_images
 from idness.metrics import auroc
 from idness.networks.open import ModelOptions, open_network
-from idness.selection.doctor import advise
+from idness.selection.recommend import recommend_for
 from tests.cli.running import idness
 
 
@@ -120,8 +120,8 @@ def test_auto_measures_where_ood_images_are_given_and_says_why(
     ood_folder = write_ood(tmp_path / "odd", 60)
     made = prepare_guard(ModelOptions(net_spec, weights), id_folder, method="auto", ood=ood_folder)
     why = next(note for note in made.notes if note.startswith("auto:"))
-    assert "on OOD validation images its AUROC is" in why
-    assert why.startswith(f"auto: Use {made.guard.detector.name}")
+    assert "% on OOD validation images)" in why
+    assert why.startswith(f"auto: Recommended: {made.guard.detector.name}")
     assert len(made.guard.calibration or ()) == 120  # the other half chose
     assert len(made.guard.detector.seen_rows()) == 120
     again = prepare_guard(ModelOptions(net_spec, weights), id_folder, method="auto", ood=ood_folder)
@@ -130,7 +130,7 @@ def test_auto_measures_where_ood_images_are_given_and_says_why(
 
 def test_auto_asks_the_doctor_where_none_are(net_spec: str, weights: Path, id_folder: Path) -> None:
     made = prepare_guard(ModelOptions(net_spec, weights), id_folder, method="auto")
-    assert any("on stand-ins for OOD images made of" in note for note in made.notes)
+    assert any("on pseudo-OOD images made of" in note for note in made.notes)
     assert made.guard.calibration is not None
 
 
@@ -206,7 +206,7 @@ def test_methods_are_compared_on_images_that_they_did_not_learn_from(
     # Between training images of two classes: near what was learned, so that to know it by heart pays.
     between = taught.features.flip(0) * 0.5 + taught.features * 0.5
     ood = Activations(between, network.split.head(between))
-    found = advise(network, known, learn=taught, ood=ood).aurocs
+    found = recommend_for(network, known, learn=taught, ood=ood).aurocs
     tried = [parse(text) for text in found if parse(text).needs_train and not parse(text).needs_val]
     assert len(tried) > 5
     by_heart = []

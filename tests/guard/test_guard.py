@@ -14,7 +14,7 @@ from idness.core.errors import IdnessWarning, InputError, NotFittedError, Option
 from idness.core.types import Activations
 from idness.detectors.registry import rows
 from idness.guard import Guard
-from idness.selection.auto import recommend
+from idness.selection.recommend import recommend
 
 
 def test_known_pictures_pass_and_ood_ones_do_not(guard: Guard) -> None:
@@ -222,7 +222,7 @@ def test_decision_from_cached_activations(guard: Guard) -> None:
 def test_a_guard_for_images_needs_no_normalisation_of_ones_own(
     net_spec: str, weights: Path, id_folder: Path, ood_folder: Path
 ) -> None:
-    with pytest.warns(IdnessWarning, match="at percentile 85 it harms this network"):  # what the command line prints
+    with pytest.warns(IdnessWarning, match="percentile 85 harms this network"):  # what the command line prints
         guard = Guard.for_images(net_spec, id_folder, 0.9, method="scale", weights=weights)
     assert guard.recalls == (0.9,)
     assert guard.class_names == ("red", "green", "blue", "yellow")

@@ -15,7 +15,7 @@ from idness.data import ArraySet, Preprocessing, open_set
 from idness.guard import Guard
 from idness.guard.onnx import _example
 from idness.networks.open import ModelOptions, open_network
-from idness.selection.doctor import diagnose
+from idness.selection.recommend import diagnose
 from tests.cli.running import idness
 
 GREY = """

@@ -9,12 +9,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 from idness.activations.forward import collect
+from idness.benchmark import Benchmark, Settings
+from idness.benchmark import run as bench
 from idness.core.errors import ModelError
 from idness.data import ArraySet, embedded, open_set
 from idness.guard.calibrate import prepare_guard
 from idness.networks.open import ModelOptions, open_network
-from idness.selection.doctor import advise, diagnose, scaling, stand_ins
-from idness.selection.pseudo_ood import KINDS
+from idness.selection.pseudo_ood import KINDS, pseudo_activations
+from idness.selection.recommend import diagnose, recommend_for, scaling
 from tests.cli.running import idness
 
 NETWORK = """
@@ -47,12 +49,12 @@ def test_the_doctor_looks_at_folders(tmp_path: Path) -> None:
     options = ModelOptions(spec, tmp_path / "w.safetensors")
     measured = diagnose(options, "embedded:id_val", "embedded:mnist", limit=120)
     names = {finding.name: finding for finding in measured.findings}
-    assert names["final layer"].text == "the features come out of ReLU and average pooling"
+    assert names["final layer"].text == "features come from ReLU and average pooling"
     assert "your OOD images" in names["scaling"].text
     assert "labelled images, chance level for 6 classes" in names["labels"].text  # random weights
-    assert measured.why.startswith(f"Use {measured.method}: ")
+    assert measured.why.startswith(f"Recommended: {measured.method} ")
     alone = diagnose(options, "embedded:id_val", limit=120)
-    assert "stand-ins for OOD images" in {finding.name: finding for finding in alone.findings}["scaling"].text
+    assert "pseudo-OOD images" in {finding.name: finding for finding in alone.findings}["scaling"].text
 
 
 def test_without_weights_or_images_the_doctor_judges_the_structure(tmp_path: Path) -> None:
@@ -62,42 +64,59 @@ def test_without_weights_or_images_the_doctor_judges_the_structure(tmp_path: Pat
     structure = diagnose(ModelOptions(spec, "none"))
     assert structure.suits is False
     assert structure.method == "fuse"
-    assert "silu, no ReLU" in next(finding.text for finding in structure.findings if finding.name == "final layer")
+    assert "silu, not a ReLU" in next(finding.text for finding in structure.findings if finding.name == "final layer")
     may = diagnose(ModelOptions(write(tmp_path, end="ReLU6"), "none"), "embedded:id_val")
     assert may.suits is None
-    assert "SCALE may suit this one too" in may.why
+    assert "SCALE may suit this network" in may.why
 
 
 def test_the_embedded_network_is_told_apart() -> None:
     """SCALE harms the network that ships with idness; the doctor must say so from ID images alone."""
-    found = diagnose("cifar6:base", limit=300)
+    found = diagnose("cifar6:base", limit=600)
     assert found.suits is False
     assert found.method == "fuse"
     by_name = {finding.name: finding for finding in found.findings}
-    assert by_name["scaling"].text.startswith("SCALE harms on stand-ins")
+    assert by_name["scaling"].text.startswith("SCALE harms on pseudo-OOD images")
     assert by_name["final layer"].good is True
     assert found.aurocs["fuse"] > found.aurocs["ebo"]
 
 
-def test_doctor_and_calibrate_advise_the_same() -> None:
+def test_doctor_and_calibrate_recommend_the_same() -> None:
     images = "embedded:id_val"
     found = diagnose("cifar6:base", images)
     made = prepare_guard("cifar6:base", images, gallery=False)
     assert made.guard.detector.name == found.method
     # It is chosen and fitted on half of the 500 images, and the other half calibrates.
-    assert any(
-        note.startswith("auto: Use fuse: on stand-ins for OOD images made of 125 ID images") for note in made.notes
-    )
+    assert any(note.startswith(f"auto: {found.why}") for note in made.notes)
+    assert "pseudo-OOD images made of 125 ID images" in found.why
     assert len(made.guard.calibration) == 250
     said = idness("doctor", "cifar6:base", "--data", images, "-q").stdout
     assert " ".join(said.split()).startswith(found.why)
 
 
-def test_images_that_chose_a_method_do_not_calibrate_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from idness.selection import auto
+def test_doctor_calibrate_and_bench_agree_also_if_images_occur_twice(tmp_path: Path) -> None:
+    """The same images, of which every fourth occurs twice, give the same recommendation in every command."""
+    known, other = embedded.load("id_val"), embedded.load("mnist")
+    twice = np.sort(np.concatenate([np.arange(200), np.arange(0, 200, 4)]))
+    np.savez(tmp_path / "ids.npz", images=known.images[twice], labels=known.labels[twice])
+    np.savez(tmp_path / "ood.npz", images=other.images[:60])
+    ids, ood = str(tmp_path / "ids.npz"), str(tmp_path / "ood.npz")
+    for outside in (None, ood):
+        found = diagnose("cifar6:base", ids, outside)
+        made = prepare_guard("cifar6:base", ids, ood=outside, gallery=False)
+        assert made.guard.detector.label() == found.detector.label()
+        assert any(note.startswith(f"auto: {found.why} {found.risk}".strip()) for note in made.notes)
+    benchmark = Benchmark(name="b", title="b", id={"test": "ids.npz"}, far={"odd": "ood.npz"}, base=tmp_path)
+    report = bench(benchmark, "cifar6:base", Settings(methods=("ebo", "fuse")))
+    alone = diagnose("cifar6:base", ids)
+    assert (report.advised, report.advised_why) == (alone.row, alone.why)
 
-    monkeypatch.setattr(auto, "LEAD", -100.0)  # whatever is best alone is taken
-    monkeypatch.setattr(auto, "rows", lambda: {"ebo": auto.build("ebo"), "msp": auto.build("msp")})
+
+def test_images_that_chose_a_method_do_not_calibrate_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from idness.selection import recommend
+
+    monkeypatch.setattr(recommend, "LEAD", -100.0)  # whatever is best alone is taken
+    monkeypatch.setattr(recommend, "rows", lambda: {name: recommend.build(name) for name in ("ebo", "msp")})
     made = prepare_guard("cifar6:base", "embedded:id_val", gallery=False)
     assert made.guard.detector.name in ("ebo", "msp")  # neither learns anything
     assert len(made.guard.calibration) == 250
@@ -106,7 +125,7 @@ def test_images_that_chose_a_method_do_not_calibrate_it(monkeypatch: pytest.Monk
 def test_scale_is_warned_about_or_set_by_the_network_itself() -> None:
     asked = prepare_guard("cifar6:base", "embedded:id_val", method="scale", gallery=False)
     assert asked.guard.detector.label() == "scale(percentile=85)"
-    assert any("caution: Scale: at percentile 85 it harms this network" in note for note in asked.notes)
+    assert any("caution: Scale: percentile 85 harms this network" in note for note in asked.notes)
     chosen = prepare_guard("cifar6:base", "embedded:id_val", method="scale(percentile=auto)", gallery=False)
     assert chosen.guard.detector.name == "ebo"
     assert any("no percentile helps this network" in note for note in chosen.notes)
@@ -125,7 +144,7 @@ def test_stand_ins_are_made_of_images_that_methods_do_not_learn_from() -> None:
     images = ArraySet(known.images[:60], "some", known.labels[:60], known.classes)
     network = open_network("cifar6:base", images=images)
     ids = collect(network, images)
-    made = stand_ins(network, ids, every=2)
+    made = pseudo_activations(network, ids, every=2)
     assert set(made) == set(KINDS)
     assert {len(acts) for acts in made.values()} == {30}
     odd = collect(network, ArraySet(known.images[1:60:2], "odd"), edit=lambda x, _: x.rot90(2, (2, 3)))
@@ -143,9 +162,9 @@ def test_activations_alone_get_advice_without_a_measurement(tmp_path: Path) -> N
     network = open_network("cifar6:base")
     acts = collect(network, open_set("embedded:id_val")).acts
     save_file({"features": acts.features, "logits": acts.logits}, tmp_path / "acts.safetensors")
-    found = advise(network, collect(network, open_set(str(tmp_path / "acts.safetensors"))))
+    found = recommend_for(network, collect(network, open_set(str(tmp_path / "acts.safetensors"))))
     assert found.method == "fuse"
-    assert "nothing was measured" in found.why
+    assert "Nothing was measured" in found.why
     assert scaling(network, collect(network, open_set("embedded:id_val"), limit=100), ood=acts[:50])[85.0] is not None
 
 

@@ -11,7 +11,7 @@ from idness.core.errors import InputError
 from idness.core.types import Activations
 from idness.detectors.registry import parse
 from idness.networks.split import SplitModel
-from idness.selection.suitability import examine, harmed_by_scaling, structure
+from idness.selection.recommend import harmed_by_scaling, recommend, structure
 from tests.rectified import World, ratio_world
 
 STRUCTURES = {
@@ -42,8 +42,8 @@ def test_signed_features_never_get_a_method_of_sums_and_never_warn(world: World)
     other = world.outside.features - 1.0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        alone = examine(world.head, shifted)
-        measured = examine(world.head, shifted, Activations(other, world.head(other)))
+        alone = recommend(world.head, None, shifted)
+        measured = recommend(world.head, None, shifted, ood={"a": Activations(other, world.head(other))})
     assert alone.suits is None
     assert alone.findings[0].good is False
     assert parse(alone.method).name == "fuse"
@@ -54,46 +54,48 @@ def test_signed_features_never_get_a_method_of_sums_and_never_warn(world: World)
 def test_whether_scaling_helps_is_measured_on_ood_images_or_stand_ins(real: bool) -> None:
     for peaked in (True, False):
         world = ratio_world(peaked=peaked)
-        others = {"ood": world.outside} if real else {"pseudo": {"some": world.outside}}
-        found = examine(world.head, world.inside, **others)
+        others = {"ood" if real else "pseudo": {"some": world.outside}}
+        found = recommend(world.head, None, world.inside, **others)
         scaling = next(finding for finding in found.findings if finding.name == "scaling")
         assert found.suits is peaked
         assert scaling.good is peaked
         assert scaling.text.startswith("SCALE helps" if peaked else "SCALE harms")
-        assert ("your OOD images" if real else "stand-ins for OOD images") in scaling.text
+        assert ("your OOD images" if real else "pseudo-OOD images") in scaling.text
         assert (found.percentiles is not None) is peaked
 
 
 def test_the_first_line_agrees_with_the_figures() -> None:
     world = ratio_world(peaked=True)
-    found = examine(world.head, world.inside, world.outside)
+    found = recommend(world.head, None, world.inside, ood={"a": world.outside})
     assert found.aurocs[found.method] >= max(found.aurocs.values()) - 0.05
-    assert found.why.startswith(f"Use {found.method}: ")
+    assert found.why.startswith(f"Recommended: {found.method} ")
     assert f"{100 * found.aurocs[found.method]:.2f} %" in found.why
     listed = next(finding.text for finding in found.findings if finding.name == "methods")
     assert listed.startswith(f"AUROC on your OOD images, best first: {next(iter(found.aurocs))} ")
 
 
 def test_with_neither_nothing_is_claimed(world: World) -> None:
-    found = examine(world.head, world.inside)
+    found = recommend(world.head, None, world.inside)
     assert found.method == "fuse"
-    assert "nothing was measured" in found.why
+    assert "Nothing was measured" in found.why
     assert found.suits is None
     assert not {"scaling", "methods"} & {finding.name for finding in found.findings}
 
 
 def test_few_images_and_untrained_networks_are_judged_by_structure_alone(world: World) -> None:
-    few = examine(world.head, world.inside[:20], world.outside)
+    few = recommend(world.head, None, world.inside[:20], ood={"a": world.outside})
     assert "20 images are too few" in few.why
     flat = Activations(world.inside.features, 1e-3 * world.inside.logits)
     head = type(world.head)(1e-3 * world.head.weight, 1e-3 * world.head.bias)
-    untrained = examine(head, flat, Activations(world.outside.features, head(world.outside.features)))
+    untrained = recommend(
+        head, None, flat, ood={"a": Activations(world.outside.features, head(world.outside.features))}
+    )
     assert "looks untrained" in untrained.why
     assert not untrained.aurocs
 
 
 def test_few_ood_images_measure_nothing(world: World) -> None:
-    found = examine(world.head, world.inside, world.outside[:10])
+    found = recommend(world.head, None, world.inside, ood={"a": world.outside[:10]})
     assert found.suits is None
     assert not found.aurocs
     assert "10 are too few" in next(finding.text for finding in found.findings if finding.name == "OOD images")
@@ -101,14 +103,14 @@ def test_few_ood_images_measure_nothing(world: World) -> None:
 
 def test_narrow_networks_are_pointed_out() -> None:
     small = ratio_world(peaked=True, width=64)
-    found = examine(small.head, small.inside, pseudo={"some": small.outside})
+    found = recommend(small.head, None, small.inside, pseudo={"some": small.outside})
     assert next(finding for finding in found.findings if finding.name == "width").good is False
 
 
 def test_methods_learn_from_the_images_given_for_it() -> None:
     world = ratio_world(peaked=True)
-    own = examine(world.head, world.inside, world.outside)
-    other = examine(world.head, world.inside, world.outside, learn=world.inside[:100])
+    own = recommend(world.head, None, world.inside, ood={"a": world.outside})
+    other = recommend(world.head, world.inside[:100], world.inside, ood={"a": world.outside})
     assert own.aurocs != other.aurocs
 
 
@@ -117,24 +119,24 @@ def test_scaling_that_harms_is_warned_about() -> None:
     assert harmed_by_scaling(gains, 65.0) is None
     warning = harmed_by_scaling(gains, 80.0)
     assert warning is not None
-    assert "at percentile 80 it harms this network" in warning
+    assert "percentile 80 harms this network" in warning
     assert "-0.30 logits" in warning
 
 
 def test_wrong_input_is_refused(world: World) -> None:
     with pytest.raises(InputError, match="features per image"):
-        examine(world.head, Activations(world.inside.features[:, :10], world.inside.logits))
+        recommend(world.head, None, Activations(world.inside.features[:, :10], world.inside.logits))
 
 
 def test_diagnosis_shows_itself(world: World) -> None:
-    diagnosis = examine(world.head, world.inside)
+    diagnosis = recommend(world.head, None, world.inside)
     assert json.loads(json.dumps(diagnosis.to_dict()))["method"] == diagnosis.method
-    assert "<b>Use fuse: " in diagnosis._repr_html_()
+    assert "<b>Recommended: fuse" in diagnosis._repr_html_()
 
 
 @pytest.mark.shared
 def test_the_papers_densenet(densenet: World) -> None:
-    measured = examine(densenet.head, densenet.inside[::8], densenet.outside[::8])
+    measured = recommend(densenet.head, None, densenet.inside[::8], ood={"isun": densenet.outside[::8]})
     assert measured.suits
     assert measured.percentiles is not None
     assert measured.percentiles[1] == 95

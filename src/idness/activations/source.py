@@ -62,10 +62,11 @@ def stored(name: str, role: str, count: int, store: FeatureStore, key: str) -> S
 def sampled(source: Source, images: ImageSet, most: int, name: str = "") -> SetActivations:
     """Give what is kept of one in so many images that at most `most` are left, as `collect` would pick and run them."""
     step = max(1, -(-len(images) // most))
-    parts = [(shard.acts, shard.index, shard.index % step == 0) for shard in source.shards()]
-    acts = Activations.concat(found[rows] for found, _, rows in parts)
-    index = torch.cat([places[rows] for _, places, rows in parts])
-    return SetActivations(name or source.name, acts, images, index.numpy())
+    parts = [(shard, shard.index % step == 0) for shard in source.shards()]
+    acts = Activations.concat(shard.acts[rows] for shard, rows in parts)
+    index = torch.cat([shard.index[rows] for shard, rows in parts])
+    digests = torch.cat([shard.digests[rows] for shard, rows in parts])
+    return SetActivations(name or source.name, acts, images, index.numpy(), digests=digests.numpy())
 
 
 def beside(plain: Source, edited: Source) -> Source:

@@ -12,7 +12,7 @@ from idness.core.method_text import plain
 from idness.core.wording import duration, listed, percent, points, shown
 from idness.intervals import mean_auroc_difference, mean_auroc_interval
 from idness.metrics import degenerate
-from idness.selection.auto import chosen_row
+from idness.selection.recommend import chosen_row
 
 USELESS = 0.6
 """A mean AUROC below which no method is worth recommending: a coin has 0.5."""

@@ -31,10 +31,9 @@ from idness.core.errors import DataError
 from idness.core.progress import Listener, heard_warnings
 from idness.core.types import Head
 from idness.data import ImageSet
-from idness.detectors.registry import parse
 from idness.networks.class_names import check_accuracy
 from idness.networks.open import Network
-from idness.selection.doctor import MOST, advise
+from idness.selection.recommend import MOST, Recommendation, learning_half, recommend_for
 from idness.selection.search import Choice, Row, choose, wanted_rows
 
 __all__ = ["Benchmark", "Settings", "run"]
@@ -129,19 +128,19 @@ class _Job:
         sets: Sequence[OpenSet],
         choices: Mapping[str, Choice],
         look: Look,
-    ) -> tuple[str, str]:
-        """Ask the doctor which row to use, and why, where there is no OOD validation set to tell."""
+    ) -> Recommendation | None:
+        """Return the recommendation for the ID images if there is no OOD validation set to choose by, else `None`."""
         ids = next((entry for role in ("id_val", "id_test") for entry in sets if entry.role == role), None)
         network = prepared.network
         if network is None or ids is None or any(choice.auroc is not None for choice in choices.values()):
-            return "", ""
+            return None
         if isinstance(ids.data, ImageSet):
             source = next(source for source in look.sources if source.name == ids.name)
-            seen = sampled(source, ids.data, MOST, "ID images")
+            seen = sampled(source, ids.data, 2 * MOST, "ID images")
         else:
-            seen = collect(network, ids.data, name="ID images", limit=MOST, listener=self.listener)
-        found = advise(network, seen, learn=look.held.get("id_train"), listener=self.listener)
-        return parse(found.method).name, found.why
+            seen = collect(network, ids.data, name="ID images", limit=2 * MOST, listener=self.listener)
+        part, _ = learning_half(seen)
+        return recommend_for(network, part, learn=look.held.get("id_train"), listener=self.listener)
 
     def _scored(self, choices: Mapping[str, Choice], head: Head, looks: Sequence[Look]) -> _Scored:
         """Score every set but the training images; those only have their hashes read."""
@@ -180,7 +179,7 @@ class _Job:
         choices: Mapping[str, Choice],
         failed: dict[str, str],
         scored: _Scored,
-        advice: tuple[str, str],
+        advice: Recommendation | None,
     ) -> Report:
         start = time.perf_counter()
         opened = {entry.name: entry for entry in sets}
@@ -211,8 +210,8 @@ class _Job:
             methods=methods,
             recall=self.settings.recall,
             failed=failed,
-            advised=advice[0],
-            advised_why=advice[1],
+            advised="" if advice is None else advice.row,
+            advised_why="" if advice is None else advice.why,
             sweep=sweep_curves(scored.id_test, scored.groups, methods["ebo"].groups if "ebo" in methods else None),
             wrong=wrong,
             duplicates=duplicates(

@@ -24,16 +24,16 @@ def doctor(
     layer: Layer = "",
     class_names: ClassNames = None,
     multi_label: MultiLabel = None,
-    limit: Annotated[int, typer.Option(min=1, help="The most images used of each set, evenly picked.")] = 2000,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of images of each set, evenly picked.")] = 4000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
 ) -> None:
-    """Say what to use on a network, whether SCALE suits it, and what both rest on."""
+    """Recommend a method for a network, with the reasons, and tell whether SCALE suits it."""
     from rich.text import Text
 
     from idness.cli.terminal import stdout
     from idness.core.progress import shown
-    from idness.selection.doctor import diagnose
+    from idness.selection.recommend import diagnose
 
     with shown(quiet=quiet) as listener:
         options = model_options(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, overload
 
@@ -28,12 +28,14 @@ from idness.guard.inputs import InputWatch
 from idness.guard.neighbours import Gallery, chosen
 from idness.guard.suspicions import CAUTION, check_apart, classified, seen_before
 from idness.networks.open import ModelOptions, Network, open_network
-from idness.selection.auto import scale_percentile
-from idness.selection.doctor import advise, scaling
-from idness.selection.suitability import harmed_by_scaling
-
-SEED = 0
-"""The order in which images are divided: random, so that the parts are alike, and the same every time."""
+from idness.selection.recommend import (
+    SEED,
+    harmed_by_scaling,
+    learning_half,
+    recommend_for,
+    scale_percentile,
+    scaling,
+)
 
 
 @dataclass
@@ -66,7 +68,7 @@ def prepare_guard(
     Args:
         model: the network's name, as `load_model` takes it, or its options.
         data: in-distribution images that the network was not trained on: a folder, or any set that `open_set` takes.
-        method: a method such as `scale(percentile=85)`; `auto` follows the doctor's advice, `scale(percentile=auto)` for SCALE alone.
+        method: a method such as `scale(percentile=85)`; `auto` takes the recommended one, `scale(percentile=auto)` for SCALE alone.
         train: images for detectors that learn, such as the network's training images.
         ood: OOD images, to choose a method by.
         recall: share of in-distribution images to keep; several give several thresholds.
@@ -195,16 +197,13 @@ def choose(
     A detector is chosen and learns on one half of `ids`, and the other half calibrates, unless neither needs images of `ids`.
     """
     count = len(ids.acts)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
-    first = order[: count // 2].sort().values
-    place = None if ids.index is None else ids.index[first.numpy()]
-    part = replace(ids, acts=ids.acts[first], index=place, digests=None)
+    part, order = learning_half(ids)
     measured = True
     if method == "auto":
         _check_halves(ids, count)
-        found = advise(network, part, learn=None if taught is None else taught.acts, ood=ood, listener=hear)
+        found = recommend_for(network, part, learn=None if taught is None else taught.acts, ood=ood, listener=hear)
         notes += [f"auto: {found.why} {found.risk}".strip(), *(f"not tried: {reason}" for reason in found.left_out)]
-        detector, measured = parse(found.method), bool(found.aurocs)
+        detector, measured = found.detector, bool(found.aurocs)
     elif read_method(method)[1].get("percentile") == "auto":
         _check_halves(ids, count)
         detector = _scaled(method, scaling(network, part, ood=ood, listener=hear), notes)

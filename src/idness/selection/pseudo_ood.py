@@ -1,7 +1,7 @@
-"""Makes stand-ins for OOD images out of ID images: pictures that keep something of them and show nothing known.
+"""Pseudo-OOD images: transformed ID images that resemble them and show nothing known.
 
 Of 23 kinds that were tried on real networks (shuffled tiles, blends, phase noise, blur, noise, zooms, colours, ...) these
-four together rank methods most like real OOD images do; single ones mislead: `results/auto.md`.
+four together rank methods most like real OOD images; single ones mislead. `results/auto.md` has the measurements.
 """
 
 from __future__ import annotations
@@ -12,16 +12,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from idness.activations.forward import SetActivations, collect
+from idness.core.progress import Listener
+from idness.core.types import Activations
+from idness.data.sets import Part
+from idness.networks.open import Network
+
 TILES = 4
-"""A piece of this fraction of either side is repeated over the whole picture."""
+"""Each side of the repeated piece is this fraction of the image's."""
 FINE = 64
-"""Edges are looked for at this many pixels a side: those of a large photograph are not its noise."""
+"""Resolution at which edges are detected, so that those of large photographs are not noise."""
 EDGES = 0.8
-"""The share of a picture, counted from the faintest edge, that becomes black."""
+"""Fraction of pixels, those with the faintest edges, that become black."""
+MOST = 500
+"""Maximum number of ID images that are transformed."""
 
 
 def mosaic(images: Tensor, seed: int = 0) -> Tensor:
-    """Repeat a random piece of each image over the whole."""
+    """Return images that repeat a random piece of each."""
     height, width = images.shape[-2:]
     high, wide = max(1, height // TILES), max(1, width // TILES)
     generator = torch.Generator().manual_seed(seed)
@@ -33,17 +41,17 @@ def mosaic(images: Tensor, seed: int = 0) -> Tensor:
 
 
 def inverted(images: Tensor, seed: int = 0) -> Tensor:
-    """Turn bright into dark and each colour into its complement."""
+    """Return images with inverted colours."""
     return 1 - images
 
 
 def turned(images: Tensor, seed: int = 0) -> Tensor:
-    """Turn each image upside down."""
+    """Return images turned upside down."""
     return images.rot90(2, (2, 3))
 
 
 def edges(images: Tensor, seed: int = 0) -> Tensor:
-    """Draw the edges of each image, white on black."""
+    """Return the edges of each image, white on black."""
     grey = images.mean(dim=1, keepdim=True)
     coarse = max(1, min(images.shape[-2:]) // FINE)
     if coarse > 1:
@@ -59,9 +67,26 @@ def edges(images: Tensor, seed: int = 0) -> Tensor:
 
 
 KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {make.__name__: make for make in (mosaic, inverted, turned, edges)}
-"""The kinds by name; each takes images (N, C, H, W) in [0, 1] and a seed, and gives as many of the same size."""
+"""Kinds by name; each maps images (N, C, H, W) in [0, 1] and a seed to images of the same shape."""
 
 
-def pseudo_ood(images: Tensor, seed: int = 0) -> dict[str, Tensor]:
-    """Make every kind of stand-in out of images (N, C, H, W) with values in [0, 1]; the same seed gives the same pictures."""
-    return {name: make(images, seed) for name, make in KINDS.items()}
+def pseudo_activations(
+    network: Network, ids: SetActivations, *, every: int = 1, listener: Listener | None = None
+) -> dict[str, Activations]:
+    """Return the activations of pseudo-OOD images of each kind, made of every n-th ID image; empty if there are no images.
+
+    The last of each n images is used: methods are fitted on the others.
+    """
+    if ids.images is None or ids.index is None:
+        return {}
+    images = Part(ids.images, ids.index[every - 1 :: every].tolist(), "for pseudo-OOD images")
+    how = network.preprocessing
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (how.mean, how.std))
+    found = {}
+    for kind, make in KINDS.items():
+
+        def edit(inputs: Tensor, start: int, make: Callable[[Tensor, int], Tensor] = make) -> Tensor:
+            return (make((inputs * std + mean).clamp(0, 1), start) - mean) / std
+
+        found[kind] = collect(network, images, name=f"{kind} ID images", limit=MOST, edit=edit, listener=listener).acts
+    return found

@@ -1,0 +1,488 @@
+"""One recommendation of a method for a network, with its reasons: `auto`, `calibrate`, `doctor` and `bench` all ask here.
+
+With OOD images every method at every option competes on them. Without, the recommendation is `fuse`, which is above the
+energy score on every network that was tried, unless pseudo-OOD images made of the ID images show something far better;
+they rank methods well, but not well enough to decide by small differences. `results/auto.md` has the measurements.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from idness.activations.forward import SetActivations, collect
+from idness.activations.prerelu import Rectifier, capture
+from idness.core.checks import check_acts
+from idness.core.errors import IdnessError, IdnessWarning, InputError
+from idness.core.normal import expit, logit
+from idness.core.progress import Listener
+from idness.core.types import Activations, Head
+from idness.data import ImageSet, embedded
+from idness.data.duplicates import EXACT
+from idness.data.open import open_argument
+from idness.detectors.detector import Detector, fit_many, score_many
+from idness.detectors.kernels import kept_count
+from idness.detectors.registry import build, rows, short
+from idness.metrics import Scores, auroc
+from idness.networks.class_names import check_accuracy
+from idness.networks.open import ModelOptions, Network, input_channels, open_network
+from idness.selection import search
+from idness.selection.pseudo_ood import pseudo_activations
+
+LEAD = 1.0
+"""Lead in logits of the AUROC on pseudo-OOD images at which a single method is preferred to `fuse`; the largest lead of a
+method that was worse on real OOD images was 0.68."""
+CLEAR_LEAD = 0.25
+"""The same on OOD validation images: the best of some 300 settings leads by luck. On the embedded network it was 0.03 ahead
+of `fuse` there and 2.9 points of AUROC behind on the test sets."""
+HELPS, HARMS = 0.1, -0.05
+"""Gain of SCALE over the energy score, in logits of the AUROC, above which it helps and below which it harms."""
+PERCENTILES = (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)
+CLIP = (0.005, 0.999)
+"""Range of AUROCs before their logits are averaged, so that one perfect kind does not outweigh all others."""
+MOST = 2000
+"""Maximum number of ID images that a recommendation is based on; more do not change it."""
+SEED = 0
+"""Seed of the random half of a set on which a detector is chosen and fitted."""
+ENOUGH = 30
+"""Minimum number of ID and OOD images to measure anything; with fewer, an AUROC is uncertain by more than ten points."""
+NEGATIVE = 1e-6
+"""Features below minus this fraction of the largest are negative, not rounding errors."""
+NARROW = 128
+"""Width below which the scale ratio uses too few activations: with 64 features, p = 85 leaves 10, and SCALE was 20 points
+below the energy score on a CIFAR-10 ResNet-56."""
+UNTRAINED = 0.05
+"""Mean largest probability, as a fraction of the way from 1/C to 1, below which a network looks untrained: random weights
+give 0.00 to 0.02, trained ImageNet networks with strong label smoothing still 0.3."""
+SHOWN = 5
+"""Number of methods in a finding."""
+SIZE = 224
+"""Side of the noise images that probe a network's structure if its input size is unknown."""
+MULTI_LABEL = "Recommended: ebo. The network is multi-label, for which the joint energy is the best tested score."
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One observation about a network; `good` tells whether it is evidence for SCALE."""
+
+    name: str
+    text: str
+    good: bool | None = None
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A recommended detector, and the reasons for it.
+
+    Attributes:
+        detector: the detector, fitted if methods could be compared.
+        row: its name in a comparison, such as `ash-s`.
+        why: the reason, in one or two sentences.
+        risk: the runner-up and what a wrong choice would cost; empty if nothing was measured.
+        aurocs: the AUROCs that were compared, by method and best first.
+        measured_on: `ood`, `pseudo-ood`, or empty.
+        left_out: methods that could not be tried, with the reason.
+        findings: observations about the network.
+        suits: whether SCALE helps; `None` if that was not measured.
+        percentiles: the lowest and highest percentile at which SCALE helps.
+    """
+
+    detector: Detector
+    row: str
+    why: str
+    risk: str = ""
+    aurocs: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    measured_on: str = ""
+    left_out: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    suits: bool | None = None
+    percentiles: tuple[float, float] | None = None
+
+    @property
+    def method(self) -> str:
+        """The detector as the command line takes it."""
+        return short(self.detector)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        plain = {key.name: getattr(self, key.name) for key in dataclasses.fields(self) if key.name != "detector"}
+        findings = [dataclasses.asdict(finding) for finding in self.findings]
+        return {"method": self.method, **plain, "aurocs": dict(self.aurocs), "findings": findings}
+
+    def _repr_html_(self) -> str:
+        signs = {True: "+", False: "−", None: "·"}
+        lines = "".join(
+            f"<tr><td>{signs[finding.good]}</td><th>{escape(finding.name)}</th><td>{escape(finding.text)}</td></tr>"
+            for finding in self.findings
+        )
+        return f"<p><b>{escape(self.why)}</b> {escape(self.risk)}</p><table>{lines}</table>"
+
+
+def recommend(
+    head: Head,
+    learn: Activations | None,
+    ids: Activations,
+    *,
+    ood: Mapping[str, Activations] | None = None,
+    pseudo: Mapping[str, Activations] | None = None,
+    rectifier: Rectifier | None = None,
+) -> Recommendation:
+    """Recommend a method and its options.
+
+    Args:
+        head: final layer of the network.
+        learn: activations of ID images to fit methods on, with labels if known; every other one of `ids` if `None`.
+        ids: activations of other ID images, to compare methods on.
+        ood: activations of OOD images by set; they must not be used for testing afterwards.
+        pseudo: activations of pseudo-OOD images by kind, made of ID images that methods are not fitted on.
+        rectifier: the final ReLU, if one was found.
+
+    Raises:
+        InputError: if there are no images, or they do not match the head.
+    """
+    if len(ids) < (1 if learn is not None else 2) or (learn is not None and len(learn) < 1):
+        raise InputError("auto: needs ID images to fit methods on and others to compare them on; add images")
+    for what, acts in {"ids": ids, **(ood or {})}.items():
+        check_acts("recommend", what, acts, head)
+    findings = [*structure(head, ids, rectifier), _training(ids)]
+    outside = sum(len(acts) for acts in (ood or {}).values())
+    real = ood if outside >= ENOUGH else None
+    if head.multi_label and not real:
+        return Recommendation(build("ebo"), "ebo", MULTI_LABEL, findings=tuple(findings[:-1]))
+    if outside and real is None:
+        findings.insert(-1, Finding("OOD images", f"{outside} are too few to choose a method; add up to {ENOUGH}"))
+    if findings[-1].good is False or len(ids) < ENOUGH:
+        return _untested(f"Nothing was measured: {findings[-1].text}.", findings)
+    learn, ids = (ids[::2], ids[1::2]) if learn is None else (learn, ids)
+    learn, ids = learn[:5000], ids[:5000]
+    others = real or pseudo or {}
+    with warnings.catch_warnings():
+        # Methods that do not suit the features are ranked accordingly; a warning for each would only distract.
+        warnings.simplefilter("ignore", IdnessWarning)
+        if real:
+            found = _by_validation(*search.choose(search.wanted_rows(), head, learn, ids, real))
+        elif pseudo:
+            found = _by_pseudo_ood(head, learn, ids, pseudo)
+        else:
+            reason = "Nothing was measured: there are neither OOD images nor images to make pseudo-OOD images of."
+            found = _untested(reason, findings, build("fuse").fit(head, learn, val=ids))
+        gains = scale_gains(head, ids, others) if others else {}
+    found.detector.chosen_on(learn, ids)
+    helpful = [p for p, gain in gains.items() if gain > HELPS]
+    return replace(
+        found,
+        findings=(*findings, *_scaling(gains, bool(real)), *_methods(found)),
+        suits=bool(helpful) if gains else None,
+        percentiles=(min(helpful), max(helpful)) if helpful else None,
+    )
+
+
+def recommend_for(
+    network: Network,
+    ids: SetActivations,
+    *,
+    learn: Activations | None = None,
+    ood: Activations | None = None,
+    listener: Listener | None = None,
+) -> Recommendation:
+    """Recommend a method for a network, from its activations on ID images; without enough OOD images, pseudo-OOD images are made.
+
+    Args:
+        network: the network.
+        ids: ID images that do not calibrate or test anything afterwards: `learning_half` of a set.
+        learn: activations of other ID images to fit methods on; every other one of `ids` if `None`.
+        ood: activations of OOD images.
+        listener: progress callback.
+    """
+    picked = _picked(ids)
+    enough = ood is not None and len(ood) >= ENOUGH
+    pseudo = {} if enough else pseudo_activations(network, picked, every=2 if learn is None else 1, listener=listener)
+    acts, wrong = picked.acts, None
+    if acts.labels is not None:
+        # Labels that hardly ever agree with the network would teach methods nonsense.
+        labels, answers = acts.labels.numpy(), acts.logits.argmax(dim=1).numpy()
+        wrong = check_accuracy(ids.name, labels, answers, acts.logits.shape[1], any_accuracy=True)
+        acts = replace(acts, labels=None) if wrong else acts
+    given = None if ood is None else {"OOD images": ood}
+    found = recommend(network.split.head, learn, acts, ood=given, pseudo=pseudo, rectifier=ids.rectifier)
+    return replace(found, findings=(Finding("labels", wrong, False), *found.findings)) if wrong else found
+
+
+def learning_half(ids: SetActivations) -> tuple[SetActivations, Tensor]:
+    """Return the random half of a set on which a detector is chosen and fitted, and the order whose first half that is.
+
+    The half is the same for every command that gets the same images; an image that occurs twice counts once.
+    """
+    if ids.digests is not None:
+        seen = {row.tobytes(): place for place, row in reversed(list(enumerate(ids.digests[:, :EXACT])))}
+        if len(seen) < len(ids.acts):
+            kept = np.sort(list(seen.values()))
+            index = None if ids.index is None else ids.index[kept]
+            ids = replace(ids, acts=ids.acts[torch.from_numpy(kept)], index=index, digests=ids.digests[kept])
+    count = len(ids.acts)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
+    first = order[: count // 2].sort().values
+    index = None if ids.index is None else ids.index[first.numpy()]
+    return replace(ids, acts=ids.acts[first], index=index, digests=None), order
+
+
+def diagnose(
+    model: str | ModelOptions,
+    data: str | Path | None = None,
+    ood: str | Path | None = None,
+    *,
+    limit: int | None = 2 * MOST,
+    listener: Listener | None = None,
+) -> Recommendation:
+    """Load a network, run ID and OOD images through it, and recommend a method; `calibrate` on the same images takes the same one.
+
+    Args:
+        model: the network's name, as `load_model` takes it, or its options.
+        data: ID images; without them only the structure is examined, on noise, or the images of an embedded network are used.
+        ood: OOD images to choose a method on.
+        limit: maximum number of images of each set, evenly picked.
+        listener: progress callback.
+    """
+    hear = listener or Listener()
+    options = model if isinstance(model, ModelOptions) else ModelOptions(model)
+    place = data or (embedded.TEST_SET if embedded.owns(str(options.model)) else None)
+    if place is None or str(options.weights) == "none":
+        return _by_structure(open_network(options))
+    known = open_argument("data", place)
+    flagged = None if ood is None else open_argument("ood", ood)
+    images = known if isinstance(known, ImageSet) else None
+    network = open_network(options, images=images)
+    if images is not None:
+        hear.note(f"preprocessing: {network.preprocessing.describe()}")
+    ids = collect(network, known, name="ID images", limit=limit, distinct=True, pre_relu=True, listener=hear)
+    others = None
+    if flagged is not None:
+        others = collect(network, flagged, name="OOD images", limit=limit, distinct=True, listener=hear).acts
+    return recommend_for(network, learning_half(ids)[0], ood=others, listener=hear)
+
+
+def scaling(
+    network: Network, ids: SetActivations, *, ood: Activations | None = None, listener: Listener | None = None
+) -> dict[float, float]:
+    """Return the gain of SCALE over the energy score for each percentile, on OOD images or pseudo-OOD images."""
+    picked = _picked(ids)
+    others = pseudo_activations(network, picked, listener=listener) if ood is None else {"OOD images": ood}
+    return scale_gains(network.split.head, picked.acts, others)
+
+
+def scale_gains(head: Head, ids: Activations, others: Mapping[str, Activations]) -> dict[float, float]:
+    """Return the gain of SCALE over the energy score for each percentile, in logits of the AUROC."""
+    detectors = [build("ebo"), *(build("scale", percentile=p) for p in PERCENTILES)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IdnessWarning)
+        fit_many(detectors, head)
+        values = _mean_logits(detectors, ids, others)
+    return {p: value - values[0] for p, value in zip(PERCENTILES, values[1:], strict=True)}
+
+
+def scale_percentile(gains: Mapping[float, float]) -> float | None:
+    """Return the percentile at which SCALE gains most; `None` if it helps at none."""
+    best = max(gains, key=lambda p: gains[p])
+    return best if gains[best] > HELPS else None
+
+
+def harmed_by_scaling(gains: Mapping[float, float], percentile: float) -> str | None:
+    """Return a warning if SCALE at a percentile is worse than the energy score, else `None`."""
+    near = min(gains, key=lambda p: abs(p - percentile))
+    if gains[near] >= HARMS:
+        return None
+    return (
+        f"Scale: percentile {percentile:g} harms this network on pseudo-OOD images"
+        f" ({gains[near]:+.2f} logits of AUROC relative to the energy score); use auto"
+    )
+
+
+def chosen_row(aurocs: Mapping[str, float | None]) -> str | None:
+    """Return the row to use by AUROCs on validation data: `fuse` unless another is clearly above it; `None` if there are none."""
+    known = {row: logit(float(np.clip(value, *CLIP))) for row, value in aurocs.items() if value is not None}
+    best = max(known, key=lambda row: known[row], default=None)
+    return "fuse" if best and known.get("fuse", -np.inf) >= known[best] - CLEAR_LEAD else best
+
+
+def pick(fused: float, singles: Mapping[str, float], lead: float | None = None) -> str:
+    """Return the row to use by scores on pseudo-OOD images: `fuse`, unless a single one is far above it or `ebo` is above it."""
+    best = max(singles, key=lambda name: singles[name])
+    if singles[best] > fused + (LEAD if lead is None else lead):
+        return best
+    return "ebo" if singles["ebo"] > fused else "fuse"
+
+
+def mean_logit(ids: Scores, others: Mapping[str, Scores]) -> float:
+    """Return the mean logit of the AUROCs of ID images against each kind of other images."""
+    return float(np.mean([logit(float(np.clip(auroc(ids, scores), *CLIP))) for scores in others.values()]))
+
+
+def _mean_logits(detectors: list[Detector], ids: Activations, others: Mapping[str, Activations]) -> list[float]:
+    inside = score_many(detectors, ids)
+    outside = {kind: score_many(detectors, acts) for kind, acts in others.items()}
+    return [
+        mean_logit(scores, {kind: found[place] for kind, found in outside.items()})
+        for place, scores in enumerate(inside)
+    ]
+
+
+def _untested(reason: str, findings: Sequence[Finding], detector: Detector | None = None) -> Recommendation:
+    why = f"Recommended: fuse, which is above the energy score on every network that was tried. {reason}"
+    return Recommendation(detector or build("fuse"), "fuse", why, findings=tuple(findings))
+
+
+def _by_validation(found: Mapping[str, search.Choice], failed: Mapping[str, str]) -> Recommendation:
+    """Recommend by AUROCs on OOD images, with the options that a search found best."""
+    row = chosen_row({name: item.auroc for name, item in found.items()})
+    if row is None:
+        raise InputError(f"auto: no method could be tried; first reason: {next(iter(failed.values()), 'none given')}")
+    values = {name: item.auroc for name, item in found.items() if item.auroc is not None}
+    settings = sum(len(item.tried) for item in found.values())
+    best = "the highest" if values[row] == max(values.values()) else "not clearly below any"
+    why = (
+        f"Recommended: {short(found[row].detector)} (AUROC {100 * values[row]:.2f} % on OOD validation images),"
+        f" {best} of {settings} settings of {len(values)} methods."
+    )
+    detectors = {name: found[name].detector for name in values}
+    return _measured(row, detectors, values, why, "ood", failed)
+
+
+def _by_pseudo_ood(
+    head: Head, learn: Activations, ids: Activations, pseudo: Mapping[str, Activations]
+) -> Recommendation:
+    """Recommend by AUROCs on pseudo-OOD images, at default options."""
+    detectors: dict[str, Detector] = {"fuse": build("fuse").fit(head, learn, val=ids)}
+    failed: dict[str, str] = {}
+    for name, detector in rows().items():
+        if name != "fuse":
+            try:
+                detectors[name] = detector.fit(head, learn, val=search.to_learn_from(detector, ids))
+            except IdnessError as error:
+                failed[name] = str(error)
+    logits = dict(zip(detectors, _mean_logits(list(detectors.values()), ids, pseudo), strict=True))
+    row = pick(logits["fuse"], {name: value for name, value in logits.items() if name != "fuse"})
+    values = {name: expit(value) for name, value in logits.items()}
+    compared = {
+        "fuse": f"that of the energy score is {100 * values['ebo']:.1f} %",
+        "ebo": f"that of fuse is only {100 * values['fuse']:.1f} %",
+    }.get(row, f"far above fuse ({100 * values['fuse']:.1f} %)")
+    why = (
+        f"Recommended: {short(detectors[row])}. Its AUROC on pseudo-OOD images made of {len(ids):,} ID images is"
+        f" {100 * values[row]:.1f} %; {compared}."
+    )
+    return _measured(row, detectors, values, why, "pseudo-ood", failed)
+
+
+def _measured(
+    row: str,
+    detectors: Mapping[str, Detector],
+    values: Mapping[str, float],
+    why: str,
+    where: str,
+    failed: Mapping[str, str],
+) -> Recommendation:
+    ranked = sorted(values, key=lambda name: -values[name])
+    rival = next((name for name in ranked if detectors[name].name != detectors[row].name), None)
+    risk = ""
+    if rival is not None:
+        lead, other = 100 * (values[row] - values[rival]), short(detectors[rival])
+        risk = f"Runner-up: {other}, {lead:.2f} points behind."
+        if lead < 0:
+            risk = f"{other} is {-lead:.2f} points ahead, which is not enough to prefer a single method."
+    return Recommendation(
+        detectors[row],
+        row,
+        why,
+        risk,
+        {short(detectors[name]): values[name] for name in ranked},
+        where,
+        tuple(f"{name}: {reason}" for name, reason in failed.items()),
+    )
+
+
+def _picked(ids: SetActivations) -> SetActivations:
+    step = max(1, -(-len(ids.acts) // MOST))
+    return replace(ids, acts=ids.acts[::step], index=None if ids.index is None else ids.index[::step])
+
+
+def structure(head: Head, acts: Activations, rectifier: Rectifier | None) -> list[Finding]:
+    """Return what needs no OOD images: the sign of the features, the layer before them, and their number."""
+    kept = kept_count(head.width, 85)
+    text = f"{head.width} features, {head.classes} classes; p = 85 keeps the {kept} largest"
+    width = Finding("width", text, head.width >= NARROW, head.width)
+    signed = _signed(acts)
+    if rectifier is not None:
+        return [signed, Finding("final layer", f"features come from {rectifier}", True), width]
+    if signed.good is False:
+        return [signed, Finding("final layer", "no ReLU before the features", False), width]
+    return [signed, width]
+
+
+def _signed(acts: Activations) -> Finding:
+    lowest, largest = float(acts.features.min()), float(acts.features.abs().max())
+    share = float((acts.features < -NEGATIVE * largest).float().mean())
+    if share > 0:
+        text = f"{100 * share:.0f} % are negative (down to {lowest:.2g}); methods that sum features do not apply"
+        return Finding("features", text, False, share)
+    zeros = float((acts.features == 0).all(dim=1).float().mean())
+    if zeros > 0.01:
+        return Finding("features", f"non-negative, but all zero for {100 * zeros:.0f} % of the images", None, zeros)
+    return Finding("features", "non-negative, as the scale ratio requires", True, 0.0)
+
+
+def _training(acts: Activations) -> Finding:
+    confidence = float(torch.softmax(acts.logits, dim=1).amax(dim=1).mean())
+    text = f"mean largest probability {confidence:.2f} on the ID images"
+    chance = 1 / acts.logits.shape[1]
+    if len(acts) < ENOUGH:
+        return Finding("training", f"{len(acts)} images are too few to examine more than the structure")
+    if confidence - chance < UNTRAINED * (1 - chance):
+        return Finding("training", f"{text}; the network looks untrained", False, confidence)
+    if acts.labels is not None:
+        text += f", accuracy {100 * float((acts.logits.argmax(dim=1) == acts.labels).float().mean()):.1f} %"
+    return Finding("training", text, None, confidence)
+
+
+def _scaling(gains: Mapping[float, float], real: bool) -> list[Finding]:
+    if not gains:
+        return []
+    where = "your OOD images" if real else "pseudo-OOD images"
+    best = max(gains, key=lambda p: gains[p])
+    listed = ", ".join(f"{gains[p]:+.2f} at {p:g}" for p in gains if p in (65.0, 85.0, 95.0, best))
+    verdict = "helps" if gains[best] > HELPS else "harms" if gains[85.0] < HARMS else "makes little difference"
+    text = f"SCALE {verdict} on {where}; difference to the energy score in logits of the AUROC: {listed}"
+    return [Finding("scaling", text, {"helps": True, "harms": False}.get(verdict), gains[best])]
+
+
+def _methods(found: Recommendation) -> list[Finding]:
+    shown = ", ".join(f"{name} {100 * value:.1f}" for name, value in list(found.aurocs.items())[:SHOWN])
+    where = "your OOD images" if found.measured_on == "ood" else "pseudo-OOD images"
+    return [Finding("methods", f"AUROC on {where}, best first: {shown}")] if shown else []
+
+
+def _by_structure(network: Network) -> Recommendation:
+    """Examine a network without images, on noise: whether its features are non-negative."""
+    split, how = network.split, network.how
+    shape = how.size if how is not None and how.size is not None else (SIZE, SIZE)
+    channels = how.channels if how is not None else input_channels(split.model) or 3
+    found = capture(split, torch.randn(4, channels, *shape, generator=torch.Generator().manual_seed(0)))
+    findings = structure(split.head, found.acts, found.rectifier)
+    if found.rectifier is None and findings[0].good is not False and found.last not in ("relu", "relu6", "hardtanh"):
+        # The mean of a smooth activation function can be positive on noise and negative on images.
+        last = f"the last activation function is {found.last or 'unknown'}, not a ReLU"
+        findings.append(Finding("final layer", last, False))
+    if split.multi_label:
+        return Recommendation(build("ebo"), "ebo", MULTI_LABEL, findings=tuple(findings))
+    suits = all(finding.good is not False for finding in findings if finding.name != "width")
+    reason = f"Without images: by its structure, SCALE {'may suit' if suits else 'does not suit'} this network."
+    return replace(_untested(reason, findings), suits=None if suits else False)
