@@ -281,7 +281,10 @@ def test_a_p_value_has_the_digits_of_its_images(chromium: Any, served: Served, p
         visit.give(pictures["known"], "in")
         assert re.fullmatch(r"[01]\.\d{3}", visit.text("#p-value"))
         lower = round(float(visit.text("#p-value")) * 201) - 1
-        assert f"Of the 200 calibration images, {lower} score as low or lower" in visit.text("#sentence")
+        assert (
+            f"Of the 200 calibration images, {lower} {'scores' if lower == 1 else 'score'} as low or lower"
+            in visit.text("#sentence")
+        )
 
 
 def test_a_sample_that_passes_is_explained_by_the_rates(chromium: Any) -> None:

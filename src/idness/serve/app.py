@@ -208,7 +208,7 @@ def _add_api(app: FastAPI, service: Service) -> None:
         neighbours: int = Query(0, ge=0, le=24, description="Number of nearest calibration images to return."),
         picture: bool = Query(False, description="Whether to return each image as the network saw it."),
     ) -> dict[str, Any]:
-        """Judge one or many images. An image that cannot be judged has a `problem` instead of a verdict."""
+        """Judge one or many images. An image that cannot be judged has a problem instead of a verdict."""
         async with service.body(request) as body:
             uploads = await read_uploads(request.headers, body, limits)
             return {"recall": guard.recalls[0], "results": await service.judge(uploads, neighbours, picture)}

@@ -270,7 +270,7 @@ SCORE_BODY: dict[str, Any] = {
             "408": "The body did not arrive in time.",
             "413": "Too many bytes, pixels or images.",
             "415": "The content type is not supported.",
-            "422": "No image of the request could be judged; `results` has the problem of each.",
+            "422": "No image of the request could be judged; results has the problem of each.",
             "503": "Too many images are waiting; try again after Retry-After seconds.",
             "504": "The images could not be judged in time.",
         }.items()

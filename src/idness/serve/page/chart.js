@@ -97,7 +97,7 @@ export function draw(svg, info, recall, result) {
   hatched.setAttribute("fill", "url(#hatch)");
   svg.append(hatched, bars(info, at, "in", "clip-in"), shape("line", { class: "axis", x1: 0, y1: BASE, x2: WIDTH, y2: BASE }));
   const [mark, here] = score === null ? [null, -1e9] : marker(at, low, high, score);
-  const room = score !== null && (score < low || score > high) ? 320 : 105;
+  const room = score !== null && (score < low || score > high) ? 320 : 150;
   for (const [value, text] of ticks(low, high)) {
     // Skip ticks that would overlap the label of the image.
     if (Math.abs(at(value) - here) > room) svg.append(anchored(at(value), text, BASE + 30, "tick"));

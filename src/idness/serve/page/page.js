@@ -53,7 +53,7 @@ function sentence(result, calibration, out) {
   if (result.reason) return `Flagged: ${result.reason}.`;
   const images = calibration.images, lower = Math.round(result.p_value * (images + 1)) - 1;
   const among = groupOf(result) === null ? `${images.toLocaleString("en")} calibration images` : `${images.toLocaleString("en")} calibration images classified as “${result.class}”`;
-  const rarity = lower === 0 ? `It scores lower than all ${among}` : `Of the ${among}, ${lower.toLocaleString("en")} score as low or lower`;
+  const rarity = lower === 0 ? `It scores lower than all ${among}` : `Of the ${among}, ${lower.toLocaleString("en")} ${lower === 1 ? "scores" : "score"} as low or lower`;
   return `${rarity}. The network predicts “${result.class}”${out ? "; do not rely on it" : ""}.`;
 }
 
