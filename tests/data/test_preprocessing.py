@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 
@@ -37,7 +35,7 @@ def test_equals_torchvision(size: tuple[int, int], interpolation: str, monkeypat
     ours = Preprocessing(resize=256, crop=224, interpolation=interpolation, **IMAGENET)
     levels = 255 * torch.tensor(IMAGENET["std"]).view(3, 1, 1)
     wanted = theirs(picture(*size))
-    # A few values are rounded to the next one, by torch, and by Pillow where it resizes the crop alone.
+    # torch rounds a few values to the next one.
     for least, found in ((0.02, ours(picture(*size))), (0.02, ours(np.asarray(picture(*size))))):
         apart = ((found - wanted) * levels).abs()
         assert apart.max() < 1.01
@@ -46,26 +44,8 @@ def test_equals_torchvision(size: tuple[int, int], interpolation: str, monkeypat
         without.delitem(sys.modules, "torch")
         pillow = ours.pixels(picture(*size))
         assert np.array_equal(pillow, ours.pixels(np.asarray(picture(*size))))
-    apart = ((ours.normalize(np.array(pillow)) - wanted) * levels).abs()
-    assert apart.max() < 1.01
-    assert apart.mean() < (0.15 if interpolation == "bilinear" else 1e-6)
+    torch.testing.assert_close(ours.normalize(np.array(pillow)), wanted)
     assert ours.size == (224, 224)
-
-
-@given(st.integers(5, 400), st.integers(5, 400), st.integers(4, 120), st.integers(1, 130))
-def test_what_the_crop_keeps_is_resized_alone(width: int, height: int, resize: int, crop: int) -> None:
-    assume(max(width, height) <= 32 * min(width, height))  # longer strips are cut first
-    image = picture(width, height)
-    with pytest.MonkeyPatch.context() as without:
-        without.delitem(sys.modules, "torch")
-        alone = Preprocessing(resize=resize, crop=crop).pixels(image).astype(int)
-    scaled = int(resize * max(width, height) / min(width, height))
-    target = (resize, scaled) if width <= height else (scaled, resize)
-    whole = Preprocessing(crop=crop).pixels(image.resize(target, Image.Resampling.BILINEAR)).astype(int)
-    assert alone.shape == whole.shape
-    # Two passes, each rounded.
-    assert np.abs(alone - whole).max() <= 2
-    assert np.abs(alone - whole).sum() <= 0.3 * alone.size + 8
 
 
 @pytest.mark.parametrize("size", [(20, 40), (40, 20), (20, 21)])
@@ -74,21 +54,22 @@ def test_crop_larger_than_the_image_pads_as_torchvision_does(size: tuple[int, in
     assert torch.equal(Preprocessing(crop=33)(picture(*size)), theirs(picture(*size)))
 
 
-@pytest.mark.parametrize("size", [(5000, 1), (1, 5000), (1, 1)])
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_strips_stay_small(size: tuple[int, int], interpolation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[int, int]] = []
-    resize = Image.Image.resize
+@pytest.mark.parametrize("size", [(5000, 1), (1, 5000)])
+@pytest.mark.parametrize("with_torch", [True, False])
+def test_strips_stay_small(size: tuple[int, int], with_torch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+    owner, name = (torch.nn.functional, "interpolate") if with_torch else (Image.Image, "resize")
+    resize = getattr(owner, name)
 
-    def watched(image: Image.Image, target: tuple[int, int], *more: object, **named: object) -> Image.Image:
+    def watched(image: object, target: tuple[int, int], *more: object, **named: object) -> object:
         made.append(target)
-        return resize(image, target, *more, **named)  # type: ignore[arg-type]
+        return resize(image, target, *more, **named)
 
-    monkeypatch.setattr(Image.Image, "resize", watched)
-    how = Preprocessing(resize=256, crop=224, interpolation=interpolation)
-    assert how(picture(*size)).shape == (3, 224, 224)
-    assert max((max(target) for target in made), default=0) <= 32 * 256
-    assert made or size == (1, 1)
+    monkeypatch.setattr(owner, name, watched)
+    if not with_torch:
+        monkeypatch.delitem(sys.modules, "torch")
+    assert Preprocessing(resize=256, crop=224).pixels(picture(*size)).shape == (224, 224, 3)
+    assert [max(target) for target in made] == [32 * 256]
 
 
 def test_an_array_of_the_right_size_is_left_alone() -> None:

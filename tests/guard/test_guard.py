@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import colour_world as world
@@ -8,9 +10,9 @@ import pytest
 import tiny_net
 import torch
 from colour_world import HOW, known_tensors, ood_tensors
-from torch import nn
+from torch import Tensor, nn
 
-from idness.core.errors import IdnessWarning, InputError, NotFittedError, OptionError
+from idness.core.errors import ExportError, IdnessWarning, InputError, NotFittedError, OptionError
 from idness.core.types import Activations
 from idness.detectors.registry import rows
 from idness.guard import Guard
@@ -258,3 +260,37 @@ def test_recalls_may_change_while_others_decide(guard: Guard) -> None:
         changing.join()
     assert {tuple(verdict.levels) for verdict in verdicts} <= {(0.95,), (0.5, 0.9)}
     assert {float(value) for value in thresholds} <= {float(made.threshold(recall)) for recall in (0.95, 0.5)}
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+@pytest.mark.parametrize("method", ["scale", "vim", "weiper"])
+def test_the_default_dtype_changes_nothing(
+    precision: torch.dtype, method: str, trained: nn.Module, tmp_path: Path
+) -> None:
+    model = copy.deepcopy(trained).to(precision)
+
+    def saved(folder: Path) -> list[Tensor]:
+        made = Guard(model, method, preprocessing=HOW).fit([known_tensors(120, first=3_000)])
+        made.calibrate([known_tensors(120)[0]]).save(folder)
+        loaded = Guard.load(folder, model)
+        if method == "scale":
+            with pytest.raises(ExportError, match="float64") if precision == torch.float64 else nullcontext():
+                made.to_onnx(folder / "guard.onnx")
+        return [known.judge(world.known("red", 5)).score for known in (made, loaded)]
+
+    expected = saved(tmp_path / "float32")
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = saved(tmp_path / "float64")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(torch.cat(expected), torch.cat(found))
+    assert found[0].dtype == torch.float32
+
+
+def test_class_names_may_be_numbers(trained: nn.Module, tmp_path: Path) -> None:
+    numbers = range(10, 10 + len(tiny_net.Tiny.class_names))
+    guard = Guard(trained, "scale", preprocessing=HOW, class_names=numbers).calibrate([known_tensors(120)[0]])
+    verdict = Guard.load(guard.save(tmp_path / "guard"), trained).judge(world.known("red", 5))
+    assert verdict.name(0) == str(10 + int(verdict.label))
+    assert f"<td>{verdict.name(0)}</td>" in verdict._repr_html_()

@@ -16,6 +16,7 @@ import torch
 from colour_world import HOW, known_tensors, ood_tensors
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch import Tensor, nn
 
 from idness.core.errors import ExportError, StoreError
@@ -91,9 +92,13 @@ def test_what_the_graph_carries_and_the_example_runs_it_without_torch(
     assert facts["class_names"] == list(tiny_net.Tiny.class_names)
     assert facts["recalls"] == [0.95]
     assert facts["preprocessing"]["resize"] == [16, 16]
-    pictures = [tmp_path / "red.png", tmp_path / "odd.png"]
-    world.known("red", 5, side=40).save(pictures[0])
+    pictures = [tmp_path / f"{name}.png" for name in ("red", "odd", "deep", "clear")]
+    red = world.known("red", 5, side=40)
+    red.save(pictures[0])
     world.ood_picture(1).save(pictures[1])
+    Image.fromarray(np.asarray(red.convert("L")).astype(np.uint16) << 8).save(pictures[2])
+    red.putalpha(90)
+    red.save(pictures[3])
     # None in sys.modules makes an import fail: the example must need neither torch nor idness.
     code = "import runpy, sys; sys.modules.update(torch=None, idness=None); del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
     done = subprocess.run(
@@ -106,7 +111,7 @@ def test_what_the_graph_carries_and_the_example_runs_it_without_torch(
     _score_without_torch(path, pictures, verdict.records())
     _drift_is_told(path, guard, id_folder, ood_folder)
     lines = done.stdout.strip().splitlines()
-    assert len(lines) == 2
+    assert len(lines) == len(pictures)
     for line, record in zip(lines, verdict.records(), strict=True):
         assert record["class"] in line
         assert ("OUT" in line) == record["is_ood"]
@@ -122,7 +127,7 @@ def _score_without_torch(path: Path, pictures: list[Path], wanted: list[dict[str
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert found[2] == {
+    assert found[-1] == {
         "image": str(broken),
         "error": "broken.png: must be one of JPEG, PNG, WEBP, BMP, GIF, TIFF, PPM, got text",
     }

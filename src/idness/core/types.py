@@ -78,7 +78,8 @@ class Activations:
         It is a hash of four random projections of the features and of their norm. Zero, which counts as unknown, if there are no
         features to tell images apart by.
         """
-        directions = torch.randn(self.features.shape[1], 4, generator=torch.Generator().manual_seed(0))
+        random = torch.Generator().manual_seed(0)
+        directions = torch.randn(self.features.shape[1], 4, generator=random, dtype=torch.float32)
         features = self.features.cpu()
         norm = features.norm(dim=1, keepdim=True).clamp(min=1e-30)
         cells = (torch.cat([features @ directions / norm, norm.log()], dim=1).nan_to_num() * DIGEST_GRID).round().long()

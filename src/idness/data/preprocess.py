@@ -27,8 +27,6 @@ Pixels = NDArray[np.uint8]
 INTERPOLATIONS = {kind.name.lower(): kind for kind in Image.Resampling}
 ALIKE = ("bilinear", "bicubic")
 """Interpolations for which torch and Pillow agree up to rounding."""
-NARROW = 3
-"""Aspect ratio above which Pillow, which resizes only what the crop keeps, is faster than torch."""
 STRETCHED = 32
 """Aspect ratio above which a strip is cut before it is enlarged: a 5000 x 1 image would become 1.3 million pixels wide."""
 MODES = {1: "L", 3: "RGB"}
@@ -37,7 +35,7 @@ CACHED = 1 << 18
 """Values that are normalised at once, to stay in the processor's cache: 1 MB."""
 THUMBNAIL = 64
 """The longest side of a thumbnail, in pixels."""
-WAY = "3"
+WAY = "4"
 """Version of this module's pixels; raising it invalidates stored activations."""
 
 
@@ -122,8 +120,8 @@ class Preprocessing:
         import torch
 
         whole = torch.as_tensor(pixels).movedim(-1, -3)
-        values = torch.empty(whole.shape, device=whole.device)
-        mean, std = (torch.tensor(part, device=values.device).view(-1, 1, 1) for part in (self.mean, self.std))
+        values = torch.empty(whole.shape, dtype=torch.float32, device=whole.device)
+        mean, std = (values.new_tensor(part).view(-1, 1, 1) for part in (self.mean, self.std))
         # A few at a time stay in the processor's cache from step to step; a GPU takes all at once, and one image is not divided.
         apart = whole.ndim == 4 and whole.device.type == "cpu"
         few = max(1, CACHED // max(1, math.prod(whole.shape[1:])) if apart else len(whole))
@@ -270,14 +268,19 @@ def fitted(picture: Image.Image | Pixels, resize: Size, crop: Size, interpolatio
     height, width = picture.shape[:2] if isinstance(picture, np.ndarray) else (picture.height, picture.width)
     if not resizes(resize, height, width):
         return _cropped(_array(picture), crop)
-    narrow = crop is not None and max(height, width) > NARROW * min(height, width)
-    if sys.modules.get("torch") is not None and interpolation in ALIKE and not narrow:
-        return _cropped(_by_torch(_array(picture), _target(resize, width, height), interpolation), crop)
+    if isinstance(resize, int) and crop is not None and max(height, width) > STRETCHED * min(height, width):
+        # Only the centre survives the crop, so the rest of a strip need not be enlarged.
+        keep = STRETCHED * min(height, width)
+        picture = _cropped(_array(picture), (min(height, keep), min(width, keep)))
+        height, width = picture.shape[:2]
+    target = _target(resize, width, height)
+    if sys.modules.get("torch") is not None and interpolation in ALIKE:
+        return _cropped(_by_torch(_array(picture), target, interpolation), crop)
     if isinstance(picture, np.ndarray) and picture.shape[2] != 3:
         bands = [np.ascontiguousarray(picture[:, :, place]) for place in range(picture.shape[2])]
         return np.concatenate([fitted(Image.fromarray(band), resize, crop, interpolation) for band in bands], axis=2)
     image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
-    return _cropped(_array(_by_pillow(image, resize, crop, interpolation)), crop)
+    return _cropped(_array(image.resize(target, INTERPOLATIONS[interpolation])), crop)
 
 
 def resizes(resize: Size, height: int, width: int) -> bool:
@@ -315,34 +318,6 @@ def _by_torch(array: Pixels, target: tuple[int, int], interpolation: str) -> Pix
     found = torch.nn.functional.interpolate(whole, target[::-1], mode=interpolation, antialias=True)
     pixels: Pixels = found[0].permute(1, 2, 0).numpy()
     return pixels
-
-
-def _by_pillow(image: Image.Image, resize: Size, crop: Size, interpolation: str) -> Image.Image:
-    filter_ = INTERPOLATIONS[interpolation]
-    if isinstance(resize, tuple):
-        return image.resize(resize[::-1], filter_)
-    width, height = image.size
-    short, long = min(width, height), max(width, height)
-    if long > STRETCHED * short and crop is not None:
-        # Only the centre survives the crop, so the rest of a strip need not be enlarged.
-        keep = STRETCHED * short
-        left, top = max(0, (width - keep) // 2), max(0, (height - keep) // 2)
-        image = image.crop((left, top, left + min(width, keep), top + min(height, keep)))
-    target = _target(resize, *image.size)
-    if crop is None or interpolation != "bilinear":
-        return image.resize(target, filter_)
-    return _resized_centre(image, target, pair(crop), filter_)
-
-
-def _resized_centre(
-    image: Image.Image, target: tuple[int, int], crop: tuple[int, int], filter_: Image.Resampling
-) -> Image.Image:
-    """Resize only what the crop keeps: a third less work for 224 of 256. Some values differ by one from rounding."""
-    height, width = min(crop[0], target[1]), min(crop[1], target[0])
-    left, top = round((target[0] - width) / 2.0), round((target[1] - height) / 2.0)
-    x, y = image.width / target[0], image.height / target[1]
-    end = min((left + width) * x, image.width), min((top + height) * y, image.height)
-    return image.resize((width, height), filter_, box=(left * x, top * y, *end))
 
 
 def _cropped(array: Pixels, crop: Size) -> Pixels:

@@ -81,7 +81,7 @@ class Guard(nn.Module):
         layer: str | None = None,
         multi_label: bool | None = None,
         preprocessing: Preprocessing | None = None,
-        class_names: Sequence[str] | None = None,
+        class_names: Sequence[str | int] | None = None,
         spec: str | None = None,
     ) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Guard(nn.Module):
         self.model = self.split.model
         self.detector = parse(detector) if isinstance(detector, str) else detector
         self.preprocessing = preprocessing
-        self.class_names = tuple(class_names) if class_names is not None else None
+        self.class_names = None if class_names is None else tuple(str(name) for name in class_names)
         self.spec = spec
         self._rule: _Rule | None = None
         self.gallery: Gallery | None = None
@@ -338,7 +338,7 @@ class Guard(nn.Module):
 
     def blank(self) -> Activations:
         """Make the activations of an image without any feature."""
-        features = torch.zeros(1, self.split.width, device=self.split.device)
+        features = torch.zeros(1, self.split.width, dtype=torch.float32, device=self.split.device)
         blank = Activations(features, self.split.head(features))
         return blank if self.detector.input_edit is None else replace(blank, edited=blank)
 

@@ -105,6 +105,10 @@ def to_onnx(guard: Guard, path: str | os.PathLike[str], *, example: Tensor | Non
     check_target(path, force=force)
     if guard.detector.input_edit is not None:
         raise ExportError(REFUSED.format(name=guard.detector.name, reason="it needs gradients"))
+    if guard.split.dtype == torch.float64:
+        raise ExportError(
+            "to_onnx: the network is in float64, which onnxruntime cannot run; convert it with model.float() and calibrate again"
+        )
     onnx = _onnx()
     images = _example(guard, example)
     graph = GuardGraph(guard)

@@ -81,7 +81,8 @@ class WeiPer(Detector):
         # Rounding differs between batches and must not move a value to another bin, unless there are thousands.
         kind = torch.double if copies * head.classes < EXACT else torch.float32
         plain = head.weight.to(kind).repeat(copies, 1)
-        noise = unit(torch.randn(plain.shape, generator=torch.Generator().manual_seed(0))).to(plain)
+        drawn = torch.randn(plain.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+        noise = unit(drawn).to(plain)
         self.weights_ = plain + self.delta * plain.norm(dim=1, keepdim=True) * noise
         # One range for all features, and one for all perturbed logits.
         few = len(features) * len(plain) <= HELD
