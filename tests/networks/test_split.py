@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import copy
 from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
+from idness import Guard
 from idness.core.errors import DataError, InputError, ModelError
 from idness.networks.load import load_model
 from idness.networks.modules import fingerprint, unwrap
@@ -321,3 +326,62 @@ def test_networks_that_work_in_place_or_give_no_gradient():
     assert all(parameter.requires_grad for parameter in closed.parameters())
     with pytest.raises(InputError, match="images must be floating point to be changed, got uint8"):
         SplitModel(small()).split((images * 255).byte(), edit_with=Brighter())
+
+
+class LowRank(nn.Module):
+    """A LoRA adapter: around a layer it adds to its output, as a parametrization to its weight."""
+
+    def __init__(self, base: nn.Linear | None = None) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.down, self.up = nn.Linear(16, 4, bias=False), nn.Linear(4, 5, bias=False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        if self.base_layer is None:
+            return value + self.up.weight @ self.down.weight
+        return self.base_layer(value) + 0.5 * self.up(self.down(value))
+
+
+def _parametrized() -> nn.Module:
+    layer = nn.Linear(16, 5)
+    parametrize.register_parametrization(layer, "weight", LowRank())
+    return layer
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        lambda: LowRank(nn.Linear(16, 5)),
+        lambda: LowRank(nn.utils.parametrizations.spectral_norm(nn.Linear(16, 5))),
+        _parametrized,
+        lambda: nn.utils.spectral_norm(nn.Linear(16, 5)),
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(16, 5)),
+    ],
+    ids=["lora", "lora of spectral norm", "parametrized", "spectral norm hook", "spectral norm"],
+)
+def test_guards_of_computed_heads_load_and_leave_the_network_alone(
+    head: Callable[[], nn.Module], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.ReLU(), head()).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    first, images = SplitModel(model).head, torch.randn(60, 3, 4, 4)
+    guard = Guard(model, "ebo").calibrate([images])
+    loaded = Guard.load(guard.save(tmp_path / "guard"), model)
+    assert loaded.split.classes == 5
+    assert torch.equal(guard(images).score, loaded(images).score)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    acts = SplitModel(model, guard.split.layer).extract([images])
+    torch.testing.assert_close(first(acts.features), acts.logits)
+    with torch.no_grad():
+        torch.testing.assert_close(acts.logits, copy.deepcopy(model).eval()(images))
+
+
+def test_networks_and_images_of_inference_mode_work() -> None:
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, 5))
+        images = torch.randn(60, 3, 4, 4)
+        assert len(Guard(model, "ebo").calibrate([images])(images[:3])) == 3
+    assert len(Guard(model, "ebo").calibrate([images])(images[:3])) == 3
+    with pytest.raises(ModelError, match="created under torch.inference_mode"):
+        Guard(model, "odin").calibrate([images.clone()])

@@ -345,7 +345,7 @@ def explain(steps: Sequence[Step], output: Any, layer: str | None = None) -> Rec
     found: dict[str, tuple[Recipe, list[Step]]] = {}
     for name, tensor in (answers(output, len(steps[-1].output)) if steps else {}).items():
         rows = as_rows(tensor)
-        parts = _numbered(steps) if layer is None else [(part, part.among(steps)) for part in parts_of(layer)]
+        parts = _numbered(steps) if layer is None else [(part, part.among(steps)) for part in parts_of(layer)][::-1]
         usable = [(part, step) for part, step in parts if step is not None and step.shape == rows.shape]
         recipe = _fitting(usable, rows)
         if recipe is not None:

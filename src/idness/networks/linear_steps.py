@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from idness.core.errors import ModelError
+from idness.networks.modules import copied, inference
 
 MAPS = 16
 """Number of steps with more than one row per image that are kept if all are recorded, counted from the last."""
@@ -43,7 +44,7 @@ class Step:
     versions: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "versions", (self.entered._version, self.output._version))
+        object.__setattr__(self, "versions", (_version(self.entered), _version(self.output)))
 
     @property
     def key(self) -> str:
@@ -53,7 +54,7 @@ class Step:
     @property
     def features(self) -> Tensor:
         """The input, one row per image: the mean over all places, with which a linear step commutes."""
-        if self.entered._version != self.versions[0]:
+        if _version(self.entered) != self.versions[0]:
             raise ModelError(
                 f"SplitModel: the network changes the input of {self.key!r} in place; copy it first with .clone()"
             )
@@ -72,7 +73,7 @@ class Step:
     @property
     def kept(self) -> bool:
         """Whether the output has not been changed in place since."""
-        return self.output._version == self.versions[1]
+        return _version(self.output) == self.versions[1]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -81,8 +82,13 @@ class Step:
 
     @staticmethod
     def of_layer(name: str, module: nn.Module) -> Step:
-        """Return a layer's weights as a step without input."""
-        weight, bias = _parameters(module)
+        """Return a layer's weights as a step without input; the layer is not changed."""
+        # In training mode, reading the weight of a layer with spectral norm would update its buffers.
+        with inference(module):
+            if "weight" not in module._parameters and module._forward_pre_hooks:
+                module = copied(module)  # its weight is computed before each call
+                module(_parameters(module)[0][:1] * 0)
+            weight, bias = _parameters(module)
         return Step(name, "", weight.flatten(1)[:0], weight.flatten(1), bias, weight.flatten(1)[:0])
 
 
@@ -138,7 +144,9 @@ def _note_layer(
     steps: list[Step], name: str, module: nn.Module, entered: Tensor, output: Tensor, *, functions: bool
 ) -> None:
     """Record a layer's call; if functions are recorded too, name the function's step after the layer."""
+    count = len(steps)
     weight, bias = _parameters(module)
+    del steps[count:]  # the functions that compute a parametrized weight
     if not functions:
         made = _step(name, "conv2d()" if weight.ndim == 4 else "linear()", entered, weight, bias, output)
         steps += [] if made is None else [made]
@@ -149,6 +157,11 @@ def _note_layer(
         flat = weight.flatten(1)
         if _same(flat, last.weight) and (last.bias is bias or _same(bias, last.bias)):
             steps[-1] = replace(last, layer=name, weight=flat)
+
+
+def _version(tensor: Tensor) -> int:
+    """Return the number of changes in place; tensors of torch.inference_mode() count none and cannot be changed here."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:

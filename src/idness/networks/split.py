@@ -203,6 +203,12 @@ class SplitModel:
             dtype = str(images.dtype).removeprefix("torch.")
             raise InputError(f"{type(editor).__name__}: images must be floating point to be changed, got {dtype}")
 
+        if any(value.is_inference() for value in self.model.parameters()):
+            raise ModelError(
+                f"{type(editor).__name__}: the network was created under torch.inference_mode() and gives no gradients;"
+                " create it outside, or use a method of one forward pass"
+            )
+
         def network(batch: Tensor) -> tuple[Tensor, Tensor]:
             # A copy, as some networks normalise their input in place.
             features, logits = self._checked(self._laid_out(batch.clone()), precision)
