@@ -284,6 +284,8 @@ def _percent(value: float) -> str:
 
 
 def _gain(values: list[float]) -> str:
+    if len(values) == 1:  # too few images for an interval
+        return f"{100 * values[0]:.1f}"
     value, low, high = (100 * one for one in values)
     return f"{value:+.1f} ± {(high - low) / 2:.1f}"
 
