@@ -15,12 +15,14 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from idness.activations.store import SHARD, FeatureStore, Shard
+from idness.activations.store import FeatureStore
 from idness.core.types import Activations, Head
+from idness.data.activations import SHARD
 from idness.detectors.detector import fit_many, score_many
 from idness.detectors.registry import rows
 from ratios import least, report
@@ -38,12 +40,12 @@ def activations(rng: torch.Generator, count: int, head: Head) -> Activations:
 
 
 def write(store: FeatureStore, rng: torch.Generator, head: Head, count: int) -> None:
-    refs = []
+    names = {}
     for start in range(0, count, SHARD):
         acts = activations(rng, min(SHARD, count - start), head)
-        index = torch.arange(start, start + len(acts))
-        refs.append(store.put(f"{start:064x}", Shard(acts, index, torch.zeros(len(acts), 24, dtype=torch.uint8))))
-    store.finish("rows", refs, {})
+        index, hashes = torch.arange(start, start + len(acts)), torch.zeros(len(acts), 24, dtype=torch.uint8)
+        names[f"{start:064x}"] = store.put(f"{start:064x}", replace(acts, index=index, hashes=hashes))
+    store.finish("rows", names, {})
 
 
 def timed(work: Iterator[Any]) -> float:

@@ -5,8 +5,11 @@ import os
 import signal
 import tarfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -17,14 +20,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from idness.activations import extract as extraction
-from idness.activations.extract import extract
-from idness.activations.forward import collect
-from idness.activations.source import beside, sampled, stored
+from idness.activations import store as store_module
+from idness.activations.extract import collect, extract, run_images
 from idness.activations.store import FeatureStore
+from idness.core import documents
 from idness.core.errors import DataError, IdnessWarning
 from idness.core.files import _host
 from idness.core.progress import Listener
-from idness.data import ArraySet, ImageSet, Preprocessing, folder_set, open_set, sets
+from idness.core.types import Activations
+from idness.data import ActivationsSet, ArraySet, ImageSet, Preprocessing, folder_set, open_set, sets
 from idness.data.npz import NpzSet
 from idness.networks.engines import ChosenPrecision
 from idness.networks.open import Network
@@ -73,17 +77,16 @@ def write(folder: Path, count: int) -> None:
 def test_gives_what_the_network_gives_and_runs_once(tmp_path: Path) -> None:
     net, counting = made()
     store, data = FeatureStore(tmp_path), known()
-    done = extract(net, data, store, batch_size=8)
-    assert (done.ran, done.cached, counting.seen) == (50, 0, 50)
-    acts = store.load(done.key)
+    key, ran = extract(net, data, store, batch_size=8)
+    assert (ran, counting.seen) == (50, 50)
+    acts = store.load(key)
     expected = net.split.split(SETTING.normalize(data.images))
     assert torch.allclose(acts.features, expected.features, atol=1e-6)
     assert torch.allclose(acts.logits, expected.logits, atol=1e-5)
     assert acts.labels is not None
     assert acts.labels.tolist() == data.labels.tolist()  # type: ignore[union-attr]
     counting.seen = 0
-    again = extract(net, data, store, batch_size=8)
-    assert (again.key, again.ran, again.cached, counting.seen) == (done.key, 0, 50, 0)
+    assert (*extract(net, data, store, batch_size=8), counting.seen) == (key, 0, 0)
 
 
 class Lighter:
@@ -102,12 +105,12 @@ class Lighter:
 def test_changed_images_have_a_place_of_their_own(tmp_path: Path) -> None:
     net, _ = made()
     store, data = FeatureStore(tmp_path), known()
-    plain = extract(net, data, store)
-    found = {step: extract(net, data, store, edit_with=Lighter(step)) for step in (0.1, 0.2)}
-    assert len({plain.key, *(done.key for done in found.values())}) == 3
-    assert [extract(net, data, store, edit_with=Lighter(step)).ran for step in (0.1, 0.2)] == [0, 0]
-    for step, done in found.items():
-        acts = store.load(done.key)
+    plain, _ = extract(net, data, store)
+    found = {step: extract(net, data, store, edit_with=Lighter(step))[0] for step in (0.1, 0.2)}
+    assert len({plain, *found.values()}) == 3
+    assert [extract(net, data, store, edit_with=Lighter(step))[1] for step in (0.1, 0.2)] == [0, 0]
+    for step, key in found.items():
+        acts = store.load(key)
         expected = net.split.split(SETTING.normalize(data.images) + step)
         assert torch.allclose(acts.logits, expected.logits, atol=1e-5)
         assert acts.labels is not None
@@ -118,36 +121,37 @@ def test_images_that_the_change_spoils_are_told(tmp_path: Path) -> None:
     net, _ = made()
     store, data = FeatureStore(tmp_path), known()
     ways = (None, Lighter(float("nan")))
-    plain, broken = (stored("x", "far", 50, store, extract(net, data, store, edit_with=way).key) for way in ways)
-    with pytest.raises(DataError, match="x: the network gives NaN or Inf for some of its images once changed"):
-        beside(plain, broken).load()
+    keys = [extract(net, data, store, edit_with=way)[0] for way in ways]
+    plain, broken = (ActivationsSet("x", 50, partial(store.shards, key)) for key in keys)
+    with pytest.raises(DataError, match="x: the activations of some edited images are NaN or Inf"):
+        plain.with_edited(broken).load()
 
 
 def test_a_changed_image_costs_its_own_shard(tmp_path: Path) -> None:
     net, counting = made()
     write(tmp_path / "images", 50)
     store = FeatureStore(tmp_path / "store")
-    before = extract(net, folder_set(tmp_path / "images"), store)
+    before, _ = extract(net, folder_set(tmp_path / "images"), store)
     Image.fromarray(pictures(1, 5)[0][0]).save(tmp_path / "images" / "025.png")
     os.utime(tmp_path / "images" / "025.png", ns=(5, 5))
     counting.seen = 0
-    after = extract(net, folder_set(tmp_path / "images"), store)
+    after, _ = extract(net, folder_set(tmp_path / "images"), store)
     assert counting.seen == 20
-    assert after.key != before.key
-    old, new = store.load(before.key).features, store.load(after.key).features
+    assert after != before
+    old, new = store.load(before).features, store.load(after).features
     assert ((old != new).any(dim=1).nonzero().flatten()).tolist() == [25]
 
 
 def test_weights_preprocessing_labels_and_precision_each_count(tmp_path: Path) -> None:
     net, counting = made()
     store, data = FeatureStore(tmp_path), known()
-    keys = {extract(net, data, store).key}
+    keys = {extract(net, data, store)[0]}
     relabelled = ArraySet(data.images, "x", (data.labels + 1) % 4)  # type: ignore[operator]
-    keys.add(extract(net, relabelled, store).key)
-    keys.add(extract(made(Preprocessing())[0], data, store).key)
+    keys.add(extract(net, relabelled, store)[0])
+    keys.add(extract(made(Preprocessing())[0], data, store)[0])
     with torch.no_grad():
         next(counting.model.parameters()).add_(1e-6)
-    keys.add(extract(Network(net.split, SETTING), data, store).key)
+    keys.add(extract(Network(net.split, SETTING), data, store)[0])
     assert len(keys) == 4
     assert (
         Network(net.split, SETTING, ChosenPrecision("bf16", "bf16", "")).identity
@@ -170,13 +174,13 @@ def test_bad_images_are_left_out_and_named(tmp_path: Path) -> None:
     for place in (0, 3, *range(20, 40)):  # a whole shard among them
         (tmp_path / "images" / f"{place:03}.png").write_bytes(b"junk")
     store = FeatureStore(tmp_path / "store")
-    done = extract(net, folder_set(tmp_path / "images"), store, batch_size=4)
-    shards = list(store.shards(done.key))
+    key, _ = extract(net, folder_set(tmp_path / "images"), store, batch_size=4)
+    shards = list(store.shards(key))
     assert [place for part in shards for place, _ in part.skipped] == [0, 3, *range(20, 40)]
     assert torch.cat([part.index for part in shards]).tolist() == [1, 2, *range(4, 20), *range(40, 45)]
-    good = store.load(done.key).features
+    good = store.load(key).features
     whole = ArraySet(pictures(45, 0)[0], "x")
-    reference = store.load(extract(net, whole, store).key).features
+    reference = store.load(extract(net, whole, store)[0]).features
     assert torch.allclose(good, reference[torch.cat([part.index for part in shards])], atol=1e-6)
 
 
@@ -193,12 +197,11 @@ def test_images_without_a_number_are_left_out(tmp_path: Path) -> None:
     images[4] = 0
     split = SplitModel(Hurt(), layer="model.fc")
     store = FeatureStore(tmp_path)
-    done = extract(Network(split, SETTING), ArraySet(images, "x", labels), store)
-    [part] = store.shards(done.key)
+    [part] = store.shards(extract(Network(split, SETTING), ArraySet(images, "x", labels), store)[0])
     assert part.skipped == [(4, "the network gives NaN or Inf for it")]
-    assert len(part.acts) == 9
-    assert part.acts.labels is not None
-    assert part.acts.labels.tolist() == np.delete(labels, 4).tolist()
+    assert len(part) == 9
+    assert part.labels is not None
+    assert part.labels.tolist() == np.delete(labels, 4).tolist()
 
 
 def test_an_empty_set_is_told(tmp_path: Path) -> None:
@@ -209,15 +212,14 @@ def test_an_empty_set_is_told(tmp_path: Path) -> None:
 def test_damaged_shard_is_computed_again(tmp_path: Path) -> None:
     net, counting = made()
     store, data = FeatureStore(tmp_path), known()
-    done = extract(net, data, store)
-    before = store.load(done.key).features
+    before = store.load(extract(net, data, store)[0]).features
     path = sorted(tmp_path.rglob("*.safetensors"))[0]
     path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
     counting.seen = 0
     with pytest.warns(IdnessWarning, match="damaged"):
-        again = extract(net, data, store)
+        again, _ = extract(net, data, store)
     assert counting.seen in (10, 20)
-    assert torch.equal(store.load(again.key).features, before)
+    assert torch.equal(store.load(again).features, before)
 
 
 def extract_slowly(place: Path) -> None:
@@ -242,25 +244,12 @@ def test_killed_and_resumed_equals_never_killed(tmp_path: Path) -> None:
     assert exit_code(process) == -signal.SIGKILL
     kept = len(list((tmp_path / "killed").rglob("*.safetensors")))
     net, counting = made()
-    resumed = extract(net, known(200), FeatureStore(tmp_path / "killed"), batch_size=10)
-    assert resumed.cached == 20 * kept
-    assert counting.seen == 200 - 20 * kept
-    whole = extract(net, known(200), FeatureStore(tmp_path / "whole"), batch_size=10)
-    assert resumed.key == whole.key
+    resumed, ran = extract(net, known(200), FeatureStore(tmp_path / "killed"), batch_size=10)
+    assert ran == counting.seen == 200 - 20 * kept
+    whole, _ = extract(net, known(200), FeatureStore(tmp_path / "whole"), batch_size=10)
+    assert resumed == whole
     names = [sorted(path.name for path in (tmp_path / which).rglob("*.safetensors")) for which in ("killed", "whole")]
     assert names[0] == names[1]  # the names hold the hashes of all bytes
-
-
-def test_progress_counts_every_image(tmp_path: Path) -> None:
-    class Counting(Listener):
-        steps: list[int] = []
-
-        def advance(self, steps: int) -> None:
-            self.steps.append(steps)
-
-    extract(made()[0], known(50), FeatureStore(tmp_path), batch_size=8, listener=Counting())
-    assert sum(Counting.steps) == 50
-    assert np.all(np.array(Counting.steps) >= 0)
 
 
 @pytest.mark.fault(
@@ -271,25 +260,19 @@ def test_a_clock_that_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     write(tmp_path / "images", 25)
     net, counting = made()
     store = FeatureStore(tmp_path / "store")
-    first = extract(net, folder_set(tmp_path / "images"), store, batch_size=8)
-    shard = store.root / store.refs(first.key)[-1].path  # of images that stay as they are
+    first, _ = extract(net, folder_set(tmp_path / "images"), store, batch_size=8)
+    shard = sorted(store.root.rglob("*.safetensors"))[0]
     other, own = shard.with_name(".x.00000000-1.a.part"), shard.with_name(f".x.{_host()}-{os.getpid()}.a.part")
     for part in (other, own):
         part.write_bytes(b"half")
     monkeypatch.setattr(time, "time", lambda: 1_000.0)  # long before all of it was written
-    assert extract(net, folder_set(tmp_path / "images"), store, batch_size=8) == replace(first, ran=0, cached=25)
+    assert extract(net, folder_set(tmp_path / "images"), store, batch_size=8) == (first, 0)
     changed = tmp_path / "images" / "003.png"
     Image.fromarray(pictures(1, 9)[0][0]).save(changed)
     os.utime(changed, (1.0, 1.0))  # written now, by that clock, and so older than what the store holds of it
     counting.seen = 0
-    assert extract(net, folder_set(tmp_path / "images"), store, batch_size=8).ran == counting.seen == 20
+    assert extract(net, folder_set(tmp_path / "images"), store, batch_size=8)[1] == counting.seen == 20
     assert {part.read_bytes() for part in (other, own)} == {b"half"}  # of another machine, or of a process that runs
-    monkeypatch.undo()
-    monkeypatch.setattr(extraction, "SHARD", 20)
-    os.utime(other, (1.0, 1.0))
-    Image.fromarray(pictures(1, 8)[0][0]).save(changed)
-    extract(net, folder_set(tmp_path / "images"), store, batch_size=8)
-    assert not other.exists()  # a day has passed: whoever wrote it is gone
 
 
 def laid_out(place: Path, kind: str, seed: int) -> Path:
@@ -332,7 +315,7 @@ def test_replaced_images_are_noticed_and_unchanged_ones_are_not_read_again(
     def ran(place: Path) -> int:
         images = open_set(place.as_uri() if by_url else str(place), place if place.is_dir() else place.parent)
         assert isinstance(images, ImageSet)
-        return extract(net, images, store, batch_size=8).ran
+        return extract(net, images, store, batch_size=8)[1]
 
     place = laid_out(tmp_path / "images", kind, 0)
     assert ran(place) == 25
@@ -350,17 +333,144 @@ def test_replaced_images_are_noticed_and_unchanged_ones_are_not_read_again(
     assert ran(laid_out(tmp_path / "copied" / "images", kind, 0)) == 0  # the content counts, not the place
 
 
-@pytest.mark.parametrize("most", [7, 25, 100])
-def test_what_is_kept_serves_as_if_a_part_had_been_run(most: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [1, 4])
+def test_stored_activations_are_those_of_a_run(step: int, tmp_path: Path) -> None:
     net, counting = made()
     images, store = known(25), FeatureStore(tmp_path)
-    source = stored("id_test", "id_test", 25, store, extract(net, images, store).key)
+    kept = ActivationsSet("id_test", 25, partial(store.shards, extract(net, images, store)[0]), images)
     counting.seen = 0
-    kept = sampled(source, images, most)
+    acts = kept.load(step=step)
     assert counting.seen == 0
-    ran = collect(net, images, limit=most)
-    assert torch.allclose(kept.acts.features, ran.acts.features, atol=1e-5)
-    assert torch.equal(kept.acts.labels, ran.acts.labels)  # type: ignore[arg-type]
-    assert [kept.images.item(int(place)) for place in kept.index] == [
-        ran.images.item(int(place)) for place in ran.index
-    ]  # type: ignore[union-attr]
+    ran = collect(net, images).acts[::step]
+    assert torch.allclose(acts.features, ran.features, atol=1e-5)
+    for name in ("labels", "index", "hashes"):
+        assert torch.equal(getattr(acts, name), getattr(ran, name))
+    assert kept.hashes is not None
+    assert len(kept.hashes) == 25  # of all images, whatever was loaded
+
+
+def test_each_shard_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, _ = made()
+    key, _ = extract(net, known(), FeatureStore(tmp_path))
+    hashed: list[str] = []
+    for module, name in ((store_module, "sha256"), (documents, "sha256_of")):
+        real = getattr(module, name)
+
+        def counted(content: object, real: Callable[[object], str] = real) -> str:
+            hashed.append(real(content))
+            return hashed[-1]
+
+        monkeypatch.setattr(module, name, counted)
+    store = FeatureStore(tmp_path)
+    assert extract(net, known(), store) == (key, 0)
+    for _ in range(2):
+        assert len(store.load(key)) == 50
+    assert sorted(hashed) == sorted(store.names(key).values())
+
+
+class Heard(Listener):
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.phases: list[tuple[str, int | None]] = []
+        self.steps = 0
+
+    def phase(self, name: str, total: int | None) -> None:
+        self.phases.append((name, total))
+
+    def advance(self, steps: int) -> None:
+        self.steps += steps
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for index, image in enumerate(pictures(6, 0)[0]):
+        Image.fromarray(image).save(tmp_path / f"{index}.png")
+    return tmp_path
+
+
+def test_evenly_picked_with_places_and_without_what_cannot_be_read(folder: Path) -> None:
+    net, _ = made()
+    (folder / "3.png").write_bytes(b"no picture")
+    heard = Heard()
+    whole = collect(net, open_set(str(folder)), listener=heard)
+    assert whole.acts.index is not None
+    assert whole.acts.index.tolist() == [0, 1, 2, 4, 5]
+    assert [place for place, _ in whole.acts.skipped] == [3]
+    assert (heard.phases, heard.steps) == ([(folder.name, 6)], 6)
+    np.testing.assert_array_equal(whole.thumbnails([3])[0], pictures(6, 0)[0][4])
+    assert len(collect(net, open_set(str(folder)), limit=3).acts) == 3
+    for path in folder.iterdir():
+        path.write_bytes(b"no picture")
+    with pytest.raises(DataError, match="all of it: none of its 6 images"):
+        collect(net, open_set(str(folder)), name="all of it")
+
+
+def test_copies_are_left_out_where_asked_for(folder: Path) -> None:
+    net, _ = made()
+    Image.open(folder / "1.png").save(folder / "7.bmp")  # the same pixels in another format
+    assert len(collect(net, open_set(str(folder))).acts) == 7
+    distinct = collect(net, open_set(str(folder)), distinct=True).acts
+    assert distinct.index is not None
+    assert distinct.index.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_activations_are_those_of_the_normalised_images() -> None:
+    net, _ = made()
+    images, labels = pictures(10, 0)
+    expected = net.split.split(SETTING.normalize(images))
+    for size in (3, 10):
+        parts = [acts for _, acts in run_images(net, ArraySet(images, "x", labels), batch_size=size)]
+        assert torch.allclose(torch.cat([part.features for part in parts]), expected.features, atol=1e-6)
+    found = collect(net, ArraySet(images, "x", labels), pre_relu=True).acts
+    assert torch.equal(found.labels, torch.from_numpy(labels))
+    assert found.rectifier == "ReLU and average pooling"
+    assert found.pre_relu is not None
+    assert found.pre_relu.shape == found.features.shape
+
+
+def test_labels_stay_with_their_images_where_one_cannot_be_read(folder: Path) -> None:
+    net, _ = made()
+    for index in range(6):
+        (folder / f"class {index % 4}").mkdir(exist_ok=True)
+        (folder / f"{index}.png").rename(folder / f"class {index % 4}" / f"{index}.png")
+    (folder / "class 0" / "0.png").write_bytes(b"no picture")
+    found = collect(net, open_set(str(folder)))
+    assert found.acts.labels is not None
+    assert found.acts.labels.tolist() == [0, 1, 1, 2, 3]
+
+
+def test_input_can_be_edited_by_the_place_of_its_batch() -> None:
+    net, _ = made()
+    images = ArraySet(pictures(5, 0)[0], "x")
+    starts = []
+
+    def dark(batch: torch.Tensor, start: int) -> torch.Tensor:
+        starts.append((start, len(batch)))
+        return batch * 0
+
+    parts = [acts for _, acts in run_images(net, images, batch_size=3, edit=dark)]
+    assert starts == [(0, 3), (3, 2)]
+    assert torch.equal(parts[0].features[0], parts[1].features[1])
+
+
+def test_the_chosen_precision_is_used() -> None:
+    net, _ = made()
+    images = ArraySet(pictures(5, 0)[0], "x")
+    asked = []
+
+    class Split(SplitModel):
+        """Notes the precision of its passes."""
+
+        def split(self, images: torch.Tensor, **how: Any) -> Activations:
+            asked.append(how["precision"])
+            return super().split(images, **how | {"precision": "fp32"})
+
+    split = Split(network(), example=torch.rand(2, 3, 16, 16))
+    collect(replace(net, split=split, precision=replace(net.precision, used="bf16")), images)
+    assert asked == ["bf16"]
+
+
+def test_a_set_of_images_needs_a_network(folder: Path) -> None:
+    with pytest.raises(DataError, match="a network is needed"):
+        collect(None, open_set(str(folder)))

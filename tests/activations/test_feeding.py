@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from idness.activations.forward import Feeder
+from idness.activations.extract import Feeder
 from idness.data import Preprocessing
 
 HOW = Preprocessing(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))

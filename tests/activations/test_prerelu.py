@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from idness.activations.prerelu import Capture, capture
+from idness.activations.prerelu import capture
+from idness.core.types import Activations
 from idness.networks.split import SplitModel
 
 
@@ -41,7 +42,13 @@ class Small(nn.Module):
         return self.fc(x)
 
 
-EXPECTED = {"module": "mean", "functional": "mean", "relu6": "mean", "max": "max", "pooled first": "none"}
+EXPECTED = {
+    "module": "ReLU and average pooling",
+    "functional": "ReLU and average pooling",
+    "relu6": "ReLU6 and average pooling",
+    "max": "ReLU and max pooling",
+    "pooled first": "ReLU",
+}
 
 
 @pytest.mark.parametrize("end", EXPECTED)
@@ -49,24 +56,22 @@ def test_what_enters_the_last_relu_is_captured_and_pooled_as_the_network_pools(e
     torch.manual_seed(0)
     model = Small(end).eval()
     images = torch.randn(6, 3, 8, 8)
-    result = capture(SplitModel(model, example=images), images)
-    assert result.rectifier is not None
-    assert result.rectifier.pooling == EXPECTED[end]
-    assert result.rectifier.kind == ("relu6" if end == "relu6" else "relu")
+    result, _ = capture(SplitModel(model, example=images), images)
+    assert result.rectifier == EXPECTED[end]
     with torch.no_grad():
         before = model.before(images)
     truth = before.amax((2, 3)) if end == "max" else before.mean((2, 3))
-    assert result.pre is not None
-    torch.testing.assert_close(result.pre, truth)
+    assert result.pre_relu is not None
+    torch.testing.assert_close(result.pre_relu, truth)
     assert float(truth.min()) < 0 or end == "max"
 
 
 def test_a_network_without_a_final_relu_says_so() -> None:
     images = torch.randn(4, 3, 8, 8)
     model = Small("silu").eval()
-    result = capture(SplitModel(model, example=images), images)
-    assert result.rectifier is None
-    assert result.pre is None
+    result, last = capture(SplitModel(model, example=images), images)
+    assert (result.rectifier, last) == ("", "silu")
+    assert result.pre_relu is None
 
 
 def test_the_network_is_left_as_it_was_even_after_a_failure() -> None:
@@ -87,13 +92,11 @@ def test_a_loader_gives_the_same_as_one_batch_with_labels() -> None:
     torch.manual_seed(0)
     images, labels = torch.randn(10, 3, 8, 8), torch.arange(10) % 5
     split = SplitModel(Small("module").eval(), example=images)
-    whole = capture(split, images)
-    parts = Capture.concat([capture(split, (images[rows], labels[rows])) for rows in (slice(7), slice(7, None))])
-    assert parts.pre is not None
-    assert whole.pre is not None
-    torch.testing.assert_close(parts.pre, whole.pre)
-    assert parts.acts.labels is not None
-    assert torch.equal(parts.acts.labels, labels)
+    whole, _ = capture(split, images)
+    parts = Activations.concat(capture(split, (images[rows], labels[rows]))[0] for rows in (slice(7), slice(7, None)))
+    torch.testing.assert_close(parts.pre_relu, whole.pre_relu)
+    assert parts.labels is not None
+    assert torch.equal(parts.labels, labels)
 
 
 RECTIFIED = {
@@ -106,24 +109,24 @@ RECTIFIED = {
 }
 
 
-def captured(name: str) -> Capture:
+def captured(name: str) -> Activations:
     models = pytest.importorskip("torchvision.models")
     torch.manual_seed(0)
     images = torch.randn(2, 3, 64, 64)
-    return capture(SplitModel(getattr(models, name)(weights=None).eval(), example=images), images)
+    return capture(SplitModel(getattr(models, name)(weights=None).eval(), example=images), images)[0]
 
 
 @pytest.mark.parametrize("name", RECTIFIED)
 def test_torchvision_families_that_end_in_a_relu(name: str) -> None:
     result = captured(name)
-    assert str(result.rectifier) == RECTIFIED[name]
-    assert result.pre is not None
-    assert result.pre.shape == result.acts.features.shape
-    assert float(result.pre.min()) < 0
+    assert result.rectifier == RECTIFIED[name]
+    assert result.pre_relu is not None
+    assert result.pre_relu.shape == result.features.shape
+    assert float(result.pre_relu.min()) < 0
 
 
 @pytest.mark.parametrize("name", ["efficientnet_b0", "mobilenet_v3_small"])
 def test_torchvision_families_that_do_not(name: str) -> None:
     result = captured(name)
-    assert result.rectifier is None
-    assert result.pre is None
+    assert result.rectifier == ""
+    assert result.pre_relu is None

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from idness.activations.store import FeatureStore, Shard, default_root
+from idness.activations.store import FeatureStore, default_root
 from idness.core.errors import IdnessWarning, StoreError
 from idness.core.files import key_of
 from idness.core.types import Activations
@@ -19,19 +21,19 @@ from tests.children import exit_code, started
 SAMPLES = Path(__file__).parents[1] / "samples"
 
 
-def shard(seed: int = 0, count: int = 5) -> Shard:
+def shard(seed: int = 0, count: int = 5) -> Activations:
     rng = torch.Generator().manual_seed(seed)
     acts = Activations(
         torch.rand(count, 4, generator=rng), torch.rand(count, 3, generator=rng), torch.arange(count) % 3
     )
-    return Shard(
-        acts, torch.arange(count), torch.randint(0, 256, (count, 16), dtype=torch.uint8, generator=rng), [(9, "is bad")]
-    )
+    hashes = torch.randint(0, 256, (count, 16), dtype=torch.uint8, generator=rng)
+    return replace(acts, index=torch.arange(count), hashes=hashes, skipped=[(9, "is bad")])
 
 
 def filled(root: Path) -> FeatureStore:
     store = FeatureStore(root)
-    store.finish("whole", [store.put(key_of(str(seed)), shard(seed)) for seed in range(3)], {"source": "x"})
+    keys = [key_of(str(seed)) for seed in range(3)]
+    store.finish("whole", {key: store.put(key, shard(seed)) for seed, key in enumerate(keys)}, {"source": "x"})
     return store
 
 
@@ -44,9 +46,9 @@ def test_round_trip_keeps_everything(tmp_path: Path) -> None:
     assert "whole" in store
     found = list(store.shards("whole"))
     for seed, part in enumerate(found):
-        assert torch.equal(part.acts.features, shard(seed).acts.features)
-        assert torch.equal(part.acts.labels, shard(seed).acts.labels)  # type: ignore[arg-type]
-        assert torch.equal(part.digests, shard(seed).digests)
+        assert torch.equal(part.features, shard(seed).features)
+        assert torch.equal(part.labels, shard(seed).labels)  # type: ignore[arg-type]
+        assert torch.equal(part.hashes, shard(seed).hashes)
         assert part.skipped == [(9, "is bad")]
     assert len(store.load("whole")) == 15
     assert [len(acts) for acts in store.stream("whole")] == [5, 5, 5]
@@ -57,15 +59,16 @@ def test_a_store_of_version_0_1_is_read(tmp_path: Path) -> None:
     store, head = FeatureStore(SAMPLES / "store-v1"), load_file(SAMPLES / "activations-v1" / "head.safetensors")
     [manifest] = (SAMPLES / "store-v1" / "sets").iterdir()
     [found] = store.shards(manifest.stem)
-    assert torch.allclose(found.acts.features @ head["weight"].T + head["bias"], found.acts.logits, atol=1e-4)
+    assert torch.allclose(found.features @ head["weight"].T + head["bias"], found.logits, atol=1e-4)
     assert found.index.tolist() == list(range(12))
-    assert found.digests.shape == (12, 16)
+    assert found.hashes.shape == (12, 16)
     [(place, reason)] = found.skipped
     assert place == 12
     assert "got a file that begins with b'no image'" in reason
-    [ref] = store.refs(manifest.stem)
-    assert store.find(ref.key) == ref
-    assert FeatureStore(tmp_path).put(ref.key, found) == ref  # the same bytes are written today
+    assert store.skipped(manifest.stem) == found.skipped
+    [(key, digest)] = store.names(manifest.stem).items()
+    assert store.find(key) == digest
+    assert FeatureStore(tmp_path).put(key, found) == digest  # the same bytes are written today
 
 
 def test_same_shard_is_written_once_and_found(tmp_path: Path) -> None:
@@ -80,10 +83,12 @@ def test_same_shard_is_written_once_and_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
 def test_every_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     store = filled(tmp_path)
+    assert len(store.load("whole")) == 15  # which verifies every shard
     path = files(tmp_path)[1]
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes({"flip": bytes(content), "cut": bytes(content[:-9]), "empty": b""}[damage])
+    os.utime(path, ns=(1, 1))  # changed, even if the clock has not moved on
     with pytest.raises(
         StoreError, match=r"safetensors: is damaged \(its sha256 is not the one that was saved\); delete it"
     ):
@@ -113,8 +118,7 @@ def test_missing_sets_shards_and_damaged_manifests_are_told(tmp_path: Path) -> N
 
 def put_forty(root: Path) -> None:
     store = FeatureStore(root)
-    refs = [store.put(key_of(str(seed)), shard(seed)) for seed in range(40)]
-    store.finish("both", refs, {})
+    store.finish("both", {key_of(str(seed)): store.put(key_of(str(seed)), shard(seed)) for seed in range(40)}, {})
 
 
 def test_two_writers_at_once(tmp_path: Path) -> None:

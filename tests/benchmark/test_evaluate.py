@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 from scipy.special import logit
 
-from idness.activations.store import Shard
 from idness.benchmark.evaluate import Scorer, group_metrics, set_metrics
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, Enhancer
@@ -26,10 +25,10 @@ class Exchanged(Enhancer):
         return Head(head.weight[order], head.offset[order])
 
 
-def shards(acts: Activations, size: int = 64) -> list[Shard]:
+def shards(acts: Activations, size: int = 64) -> list[Activations]:
     """Cut activations as the store does; each image's hash is its place."""
     places = torch.arange(len(acts)).split(size)
-    return [Shard(acts[p], p, p[:, None].to(torch.uint8).expand(-1, 16), []) for p in places]
+    return [replace(acts[p], index=p, hashes=p[:, None].to(torch.uint8).expand(-1, 16)) for p in places]
 
 
 def scorer(world: World, **detectors: Detector) -> Scorer:

@@ -13,6 +13,7 @@ from idness.benchmark.results import Report
 from idness.core.errors import DataError, IdnessError, ModelError
 from idness.core.progress import Listener
 from idness.core.types import Activations
+from idness.data import ActivationsSet
 from idness.detectors.detector import Enhancer
 from idness.detectors.registry import build, parse, rows
 from idness.metrics import NAMES, all_metrics
@@ -134,7 +135,10 @@ def test_second_run_touches_no_network_and_gives_the_same(
         raise AssertionError("the network ran")
 
     monkeypatch.setattr(SplitModel, "split", forbidden)
+    read, shards = [], ActivationsSet.shards
+    monkeypatch.setattr(ActivationsSet, "shards", lambda self: read.append(self.name) or shards(self))
     again = go(place)
+    assert read.count("id_train") == 1
     assert again.time["images"] == 0
     assert again.time["cached"] == 360
     for row, method in report.methods.items():
@@ -373,7 +377,7 @@ def test_test_sets_are_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     """Score a set of many shards and watch the memory: it holds a shard or two, not the set."""
     import tracemalloc
 
-    from idness.activations.store import FeatureStore, Shard
+    from idness.activations.store import FeatureStore
     from idness.benchmark.evaluate import Scorer
     from idness.core.files import key_of
     from idness.core.types import Head
@@ -381,13 +385,18 @@ def test_test_sets_are_never_in_memory_as_a_whole(tmp_path: Path) -> None:
 
     rows_, width, shards = 200, 500, 40
     store, head = FeatureStore(tmp_path), Head(torch.randn(3, width))
-    refs = []
+    names = {}
     for number in range(shards):
         features = torch.rand(rows_, width)
-        found = Activations(features, head(features), torch.zeros(rows_, dtype=torch.long))
-        shard = Shard(found, torch.arange(rows_), torch.zeros(rows_, 16, dtype=torch.uint8))
-        refs.append(store.put(key_of(str(number)), shard))
-    store.finish("whole", refs, {})
+        found = Activations(
+            features,
+            head(features),
+            torch.zeros(rows_, dtype=torch.long),
+            index=torch.arange(rows_),
+            hashes=torch.zeros(rows_, 16, dtype=torch.uint8),
+        )
+        names[key_of(str(number))] = store.put(key_of(str(number)), found)
+    store.finish("whole", names, {})
     detector = build("ebo").fit(head)
     tracemalloc.start()
     try:

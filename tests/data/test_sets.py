@@ -15,19 +15,20 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from idness.activations.source import read_head
-from idness.core.errors import DataError, IdnessError
+from idness.core.errors import DataError, IdnessError, StoreError
 from idness.core.types import Head
 from idness.data import (
-    ActivationsSet,
+    ActivationsFile,
     ArraySet,
     ImageSet,
     Preprocessing,
+    activations,
     folder_set,
     open_set,
     read_batches,
     sets,
 )
+from idness.data.activations import read_head
 from idness.data.npz import NpzSet
 from idness.data.torchvision_sets import _wrapped
 from idness.guard.judge import find_images
@@ -308,14 +309,15 @@ def test_torchvision_sets_of_arrays_and_of_single_images() -> None:
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.npz"])
-def test_activations_file(tmp_path: Path, name: str) -> None:
+def test_activations_file(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     features, logits, labels = torch.rand(7, 4), torch.rand(7, 3), torch.arange(7) % 3
     save_arrays(tmp_path / name, features=features, logits=logits, labels=labels)
     data = open_set(name, tmp_path)
-    assert isinstance(data, ActivationsSet)
+    assert isinstance(data, ActivationsFile)
     assert (len(data), data.features, data.classes, data.label_range()) == (7, 4, 3, (0, 2))
+    monkeypatch.setattr(activations, "SHARD", 3)
     for _ in range(2):
-        parts = list(data.batches(3))
+        parts = list(data.shards())
         assert [len(part) for part in parts] == [3, 3, 1]
         for field, wanted in (("features", features), ("logits", logits), ("labels", labels)):
             assert torch.equal(torch.cat([getattr(part, field) for part in parts]), wanted)
@@ -326,13 +328,13 @@ def test_logits_are_made_by_the_head_where_they_are_missing(tmp_path: Path, suff
     features, head = torch.rand(7, 4, dtype=torch.float64), Head(torch.rand(3, 4), torch.rand(3))
     save_arrays(tmp_path / f"a{suffix}", features=features)
     data = open_set(f"a{suffix}", tmp_path)
-    assert isinstance(data, ActivationsSet)
+    assert isinstance(data, ActivationsFile)
     assert data.classes is None
     assert data.label_range() is None
-    with pytest.raises(DataError, match="holds no logits, and there is no head to compute them"):
-        list(data.batches(4))
+    with pytest.raises(DataError, match="has no logits, and there is no head to compute them"):
+        data.load()
     data.head = head
-    assert torch.equal(torch.cat([part.logits for part in data.batches(4)]), head(features.float()))
+    assert torch.equal(data.load().logits, head(features.float()))
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
@@ -357,7 +359,7 @@ def test_what_are_no_activations_is_told(tmp_path: Path, suffix: str, arrays: di
 def test_damaged_files_of_activations_are_told(tmp_path: Path) -> None:
     for name in ("c.safetensors", "c.npz"):
         (tmp_path / name).write_bytes(b"junk")
-        with pytest.raises(DataError, match="is no safetensors or .npz file of activations"):
+        with pytest.raises(DataError, match="is not a safetensors or .npz file of activations"):
             open_set({"path": name, "kind": "activations"}, tmp_path)
     np.savez(tmp_path / "d.npz", features=np.array([{}, {}], dtype=object))
     with pytest.raises(DataError, match="holds Python objects, which could run code"):
@@ -367,15 +369,15 @@ def test_damaged_files_of_activations_are_told(tmp_path: Path) -> None:
     content[len(content) // 2] ^= 255
     (tmp_path / "e.npz").write_bytes(content)
     data = open_set("e.npz", tmp_path)
-    assert isinstance(data, ActivationsSet)
+    assert isinstance(data, ActivationsFile)
     data.head = Head(torch.rand(3, 40))
     with pytest.raises(DataError, match=r"e\.npz: is damaged"):
-        list(data.batches(10))
+        data.load()
 
 
 def test_an_archive_with_features_can_hold_images_too(tmp_path: Path) -> None:
     np.savez(tmp_path / "both.npz", features=np.zeros((3, 4)), images=pixels(3))
-    assert isinstance(open_set("both.npz", tmp_path), ActivationsSet)
+    assert isinstance(open_set("both.npz", tmp_path), ActivationsFile)
     assert isinstance(open_set({"path": "both.npz", "images": "images"}, tmp_path), NpzSet)
 
 
@@ -492,3 +494,22 @@ def test_damaged_parquet_is_told(tmp_path: Path) -> None:
                 said = str(error)
                 assert "harmed.parquet" in said
                 assert "\n" not in said
+
+
+SAMPLES = Path(__file__).parents[1] / "samples" / "activations-v1"
+
+
+@pytest.mark.parametrize(("name", "count"), [("known", 24), ("ood", 12)])
+def test_files_that_version_0_1_took_are_read(name: str, count: int) -> None:
+    head, _ = read_head(SAMPLES / "head.safetensors")
+    acts = ActivationsFile(SAMPLES / f"{name}.safetensors").load()
+    assert acts.features.shape == (count, 32)
+    assert torch.allclose(head(acts.features), acts.logits, atol=1e-4)
+    assert (acts.labels is not None) == (name == "known")
+
+
+def test_what_is_no_head_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="missing or no safetensors"):
+        read_head(tmp_path / "head.safetensors")
+    with pytest.raises(StoreError, match="must hold weight"):
+        read_head(SAMPLES / "known.safetensors")

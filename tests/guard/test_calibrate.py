@@ -13,7 +13,7 @@ import torch
 from colour_world import known, write_folder, write_ood
 from PIL import Image
 
-from idness.activations.forward import collect
+from idness.activations.extract import collect
 from idness.core.errors import DataError, IdnessError, InputError, ModelError
 from idness.core.types import Activations
 from idness.data import open_set

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from idness.activations.forward import collect
+from idness.activations.extract import collect
 from idness.core.errors import DataError, ModelError
 from idness.data import ArraySet, Preprocessing, open_set
 from idness.guard import Guard

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from scipy.stats import binom
 
-from idness.activations.forward import collect
+from idness.activations.extract import collect
 from idness.benchmark import Benchmark, Settings, run
 from idness.core.errors import DataError, IdnessWarning, ModelError
 from idness.data import ArraySet, Preprocessing, open_set

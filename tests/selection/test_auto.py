@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from idness.activations.forward import SetActivations
 from idness.core.errors import InputError
 from idness.core.progress import Listener
 from idness.core.types import Activations, Head
+from idness.data.activations import in_memory
 from idness.detectors import registry
 from idness.detectors.detector import Detector
 from idness.detectors.registry import build, rows, short
@@ -177,7 +177,7 @@ def false_alarms(method: str, images: int, calibrations: int, seed: int = 0) -> 
 
     rates = torch.zeros(calibrations)
     for number in range(calibrations):
-        ids = SetActivations("ids", drawn(images))
+        ids = in_memory("ids", drawn(images))
         detector, learn, rows = choose(method, network, ids, None, drawn(images // 2), [], Listener())
         guard = Guard(split, detector)
         if learn is not None:

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from idness.activations.forward import collect
+from idness.activations.extract import collect
 from idness.benchmark import Benchmark, Settings
 from idness.benchmark import run as bench
 from idness.core.errors import ModelError

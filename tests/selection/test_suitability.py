@@ -31,8 +31,8 @@ def test_the_structure_of_torchvision_networks(name: str) -> None:
     images = torch.randn(3, 3, 64, 64)
     size = {"image_size": 64} if name.startswith("vit") else {}
     split = SplitModel(getattr(models, name)(weights=None, **size).eval(), example=images[:2])
-    found = capture(split, images)
-    features, *others = structure(split.head, found.acts, found.rectifier)
+    found, _ = capture(split, images)
+    features, *others = structure(split.head, found)
     assert features.good is STRUCTURES[name]
     assert {finding.name: finding.good for finding in others}["final layer"] is STRUCTURES[name]
 

@@ -1,1 +1,1 @@
-"""What a network makes of images: extracted once, kept on disk, read shard by shard."""
+"""The activations of images: computed once, stored on disk, read shard by shard."""

@@ -1,33 +1,126 @@
-"""Runs a network once over each image of a set, into the store; what is there already is not run again."""
+"""Runs a network over the images of a data set: into memory, or into a store that keeps what was computed before."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from idness.activations.forward import run_images, spans_of
-from idness.activations.store import SHARD, FeatureStore, Shard, ShardRef, empty_shard
+from idness.activations.prerelu import capture
+from idness.activations.store import FeatureStore
 from idness.core.errors import DataError
 from idness.core.files import key_of, sha256_of
 from idness.core.progress import Listener
-from idness.core.types import Activations, InputEditor
-from idness.data import Batch, ImageSet
-from idness.data.duplicates import DIGEST
-from idness.data.sets import stamp_of
+from idness.core.types import Activations, Head, InputEditor
+from idness.data import Batch, ImageSet, read_batches
+from idness.data.activations import SHARD, ActivationsFile, ActivationsSet, in_memory
+from idness.data.duplicates import EXACT
+from idness.data.sets import select, stamp_of
 from idness.networks.open import Network
 
+Item = TypeVar("Item")
 
-@dataclass(frozen=True)
-class Extracted:
-    """Says where the activations of a set are, and how many images were run and taken from the store."""
 
-    key: str
-    ran: int
-    cached: int
+def run_images(
+    network: Network,
+    images: ImageSet,
+    *,
+    spans: Iterable[tuple[int, int]] | None = None,
+    batch_size: int | None = None,
+    workers: int | None = None,
+    distinct: bool = False,
+    pre_relu: bool = False,
+    edit: Callable[[Tensor, int], Tensor] | None = None,
+    edit_with: InputEditor | None = None,
+    listener: Listener | None = None,
+) -> Iterator[tuple[Batch, Activations]]:
+    """Read, preprocess and run images batch by batch, in order; the next batches are decoded while the network runs.
+
+    Args:
+        network: the network.
+        images: the images.
+        spans: the ranges to run, each one batch; all images by default. They may be computed on the way.
+        batch_size: images per batch if no ranges are given; the network's own batch size by default.
+        workers: the number of threads that decode images.
+        distinct: whether to leave out repeated images.
+        pre_relu: whether to keep the input of the final ReLU.
+        edit: changes the network's input; gets a batch and the position of its first image.
+        edit_with: changes the input for a second pass, as `Detector.input_edit` does; not with `pre_relu`.
+        listener: receives the progress; the phase is the caller's, who may run several sets in one.
+
+    Yields:
+        Each batch and the activations of its images, which have index and hashes; none if no image can be read.
+    """
+    hear, seen, how = listener or Listener(), set[bytes](), network.preprocessing
+    feeder, head = Feeder(network.split.device), network.split.head
+
+    def read() -> Iterator[tuple[Batch, Tensor | None]]:
+        ranges = spans if spans is not None else spans_of(len(images), batch_size or network.batch)
+        for batch in read_batches(images, how, ranges, workers=workers):
+            network.check_size(images.source, batch.pixels)
+            kept = _fresh(batch, seen) if distinct else batch
+            yield kept, feeder.inputs(kept.pixels, how.normalize) if len(kept.pixels) else None
+
+    for batch, plain in feeder.ahead(read()):
+        if plain is None:
+            acts = Activations(torch.zeros(0, head.width), torch.zeros(0, head.classes))
+        else:
+            inputs = plain if edit is None else edit(plain, batch.start)
+            if pre_relu:
+                acts, _ = capture(network.split, inputs)
+            else:
+                acts = network.split.split(inputs, precision=network.precision.used, edit_with=edit_with).to("cpu")
+        index, hashes = torch.from_numpy(batch.index), torch.from_numpy(batch.digests.copy())
+        hear.advance(batch.stop - batch.start)
+        yield batch, replace(acts, index=index, hashes=hashes, skipped=batch.skipped)
+
+
+def collect(
+    network: Network | None,
+    data: ImageSet | ActivationsSet,
+    *,
+    name: str = "",
+    limit: int | None = None,
+    distinct: bool = False,
+    pre_relu: bool = False,
+    edit: Callable[[Tensor, int], Tensor] | None = None,
+    edit_with: InputEditor | None = None,
+    listener: Listener | None = None,
+) -> ActivationsSet:
+    """Run a network over a set and keep its activations in memory; activations of a file are read, and need no network.
+
+    `name` is the name of the set, its source by default, and `limit` the most images used, evenly spaced. The other arguments are
+    those of `run_images`.
+    """
+    name = name or data.source
+    if isinstance(data, ActivationsSet):
+        if network is not None and isinstance(data, ActivationsFile):
+            head = network.split.head
+            data.head = Head(head.weight.cpu(), head.offset.cpu())
+        acts = data.load(step=1 if limit is None else max(1, -(-len(data) // limit)))
+        return in_memory(name, acts, count=len(data))
+    if network is None:
+        raise DataError(f"{name}: is a set of images, so a network is needed")
+    images = data if limit is None else select(data, {"sample": limit})
+    hear = listener or Listener()
+    hear.phase(name, len(images))
+    run = run_images(
+        network, images, distinct=distinct, pre_relu=pre_relu, edit=edit, edit_with=edit_with, listener=hear
+    )
+    parts = [acts for _, acts in run]
+    skipped = [entry for acts in parts for entry in acts.skipped]
+    read = [acts for acts in parts if len(acts)]
+    if not read:
+        why = skipped[0][1] if skipped else "it is empty"
+        raise DataError(f"{name}: none of its {len(images)} images can be read; the first: {why}")
+    whole = _labelled(Activations.concat(read), network.labels_of(images))
+    return in_memory(name, replace(whole, skipped=skipped), images, len(images))
 
 
 def extract(
@@ -39,24 +132,28 @@ def extract(
     workers: int | None = None,
     edit_with: InputEditor | None = None,
     listener: Listener | None = None,
-) -> Extracted:
-    """Make sure that the store holds the activations of a set, or those of its images as an editor changes them.
+) -> tuple[str, int]:
+    """Make sure that a store has the activations of a set, or of its images as an editor changes them.
 
-    The network runs over what is missing, in batches of the size that suits it where none is given.
-    The listener hears of every image; the phase is the caller's, who may run several
-    sets in one.
+    The network runs over the images that are missing; the arguments are those of `run_images`.
+
+    Returns:
+        The key of the set in the store, and the number of images that the network ran over.
     """
     known = network.labels_of(images)
     hear = listener or Listener()
-    refs: dict[str, ShardRef | None] = {}
+    names: dict[str, str] = {}
+    ends: dict[int, str] = {}
     ran = 0
 
     def missing() -> Iterator[Span]:
         nonlocal ran
         for span in plan(network, images, known, store, edit_with):
-            refs[span.key] = store.find(span.key)
-            if refs[span.key] is None:
+            found = store.find(span.key)
+            names[span.key] = found or ""
+            if found is None:
                 ran += span.stop - span.start
+                ends[span.stop] = span.key
                 yield span
             else:
                 hear.advance(span.stop - span.start)
@@ -66,15 +163,63 @@ def extract(
     spans = missing() if images.parallel else iter(list(missing()))
     first = next(spans, None)
     if first is not None:
-        run = chain([first], spans)
-        refs |= _run(network, images, store, run, known, batch_size or network.batch, workers, edit_with, hear)
-    whole = finish(network, images, store, [ref for ref in refs.values() if ref is not None])
-    return Extracted(whole, ran, len(images) - ran)
+        size = batch_size or network.batch
+        cut = (part for span in chain([first], spans) for part in spans_of(span.stop, size, span.start))
+        parts: list[Activations] = []
+        for batch, acts in run_images(
+            network, images, spans=cut, workers=workers, edit_with=edit_with, listener=listener
+        ):
+            parts.append(acts if edit_with is None else _edited(acts))
+            if batch.stop in ends:
+                names[ends[batch.stop]] = store.put(ends[batch.stop], _shard(known, parts))
+                parts = []
+    return finish(network, images, store, names), ran
+
+
+class Feeder:
+    """Copies pixels to a network's device and normalises them there.
+
+    On a GPU, pixels are copied as bytes from pinned memory in a stream of their own, so that the copy of one batch overlaps with the
+    network's work on the one before. On the CPU nothing is copied.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def inputs(self, pixels: NDArray[np.uint8], normalize: Callable[[NDArray[np.uint8] | Tensor], Tensor]) -> Tensor:
+        """Copy a batch and normalise it."""
+        if self.stream is None:
+            return normalize(pixels)
+        with torch.cuda.stream(self.stream):
+            held = torch.from_numpy(np.ascontiguousarray(pixels)).pin_memory()
+            return normalize(held.to(self.device, non_blocking=True))
+
+    def ahead(self, items: Iterable[tuple[Item, Tensor | None]]) -> Iterator[tuple[Item, Tensor | None]]:
+        """Yield items with their inputs in order, each after the copy of the next one has started; on the CPU one by one."""
+        if self.stream is None:
+            yield from items
+            return
+        waiting: tuple[Item, Tensor | None] | None = None
+        for item in items:
+            if waiting is not None:
+                yield self._arrived(waiting)
+            waiting = item
+        if waiting is not None:
+            yield self._arrived(waiting)
+
+    def _arrived(self, item: tuple[Item, Tensor | None]) -> tuple[Item, Tensor | None]:
+        """Let the network wait for a copy, and keep its memory until the network is done with it."""
+        if item[1] is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_stream(self.stream)
+            item[1].record_stream(current)
+        return item
 
 
 @dataclass(frozen=True)
 class Span:
-    """Names what one shard covers: the places of its images, and its key."""
+    """The range of images of one shard, and its key."""
 
     start: int
     stop: int
@@ -88,7 +233,7 @@ def plan(
     store: FeatureStore,
     edit_with: InputEditor | None = None,
 ) -> Iterator[Span]:
-    """Divide a set into what one shard each covers; `known` are its labels, as the network has them."""
+    """Divide a set into shards; `known` are its labels, as the network has them."""
     if len(images) == 0:
         raise DataError(f"{images.source}: must hold at least one image, got none; check the folder or file")
     change = [] if edit_with is None else [edit_with.edit_key()]
@@ -100,67 +245,52 @@ def plan(
 
 def shard_of(
     network: Network, images: ImageSet, known: Tensor | None, start: int, batch_size: int, workers: int | None = None
-) -> Shard:
-    """Make the shard of a set that is all that it covers, whose first image has the place `start` in the whole."""
-    parts = run_images(network, images, batch_size=batch_size, workers=workers)
-    made = _joined(network, known, [(batch, None if found is None else found.acts) for batch, found in parts])
-    moved = [(start + place, reason) for place, reason in made.skipped]
-    return replace(made, index=made.index + start, skipped=moved)
+) -> Activations:
+    """Return the shard of a set that is one shard, and whose first image has the position `start` in the whole set."""
+    run = run_images(network, images, batch_size=batch_size, workers=workers)
+    made = _shard(known, [acts for _, acts in run])
+    assert made.index is not None
+    return replace(made, index=made.index + start, skipped=[(start + place, reason) for place, reason in made.skipped])
 
 
-def finish(network: Network, images: ImageSet, store: FeatureStore, refs: Sequence[ShardRef]) -> str:
-    """Write down that all shards of a set are there, where the store does not know yet, and give the key of the whole."""
-    whole = key_of(network.identity, *(ref.key for ref in refs))
-    if whole not in store or store.refs(whole) != list(refs):
+def finish(network: Network, images: ImageSet, store: FeatureStore, names: dict[str, str]) -> str:
+    """Write the manifest of a set, hashes of its shards by key, unless the store has it, and return the key of the set."""
+    whole = key_of(network.identity, *names)
+    if whole not in store or store.names(whole) != names:
         about = {"source": images.source, "images": len(images), "precision": network.precision.used}
-        store.finish(whole, refs, about)
+        store.finish(whole, names, about)
     return whole
 
 
-def _run(
-    network: Network,
-    images: ImageSet,
-    store: FeatureStore,
-    missing: Iterable[Span],
-    known: Tensor | None,
-    batch_size: int,
-    workers: int | None,
-    editor: InputEditor | None,
-    listener: Listener,
-) -> dict[str, ShardRef]:
-    """Run the network over the missing shards and write each as soon as it is whole."""
-    ends: dict[int, str] = {}
-    written: dict[str, ShardRef] = {}
-
-    def batches() -> Iterator[tuple[int, int]]:
-        for span in missing:
-            ends[span.stop] = span.key
-            yield from spans_of(span.stop, batch_size, span.start)
-
-    shard_parts: list[tuple[Batch, Activations | None]] = []
-    for batch, found in run_images(
-        network, images, spans=batches(), workers=workers, edit_with=editor, listener=listener
-    ):
-        acts = None if found is None else found.acts
-        shard_parts.append((batch, acts if acts is None or editor is None else acts.edited))
-        if batch.stop in ends:
-            written[ends[batch.stop]] = store.put(ends[batch.stop], _joined(network, known, shard_parts))
-            shard_parts = []
-    return written
+def spans_of(count: int, size: int, start: int = 0) -> list[tuple[int, int]]:
+    """Divide the range from `start` to `count` into ranges of at most `size`."""
+    return [(low, min(low + size, count)) for low in range(start, count, size)]
 
 
-def _joined(network: Network, known: Tensor | None, parts: Sequence[tuple[Batch, Activations | None]]) -> Shard:
-    skipped = [entry for batch, _ in parts for entry in batch.skipped]
-    ran = [(batch, acts) for batch, acts in parts if acts is not None]
-    if not ran:
-        head = network.split.head
-        return empty_shard(skipped, head.width, head.classes, known is not None, DIGEST)
-    acts = Activations.concat(acts for _, acts in ran)
-    index = torch.cat([torch.from_numpy(batch.index) for batch, _ in ran])
-    digests = torch.cat([torch.from_numpy(batch.digests.copy()) for batch, _ in ran])
-    # An image for which the network gives no number is as useless as one that cannot be read; the others are not.
+def _shard(known: Tensor | None, parts: Sequence[Activations]) -> Activations:
+    """Join batches to one shard; images with NaN or Inf are skipped like those that cannot be read."""
+    acts = _labelled(Activations.concat(parts), known)
+    assert acts.index is not None
     finite = acts.finite
-    skipped += [(int(place), "the network gives NaN or Inf for it") for place in index[~finite]]
-    labels = None if known is None else known[index[finite]]
-    kept = Activations(acts.features[finite], acts.logits[finite], labels)
-    return Shard(kept, index[finite], digests[finite], sorted(skipped))
+    bad = [(int(place), "the network gives NaN or Inf for it") for place in acts.index[~finite]]
+    return replace(acts[finite], skipped=sorted([*acts.skipped, *bad]))
+
+
+def _labelled(acts: Activations, known: Tensor | None) -> Activations:
+    return acts if known is None or acts.index is None else replace(acts, labels=known[acts.index])
+
+
+def _edited(acts: Activations) -> Activations:
+    """Return the activations of the edited images in place of those of the images themselves."""
+    own = acts if acts.edited is None else acts.edited  # None if no image could be read
+    return replace(own, index=acts.index, hashes=acts.hashes, skipped=acts.skipped)
+
+
+def _fresh(batch: Batch, seen: set[bytes]) -> Batch:
+    """Leave out the images of a batch that were seen before, by the hash of their pixels."""
+    rows = []
+    for row, digest in enumerate(batch.digests[:, :EXACT]):
+        if digest.tobytes() not in seen:
+            seen.add(digest.tobytes())
+            rows.append(row)
+    return replace(batch, pixels=batch.pixels[rows], index=batch.index[rows], digests=batch.digests[rows])

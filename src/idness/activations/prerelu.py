@@ -1,15 +1,14 @@
-"""Captures what enters a network's final ReLU, for any network, without editing it.
+"""Captures the input of a network's final ReLU, for any network, without editing it.
 
-One forward pass is watched call by call. The final ReLU is the last one whose output, pooled, *is* the features that
-enter the final linear layer; so nothing depends on names, and functional ReLUs (DenseNet) are seen as well as modules
-(ResNet, MobileNet). The paper tests "pre-ReLU activations" and does not say how it pools them: we pool what enters the
-ReLU in the way in which the network pools what leaves it, which gives one value per feature.
+One forward pass is observed call by call. The final ReLU is the last one whose pooled output equals the features that enter the
+final linear layer, so nothing depends on names, and functional ReLUs (DenseNet) are found as well as modules (ResNet). The paper
+tests "pre-ReLU activations" without saying how they are pooled: here the input is pooled as the network pools the output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,44 +26,11 @@ TOLERANCE = 1e-4
 """How far pooled ReLU outputs may be from the features, relative to the largest feature."""
 
 
-@dataclass(frozen=True)
-class Rectifier:
-    """Describes a network's final ReLU: `relu`, or `relu6` with a cap, and its pooling to features: `none`, `mean` or `max`."""
+def capture(split: SplitModel, batch: Any) -> tuple[Activations, str]:
+    """Run one batch, in any form that `SplitModel.stream` takes, and return its activations and the last activation function's name.
 
-    kind: str
-    pooling: str
-    cap: float = float("inf")
-
-    def __str__(self) -> str:
-        after = {"none": "", "mean": " and average pooling", "max": " and max pooling"}[self.pooling]
-        return {"relu": "ReLU", "relu6": "ReLU6"}[self.kind] + after
-
-
-@dataclass(frozen=True, eq=False)
-class Capture:
-    """Holds what a network made of images.
-
-    Where the features are what a final ReLU leaves, `rectifier` describes it, and `pre` is what entered it, pooled to (N, D);
-    `last` names the last activation function that ran, such as `relu` or `silu`.
+    If the features are the pooled output of a final ReLU, the activations have `pre_relu` and `rectifier`.
     """
-
-    acts: Activations
-    rectifier: Rectifier | None
-    pre: Tensor | None
-    last: str = ""
-
-    @staticmethod
-    def concat(parts: Sequence[Capture]) -> Capture:
-        """Join parts row after row; pre-ReLU values are kept when every part has them."""
-        acts = Activations.concat(part.acts for part in parts)
-        pres = [part.pre for part in parts if part.pre is not None]
-        if len(pres) < len(parts):
-            return Capture(acts, None, None, parts[0].last)
-        return Capture(acts, parts[0].rectifier, torch.cat(pres), parts[0].last)
-
-
-def capture(split: SplitModel, batch: Any) -> Capture:
-    """Run one batch, in any form that `SplitModel.stream` takes, and capture what enters the final ReLU."""
     watch = _Watch(split.width)
     images, labels = unpack(batch)
     with watch:
@@ -75,8 +41,8 @@ def capture(split: SplitModel, batch: Any) -> Capture:
     for kind, cap, before in reversed(watch.seen):
         for pooling, pool in _POOLINGS.items():
             if _same(pool(before.clamp(0.0, cap)), acts.features):
-                return Capture(acts, Rectifier(kind, pooling, cap), pool(before), watch.last)
-    return Capture(acts, None, None, watch.last)
+                return replace(acts, pre_relu=pool(before), rectifier=f"{kind}{pooling}"), watch.last
+    return acts, watch.last
 
 
 def _same(pooled: Tensor, features: Tensor) -> bool:
@@ -93,11 +59,15 @@ def _max(values: Tensor) -> Tensor:
     return values.flatten(2).amax(dim=2) if values.ndim > 2 else values
 
 
-_POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda values: values, "mean": _mean, "max": _max}
+_POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "": lambda values: values,
+    " and average pooling": _mean,
+    " and max pooling": _max,
+}
 
 
 class _Watch(TorchFunctionMode):
-    """Notes the input of every ReLU that is as wide as the features; the last two are kept, so memory is bounded."""
+    """Records the input of every ReLU that is as wide as the features; only the last two are kept."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -129,12 +99,12 @@ def _as_relu(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> tu
     if not isinstance(values, Tensor):
         return None
     if func in _RELUS:
-        return "relu", float("inf"), values
+        return "ReLU", float("inf"), values
     if func is functional.relu6:
-        return "relu6", 6.0, values
+        return "ReLU6", 6.0, values
     if func in _HARDTANHS:
         low = args[1] if len(args) > 1 else options.get("min_val", -1.0)
         high = args[2] if len(args) > 2 else options.get("max_val", 1.0)
         if low == 0.0:
-            return "relu6", float(high), values
+            return "ReLU6", float(high), values
     return None

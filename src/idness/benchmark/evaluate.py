@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idness.activations.store import Shard
 from idness.benchmark.parts import Metrics, Sweep, Wrong
 from idness.core.files import sha256_of
 from idness.core.types import Activations, Head
+from idness.data import ActivationsSet
 from idness.data.duplicates import DIGEST, EXACT
 from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
 from idness.detectors.kernels import sharing
@@ -52,6 +52,15 @@ class SetScores:
             digests=np.zeros((count, DIGEST), np.uint8),
         )
 
+    @staticmethod
+    def of_loaded(source: ActivationsSet) -> SetScores:
+        """Return which images a set has, as it was loaded; no scores."""
+        assert source.index is not None
+        assert source.hashes is not None
+        digests = np.zeros((len(source.index), DIGEST), np.uint8)
+        digests[:, : source.hashes.shape[1]] = source.hashes.numpy()
+        return SetScores(index=source.index.numpy(), digests=digests, skipped=source.skipped)
+
     def cut(self, count: int) -> SetScores:
         """Give back the room that was not needed."""
         self.scores = {row: values[:count] for row, values in self.scores.items()}
@@ -85,7 +94,9 @@ class Scorer:
         self.sweep = dict(sweep or {})
         self.seconds = dict.fromkeys(self.detectors, 0.0)
 
-    def score(self, shards: Iterable[Shard], count: int, *, shaped: bool = False, sweep: bool = False) -> SetScores:
+    def score(
+        self, shards: Iterable[Activations], count: int, *, shaped: bool = False, sweep: bool = False
+    ) -> SetScores:
         """Score a set of at most so many images, one shard in memory at a time.
 
         Where asked, it also counts how often the edited networks are right, and scores the sweep.
@@ -96,20 +107,22 @@ class Scorer:
         place = 0
         for shard in shards:
             found.skipped += shard.skipped
-            if not len(shard.acts):
+            if not len(shard):
                 continue
-            span = slice(place, place + len(shard.acts))
+            assert shard.index is not None
+            assert shard.hashes is not None
+            span = slice(place, place + len(shard))
             place = span.stop
-            self._score_shard(shard.acts, found, span)
-            if shaped and shard.acts.labels is not None:
-                self._count_right(shard.acts, found.shaped_right)
+            self._score_shard(shard, found, span)
+            if shaped and shard.labels is not None:
+                self._count_right(shard, found.shaped_right)
             found.index[span] = shard.index.numpy()
-            found.predicted[span] = shard.acts.logits.argmax(dim=1).numpy()
-            found.digests[span, : shard.digests.shape[1]] = shard.digests.numpy()
-            if labels is None or shard.acts.labels is None:
+            found.predicted[span] = shard.logits.argmax(dim=1).numpy()
+            found.digests[span, : shard.hashes.shape[1]] = shard.hashes.numpy()
+            if labels is None or shard.labels is None:
                 labels = None
             else:
-                labels[span] = shard.acts.labels.numpy()
+                labels[span] = shard.labels.numpy()
         found.labels = labels
         return found.cut(place)
 

@@ -107,16 +107,16 @@ def run_extraction(job: Extraction, listener: Listener | None = None) -> list[Fi
     found = []
     for name, images in job.sets:
         settings = job.settings
-        done = extract(
+        key, ran = extract(
             job.network, images, job.store, batch_size=settings.batch_size, workers=settings.workers, listener=hear
         )
-        found.append(filled(job.store, name, images, done.key, done.ran))
+        found.append(filled(job.store, name, images, key, ran))
     return found
 
 
 def filled(store: FeatureStore, name: str, images: ImageSet, key: str, ran: int) -> Filled:
     """Count what came of a set that is in the store as a whole."""
-    skipped = [entry for ref in store.refs(key) for entry in store.skipped(ref)]
+    skipped = store.skipped(key)
     first = f"{images.item(skipped[0][0])}: {skipped[0][1]}" if skipped else ""
     return Filled(name, len(images), ran, len(images) - ran, len(skipped), first)
 

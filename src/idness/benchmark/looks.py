@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from idness.activations.extract import extract
-from idness.activations.source import Source, beside, given, stored
 from idness.activations.store import FeatureStore
 from idness.benchmark.protocol import OpenSet
 from idness.benchmark.settings import Settings
 from idness.core.progress import Listener
 from idness.core.types import Activations, Head, InputEditor
-from idness.data import ImageSet
+from idness.data import ActivationsSet, ImageSet
 from idness.networks.open import Network
 from idness.selection.search import Row
 
@@ -28,7 +28,7 @@ class Look:
     """Holds the rows that look at the same images, what the network makes of these, and in memory what they learn from."""
 
     wanted: Mapping[str, Row]
-    sources: Sequence[Source]
+    sources: Sequence[ActivationsSet]
     head: Head
     held: dict[str, Activations] = field(init=False)
 
@@ -73,27 +73,29 @@ class Looker:
         self.seconds = time.perf_counter() - start
         return looks
 
-    def _second(self, editor: InputEditor, rows: Mapping[str, Row], plain: Sequence[Source]) -> Look:
+    def _second(self, editor: InputEditor, rows: Mapping[str, Row], plain: Sequence[ActivationsSet]) -> Look:
         seen = [source for source in plain if source.role != "id_train" or _learns_from_train(rows, plain)]
         self.listener.phase(f"network, again for {', '.join(rows)}", sum(source.count for source in seen))
-        return Look(rows, [beside(source, self._run(self.sets[source.name], editor)) for source in seen], self.head)
+        edited = [source.with_edited(self._run(self.sets[source.name], editor)) for source in seen]
+        return Look(rows, edited, self.head)
 
-    def _run(self, entry: OpenSet, editor: InputEditor | None = None) -> Source:
-        if not isinstance(entry.data, ImageSet):
-            return given(entry.name, entry.role, entry.data)
+    def _run(self, entry: OpenSet, editor: InputEditor | None = None) -> ActivationsSet:
+        data, count = entry.data, len(entry.data)
+        if not isinstance(data, ImageSet):
+            return ActivationsSet(entry.name, count, data.shards, role=entry.role, sha256=data.fingerprint())
         assert self.network is not None
-        done = extract(
+        key, ran = extract(
             self.network,
-            entry.data,
+            data,
             self.store,
             batch_size=self.settings.batch_size,
             workers=self.settings.workers,
             edit_with=editor,
             listener=self.listener,
         )
-        self.ran += done.ran
-        self.cached += done.cached
-        return stored(entry.name, entry.role, len(entry.data), self.store, done.key)
+        self.ran += ran
+        self.cached += count - ran
+        return ActivationsSet(entry.name, count, partial(self.store.shards, key), data, entry.role)
 
 
 def _by_edit(wanted: Mapping[str, Row]) -> list[tuple[InputEditor, dict[str, Row]]]:
@@ -106,7 +108,7 @@ def _by_edit(wanted: Mapping[str, Row]) -> list[tuple[InputEditor, dict[str, Row
     return list(groups.values())
 
 
-def _learns_from_train(rows: Mapping[str, Row], plain: Sequence[Source]) -> bool:
+def _learns_from_train(rows: Mapping[str, Row], plain: Sequence[ActivationsSet]) -> bool:
     """Say whether a row learns from training images, which are many: they are not run again for nothing."""
     validated = any(source.role == "id_val" for source in plain)
     return any(row.detector.needs_train and not (row.detector.needs_val and validated) for row in rows.values())

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from torch import nn
 
-from idness.activations.source import read_head
 from idness.benchmark.parts import ModelInfo
 from idness.benchmark.protocol import Benchmark, OpenSet
 from idness.benchmark.settings import Settings
@@ -16,7 +15,8 @@ from idness.core.errors import DataError, ModelError
 from idness.core.progress import Listener
 from idness.core.types import Head
 from idness.core.wording import abridged, without_folder
-from idness.data import ActivationsSet, ImageSet, Preprocessing, embedded, read_batches
+from idness.data import ActivationsFile, ImageSet, Preprocessing, embedded, read_batches
+from idness.data.activations import read_head
 from idness.networks.class_names import places_of
 from idness.networks.engines import ChosenPrecision
 from idness.networks.open import ModelOptions, Network, open_network
@@ -125,7 +125,7 @@ def _strange(images: ImageSet, network: Network, classes: int) -> str:
     )
 
 
-def _check_activations(name: str, data: ActivationsSet, head: Head, *, labelled: bool) -> None:
+def _check_activations(name: str, data: ActivationsFile, head: Head, *, labelled: bool) -> None:
     """Check that activations are of this head, which makes the logits where they have none."""
     logits = head.classes if data.classes is None else data.classes
     if (data.features, logits) != (head.width, head.classes):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from idness.core.errors import DataError, IdnessError, IdnessWarning, MissingError, unknown_name
-from idness.data import ActivationsSet, ImageSet, embedded, open_set
+from idness.data import ActivationsFile, ImageSet, embedded, open_set
 from idness.data.open import read_classes
 
 HOME = Path(__file__).parent / "definitions"
@@ -26,7 +26,7 @@ class OpenSet:
 
     name: str
     role: str
-    data: ImageSet | ActivationsSet
+    data: ImageSet | ActivationsFile
 
     @property
     def is_id(self) -> bool:

@@ -20,7 +20,7 @@ from PIL import features
 
 from idness.benchmark.parts import Wrong
 from idness.core.errors import DataError
-from idness.data import ActivationsSet, ImageSet
+from idness.data import ActivationsFile, ImageSet
 from idness.data.duplicates import common, near
 from idness.data.preprocess import thumbnail
 from idness.metrics import Array
@@ -44,7 +44,7 @@ class Known:
     """Holds by what the images of a set are known again."""
 
     role: str
-    data: ImageSet | ActivationsSet
+    data: ImageSet | ActivationsFile
     digests: Array
     index: Array
 
@@ -93,7 +93,7 @@ def _images(count: int) -> str:
 
 
 def thumbnails(
-    wrong: Mapping[str, Mapping[str, Sequence[Wrong]]], sets: Mapping[str, ImageSet | ActivationsSet]
+    wrong: Mapping[str, Mapping[str, Sequence[Wrong]]], sets: Mapping[str, ImageSet | ActivationsFile]
 ) -> dict[str, NDArray[np.uint8]]:
     """Make small copies of the images that detectors get most wrong, by `set/index`."""
     wanted = sorted(

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from idness.activations.forward import collect
-from idness.activations.source import sampled
+from idness.activations.extract import collect
 from idness.benchmark.answer import conclude
 from idness.benchmark.evaluate import Scorer, SetScores, evaluate, make_sweep, sweep_curves, wrong_images
 from idness.benchmark.looks import Look, Looker
@@ -31,6 +30,7 @@ from idness.core.errors import DataError
 from idness.core.progress import Listener, heard_warnings
 from idness.core.types import Head
 from idness.data import ImageSet
+from idness.data.activations import in_memory
 from idness.networks.class_names import check_accuracy
 from idness.networks.open import Network
 from idness.selection.recommend import MOST, Recommendation, learning_half, recommend_for
@@ -136,14 +136,15 @@ class _Job:
             return None
         if isinstance(ids.data, ImageSet):
             source = next(source for source in look.sources if source.name == ids.name)
-            seen = sampled(source, ids.data, 2 * MOST, "ID images")
+            acts = source.load(step=max(1, -(-len(ids.data) // (2 * MOST))))
+            seen = in_memory("ID images", acts, ids.data, len(ids.data))
         else:
             seen = collect(network, ids.data, name="ID images", limit=2 * MOST, listener=self.listener)
         part, _ = learning_half(seen)
         return recommend_for(network, part, learn=look.held.get("id_train"), listener=self.listener)
 
     def _scored(self, choices: Mapping[str, Choice], head: Head, looks: Sequence[Look]) -> _Scored:
-        """Score every set but the training images; those only have their hashes read."""
+        """Score every set but the training images, of which only the hashes are needed."""
         start, first = time.perf_counter(), looks[0]
         sweep = make_sweep(choices, head, first.held.get("id_train"), first.held.get("id_val"))
         for look in looks:
@@ -152,14 +153,16 @@ class _Job:
         every: dict[str, SetScores] = {}
         for look in looks:
             rows = {row: choice for row, choice in choices.items() if row in look.wanted}
-            scorer, reader = Scorer(rows, sweep if look is first else None), Scorer({})
+            scorer = Scorer(rows, sweep if look is first else None)
             for source in look.sources:
                 tested = source.role in ("id_test", *GROUPS)
-                user = reader if source.role == "id_train" else scorer
-                found = user.score(source.shards(), source.count, shaped=source.role == "id_test", sweep=tested)
+                if source.role == "id_train":
+                    found = SetScores.of_loaded(source)
+                else:
+                    found = scorer.score(source.shards(), source.count, shaped=source.role == "id_test", sweep=tested)
                 if not len(found.index):
                     raise DataError(f"{source.name}: none of its images can be used; the first: {found.skipped[0][1]}")
-                found.given_digest = source.digest
+                found.given_digest = source.sha256
                 # Later looks are at the same images: they add their scores, and else the same.
                 every.setdefault(source.name, found).scores |= found.scores
                 self.listener.advance(1)

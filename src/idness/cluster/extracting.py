@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idness.activations.extract import Span, finish, plan, shard_of
-from idness.activations.store import FeatureStore, ShardRef
+from idness.activations.store import FeatureStore
 from idness.benchmark.extraction import Extraction, Filled, filled
 from idness.cluster.pool import Doer, Task, done_by_ray
 from idness.cluster.session import Pool
@@ -56,7 +56,7 @@ class ExtractWork:
                 known = None if task.labels is None else torch.frombuffer(bytearray(task.labels), dtype=torch.long)
                 shard = shard_of(network, task.images, known, task.start, self.batch, self.workers)
                 found = store.put(task.key, shard)
-            return {"sha256": found.sha256}
+            return {"sha256": found}
 
         return do
 
@@ -102,7 +102,7 @@ def extract_on_ray(job: Extraction, pool: Pool, listener: Listener | None = None
         there = (n for n in missing if planned[places[n][0]][0].portion(spans[n].start, spans[n].stop).present())
         held = SetSpans(planned, places, frozenset(there))
         for number, said in done_by_ray(_work(job, pool), held, missing, pool):
-            refs[number] = ShardRef(spans[number].key, said["sha256"])
+            refs[number] = said["sha256"]
             hear.advance(spans[number].stop - spans[number].start)
     return [_finished(job, which, planned, places, refs, set(missing)) for which in range(len(planned))]
 
@@ -112,14 +112,15 @@ def _finished(
     which: int,
     planned: Sequence[tuple[ImageSet, Tensor | None, Sequence[Span]]],
     places: Sequence[tuple[int, int]],
-    refs: dict[int, ShardRef | None],
+    refs: dict[int, str | None],
     missing: set[int],
 ) -> Filled:
     """Write the manifest of one set, and count."""
     name, images = job.sets[which]
     own = [number for number, (owner, _) in enumerate(places) if owner == which]
-    key = finish(job.network, images, job.store, [ref for number in own if (ref := refs[number]) is not None])
     spans = planned[which][2]
+    names = {spans[places[number][1]].key: refs[number] or "" for number in own}
+    key = finish(job.network, images, job.store, names)
     ran = sum(spans[places[number][1]].stop - spans[places[number][1]].start for number in own if number in missing)
     return filled(job.store, name, images, key, ran)
 

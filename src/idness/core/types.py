@@ -1,12 +1,12 @@
-"""What flows between a network and its detectors: activations, and the head that made logits of them."""
+"""The data that flows between a network and its detectors: activations, and the head that computes logits from features."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,18 +28,36 @@ DIGEST_WIDTH = 4
 
 @dataclass(frozen=True, eq=False)
 class Activations:
-    """Holds what a network made of N images: features (N, D), logits (N, C) and, where known, labels (N,).
+    """The features (N, D) and logits (N, C) of N images and, if known, their labels (N,).
 
-    For a method that changes the images and looks again, `edited` holds what the network made of the changed ones.
+    Tensors and NumPy arrays are accepted; features and logits become float32, since scale factors overflow float16.
 
-    Tensors and NumPy arrays are taken; features and logits become float32, whatever the network's precision,
-    since scale factors overflow float16.
+    Args:
+        features: the input of the final linear layer.
+        logits: its output.
+        labels: the class of each image.
+        edited: the activations of the same images after a method changed them.
+        index: the position of each image in its data set (N,).
+        hashes: a hash of each image's pixels (N, bytes).
+        pre_relu: the input of the final ReLU, pooled as the features are (N, D).
+        rectifier: a description of that ReLU and pooling.
+        skipped: the position of each image of the data set without activations, and the reason.
+
+    Example:
+        >>> acts = Activations(torch.rand(8, 16), torch.rand(8, 3))
+        >>> len(acts), len(acts[:5])
+        (8, 5)
     """
 
     features: Tensor
     logits: Tensor
     labels: Tensor | None = None
     edited: Activations | None = None
+    index: Tensor | None = None
+    hashes: Tensor | None = None
+    pre_relu: Tensor | None = None
+    rectifier: str = ""
+    skipped: Sequence[tuple[int, str]] = ()
 
     def __post_init__(self) -> None:
         features, logits = _matrix("features", self.features), _matrix("logits", self.logits)
@@ -61,9 +79,7 @@ class Activations:
 
     def __getitem__(self, rows: slice | Tensor) -> Activations:
         """Select rows by slice, index tensor or mask."""
-        labels = None if self.labels is None else self.labels[rows]
-        edited = None if self.edited is None else self.edited[rows]
-        return Activations(self.features[rows], self.logits[rows], labels, edited)
+        return self._map(lambda part: part[rows])
 
     @property
     def finite(self) -> Tensor:
@@ -89,10 +105,8 @@ class Activations:
         return torch.where(usable, mixed, 0)
 
     def to(self, device: torch.device | str) -> Activations:
-        """Give the same on a device."""
-        labels = None if self.labels is None else self.labels.to(device)
-        edited = None if self.edited is None else self.edited.to(device)
-        return Activations(self.features.to(device), self.logits.to(device), labels, edited)
+        """Return a copy on a device."""
+        return self._map(lambda part: part.to(device))
 
     def batches(self, size: int) -> Iterator[Activations]:
         """Yield consecutive parts of at most `size` rows; they share memory with this one."""
@@ -101,18 +115,27 @@ class Activations:
 
     @staticmethod
     def concat(parts: Iterable[Activations]) -> Activations:
-        """Join parts row after row; labels and edited activations are kept when every part has them."""
+        """Join parts row after row; an optional field is kept if every part has it."""
         listed = list(parts)
         if not listed:
             raise InputError("Activations.concat: needs at least one part, got none; is the data set empty?")
-        labels = [part.labels for part in listed if part.labels is not None]
-        edited = [part.edited for part in listed if part.edited is not None]
-        return Activations(
-            torch.cat([part.features for part in listed]),
-            torch.cat([part.logits for part in listed]),
-            torch.cat(labels) if len(labels) == len(listed) else None,
-            Activations.concat(edited) if len(edited) == len(listed) else None,
-        )
+        if len(listed) == 1:
+            return listed[0]
+        joined: dict[str, Any] = {"rectifier": listed[0].rectifier}
+        for name in _ROWS:
+            found = [value for part in listed if (value := getattr(part, name)) is not None]
+            if len(found) == len(listed):
+                joined[name] = Activations.concat(found) if name == "edited" else torch.cat(found)
+        return Activations(**joined, skipped=[entry for part in listed for entry in part.skipped])
+
+    def _map(self, change: Callable[[Any], Any]) -> Activations:
+        """Apply a function to every field that has one row per image."""
+        rows = {name: change(value) for name in _ROWS if (value := getattr(self, name)) is not None}
+        return Activations(**rows, rectifier=self.rectifier, skipped=self.skipped)
+
+
+_ROWS = ("features", "logits", "labels", "edited", "index", "hashes", "pre_relu")
+"""The fields of `Activations` that have one row per image."""
 
 
 class InputEditor(Protocol):

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from idness.data.activations import ActivationsFile as ActivationsFile
     from idness.data.activations import ActivationsSet as ActivationsSet
     from idness.data.batches import Batch as Batch
     from idness.data.batches import read_batches as read_batches
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from idness.data.sets import folder_set as folder_set
 
 _HOMES = {
+    "ActivationsFile": "activations",
     "ActivationsSet": "activations",
     "ArraySet": "npz",
     "Batch": "batches",

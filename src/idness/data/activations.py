@@ -1,122 +1,259 @@
-"""Activations that some other program made, in a safetensors or .npz file, read part by part."""
+"""The activations of a data set, shard by shard: of a network's run, of a store, or of a file that another program wrote."""
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from idness.core.errors import DataError, IdnessError
+from idness.core.errors import DataError, IdnessError, StoreError
 from idness.core.files import sha256
 from idness.core.types import Activations, Head
+from idness.data.duplicates import EXACT, common, near
 from idness.data.npz import array_names, open_array
+from idness.data.preprocess import THUMBNAIL, thumbnail
+from idness.data.sets import ImageSet
 
-Span = tuple[int, int]
-NAMES = ("features", "logits", "labels")
+SHARD = 1024
+"""Images per shard: 12 MB for a ResNet-50."""
 BROKEN = (SafetensorError, OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
-"""What reading a damaged file of either kind raises."""
+"""What reading a damaged file raises."""
 
 
+@dataclass(eq=False)
 class ActivationsSet:
-    """Reads a file with features (N, D), and where it has them logits (N, C) and labels (N,).
+    """The activations of one data set.
 
     Args:
-        path: the file.
+        name: its name in messages.
+        count: the number of images, including those that have no activations.
+        read: returns its shards in order, each with index and hashes.
+        images: the images, if they are known.
+        role: its role in a benchmark.
+        sha256: the hash of the file, if another program wrote it.
     """
 
-    head: Head | None = None
-    """What makes logits of the features, where the file has none."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.source = path, path.name
-        try:
-            shapes = _npz_shapes(path) if path.suffix == ".npz" else _safetensors_shapes(path)
-        except BROKEN as error:
-            if isinstance(error, IdnessError):
-                raise
-            raise DataError(f"{path.name}: is no safetensors or .npz file of activations ({error})") from error
-        _check_shapes(path.name, shapes)
-        self.count, self.features = shapes["features"]
-        self.names = [name for name in NAMES if name in shapes]
-        self.classes = shapes["logits"][1] if "logits" in shapes else None
-        self.labelled = "labels" in shapes
+    name: str
+    count: int
+    read: Callable[[], Iterable[Activations]]
+    images: ImageSet | None = None
+    role: str = ""
+    sha256: str = ""
+    index: Tensor | None = field(default=None, init=False)
+    """The position of each image that has activations; set by `load`."""
+    hashes: Tensor | None = field(default=None, init=False)
+    """The hash of each of these images; set by `load`."""
+    skipped: list[tuple[int, str]] = field(default_factory=list, init=False)
+    """The position of each image without activations, and the reason; set by `load`."""
 
     def __len__(self) -> int:
         return self.count
 
-    def batches(self, size: int) -> Iterator[Activations]:
-        """Yield consecutive parts of at most `size` rows, each read when asked for."""
-        for part in self._parts(self.names, size):
-            if "logits" not in part:
-                if self.head is None:
-                    raise DataError(f"{self.source}: holds no logits, and there is no head to compute them; add logits")
-                part["logits"] = self.head(part["features"].to(self.head.weight))
-            yield Activations(part["features"], part["logits"], part.get("labels"))
+    @property
+    def source(self) -> str:
+        """Where it comes from."""
+        return self.name
+
+    @cached_property
+    def acts(self) -> Activations:
+        """All activations, in memory."""
+        return self.load()
+
+    def shards(self) -> Iterator[Activations]:
+        """Yield the activations shard by shard, one in memory at a time."""
+        yield from self.read()
+
+    def load(self, most: int | None = None, *, step: int = 1) -> Activations:
+        """Read activations into memory: of every `step`-th image, and of a random sample (seed 0) of at most `most`."""
+        chosen = torch.zeros(self.count, dtype=torch.bool)
+        chosen[::step] = True
+        if most is not None and most < self.count:
+            order = torch.randperm(self.count, generator=torch.Generator().manual_seed(0))
+            chosen[order[most:]] = False
+        parts, known, self.skipped = list[Activations](), list[tuple[Tensor, Tensor]](), []
+        for shard in self.shards():
+            assert shard.index is not None
+            assert shard.hashes is not None
+            self.skipped += shard.skipped
+            known.append((shard.index, shard.hashes))
+            rows = chosen[shard.index]
+            if bool(rows.any()):
+                parts.append(shard if bool(rows.all()) else shard[rows])
+        if not parts:
+            first = self.skipped[0][1] if self.skipped else "it is empty"
+            raise DataError(f"{self.name}: none of its {self.count} images can be used; the first: {first}")
+        self.index, self.hashes = (torch.cat(column) for column in zip(*known, strict=True))
+        return Activations.concat(parts)
+
+    def select(self, rows: slice | Tensor) -> ActivationsSet:
+        """Return some rows of the activations as a set of their own, in memory."""
+        return in_memory(self.name, self.acts[rows], self.images, self.count)
+
+    def with_edited(self, edited: ActivationsSet) -> ActivationsSet:
+        """Return the set with the activations of its edited images beside those of the images themselves."""
+
+        def read() -> Iterator[Activations]:
+            for shard, other in zip(self.shards(), edited.shards(), strict=True):
+                assert shard.index is not None
+                assert other.index is not None
+                if not torch.equal(shard.index, other.index):
+                    raise DataError(
+                        f"{self.name}: the activations of some edited images are NaN or Inf; leave out methods of two passes"
+                    )
+                yield replace(shard, edited=other)
+
+        return replace(self, read=read)
+
+    def shared_with(self, other: ActivationsSet) -> int:
+        """Return the number of images that are also in another set, by the hash of their pixels."""
+        return common(_array(self.acts.hashes), _array(other.acts.hashes))
+
+    def near_to(self, other: ActivationsSet) -> int:
+        """Return the number of images that have a near-duplicate in another set."""
+        if self.images is None or other.images is None:
+            return 0
+        first, second = self.acts, other.acts
+        places = _array(first.index), _array(second.index)
+        return near(_array(first.hashes), _array(second.hashes), (self.images, other.images), places)
+
+    def thumbnails(self, rows: Sequence[int] | NDArray[np.int64], side: int = THUMBNAIL) -> list[NDArray[np.uint8]]:
+        """Read the images of some rows, no larger than `side`."""
+        if self.images is None:
+            raise DataError(f"{self.name}: has activations only, so there are no images to show")
+        places = _array(self.acts.index)
+        return [np.asarray(thumbnail(self.images.picture(int(places[row])), side)) for row in rows]
+
+
+def in_memory(name: str, acts: Activations, images: ImageSet | None = None, count: int | None = None) -> ActivationsSet:
+    """Return activations in memory as those of a set of `count` images."""
+    found = ActivationsSet(name, len(acts) if count is None else count, lambda: [acts], images)
+    found.acts = acts
+    return found
+
+
+def _array(values: Tensor | None) -> NDArray[Any]:
+    assert values is not None
+    return values.numpy()
+
+
+class ActivationsFile(ActivationsSet):
+    """Activations in a safetensors or .npz file: features (N, D), and optionally logits (N, C) and labels (N,)."""
+
+    head: Head | None = None
+    """Computes the logits if the file has none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            shapes = _shapes(path)
+        except BROKEN as error:
+            if isinstance(error, IdnessError):
+                raise
+            raise DataError(f"{path.name}: is not a safetensors or .npz file of activations ({error})") from error
+        _check_shapes(path.name, shapes)
+        super().__init__(path.name, shapes["features"][0], self._read)
+        self.features = shapes["features"][1]
+        self.names = [name for name in ("features", "logits", "labels") if name in shapes]
+        self.classes = shapes["logits"][1] if "logits" in shapes else None
 
     def label_range(self) -> tuple[int, int] | None:
-        """Give the lowest and the highest label; none where there are no labels."""
-        if not self.labelled or not self.count:
+        """Return the lowest and the highest label; None if there are no labels."""
+        if "labels" not in self.names or not self.count:
             return None
         [part] = self._parts(["labels"], self.count)
         return int(part["labels"].min()), int(part["labels"].max())
 
     def fingerprint(self) -> str:
-        """Hash the file."""
+        """Return the hash of the file."""
         return sha256(self.path)
+
+    def _read(self) -> Iterator[Activations]:
+        start = 0
+        for part in self._parts(self.names, SHARD):
+            if "logits" not in part:
+                if self.head is None:
+                    raise DataError(f"{self.name}: has no logits, and there is no head to compute them; add logits")
+                part["logits"] = self.head(part["features"].to(self.head.weight))
+            acts = Activations(part["features"], part["logits"], part.get("labels"))
+            index, finite = torch.arange(start, start + len(acts)), acts.finite
+            start += len(acts)
+            skipped = tuple((int(place), "its activations are NaN or Inf") for place in index[~finite])
+            acts = acts[finite]
+            yield replace(acts, index=index[finite], hashes=_row_hashes(acts), skipped=skipped)
 
     def _parts(self, names: Sequence[str], size: int) -> Iterator[dict[str, Tensor]]:
         spans = [(start, min(start + size, self.count)) for start in range(0, self.count, size)]
         try:
-            yield from (_npz_parts if self.path.suffix == ".npz" else _safetensors_parts)(self.path, names, spans)
+            yield from _parts(self.path, names, spans)
         except BROKEN as error:
             if isinstance(error, IdnessError):
                 raise
-            raise DataError(f"{self.source}: is damaged ({error})") from error
+            raise DataError(f"{self.name}: is damaged ({error})") from error
 
 
-def _safetensors_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    with safe_open(path, framework="pt") as file:
-        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+def read_head(path: Path) -> tuple[Head, str]:
+    """Read a safetensors or .npz file with weight (C, D) and bias (C,), and return the head and the file's hash."""
+    try:
+        shapes = _shapes(path)
+        weight = shapes.get("weight", ())
+        if len(weight) != 2 or shapes.get("bias", weight[:1]) != weight[:1]:
+            given = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+            raise StoreError(f"{path.name}: must hold weight (C, D) and bias (C,), got {given}")
+        [tensors] = _parts(path, [name for name in ("weight", "bias") if name in shapes], [(0, weight[0])])
+        return Head(tensors["weight"], tensors.get("bias")), sha256(path)
+    except BROKEN as error:
+        if isinstance(error, IdnessError):
+            raise
+        raise DataError(
+            f"{path.name}: is missing or no safetensors or .npz file; head names a file with weight and bias"
+        ) from error
 
 
-def _safetensors_parts(path: Path, names: Sequence[str], spans: Sequence[Span]) -> Iterator[dict[str, Tensor]]:
-    with safe_open(path, framework="pt") as file:
-        slices = {name: file.get_slice(name) for name in names}
-        for start, stop in spans:
-            yield {name: part[start:stop] for name, part in slices.items()}
-
-
-def _npz_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a file's arrays, by their headers alone."""
+    if path.suffix != ".npz":
+        with safe_open(path, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     shapes = {}
     for name in array_names(path):
-        file, shapes[name], kind = open_array(path, name)
-        file.close()
-        if name in NAMES and kind.kind not in "fiu":
+        member, shapes[name], kind = open_array(path, name)
+        member.close()
+        if name in ("features", "logits", "labels", "weight", "bias") and kind.kind not in "fiu":
             raise DataError(f"{path.name}: {name} must hold numbers, got {kind}")
     return shapes
 
 
-def _npz_parts(path: Path, names: Sequence[str], spans: Sequence[Span]) -> Iterator[dict[str, Tensor]]:
-    """Read arrays of an archive side by side; it is compressed, so rows come in order only."""
+def _parts(path: Path, names: Sequence[str], spans: Sequence[tuple[int, int]]) -> Iterator[dict[str, Tensor]]:
+    """Yield consecutive rows of arrays; those of an .npz file are compressed and read side by side."""
+    if path.suffix != ".npz":
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in names}
+            for start, stop in spans:
+                yield {name: part[start:stop] for name, part in slices.items()}
+        return
     opened = {name: open_array(path, name) for name in names}
     try:
         for start, stop in spans:
-            part = {}
-            for name, (file, shape, kind) in opened.items():
+            rows = {}
+            for name, (member, shape, kind) in opened.items():
                 wanted = (stop - start, *shape[1:])
-                content = file.read(int(np.prod(wanted)) * kind.itemsize)
-                values = np.frombuffer(content, kind).reshape(wanted)
-                part[name] = torch.from_numpy(values.astype(kind.newbyteorder("="), copy=True))
-            yield part
+                values = np.frombuffer(member.read(int(np.prod(wanted)) * kind.itemsize), kind).reshape(wanted)
+                rows[name] = torch.from_numpy(values.astype(kind.newbyteorder("="), copy=True))
+            yield rows
     finally:
-        for file, _, _ in opened.values():
-            file.close()
+        for member, _, _ in opened.values():
+            member.close()
 
 
 def _check_shapes(name: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -130,3 +267,10 @@ def _check_shapes(name: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         if shape is not None and (len(shape) != axes or shape[:1] != count):
             wanted = "one row per image" if axes == 2 else "one number per image"
             raise DataError(f"{name}: {array} must be {wanted}, got shape {shape} beside {shapes['features']} features")
+
+
+def _row_hashes(acts: Activations) -> Tensor:
+    """Return a hash of each row, by which the same activations are found in another file."""
+    rows = torch.cat([acts.features, acts.logits], dim=1).contiguous().numpy()
+    joined = b"".join(hashlib.blake2b(row.tobytes(), digest_size=EXACT).digest() for row in rows)
+    return torch.from_numpy(np.frombuffer(joined, np.uint8).reshape(-1, EXACT).copy())

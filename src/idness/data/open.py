@@ -14,7 +14,7 @@ import numpy as np
 
 from idness.core.errors import DataError, MissingError
 from idness.core.wording import masked
-from idness.data.activations import ActivationsSet
+from idness.data.activations import ActivationsFile
 from idness.data.npz import ArraySet, NpzSet, array_names
 from idness.data.sets import SET_SUFFIXES, FileSet, ImageSet, JoinedSet, find_images, folder_set, select
 from idness.data.urls import UrlPath, is_url, local_path, located
@@ -28,7 +28,7 @@ IMAGENET = "imagenet"
 
 def open_set(
     spec: str | Mapping[str, Any], root: Path | None = None, classes: Sequence[str] = ()
-) -> ImageSet | ActivationsSet:
+) -> ImageSet | ActivationsFile:
     """Open a set of images or activations.
 
     Args:
@@ -48,11 +48,11 @@ def open_set(
     base = Path() if root is None else root
     kind, path = _located(table, base)
     if kind == "activations":
-        return ActivationsSet(_local(path))
+        return ActivationsFile(_local(path))
     return select(_images(kind, path, table, base, classes), table)
 
 
-def open_argument(name: str, value: str | Path, classes: Sequence[str] = ()) -> ImageSet | ActivationsSet:
+def open_argument(name: str, value: str | Path, classes: Sequence[str] = ()) -> ImageSet | ActivationsFile:
     """Open the set that was passed as the argument `name`; errors name the argument."""
     place = str(value)
     if place.partition(":")[0] not in PREFIXES and not located(place).exists():
@@ -85,7 +85,7 @@ def open_images(arguments: Iterable[str]) -> ImageSet:
 def named_set(text: str) -> tuple[ImageSet, str]:
     """Open a set, and return it with the prefix of its images' names: where it is."""
     images = open_set(text if is_url(text) else str(Path(text).expanduser()))
-    if isinstance(images, ActivationsSet):
+    if isinstance(images, ActivationsFile):
         raise DataError(f"{masked(text)}: must hold images, got activations; give image files or an array of images")
     if isinstance(images, FileSet):
         place = str(images.root)

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +370,18 @@ def find_images(arguments: Iterable[str]) -> Iterator[Path]:
                 f"no image at {text}; give files, folders, patterns in quotes, or - to read a list of paths"
             )
         yield from found
+
+
+def growing_set(paths: Iterable[Path], size: int) -> tuple[FileSet, Iterator[tuple[int, int]]]:
+    """Return a set of image files and the ranges of its batches; it grows as ranges are drawn, so that paths may arrive on the way."""
+    files, rest = FileSet(Path(), [], "images"), iter(paths)
+
+    def spans() -> Iterator[tuple[int, int]]:
+        while chunk := [str(path) for path in islice(rest, size)]:
+            files.items += chunk
+            yield len(files) - len(chunk), len(files)
+
+    return files, spans()
 
 
 def images_below(folder: Path) -> list[Path]:

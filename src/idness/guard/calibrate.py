@@ -9,12 +9,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, overload
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from idness.activations.forward import SetActivations, collect
+from idness.activations.extract import collect
 from idness.core.errors import DataError, IdnessWarning, InputError
 from idness.core.method_text import read_method
 from idness.core.progress import Listener, heard_warnings
@@ -111,8 +109,7 @@ def prepare_guard(
     guard.calibrate(calibrate, recall, false_alarm=false_alarm, per_class=per_class)
     guard.input_range = watch.found(how)
     if gallery:
-        assert ids.index is not None
-        guard.gallery = _gallery(guard, images, calibrate, ids.index[rows.numpy()])
+        guard.gallery = _gallery(guard, images, calibrate)
     return Prepared(guard, notes)
 
 
@@ -150,21 +147,22 @@ def _read(
     *,
     edit_with: InputEditor | None = None,
     watch: InputWatch | None = None,
-) -> SetActivations:
+) -> ActivationsSet:
     """Run a set through the network; what cannot be read and what is there twice is left out and noted."""
     look = None if watch is None else lambda inputs, _: watch.note(inputs)
     found = collect(network, images, distinct=True, edit=look, edit_with=edit_with, listener=hear)
-    notes += [f"skipped {images.item(index)}: {reason}" for index, reason in found.skipped]
-    if found.repeated:
+    notes += [f"skipped {images.item(index)}: {reason}" for index, reason in found.acts.skipped]
+    repeated = len(images) - len(found.acts) - len(found.acts.skipped)
+    if repeated:
         notes.append(
-            f"{images.source}: left out {found.repeated} images that are there twice; copies would spoil the guarantee"
+            f"{images.source}: left out {repeated} images that are there twice; copies would spoil the guarantee"
         )
     return found
 
 
 def _taught(
     network: Network, learned: ImageSet | ActivationsSet, notes: list[str], hear: Listener, twice: InputEditor | None
-) -> SetActivations:
+) -> ActivationsSet:
     """Run training images through the network, or read their stored activations."""
     if isinstance(learned, ImageSet):
         found = _read(network, learned, notes, hear, edit_with=twice)
@@ -174,7 +172,9 @@ def _taught(
         raise InputError(
             f"train={learned.source}: holds what the network makes of images, and this method changes the images; give the images"
         )
-    return collect(network, learned)
+    found = collect(network, learned)
+    notes += [f"skipped row {row} of {learned.source}: {reason}" for row, reason in found.acts.skipped]
+    return found
 
 
 def _looks_twice(method: str) -> InputEditor | None:
@@ -186,8 +186,8 @@ def _looks_twice(method: str) -> InputEditor | None:
 def choose(
     method: str,
     network: Network,
-    ids: SetActivations,
-    taught: SetActivations | None,
+    ids: ActivationsSet,
+    taught: ActivationsSet | None,
     ood: Activations | None,
     notes: list[str],
     hear: Listener,
@@ -231,7 +231,7 @@ def choose(
     return detector, learn, rows
 
 
-def _check_halves(ids: SetActivations, count: int) -> None:
+def _check_halves(ids: ActivationsSet, count: int) -> None:
     if count < 2:
         raise InputError(
             f"{ids.name}: needs images to learn or choose from and others to calibrate, got {count}; add images"
@@ -253,8 +253,8 @@ def _scaled(method: str, gains: Mapping[float, float], notes: list[str]) -> Dete
     return build(name, **(options | {"percentile": best}))
 
 
-def _gallery(guard: Guard, images: ImageSet, acts: Activations, place: NDArray[np.int64]) -> Gallery:
-    rows = chosen(len(acts))
-    pictures = [images.picture(int(place[row])) for row in rows]
-    kept = acts[torch.tensor(rows)]
+def _gallery(guard: Guard, images: ImageSet, acts: Activations) -> Gallery:
+    kept = acts[torch.tensor(chosen(len(acts)))]
+    assert kept.index is not None
+    pictures = [images.picture(place) for place in kept.index.tolist()]
     return Gallery.of(pictures, kept.features, kept.logits.argmax(dim=1), guard.detector.score(kept))

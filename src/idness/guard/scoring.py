@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idness.activations.forward import spans_of
-from idness.activations.store import SHARD, FeatureStore
+from idness.activations.extract import spans_of
+from idness.activations.store import FeatureStore
 from idness.core.documents import packed
 from idness.core.errors import DataError, InputError
 from idness.core.files import key_of, sha256, sha256_of
 from idness.core.progress import Listener
 from idness.data import ArraySet, ImageSet, Preprocessing
+from idness.data.activations import SHARD
 from idness.data.batches import read_sample
 from idness.data.sets import stamp_of
 from idness.guard.file import describe

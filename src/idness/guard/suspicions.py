@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 
-from idness.activations.forward import SetActivations
 from idness.core.errors import InputError
+from idness.data import ActivationsSet
 from idness.data.duplicates import common
 from idness.metrics import accuracy
 from idness.networks.class_names import check_accuracy
@@ -19,11 +19,11 @@ CAUTION = "caution: "
 """How a note begins that says why a guard may not keep its promise."""
 
 
-def seen_before(ids: SetActivations, weights: str | Path | None) -> list[str]:
+def seen_before(ids: ActivationsSet, weights: str | Path | None) -> list[str]:
     """Notice images that the network was trained on: its run knows them, or it is right about them more often than in validation."""
     learned = trained_on(weights)
-    assert ids.digests is not None
-    shared = 0 if learned is None else common(ids.digests, learned)
+    assert ids.acts.hashes is not None
+    shared = 0 if learned is None else common(ids.acts.hashes.numpy(), learned)
     if shared:
         return [
             f"{CAUTION}at least {shared:,} of the {len(ids.acts):,} images of {ids.name} are among those that the network was trained on,"
@@ -41,7 +41,7 @@ def seen_before(ids: SetActivations, weights: str | Path | None) -> list[str]:
     ]
 
 
-def check_apart(sets: Mapping[str, SetActivations | None], notes: list[str]) -> None:
+def check_apart(sets: Mapping[str, ActivationsSet | None], notes: list[str]) -> None:
     """Refuse images that serve twice: a detector knows those that it learned, and what is ID cannot be OOD. Note near copies."""
     given = {name: found for name, found in sets.items() if found is not None}
     for (first, one), (second, other) in combinations(given.items(), 2):
@@ -59,7 +59,7 @@ def check_apart(sets: Mapping[str, SetActivations | None], notes: list[str]) -> 
             )
 
 
-def classified(found: SetActivations, network: Network, *, any_accuracy: bool) -> list[str]:
+def classified(found: ActivationsSet, network: Network, *, any_accuracy: bool) -> list[str]:
     """Say how many images the network classifies as their folders say; stop where that is chance, unless any accuracy will do."""
     source, acts = found.name, found.acts
     classes = acts.logits.shape[1]

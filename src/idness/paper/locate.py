@@ -13,7 +13,7 @@ from typing import Any
 from idness.activations.store import FeatureStore
 from idness.benchmark.protocol import GROUPS, Benchmark
 from idness.core.errors import IdnessError
-from idness.data import ActivationsSet, ImageSet, open_set
+from idness.data import ActivationsFile, ImageSet, open_set
 
 TRAIN_SAMPLE, PER_CLASS = 2000, 50
 """Training images that rows learn from, at least and for each class: enough for the covariance of 2,048 features of ImageNet's
@@ -132,7 +132,7 @@ def _table(spec: Any) -> dict[str, Any]:
 
 def _first(
     spec: Any, places: Sequence[Mapping[str, Any]], roots: Sequence[Path], classes: Sequence[str]
-) -> tuple[dict[str, Any], Path, ImageSet | ActivationsSet] | None:
+) -> tuple[dict[str, Any], Path, ImageSet | ActivationsFile] | None:
     """Open a set in the first folder that has it; nothing is downloaded."""
     plain = _table(spec) | {"download": False}
     cut = {key: plain[key] for key in ("rows", "sample") if key in plain}

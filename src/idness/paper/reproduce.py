@@ -246,8 +246,8 @@ class _Lab:
         found = {}
         for part in specimen.before_relu:
             name = table.id if part is specimen.ids else printed.get(part.name)
-            if name is not None and part.pre is not None:
-                found[name] = gaussianity(part.name, part.pre).mean_p
+            if name is not None and part.acts.pre_relu is not None:
+                found[name] = gaussianity(part.name, part.acts.pre_relu).mean_p
         return found, [f"section 3: {step.study(specimen).line}" for step in (proposition, ratios)]
 
 

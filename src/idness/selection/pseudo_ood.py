@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from idness.activations.forward import SetActivations, collect
+from idness.activations.extract import collect
 from idness.core.progress import Listener
 from idness.core.types import Activations
+from idness.data import ActivationsSet
 from idness.data.sets import Part
 from idness.networks.open import Network
 
@@ -71,15 +72,15 @@ KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {make.__name__: make for mak
 
 
 def pseudo_activations(
-    network: Network, ids: SetActivations, *, every: int = 1, listener: Listener | None = None
+    network: Network, ids: ActivationsSet, *, every: int = 1, listener: Listener | None = None
 ) -> dict[str, Activations]:
     """Return the activations of pseudo-OOD images of each kind, made of every n-th ID image; empty if there are no images.
 
     The last of each n images is used: methods are fitted on the others.
     """
-    if ids.images is None or ids.index is None:
+    if ids.images is None or ids.acts.index is None:
         return {}
-    images = Part(ids.images, ids.index[every - 1 :: every].tolist(), "for pseudo-OOD images")
+    images = Part(ids.images, ids.acts.index[every - 1 :: every].tolist(), "for pseudo-OOD images")
     how = network.preprocessing
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (how.mean, how.std))
     found = {}

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idness.activations.forward import SetActivations, collect
-from idness.activations.prerelu import Rectifier, capture
+from idness.activations.extract import collect
+from idness.activations.prerelu import capture
 from idness.core.checks import check_acts
 from idness.core.errors import IdnessError, IdnessWarning, InputError
 from idness.core.normal import expit, logit
 from idness.core.progress import Listener
 from idness.core.types import Activations, Head
-from idness.data import ImageSet, embedded
+from idness.data import ActivationsSet, ImageSet, embedded
 from idness.data.duplicates import EXACT
 from idness.data.open import open_argument
 from idness.detectors.detector import Detector, fit_many, score_many
@@ -135,7 +135,6 @@ def recommend(
     *,
     ood: Mapping[str, Activations] | None = None,
     pseudo: Mapping[str, Activations] | None = None,
-    rectifier: Rectifier | None = None,
 ) -> Recommendation:
     """Recommend a method and its options.
 
@@ -145,7 +144,6 @@ def recommend(
         ids: activations of other ID images, to compare methods on.
         ood: activations of OOD images by set; they must not be used for testing afterwards.
         pseudo: activations of pseudo-OOD images by kind, made of ID images that methods are not fitted on.
-        rectifier: the final ReLU, if one was found.
 
     Raises:
         InputError: if there are no images, or they do not match the head.
@@ -154,7 +152,7 @@ def recommend(
         raise InputError("auto: needs ID images to fit methods on and others to compare them on; add images")
     for what, acts in {"ids": ids, **(ood or {})}.items():
         check_acts("recommend", what, acts, head)
-    findings = [*structure(head, ids, rectifier), _training(ids)]
+    findings = [*structure(head, ids), _training(ids)]
     outside = sum(len(acts) for acts in (ood or {}).values())
     real = ood if outside >= ENOUGH else None
     if head.multi_label and not real:
@@ -189,7 +187,7 @@ def recommend(
 
 def recommend_for(
     network: Network,
-    ids: SetActivations,
+    ids: ActivationsSet,
     *,
     learn: Activations | None = None,
     ood: Activations | None = None,
@@ -214,26 +212,23 @@ def recommend_for(
         wrong = check_accuracy(ids.name, labels, answers, acts.logits.shape[1], any_accuracy=True)
         acts = replace(acts, labels=None) if wrong else acts
     given = None if ood is None else {"OOD images": ood}
-    found = recommend(network.split.head, learn, acts, ood=given, pseudo=pseudo, rectifier=ids.rectifier)
+    found = recommend(network.split.head, learn, acts, ood=given, pseudo=pseudo)
     return replace(found, findings=(Finding("labels", wrong, False), *found.findings)) if wrong else found
 
 
-def learning_half(ids: SetActivations) -> tuple[SetActivations, Tensor]:
+def learning_half(ids: ActivationsSet) -> tuple[ActivationsSet, Tensor]:
     """Return the random half of a set on which a detector is chosen and fitted, and the order whose first half that is.
 
     The half is the same for every command that gets the same images; an image that occurs twice counts once.
     """
-    if ids.digests is not None:
-        seen = {row.tobytes(): place for place, row in reversed(list(enumerate(ids.digests[:, :EXACT])))}
+    if ids.acts.hashes is not None:
+        hashes = ids.acts.hashes[:, :EXACT].numpy()
+        seen = {row.tobytes(): place for place, row in reversed(list(enumerate(hashes)))}
         if len(seen) < len(ids.acts):
-            kept = np.sort(list(seen.values()))
-            index = None if ids.index is None else ids.index[kept]
-            ids = replace(ids, acts=ids.acts[torch.from_numpy(kept)], index=index, digests=ids.digests[kept])
+            ids = ids.select(torch.tensor(sorted(seen.values())))
     count = len(ids.acts)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
-    first = order[: count // 2].sort().values
-    index = None if ids.index is None else ids.index[first.numpy()]
-    return replace(ids, acts=ids.acts[first], index=index, digests=None), order
+    return ids.select(order[: count // 2].sort().values), order
 
 
 def diagnose(
@@ -272,7 +267,7 @@ def diagnose(
 
 
 def scaling(
-    network: Network, ids: SetActivations, *, ood: Activations | None = None, listener: Listener | None = None
+    network: Network, ids: ActivationsSet, *, ood: Activations | None = None, listener: Listener | None = None
 ) -> dict[float, float]:
     """Return the gain of SCALE over the energy score for each percentile, on OOD images or pseudo-OOD images."""
     picked = _picked(ids)
@@ -410,19 +405,18 @@ def _measured(
     )
 
 
-def _picked(ids: SetActivations) -> SetActivations:
-    step = max(1, -(-len(ids.acts) // MOST))
-    return replace(ids, acts=ids.acts[::step], index=None if ids.index is None else ids.index[::step])
+def _picked(ids: ActivationsSet) -> ActivationsSet:
+    return ids.select(slice(None, None, max(1, -(-len(ids.acts) // MOST))))
 
 
-def structure(head: Head, acts: Activations, rectifier: Rectifier | None) -> list[Finding]:
+def structure(head: Head, acts: Activations) -> list[Finding]:
     """Return what needs no OOD images: the sign of the features, the layer before them, and their number."""
     kept = kept_count(head.width, 85)
     text = f"{head.width} features, {head.classes} classes; p = 85 keeps the {kept} largest"
     width = Finding("width", text, head.width >= NARROW, head.width)
     signed = _signed(acts)
-    if rectifier is not None:
-        return [signed, Finding("final layer", f"features come from {rectifier}", True), width]
+    if acts.rectifier:
+        return [signed, Finding("final layer", f"features come from {acts.rectifier}", True), width]
     if signed.good is False:
         return [signed, Finding("final layer", "no ReLU before the features", False), width]
     return [signed, width]
@@ -475,11 +469,11 @@ def _by_structure(network: Network) -> Recommendation:
     split, how = network.split, network.how
     shape = how.size if how is not None and how.size is not None else (SIZE, SIZE)
     channels = how.channels if how is not None else input_channels(split.model) or 3
-    found = capture(split, torch.randn(4, channels, *shape, generator=torch.Generator().manual_seed(0)))
-    findings = structure(split.head, found.acts, found.rectifier)
-    if found.rectifier is None and findings[0].good is not False and found.last not in ("relu", "relu6", "hardtanh"):
+    acts, last = capture(split, torch.randn(4, channels, *shape, generator=torch.Generator().manual_seed(0)))
+    findings = structure(split.head, acts)
+    if not acts.rectifier and findings[0].good is not False and last not in ("relu", "relu6", "hardtanh"):
         # The mean of a smooth activation function can be positive on noise and negative on images.
-        last = f"the last activation function is {found.last or 'unknown'}, not a ReLU"
+        last = f"the last activation function is {last or 'unknown'}, not a ReLU"
         findings.append(Finding("final layer", last, False))
     if split.multi_label:
         return Recommendation(build("ebo"), "ebo", MULTI_LABEL, findings=tuple(findings))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from idness.activations.forward import SetActivations
 from idness.core.errors import InputError
 from idness.core.types import Activations
+from idness.data.activations import in_memory
 from idness.detectors.detector import fit_many
 from idness.detectors.kernels import scale_ratio
 from idness.detectors.registry import build
@@ -58,7 +58,7 @@ def test_a_ratio_may_help_though_it_is_not_larger_on_id_images() -> None:
 
 
 def test_the_papers_decrease_and_increase_are_shown(world: World) -> None:
-    ids, oods = SetActivations("ID", world.inside), {"x": SetActivations("x", world.outside)}
+    ids, oods = in_memory("ID", world.inside), {"x": in_memory("x", world.outside)}
     found = ratios.study(Specimen("", world.head, ids, far=oods))
     for name, acts in (("ID", world.inside), ("x", world.outside)):
         r = scale_ratio(acts.features, found.numbers["percentile"])
@@ -70,7 +70,7 @@ def test_the_papers_decrease_and_increase_are_shown(world: World) -> None:
 
 
 def test_ratios_are_compared_at_the_best_percentile(world: World) -> None:
-    ids, oods = SetActivations("ID", world.inside), {"x": SetActivations("x", world.outside)}
+    ids, oods = in_memory("ID", world.inside), {"x": in_memory("x", world.outside)}
     found = ratios.study(Specimen("", world.head, ids, far=oods))
     best = found.numbers["percentile"]
     assert best >= 65

@@ -114,7 +114,7 @@ def analyze(
     sizes = {name: len(found.acts) for name, found in {"id": specimen.ids, **specimen.oods}.items()}
     about: dict[str, Any] = {"images": sizes, "features": specimen.head.width, "classes": specimen.head.classes}
     about |= {"limit": limit, "command": settings.command if settings else ""}
-    about["final_relu"] = None if specimen.ids.rectifier is None else str(specimen.ids.rectifier)
+    about["final_relu"] = specimen.ids.acts.rectifier or None
     return Analysis(specimen.title, about, [_guarded(name, step, specimen) for name, step in STUDIES.items()])
 
 

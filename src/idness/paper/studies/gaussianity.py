@@ -127,7 +127,9 @@ def plot_shape(results: Sequence[Gaussianity], ax: Any = None) -> Any:
 
 def study(specimen: Specimen) -> Study:
     """Test every set."""
-    results = [gaussianity(part.name, part.pre) for part in specimen.before_relu if part.pre is not None]
+    results = [
+        gaussianity(part.name, part.acts.pre_relu) for part in specimen.before_relu if part.acts.pre_relu is not None
+    ]
     first = results[0]
     others = ", ".join(f"{result.name} {result.mean_p:.3f}" for result in results[1:])
     line = (

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from idness.activations.forward import SetActivations
 from idness.core.errors import InputError
 from idness.core.types import Activations
+from idness.data import ActivationsSet
 from idness.detectors.kernels import scale_ratio
 from idness.paper.studies.specimen import Specimen, Study
 from idness.report import style
@@ -117,7 +117,7 @@ def study(specimen: Specimen) -> Study:
     return Study(line, numbers, figures)
 
 
-def _class_names(specimen: Specimen, part: SetActivations) -> list[str]:
+def _class_names(specimen: Specimen, part: ActivationsSet) -> list[str]:
     if part.acts.labels is None:
         return []
     known = specimen.classes

@@ -93,7 +93,9 @@ def _look(index: int) -> style.Mark:
 
 def study(specimen: Specimen) -> Study:
     """Measure every set."""
-    ids, *oods = [moments(part.name, part.pre) for part in specimen.before_relu if part.pre is not None]
+    ids, *oods = [
+        moments(part.name, part.acts.pre_relu) for part in specimen.before_relu if part.acts.pre_relu is not None
+    ]
     gammas = {part.name: part.gamma for part in oods}
     grid, chances = plot_chances(ids.gamma, gammas, "higher", x="μ/σ before the ReLU")
     line = (

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from idness.activations.forward import SetActivations
 from idness.core.types import Activations, Head
+from idness.data import ActivationsSet
 from idness.detectors.detector import Detector, fit_many, score_many
 from idness.detectors.registry import build
 from idness.metrics import auroc
@@ -105,6 +105,6 @@ def study(specimen: Specimen) -> Study:
     return Study(line, numbers, {"percentiles": (figure, alt)})
 
 
-def sweep_of(specimen: Specimen, members: Mapping[str, SetActivations]) -> Sweep:
+def sweep_of(specimen: Specimen, members: Mapping[str, ActivationsSet]) -> Sweep:
     """Sweep some sets of a specimen."""
     return sweep(specimen.head, specimen.ids.acts, {part: found.acts for part, found in members.items()})

@@ -189,7 +189,11 @@ def study(specimen: Specimen) -> Study:
     numbers: dict[str, Any] = {"c": {str(p): float(c_factor(p / 100)) for p in (65, 85, 90, 95)}}
     found = specimen.before_relu
     if found:
-        gammas = {part.name: moments(part.name, part.pre).typical for part in found if part.pre is not None}
+        gammas = {
+            part.name: moments(part.name, part.acts.pre_relu).typical
+            for part in found
+            if part.acts.pre_relu is not None
+        }
         own = gammas.pop(specimen.ids.name)
         reach = {part: exact_range(own, gamma) for part, gamma in gammas.items()}
         holds = [part for part, value in reach.items() if not value.empty]

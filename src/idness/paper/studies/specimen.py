@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import nn
 
-from idness.activations.forward import SetActivations, collect
+from idness.activations.extract import collect
 from idness.benchmark.prepare import prepare
 from idness.benchmark.protocol import GROUPS, Benchmark
 from idness.benchmark.settings import Settings
 from idness.core.progress import Listener
 from idness.core.types import Head
+from idness.data import ActivationsSet
 from idness.metrics import Scores, auroc
 from idness.report import style
 
@@ -37,16 +38,16 @@ class Specimen:
 
     title: str
     head: Head
-    ids: SetActivations
-    near: dict[str, SetActivations] = field(default_factory=dict)
-    far: dict[str, SetActivations] = field(default_factory=dict)
-    train: SetActivations | None = None
-    val: SetActivations | None = None
-    ood_val: dict[str, SetActivations] = field(default_factory=dict)
+    ids: ActivationsSet
+    near: dict[str, ActivationsSet] = field(default_factory=dict)
+    far: dict[str, ActivationsSet] = field(default_factory=dict)
+    train: ActivationsSet | None = None
+    val: ActivationsSet | None = None
+    ood_val: dict[str, ActivationsSet] = field(default_factory=dict)
     classes: Sequence[str] = ()
 
     @property
-    def oods(self) -> dict[str, SetActivations]:
+    def oods(self) -> dict[str, ActivationsSet]:
         """All OOD test sets, near ones first."""
         return self.near | self.far
 
@@ -56,15 +57,15 @@ class Specimen:
         return float(self.ids.acts.features.min()) < -1e-6 * float(self.ids.acts.features.abs().max())
 
     @property
-    def groups(self) -> dict[str, dict[str, SetActivations]]:
+    def groups(self) -> dict[str, dict[str, ActivationsSet]]:
         """The OOD test sets by group; only groups that have any."""
         return {group: getattr(self, group) for group in GROUPS if getattr(self, group)}
 
     @property
-    def before_relu(self) -> list[SetActivations]:
+    def before_relu(self) -> list[ActivationsSet]:
         """ID and all OOD sets with their pre-ReLU values; none where the network has no final ReLU."""
         found = [self.ids, *self.oods.values()]
-        return found if all(part.pre is not None for part in found) else []
+        return found if all(part.acts.pre_relu is not None for part in found) else []
 
 
 def take_specimen(
@@ -80,7 +81,7 @@ def take_specimen(
     bench = benchmark if isinstance(benchmark, Benchmark) else Benchmark.load(benchmark)
     sets = bench.open(asked.data, partial=True)
     ready = prepare(bench, sets, model, asked, hear)
-    found: dict[str, dict[str, SetActivations]] = {}
+    found: dict[str, dict[str, ActivationsSet]] = {}
     for entry in sets:
         shown = "ID" if entry.role == "id_test" else entry.name
         part = collect(ready.network, entry.data, name=shown, limit=limit, pre_relu=True, listener=hear)
