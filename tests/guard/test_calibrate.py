@@ -16,7 +16,7 @@ from PIL import Image
 from idness.activations.extract import collect
 from idness.core.errors import DataError, IdnessError, InputError, ModelError
 from idness.core.types import Activations
-from idness.data import open_set
+from idness.data import FileSet, Preprocessing, open_set
 from idness.detectors.registry import parse, rows, short
 from idness.guard import Guard
 from idness.guard.calibrate import prepare_guard
@@ -275,13 +275,26 @@ def test_a_guard_of_a_models_file_needs_it_named_elsewhere(
 
 
 def test_images_of_many_sizes_without_a_fixed_input(trained: torch.nn.Module, tmp_path: Path) -> None:
-    from idness.data import Preprocessing
-
     guard = Guard(trained, "msp", preprocessing=Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)))
     guard.calibrate([torch.stack([guard.prepare(known("red", seed)) for seed in range(30)])])
     for side in (16, 24, 40):
         known("red", 1, side=side).save(tmp_path / f"{side}.png")
     assert len(list(judge_images(guard, sorted(tmp_path.glob("*.png"))))) == 3
+
+
+def test_files_are_decoded_ahead_of_the_network(
+    trained: torch.nn.Module, id_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = Preprocessing(16, 16, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+    guard = Guard(trained, "msp", preprocessing=how)
+    guard.calibrate([torch.stack([guard.prepare(known("red", seed)) for seed in range(30)])])
+    files, read = sorted(id_folder.rglob("*.png"))[:12], []
+    picture = FileSet.picture
+    monkeypatch.setattr(FileSet, "picture", lambda self, index: read.append(index) or picture(self, index))
+    records = judge_images(guard, files, batch=2)
+    assert next(records)["image"] == str(files[0])
+    assert len(read) >= 4  # the next batch is read while the first is judged
+    assert [record["image"] for record in records] == [str(path) for path in files[1:]]
 
 
 @pytest.mark.parametrize(

@@ -372,16 +372,11 @@ def find_images(arguments: Iterable[str]) -> Iterator[Path]:
         yield from found
 
 
-def growing_set(paths: Iterable[Path], size: int) -> tuple[FileSet, Iterator[tuple[int, int]]]:
-    """Return a set of image files and the ranges of its batches; it grows as ranges are drawn, so that paths may arrive on the way."""
-    files, rest = FileSet(Path(), [], "images"), iter(paths)
-
-    def spans() -> Iterator[tuple[int, int]]:
-        while chunk := [str(path) for path in islice(rest, size)]:
-            files.items += chunk
-            yield len(files) - len(chunk), len(files)
-
-    return files, spans()
+def file_sets(paths: Iterable[Path], count: int) -> Iterator[FileSet]:
+    """Yield image files, whose paths may arrive one by one, as sets of at most `count`."""
+    rest = iter(paths)
+    while names := [str(path) for path in islice(rest, count)]:
+        yield FileSet(Path(), names, "images")
 
 
 def images_below(folder: Path) -> list[Path]:

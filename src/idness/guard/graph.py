@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from idness.core.progress import Listener
 from idness.core.wording import shown
 from idness.data.batches import read_batches
 from idness.data.preprocess import Preprocessing
-from idness.data.sets import SET_SUFFIXES, ImageSet, growing_set
+from idness.data.sets import SET_SUFFIXES, ImageSet, file_sets
 from idness.guard.drift import KnownScores
 from idness.guard.outside import external_files
 
@@ -75,22 +75,23 @@ class GraphGuard:
         self, paths: Iterable[Path], *, batch: int | None = None, listener: Listener | None = None
     ) -> Iterator[dict[str, Any]]:
         """Judge image files one after another; a file that cannot be read gets its reason and no verdict."""
-        files, spans = growing_set(map(_one_image, paths), self._size(batch))
-        for place, record in enumerate(self.judge_set(files, spans=spans, listener=listener)):
-            yield {"image": files.items[place]} | record
+        # A list is read ahead; paths that arrive one by one are judged as they arrive.
+        for files in file_sets(paths, len(paths) if isinstance(paths, Sequence) else self._size(batch)):
+            for name in files.items:
+                if Path(name).suffix.lower() in SET_SUFFIXES:
+                    raise DataError(
+                        f"{name}: holds many images; add --out, or use the guard's folder instead of its export"
+                    )
+            for name, record in zip(files.items, self.judge_set(files, batch=batch, listener=listener), strict=True):
+                yield {"image": name} | record
 
     def judge_set(
-        self,
-        images: ImageSet,
-        *,
-        batch: int | None = None,
-        spans: Iterable[tuple[int, int]] | None = None,
-        listener: Listener | None = None,
+        self, images: ImageSet, *, batch: int | None = None, listener: Listener | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Judge the images of a set, or those of some ranges, one after another; one that cannot be read gets its reason and no verdict."""
+        """Judge the images of a set one after another; one that cannot be read gets its reason and no verdict."""
         hear, size = listener or Listener(), self._size(batch)
-        whole = ((start, min(start + size, len(images))) for start in range(0, len(images), size))
-        for read in read_batches(images, self.preprocessing, whole if spans is None else spans):
+        spans = ((start, min(start + size, len(images))) for start in range(0, len(images), size))
+        for read in read_batches(images, self.preprocessing, spans):
             records, unread = iter(self._records(read.pixels)), dict(read.skipped)
             hear.advance(read.stop - read.start)
             for index in range(read.start, read.stop):
@@ -122,12 +123,6 @@ class GraphGuard:
         if label < 0:
             return "none"
         return self.class_names[label] if self.class_names else str(label)
-
-
-def _one_image(path: Path) -> Path:
-    if path.suffix.lower() in SET_SUFFIXES:
-        raise DataError(f"{path}: holds many images; add --out, or use the guard's folder instead of its export")
-    return path
 
 
 def _damaged(path: Path) -> StoreError:
