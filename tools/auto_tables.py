@@ -284,12 +284,12 @@ def _percent(value: float) -> str:
 
 
 def _gain(values: list[float]) -> str:
-    if len(values) == 1:  # too few images for an interval
-        return f"{100 * values[0]:.1f}"
     value, low, high = (100 * one for one in values)
     return f"{value:+.1f} ± {(high - low) / 2:.1f}"
 
 
 def _interval(values: list[float]) -> str:
+    if len(values) == 1:  # too few images for an interval
+        return _percent(values[0])
     value, low, high = values
     return f"{_percent(value)} [{_percent(low)}, {_percent(high)}]"
