@@ -65,7 +65,7 @@ def main(folder: Path) -> None:
         preprocessing={"mean": MEAN.tolist(), "std": STD.tolist()},
     )
     rows = ("msp", "ebo", "knn", "ash-s", "ash-p", "scale")
-    report = run(bench, "cifar6:base", Settings(methods=rows, cache=folder / "cache"))
+    report = run(bench, "cifar6:base", Settings(methods=rows, cache=folder.with_name(f"{folder.name}-cache")))
     report.save(folder)
     print(report.answer.sentence)
 

@@ -88,11 +88,11 @@ def test_the_tests_mirror_the_rooms():
 
 
 LARGEST = {
-    "src lines": 29_500,
-    "src modules": 240,
-    "modules of bench": 157,
+    "src lines": 27_700,
+    "src modules": 203,
+    "modules of bench": 129,
     "tests lines": 24_000,
-    "tools lines": 7_900,
+    "tools lines": 7_800,
 }
 """Ceilings of the project's size; they go down, never up. The goals are 20,000, 140, 90, 18,000 and 6,000."""
 

@@ -141,6 +141,8 @@ class _Job:
         else:
             seen = collect(network, ids.data, name="ID images", limit=2 * MOST, listener=self.listener)
         part, _ = learning_half(seen)
+        if len(part.acts) < 2:
+            return None
         return recommend_for(network, part, learn=look.held.get("id_train"), listener=self.listener)
 
     def _scored(self, choices: Mapping[str, Choice], head: Head, looks: Sequence[Look]) -> _Scored:

@@ -81,6 +81,8 @@ def pseudo_activations(
     if ids.images is None or ids.acts.index is None:
         return {}
     images = Part(ids.images, ids.acts.index[every - 1 :: every].tolist(), "for pseudo-OOD images")
+    if len(images) == 0:
+        return {}
     how = network.preprocessing
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (how.mean, how.std))
     found = {}
