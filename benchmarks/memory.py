@@ -64,7 +64,7 @@ def write(folder: Path, count: int) -> None:
 
 
 def peak(count: int) -> int:
-    """Run a benchmark in a process of its own and give the most memory it held."""
+    """Run a benchmark in a process of its own and return its peak memory."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), count)
         done = subprocess.run([sys.executable, "-c", RUN, folder], capture_output=True, text=True, check=True)

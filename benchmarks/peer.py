@@ -1,14 +1,10 @@
 """Side by side with pytorch-ood, in values and in speed, on the same features: python benchmarks/peer.py
 
-With a head of the size that many small networks have, and with that of a ResNet-50 for ImageNet, the paper's main network. NumPy sorts as
-in the command, which on AMD's Zen 4 is faster than where the library is used without its setting.
+With a head of the size that many small networks have, and with that of a ResNet-50 for ImageNet, the paper's main network.
 """
 
 from __future__ import annotations
 
-import as_command  # noqa: F401
-
-# isort: split
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
@@ -28,7 +24,7 @@ SIZES = {(512, 100): (20, 10), (2048, 1000): (7, 3)}
 """Features and classes, and how many turns of how many calls are timed."""
 WANTED = {"ASH-S, 90": 3.0, "ReAct, 90": 1.5}
 SLOW = "DICE, 70"
-"""Makes a tensor of images x classes x features, which at the larger size takes gigabytes."""
+"""Creates a tensor of images x classes x features, which takes gigabytes at the larger size."""
 
 
 def main() -> None:
@@ -62,7 +58,7 @@ def features(rng: torch.Generator, count: int, strength: float, head: Head) -> A
 def pairs(
     head: Head, train: Activations
 ) -> list[tuple[str, Callable[[Activations], Tensor], Callable[[Tensor], Tensor]]]:
-    """Give each method twice: ours on activations, theirs on features (as 1 x 1 maps where it wants maps)."""
+    """Return each method twice: ours on activations, theirs on features (as 1 x 1 maps if it needs maps)."""
 
     def flat(maps: Tensor) -> Tensor:
         return head(maps.flatten(1))

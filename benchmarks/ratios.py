@@ -1,4 +1,4 @@
-"""Times competing ways of doing the same work, turn by turn in one process, and reports ratios.
+"""Time competing ways of doing the same work, in turns, and report ratios.
 
 Machines are shared and noisy: a time means little, the ratio of two times taken side by side means something.
 """
@@ -9,6 +9,8 @@ import json
 import os
 import platform
 import re
+import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +24,16 @@ from rich.table import Table
 K = TypeVar("K")
 SPREADS: list[float] = []
 """The slowest turn by the fastest, of each way that was timed more than once in this process."""
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "speed"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results" / "speed"
+SHARED = Path(os.environ.get("IDNESS_SHARED", ROOT.parent / "shared" / "data"))
+FETCHED = Path(os.environ.get("IDNESS_FETCHED", ROOT / ".data"))
+"""Where real networks and images are looked for; benchmarks that find none measure the others."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def interleaved(ways: Mapping[str, Callable[[], Any]], repeats: int = 7) -> dict[str, float]:
-    """Run each way in turn, `repeats` times over, and give the least seconds of each; the first round warms up.
+    """Run each way in turn, `repeats` times over, and return the least seconds of each; the first round warms up.
 
     Seconds of this process on the CPU, not of the wall clock: what other processes take does not count.
     """
@@ -41,20 +48,28 @@ def interleaved(ways: Mapping[str, Callable[[], Any]], repeats: int = 7) -> dict
 
 
 def least(times: Mapping[K, Sequence[float]]) -> dict[K, float]:
-    """Give the least seconds of each way; how far its turns differ goes into the report."""
+    """Return the least seconds of each way; how far its turns differ goes into the report."""
     SPREADS.extend(max(values) / min(values) for values in times.values() if len(values) > 1)
     return {name: min(values) for name, values in times.items()}
 
 
+def cpu_of(*words: str, **environment: str) -> float:
+    """Run Python in a process of its own with one thread and return its CPU seconds, user and system."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *words], check=True, env=os.environ | ONE_THREAD | environment, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 def spread() -> dict[str, float]:
-    """Say how far the turns of one way differ: the slowest by the fastest."""
+    """Return how far the turns of one way differ: the slowest by the fastest."""
     if not SPREADS:
         return {}
     return {"ways": len(SPREADS), "median": round(median(SPREADS), 3), "largest": round(max(SPREADS), 3)}
 
 
 def processor() -> str:
-    """Name the processor, and say whether it has instructions of 512 bits; by its kind alone where the system does not tell."""
+    """Return the name of the processor and whether it has AVX-512."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

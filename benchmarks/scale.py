@@ -41,7 +41,7 @@ main()
 
 @dataclass
 class Watch:
-    """Adds up the CPU seconds of a process and all below it, and remembers the most memory that each kind of them held."""
+    """The CPU seconds of a process and its children, and the peak memory of each kind of them."""
 
     cpu: dict[int, float] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
@@ -91,7 +91,7 @@ def extract(model: Sequence[str], images: Path, out: Path, *more: object, span: 
 
 
 def steady(out: Path, at_once: int) -> float:
-    """Give spans per second between the first and the last shard, without what starting takes."""
+    """Return spans per second between the first and the last shard, without the start."""
     times = sorted(path.stat().st_mtime for path in out.rglob("shards/*/*.safetensors"))
     # The first shards of all that work at once come together.
     return (len(times) - at_once) / max(times[-1] - times[at_once - 1], 1e-9)

@@ -2,8 +2,8 @@
 
 Three kinds of process, as in production: the server, the clients, and the bare network (which runs alone, at each batch
 size, on tensors that are ready). Server and bare network have the same one core and one thread for the network, so all
-that the server does besides is paid for from the same purse; the clients have another core. Rounds alternate, so that
-whatever else the machine does meets both. Each client waits for its answer before it asks again, one JPEG a request.
+that the server does besides is measured too; the clients have another core. Rounds alternate, so that
+other load affects both. Each client waits for its answer before it asks again, one JPEG a request.
 
 Beside the ratio of images per second stands that of CPU seconds per image, which other programs hardly change. One client alone, whose
 requests find the server idle, shows how long an answer takes beside one pass of one image.
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ratios import report
+from ratios import ONE_THREAD, report
 
 CLIENTS, ROUNDS, SECONDS, WANTED, IDLE = 32, 3, 8.0, 0.85, 1.3
 ENGINE = "onnxruntime"
@@ -79,7 +79,7 @@ for line in sys.stdin:
 
 
 def jpegs(count: int = 48) -> list[bytes]:
-    """Photographs of the usual size of ImageNet's: embedded ones, enlarged, so that they compress like pictures."""
+    """Return JPEGs of the usual size of ImageNet's: embedded images, enlarged, so that they compress like photographs."""
     from idness.data import embedded
 
     rng, found = np.random.default_rng(0), []
@@ -121,8 +121,7 @@ def load(port: int, pictures: list[bytes], seconds: float, count: int) -> tuple[
 
 def on_one_core(command: list[str], **options: Any) -> subprocess.Popen[str]:
     """Start a process that has the first core, and one thread for the network."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, text=True, env=environment, **options)
+    process = subprocess.Popen(command, text=True, env=os.environ | ONE_THREAD, **options)
     os.sched_setaffinity(process.pid, CORES[:1])  # before it has started any thread
     return process
 
@@ -164,17 +163,8 @@ def cpu_seconds(pid: int) -> float:
 
 
 def serve(folder: Path) -> tuple[subprocess.Popen[str], int]:
-    command = [
-        sys.executable,
-        "-c",
-        "from idness.cli import run; run()",
-        "serve",
-        str(folder),
-        "--port",
-        "0",
-        "--engine",
-        ENGINE,
-    ]
+    words = ["serve", str(folder), "--port", "0", "--engine", ENGINE]
+    command = [sys.executable, "-c", "from idness.cli import run; run()", *words]
     process = on_one_core(command, stderr=subprocess.PIPE)
     assert process.stderr is not None
     line = process.stderr.readline()

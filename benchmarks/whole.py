@@ -1,19 +1,18 @@
 """A whole `idness bench`, all methods and options, against the ordinary pass over the same images: python benchmarks/whole.py [NAME ...]
 
-Real networks on real images, which are looked for as in benchmarks/engines.py; what is missing is passed over. The command runs in a
+Real networks on real images, looked for as in benchmarks/engines.py; missing ones are skipped. The command runs in a
 process of its own, from its start to the last file written: decoding, engine, search of options, error bars and page included. The
 ordinary pass is what anybody would write: eager, images as they come, ready as tensors, a batch of 128; it is timed on 256 images and
 counted for all. CPU seconds, user and system, one thread, in turns.
 
 What a run costs however few its images are, such as loading torch, the network and the page, weighs less the more there are: MobileNetV2
-runs on the 3,000 photographs that there are, and on four times as many, the others being cut from these.
+runs on the 3,000 available images, and on four times as many, the others being cut from these.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -25,28 +24,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from engines import FETCHED, ROOT, SHARED
-from ratios import least, report
+from ratios import FETCHED, ONE_THREAD, ROOT, SHARED, cpu_of, least, report
 
 TIMED = 256
 TURNS = 2
 PAPER = (
-    "msp",
-    "mls",
-    "ebo",
-    "tempscale",
-    "gen",
-    "mds",
-    "rmds",
-    "knn",
-    "react",
-    "dice",
-    "chain",
-    "ash-s",
-    "ash-p",
-    "ash-b",
-    "scale",
-)
+    "msp", "mls", "ebo", "tempscale", "gen", "mds", "rmds", "knn", "react", "dice", "chain", "ash-s", "ash-p", "ash-b", "scale",
+)  # fmt: skip
 """The rows of the paper's tables, which are all that 0.1.0 had."""
 SAID = {"all": "all methods and options", "paper": f"the {len(PAPER)} rows of the paper, all options"}
 ORDINARY = """
@@ -98,7 +82,7 @@ textures = {{ path = "{place / "textures"}", rows = [{100 * times}, {1000 * time
 
 
 def multiply(place: Path, folder: Path, times: int) -> None:
-    """Copy photographs, each with others that are cut from it, nine tenths wide and high, and mirrored."""
+    """Copy images, each with others that are cut from it, nine tenths wide and high, and mirrored."""
     rng = np.random.default_rng(0)
     for kind in ("id_val", "id_test", "textures"):
         for file in sorted((place / kind).rglob("*.jpg")):
@@ -150,26 +134,15 @@ isun = {{ path = "{SHARED / "isun.npz"}", rows = [0, 1500] }}
 
 
 def bench(folder: Path, job: dict[str, Any], engine: str, which: str) -> tuple[float, dict[str, float]]:
-    """Run the command, and give its CPU seconds and where it says that they went."""
+    """Run the command; return its CPU seconds and the times that it reports."""
     with tempfile.TemporaryDirectory() as place:
-        words = [
-            "bench",
-            str(folder / "whole.toml"),
-            "--model",
-            job["model"],
-            "--engine",
-            engine,
-            "--out",
-            f"{place}/out",
-        ]
-        words += ["--workers", "1", "--cache", f"{place}/cache", "--quiet"]
+        words = ["bench", str(folder / "whole.toml"), "--model", job["model"], "--engine", engine, "--workers", "1"]
+        words += ["--out", f"{place}/out", "--cache", f"{place}/cache", "--quiet"]
         words += ["--weights", job["weights"]] if job["weights"] else []
         words += ["--methods", ",".join(PAPER)] if which == "paper" else []
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "idness", *words], check=True, stdout=subprocess.DEVNULL)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = cpu_of("-m", "idness", *words)
         spent = json.loads((Path(place) / "out" / "results.json").read_text())["time"]
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, spent
+    return seconds, spent
 
 
 def ordinary(job: dict[str, Any]) -> list[float]:
@@ -182,7 +155,7 @@ def ordinary(job: dict[str, Any]) -> list[float]:
 
 
 def rows_of(name: str, job: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    os.environ |= ONE_THREAD
     (folder / "whole.toml").write_text(job["toml"])
     runs = [(engine, which) for engine in ("eager", "onnxruntime") for which in job["which"]]
     plain = ("ordinary", "")

@@ -16,16 +16,15 @@ from PIL import Image
 
 from idness.data import embedded
 from idness.guard import Guard
-from idness.guard.calibrate import prepare_guard
 
 
 def main(folder: Path) -> None:
     """Calibrate, judge, save, load and export."""
     # 1. Calibrate on images that the network knows but was not trained on. A recall of 0.95 means: of such images, at
     #    most 5 in 100 are flagged. The second set only helps to choose a method.
-    made = prepare_guard("cifar6:base", "embedded:id_val", ood="embedded:horse", recall=[0.95, 0.9])
-    guard = made.guard
-    print(*made.notes, sep="\n")
+    notes: list[str] = []
+    guard = Guard.for_images("cifar6:base", "embedded:id_val", [0.95, 0.9], ood="embedded:horse", notes=notes)
+    print(*notes, sep="\n")
     print(guard.promise())
 
     # 2. Judge pictures: paths, bytes or PIL images. The class is the plain network's; the guard says whether to believe it.

@@ -1,6 +1,6 @@
 """Judges images with an exported guard: needs onnxruntime, NumPy and Pillow, and neither torch nor idness.
 
-idness export guard/ model.onnx
+idness export guard/ -o model.onnx
 python onnx_without_torch.py model.onnx photo.jpg ...
 """
 
@@ -47,7 +47,9 @@ def prepare(path: str, how: dict) -> np.ndarray:
 
 def main(model: str, *paths: str) -> None:
     """Print one line per image."""
-    session = onnxruntime.InferenceSession(model)
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3  # no warning that the input `threshold` has a default
+    session = onnxruntime.InferenceSession(model, settings)
     facts = json.loads(session.get_modelmeta().custom_metadata_map["idness"])
     batch = np.stack([prepare(path, facts["preprocessing"]) for path in paths])
     names = facts["class_names"]

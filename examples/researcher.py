@@ -74,7 +74,7 @@ def main(folder: Path) -> None:
     print(frame[frame.kind == "group"].pivot(index="method", columns="name", values="auroc").round(4))
     ax = figures.roc_curves(report, "cat", ["msp", "scale", "knn"])
     ax.set_title("Cats among six other classes")
-    style.legend(ax)
+    style.draw_legend(ax)
     for path in (*style.save(ax, folder / "roc"), write_html(folder, report)):
         print("wrote", path.name)
 

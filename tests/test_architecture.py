@@ -1,4 +1,4 @@
-"""Keeps the structure: imports point one way, files stay small and are named after their subject."""
+"""The structure of the package: size, direction of imports, homes of names, language, and who writes files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import ast
 import re
 import subprocess
 import sys
+import tokenize
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -36,27 +39,132 @@ ROOMS["cli"] = set(ROOMS)
 ROOMS["embedded"] = {"data"}  # the name that users rely on
 DOORS = ("__init__", "__main__")
 """The files outside all rooms."""
-EXCEPTIONS = {("detectors", "methods")}  # the registry finds our methods by their names
 
 
 def room(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in FILES}
+
+
+def imported(node: ast.AST, *, types: bool) -> Iterator[str]:
+    """Yield the modules of idness that code imports, inside functions too; `types` includes those under TYPE_CHECKING."""
+    if isinstance(node, ast.If) and not types and "TYPE_CHECKING" in ast.unparse(node.test):
+        return
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "relative imports hide the room"
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+        yield from (name if name in MODULES else str(node.module) for name in names if name.startswith("idness."))
+    elif isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if alias.name.startswith("idness."))
+    for child in ast.iter_child_nodes(node):
+        yield from imported(child, types=types)
+
+
 def imports_of(path: Path) -> set[str]:
-    """Find the rooms that a file imports from: at its top, inside functions and for types alike."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name}: relative imports hide the way"
-            module = node.module or ""
-            names = [f"idness.{alias.name}" for alias in node.names] if module == "idness" else [module]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        found |= {name.split(".")[1] for name in names if name.startswith("idness.")}
-    return found - {"__version__"}
+    """Return the rooms that a file imports from."""
+    return {name.split(".")[1] for name in imported(ast.parse(path.read_text()), types=True) if "." in name}
+
+
+def test_modules_do_not_import_each_other_in_a_circle():
+    graph = {name: set(imported(ast.parse(path.read_text()), types=False)) - {name} for name, path in MODULES.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError with the modules of a cycle
+
+
+WALK = (ROOT / "CONTRIBUTING.md").read_text().partition("## The walk\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize(
+    "walk", re.split(r"\n(?=`idness \w+`.*:\n)", WALK)[1:], ids=lambda walk: walk.partition(":")[0]
+)
+def test_the_walk_names_modules_that_import_only_from_those_above(walk):
+    listed = re.findall(r"^\d+\. `([\w.]+)`", walk, re.MULTILINE)
+    assert 4 < len(listed) <= 12
+    for place, name in enumerate(listed):
+        seen, waiting = set[str](), [name]
+        while waiting:
+            found = set(imported(ast.parse(MODULES[waiting.pop()].read_text()), types=False)) - seen
+            seen |= found
+            waiting += found & set(MODULES)
+        assert not seen & set(listed[place + 1 :]), name
+
+
+SEVERAL_HOMES = {
+    "ConfBranch": "the detector and the training method of one paper",
+    "Settings": "those of a benchmark and those of a training run, public since 0.1",
+    "build": "a detector, and a network of idness.training.networks, public since 0.1",
+    "load": "an embedded set, and a table of idness.paper, public since 0.1",
+    "names": "of benchmarks, and of the tables of idness.paper, public since 0.1",
+    "run": "of a benchmark, public since 0.1, and of the command line",
+    "study": "each analysis of the paper has one function of this name",
+    "write_html": "idness.report imports its page on first use",
+}
+"""Names of classes and functions that several modules define, and why."""
+COMMANDS_AND_LIBRARY = {"analyze", "compare", "extract", "reproduce", "serve"}
+"""A command may have the name of the library function that it calls."""
+
+
+def test_names_have_one_home():
+    homes: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                is_command = node.name in COMMANDS_AND_LIBRARY and name.startswith("idness.cli.")
+                homes.setdefault(node.name, set()).update(() if is_command else {name})
+    several = {name: sorted(where) for name, where in homes.items() if len(where) > 1}
+    assert not {name: where for name, where in several.items() if name not in SEVERAL_HOMES}
+    assert set(SEVERAL_HOMES) <= set(several)
+
+
+FIRST_WORDS = [
+    "Give",
+    "Gives",
+    "Say",
+    "Says",
+    "Tell",
+    "Tells",
+    "Hold",
+    "Holds",
+    "Keep",
+    "Keeps",
+    "Hear",
+    "Hears",
+    "Know",
+    "Knows",
+    "Is",
+]
+IDIOMS = (
+    r"pictures?|photographs?|what the network makes? of|how far it is|goes on|is told|says so|speaks against|none where|"
+    r"nothing where|anew|rightly|at hand|by itself|stand-ins?|cannot be told apart|holds zero|that is there|listener"
+)
+"""Words that the style guide replaces; `picture` remains a name in old files and public options."""
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """Yield docstrings, comments and other strings of a file."""
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type in (tokenize.COMMENT, tokenize.STRING):
+                yield token.string
+
+
+def test_docstrings_and_messages_are_plain_english():
+    starts, idioms = [], []
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                text = ast.get_docstring(node) or ""
+                starts += [f"{path.stem}: {text[:60]}"] if text.partition(" ")[0] in FIRST_WORDS else []
+        for text in texts_of(path):
+            idioms += [f"{path.stem}: {found[0]}" for found in re.finditer(rf"\b({IDIOMS})\b", text)]
+    assert len(starts) < 10, starts
+    assert len(idioms) < 10, idioms
 
 
 def test_the_rooms_have_an_order():
@@ -65,7 +173,6 @@ def test_the_rooms_have_an_order():
         assert allowed <= seen, f"{name} may import from {allowed - seen}, which come after it"
         seen.add(name)
     assert {room(path) for path in FILES} == {*ROOMS, *DOORS}
-    assert len(EXCEPTIONS) <= 2
 
 
 @pytest.mark.parametrize(
@@ -73,7 +180,7 @@ def test_the_rooms_have_an_order():
 )
 def test_imports_point_one_way(path):
     here = room(path)
-    allowed = {here} | ROOMS[here] | {to for start, to in EXCEPTIONS if start == here}
+    allowed = {here} | ROOMS[here] | ({"methods"} if path.name == "registry.py" else set())  # which finds them by name
     assert imports_of(path) <= allowed
 
 
@@ -88,11 +195,11 @@ def test_the_tests_mirror_the_rooms():
 
 
 LARGEST = {
-    "src lines": 27_700,
-    "src modules": 203,
-    "modules of bench": 129,
-    "tests lines": 24_000,
-    "tools lines": 7_800,
+    "src lines": 26_300,
+    "src modules": 152,
+    "modules of bench": 90,
+    "tests lines": 22_500,
+    "tools lines": 6_550,
 }
 """Ceilings of the project's size; they go down, never up. The goals are 20,000, 140, 90, 18,000 and 6,000."""
 
@@ -128,7 +235,7 @@ def test_files_are_named_after_their_subject(path):
     assert "pickle.load" not in path.read_text()
 
 
-@pytest.mark.parametrize("command", [["--help"], ["--version"], ["list"], ["bench", "--help"]])
+@pytest.mark.parametrize("command", [["--help"], ["--version"], ["list", "--help"], ["bench", "--help"]])
 def test_the_command_line_answers_without_torch(command):
     code = (
         "import sys; sys.argv=['idness', *sys.argv[1:]]\n"

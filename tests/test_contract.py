@@ -222,6 +222,38 @@ def test_one_image_is_enough_to_score(name, world):
     assert score(fitted(name, world), world.test[:1]).shape == (1,)
 
 
+@pytest.mark.parametrize(("name", "option"), [("knn", "k"), ("nnguide", "k"), ("actsub", "k"), ("ssd", "clusters")])
+def test_more_neighbours_or_clusters_than_training_images_are_refused(name, option, world):
+    few = world.train[:9]
+    assert build(name, **{option: 9}).fit(world.head, few).score(world.test).isfinite().all()
+    with pytest.raises(InputError, match=rf"{option} must be at most the number of training images \(9\), got 10"):
+        build(name, **{option: 10}).fit(world.head, few)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if build(name).needs_train])
+@pytest.mark.parametrize("kind", ["one image", "zero", "equal", "constant features", "missing classes"])
+def test_degenerate_training_images_give_finite_scores_or_are_refused(name, kind, world):
+    features = world.train.features.clone()
+    if kind == "zero":
+        features[:] = 0
+    elif kind == "equal":
+        features[:] = features[0].clone()
+    elif kind == "constant features":
+        features[:, :10] = 0.25
+    train = Activations(features, world.head(features), world.train.labels)
+    train = train[:1] if kind == "one image" else train[train.labels < 3] if kind == "missing classes" else train
+    options = {key: 1 for key in ("k", "clusters") if key in build(name).options()}
+    detector = build(name, **(options | ({"parts": "ebo+vra+react"} if name == "fuse" else {})))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IdnessWarning)
+        if kind == "one image" and name in ("mds", "rmds", "mdspp", "rmdspp"):
+            with pytest.raises(InputError, match="at least two training images"):
+                detector.fit(world.head, train)
+            return
+        detector.fit(world.head, seen_by(detector, train, world.head))
+        assert score(detector, world.test).isfinite().all()
+
+
 @pytest.mark.parametrize("name", [name for name in ROWS if build(name).needs_train])
 def test_missing_training_images_are_told(name, world):
     with pytest.raises(InputError, match="needs training activations"):
@@ -287,7 +319,7 @@ def test_negative_features_are_warned_about(name, world):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", IdnessWarning)
         detector = fitted(name, signed)
-    with pytest.warns(IdnessWarning, match=r"expects non-negative features.* use gen, rmds, knn"):
+    with pytest.warns(IdnessWarning, match=r"requires non-negative features.* use gen, rmds, knn"):
         score(detector, signed.test)
 
 
@@ -335,6 +367,11 @@ def test_unknown_names_and_options_are_told():
         ("ebo", {"temperature": float("inf")}, "must be above 0"),
         ("chain", {"steps": "msp"}, "must edit features or head"),
         ("chain", {"steps": ""}, "joined by"),
+        ("she", {"metric": "dot"}, "metric must be one of inner_product, cosine, euclidean; got 'dot'"),
+        ("vra", {"low": 60.0, "high": 60.0}, r"VRA: low must be below high \(60\), got 60"),
+        ("adascale", {"low": 90.0}, r"low must be at most high \(70\), got 90"),
+        ("adascale", {"eps": -0.5}, "must be above 0"),
+        ("mds", {"shrinkage": 1}, r"MDS: shrinkage must be in \[0, 1\), got 1"),
     ],
 )
 def test_bad_options_are_refused(name, options, message):

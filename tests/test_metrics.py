@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -132,3 +133,34 @@ def test_accuracy_counts_the_largest_logit():
     assert metrics.accuracy(logits, torch.tensor([0, 1, 1])) == pytest.approx(2 / 3)
     with pytest.raises(InputError, match="as many labels as logits"):
         metrics.accuracy(logits, torch.tensor([0]))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2).map(float), st.booleans()), min_size=1, max_size=4),
+    st.lists(st.integers(0, 2).map(float), max_size=2),
+)
+def test_aurc_is_the_mean_risk_over_all_orders_of_tied_images(ids, oods):
+    scored = [(score, not right) for score, right in ids] + [(score, True) for score in oods]
+    areas = []
+    for order in itertools.permutations(scored):
+        if [score for score, _ in order] == sorted((score for score, _ in scored), reverse=True):
+            errors = [error for _, error in order]
+            areas.append(np.mean([np.mean(errors[:accepted]) for accepted in range(1, len(errors) + 1)]))
+    scores, right = zip(*ids, strict=True)
+    assert metrics.aurc(scores, right, oods) == pytest.approx(np.mean(areas))
+
+
+@given(scores, st.integers(0, 99), scores, st.floats(0.01, 0.99))
+def test_the_accuracy_of_accepted_images_counts_ood_images_as_errors(ids, seed, oods, recall):
+    right = np.random.default_rng(seed).random(len(ids)) < 0.7
+    threshold = metrics.id_threshold(ids, recall)
+    kept = [good for score, good in zip(ids, right, strict=True) if score >= threshold]
+    passed = sum(score >= threshold for score in oods)
+    found = metrics.accepted_accuracy(ids, right, oods, recall)
+    assert found == pytest.approx(sum(kept) / (len(kept) + passed))
+
+
+def test_predictions_of_other_images_are_refused():
+    for function in (metrics.aurc, metrics.accepted_accuracy):
+        with pytest.raises(InputError, match=r"correct must have one value per ID score \(2\), got shape \(1,\)"):
+            function([1.0, 2.0], [True], [0.0])

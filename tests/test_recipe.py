@@ -20,14 +20,15 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("recipe")
     for folder in ("src", "tests", "tools"):
         shutil.copytree(ROOT / folder, place / folder, ignore=shutil.ignore_patterns("__pycache__", "*.webp"))
-    shutil.copy(ROOT / "pyproject.toml", place)
+    for name in ("pyproject.toml", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, place)
     blocks = {
         block.goes_into: block.text for block in blocks_of((ROOT / "CONTRIBUTING.md").read_text()) if block.goes_into
     }
     listed = "src/idness/methods/__init__.py"
     assert set(blocks) == {"src/idness/methods/foo.py", listed, "tests/methods/test_foo.py"}
-    before, start, names = (ROOT / listed).read_text().partition("__all__ = [")
-    blocks[listed] = f'{before.rstrip()}\n{blocks[listed]}\n{start}"Foo", {names.lstrip()}'
+    before, start, after = (ROOT / listed).read_text().partition("\nNAMES = ")
+    blocks[listed] = f"{before}    {blocks[listed]}{start}{after}"
     for name, text in blocks.items():
         (place / name).write_text(text)
     run(place, "-m", "ruff", "check", "--fix", "--quiet", listed)

@@ -38,7 +38,7 @@ other = "ood/other"
 SERVE = """
 import shlex, signal, subprocess, sys
 # At any free port: on the machine that tests run on, the usual one may be taken.
-server = subprocess.Popen([*shlex.split(sys.argv[1]), "--port", "0"], stderr=subprocess.PIPE, text=True)
+server = subprocess.Popen([*shlex.split(sys.argv[1], comments=True), "--port", "0"], stderr=subprocess.PIPE, text=True)
 said = next((line for line in server.stderr if "serving" in line), None)
 assert said is not None, "the server ended by itself"
 server.send_signal(signal.SIGINT)

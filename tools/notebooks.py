@@ -1,7 +1,6 @@
-"""Runs the tutorials and keeps what they show: python tools/notebooks.py [NAME ...]
+"""Run the tutorials and store their output: python tools/notebooks.py [NAME ...]
 
-The notebooks under docs/tutorials are kept with their outputs, so that they can be read where nothing runs; the site shows
-them, and a test runs them again and compares.
+The notebooks under docs/tutorials are stored with their outputs; the site shows them, and a test runs them again and compares.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def tutorials() -> dict[str, Path]:
 
 @contextmanager
 def one_kernel(folder: Path) -> Iterator[Any]:
-    """Give a function that runs notebooks in a folder, one after another, in one process: importing torch takes longest."""
+    """Yield a function that runs notebooks in a folder in one process, since importing torch takes longest."""
     client = NotebookClient(
         nbformat.v4.new_notebook(), timeout=300, coalesce_streams=True, resources={"metadata": {"path": str(folder)}}
     )
@@ -52,7 +51,7 @@ def read(path: Path) -> NotebookNode:
 
 
 def _clean(cell: NotebookNode) -> NotebookNode:
-    """Leave out what differs from run to run."""
+    """Remove what differs from run to run."""
     cell.metadata = {}
     for output in cell.get("outputs", ()):
         output.get("data", {}).pop("text/plain", None) if len(output.get("data", {})) > 1 else None

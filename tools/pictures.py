@@ -1,7 +1,7 @@
-"""Takes the pictures of README: python tools/pictures.py FOLDER
+"""Take the screenshots of README: python tools/pictures.py FOLDER
 
-FOLDER is what `idness bench --out FOLDER` wrote: its report's first screen is one picture. The other is the service's page
-with a verdict on an embedded OOD image, by a guard that is calibrated here. Needs Chromium.
+FOLDER is the output of `idness bench --out FOLDER`: its report's first screen is one screenshot. The other is the service's page with a
+verdict on an embedded OOD image, by a guard that is calibrated here. Needs Chromium.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
 
 
 def shoot(page: Any, name: str) -> None:
-    """Save what the window shows, in few colours: pictures stay small."""
+    """Save a screenshot in few colours, so that the file stays small."""
     path = PICTURES / f"{name}.png"
     page.screenshot(path=path)
     Image.open(path).convert("RGB").quantize(192).save(path, optimize=True)
@@ -30,7 +30,7 @@ def shoot(page: Any, name: str) -> None:
 
 
 def report(browser: Any, folder: Path) -> None:
-    """Take the first screen of a report."""
+    """Save the first screen of a report."""
     page = browser.new_page(viewport=SIZE, color_scheme="light")
     page.goto((folder / "report.html").resolve().as_uri())
     shoot(page, "report")
@@ -38,13 +38,15 @@ def report(browser: Any, folder: Path) -> None:
 
 
 def verdict(browser: Any) -> None:
-    """Serve a guard, and take its page after an OOD image."""
+    """Serve a guard, and save its page after an OOD image."""
     from idness.data import embedded
     from idness.guard import Guard
     from idness.serve.app import Server
+    from idness.serve.schemas import Limits
+    from idness.serve.service import Service
 
-    guard = Guard.for_images(f"{embedded.NAME}:base", "embedded:id_val")
-    server = Server(guard)
+    guard = Guard.for_images(embedded.default_model(embedded.DEFAULT), "embedded:photos/id_val", method="scale")
+    server = Server(Service(guard, Limits()))
     thread = threading.Thread(target=server.run, args=([server.listener],))
     thread.start()
     try:
@@ -52,10 +54,10 @@ def verdict(browser: Any) -> None:
             time.sleep(0.05)
         page = browser.new_page(viewport=SIZE | {"height": 900}, color_scheme="light")
         page.goto("http://{}:{}".format(*server.listener.getsockname()[:2]))
-        page.wait_for_selector("#rates:visible", timeout=120_000)
+        page.wait_for_selector("#samples:visible", timeout=120_000)
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "texture.png"
-            Image.fromarray(embedded.load("textures").images[0]).save(path)
+            path = Path(folder) / "nebula.avif"
+            path.write_bytes(embedded.open_embedded("photos/nebulae").encoded(10) or b"")
             page.set_input_files("#file", path)
             page.wait_for_selector("#neighbours li img")
         page.wait_for_timeout(500)
@@ -66,7 +68,7 @@ def verdict(browser: Any) -> None:
 
 
 def main(folder: Path) -> None:
-    """Take both."""
+    """Save both screenshots."""
     from playwright.sync_api import sync_playwright
 
     PICTURES.mkdir(exist_ok=True)

@@ -20,12 +20,12 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import norm
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from idness import intervals
 from idness.data import Preprocessing
 from idness.guard import Guard
-from idness.guard.calibrate import prepare_guard
-from idness.guard.drift import LEVEL, DriftWatch, KnownScores
+from idness.guard.drift import LEVEL, DriftWatch
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 NETWORK = """
@@ -133,6 +133,46 @@ def false_alarms(model: nn.Module, folder: Path, many: int) -> Iterator[Row]:
     yield at_most(what, "200 images, recall 0.95, exported to ONNX", 0.05, found)
 
 
+def confidence(model: nn.Module, many: int) -> Iterator[Row]:
+    """Simulate how often a single guard keeps its false-alarm rate if it was calibrated with confidence."""
+    for count, recall, sure in ((100, 0.95, 0.95), (500, 0.95, 0.95), (500, 0.9, 0.8)):
+        rng = np.random.default_rng([count, round(1000 * sure)])
+        kept = []
+        for _ in range(many):
+            made = Guard(model, "ebo", preprocessing=HOW).calibrate(
+                [inputs(images(rng, count)[0])], recall, confidence=sure
+            )
+            kept.append(rate(made, rng, 10_000) <= 1 - recall)
+        mean, error = float(np.mean(kept)), math.sqrt(sure * (1 - sure) / many)
+        setting = f"{count} images, recall {recall:g}, confidence {sure:g}: guards that keep the rate"
+        yield Row("confidence", setting, f"at least {100 * sure:g} %", mean, error, many, mean >= sure - 3 * error)
+
+
+def screening(model: nn.Module, many: int) -> Iterator[Row]:
+    """Simulate the share of in-distribution images among those that `Guard.screen` flags, and the share of OOD images that it flags."""
+    for count, total, odd, per_class in (
+        (200, 500, 50, False),
+        (1000, 1000, 20, False),
+        (1000, 500, 0, False),
+        (1000, 500, 50, True),
+    ):
+        rng = np.random.default_rng([count, total, odd, per_class])
+        false, power = [], []
+        for _ in range(many):
+            made = Guard(model, "ebo", preprocessing=HOW).calibrate(
+                [inputs(images(rng, count)[0])], 0.9, per_class=per_class
+            )
+            mixed = inputs(np.concatenate([images(rng, total - odd)[0], others(rng, odd)]))
+            flags = made.screen(DataLoader(mixed, batch_size=total), 0.1).is_ood.numpy()  # type: ignore[arg-type]
+            false.append(float(flags[: total - odd].sum() / max(flags.sum(), 1)))
+            power.append(float(flags[total - odd :].mean()) if odd else 0.0)
+        setting = f"{count} calibration images{', a threshold per class' if per_class else ''}, {total} images, {odd} of them OOD"
+        yield at_most("false discoveries at fdr 0.1", setting, 0.1, false)
+        if odd:
+            error = float(np.std(power, ddof=1) / math.sqrt(many))
+            yield Row("OOD images flagged at fdr 0.1", setting, "measured", float(np.mean(power)), error, many, True)
+
+
 def _onnx_rate(guard: Guard, folder: Path, rng: np.random.Generator) -> float:
     import onnxruntime
 
@@ -155,17 +195,17 @@ def automatic(folder: Path, many: int) -> Iterator[Row]:
             paths = {"data": folder / f"id-{place}.npz", "ood": folder / f"ood-{place}.npz"}
             np.savez(paths["data"], images=images(rng, 200)[0])
             np.savez(paths["ood"], images=others(rng, 100))
-            made = prepare_guard(
+            made = Guard.for_images(
                 f"{folder / 'net.py'}:make",
                 paths["data"],
+                0.9,
                 weights=folder / "weights.safetensors",
-                method="auto",
-                recall=[0.9],
                 ood=paths["ood"] if with_ood else None,
                 preprocessing=HOW,
                 gallery=False,
+                notes=[],
             )
-            found.append(rate(made.guard, rng))
+            found.append(rate(made, rng))
         setting = f"auto {'with' if with_ood else 'without'} OOD images, 200 images, recall 0.9"
         yield at_most("false alarms", setting, 0.1, found)
 
@@ -182,9 +222,15 @@ def coverage(many: int) -> Iterator[Row]:
                 ids, oods = rng.normal(gap, 1, few), rng.normal(0, 1, lots)
                 found = {
                     "AUROC": (intervals.auroc_interval(ids, oods), truths["auroc"]),
-                    "FPR at 95 % ID recall": (intervals.fpr_at_id_recall_interval(ids, oods), truths["fpr"]),
+                    "FPR at 95 % ID recall": (
+                        intervals.mean_fpr_interval("fpr_at_id_recall", ids, [oods]),
+                        truths["fpr"],
+                    ),
                     # The same scores mirrored: few OOD images set the threshold.
-                    "FPR at 95 % OOD recall": (intervals.fpr_at_ood_recall_interval(-oods, -ids), truths["fpr"]),
+                    "FPR at 95 % OOD recall": (
+                        intervals.mean_fpr_interval("fpr_at_ood_recall", -oods, [-ids]),
+                        truths["fpr"],
+                    ),
                 }
                 for name, (interval, truth) in found.items():
                     if interval is not None:
@@ -216,8 +262,8 @@ def paired(many: int) -> Iterator[Row]:
             (a, b), (c, d) = pairs
             found = {
                 "AUROC": (intervals.compare_auroc(a, c, b, d), auroc),
-                "FPR at 95 % ID recall": (intervals.compare_fpr_at_id_recall(a, c, b, d), fpr),
-                "FPR at 95 % OOD recall": (intervals.compare_fpr_at_ood_recall(-c, -a, -d, -b), fpr),
+                "FPR at 95 % ID recall": (intervals.compare_fpr("fpr_at_id_recall", (a, c), (b, d)), fpr),
+                "FPR at 95 % OOD recall": (intervals.compare_fpr("fpr_at_ood_recall", (-c, -a), (-d, -b)), fpr),
             }
             for name, (gap, truth) in found.items():
                 if gap is not None:
@@ -254,7 +300,7 @@ def drift(many: int) -> Iterator[Row]:
 
 
 def _alarm(rng: np.random.Generator, count: int, share: float, most: int) -> int | None:
-    watch = DriftWatch(KnownScores([np.sort(rng.normal(size=count)).tolist()]))
+    watch = DriftWatch([np.sort(rng.normal(size=count)).tolist()])
     scores = rng.normal(size=most) - 3 * (rng.random(most) < share)
     return next((place for place, score in enumerate(scores, 1) if watch.observe([float(score)]).alarm), None)
 
@@ -271,6 +317,8 @@ def simulate(effort: float = 1.0) -> list[Row]:
         model = network(folder)
         return [
             *false_alarms(model, folder, times(200)),
+            *confidence(model, times(200)),
+            *screening(model, times(200)),
             *automatic(folder, times(60)),
             *coverage(times(400)),
             *paired(times(200)),

@@ -1,8 +1,7 @@
 """Write the table of results in README.md from results/: python tools/readme_results.py
 
-Its numbers are those of `idness bench --out results/cifar6/base`, `idness bench --model cifar6:ish --out results/cifar6/ish`
-and `idness reproduce cifar10`, and of `idness bench results/bench/imagenet-sample/imagenet-sample.toml` with torchvision's MobileNetV2; a
-test compares the two.
+Its numbers are those of `idness bench photos --out results/bench/photos`, `idness reproduce cifar10 cifar100 cifar` and
+`idness bench cifar6 --out results/cifar6/base`; a test compares the two.
 """
 
 from __future__ import annotations
@@ -14,25 +13,24 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 START, END = "<!-- results: made by python tools/readme_results.py -->", "<!-- end of results -->"
 ROWS = ("msp", "ebo", "knn", "react", "dice", "ash-s", "scale", "fuse")
-"""What stands in the table, where it was measured: the plain ones, those SCALE is compared with, and what is recommended."""
+"""The methods of the table: plain ones, those SCALE is compared with, and the recommended one."""
 COLUMNS = {
-    "ImageNet against textures": ("bench/imagenet-sample", "far"),
-    "CIFAR-10 against iSUN": ("reproduced/cifar10", "far"),
-    "cifar6, near": ("cifar6/base", "near"),
-    "cifar6, far": ("cifar6/base", "far"),
-    "cifar6 after ISH, near": ("cifar6/ish", "near"),
-    "cifar6 after ISH, far": ("cifar6/ish", "far"),
+    "photos, near": ("bench/photos", "groups", "near"),
+    "photos, far": ("bench/photos", "groups", "far"),
+    "CIFAR-10 vs iSUN (paper)": ("reproduced/cifar10", "sets", "isun"),
+    "CIFAR-100 vs iSUN (paper)": ("reproduced/cifar100", "sets", "isun"),
+    "cifar6, near": ("cifar6/base", "groups", "near"),
+    "cifar6, far": ("cifar6/base", "groups", "far"),
 }
 
 
-def results(folder: str) -> dict[str, Any]:
-    """Read one benchmark's results."""
-    found: dict[str, Any] = json.loads((ROOT / "results" / folder / "results.json").read_text())
-    return found
+def read(path: str) -> Any:
+    """Read a JSON file of results/."""
+    return json.loads((ROOT / "results" / path).read_text())
 
 
 def row_of(methods: dict[str, Any], row: str) -> dict[str, Any] | None:
-    """Find a row by its name, or by its method where its options were given."""
+    """Return a method by its name, or by its method if its options were given."""
     name, _, variant = row.partition("-")
     for found, item in methods.items():
         given = found != item["method"] and item["method"] == name
@@ -41,34 +39,43 @@ def row_of(methods: dict[str, Any], row: str) -> dict[str, Any] | None:
     return None
 
 
-def values(row: str) -> list[tuple[float, float] | None]:
-    """Give a row's AUROC and half of its interval in each column, in percent."""
-    cells: list[tuple[float, float] | None] = []
-    for folder, group in COLUMNS.values():
-        item = row_of(results(folder)["methods"], row)
-        found = item["groups"].get(group) if item else None
-        if found is None:
-            cells.append(None)
+def printed(table: str, row: str) -> float:
+    """Return the AUROC that the paper prints for a method on iSUN, in percent."""
+    cells = read("reproduced/reproduce.json")["tables"][table]["cells"]
+    wanted = (row, "iSUN", "auroc")
+    return next(cell["theirs"] for cell in cells if (cell["row"].lower(), cell["column"], cell["metric"]) == wanted)
+
+
+def values(row: str) -> list[tuple[float, str]]:
+    """Return a method's AUROC in each column, in percent, and its cell with half of its interval."""
+    found = list[tuple[float, str]]()
+    for folder, kind, name in COLUMNS.values():
+        item = row_of(read(f"{folder}/results.json")["methods"], row)
+        if item is None:
+            found.append((0.0, "–"))
+            continue
+        low, high = item[kind][name]["intervals"]["auroc"]
+        auroc, half = 100 * item[kind][name]["auroc"], 50 * (high - low)
+        if kind == "groups":
+            found.append((auroc, f"{auroc:.1f} ± {half:.1f}"))
         else:
-            low, high = found["intervals"]["auroc"]
-            cells.append((100 * found["auroc"], 50 * (high - low)))
-    return cells
+            found.append((auroc, f"{auroc:.2f} ± {half:.2f} ({printed(folder.rpartition('/')[2], row):.2f})"))
+    return found
 
 
 def table() -> str:
-    """Make the table, the highest number of each column in bold."""
-    rows = {row: cells for row in ROWS if any(cells := values(row))}
-    best = [max(cells[place][0] for cells in rows.values() if cells[place]) for place in range(len(COLUMNS))]
+    """Return the table, the highest number of each column in bold."""
+    rows = {row: values(row) for row in ROWS}
+    best = [max(cells[place][0] for cells in rows.values()) for place in range(len(COLUMNS))]
     lines = [f"| AUROC, percent | {' | '.join(COLUMNS)} |", "|---|" + "--:|" * len(COLUMNS)]
     for row, cells in rows.items():
-        shown = ["–" if cell is None else f"{cell[0]:.1f} ± {cell[1]:.1f}" for cell in cells]
-        marked = [f"**{t}**" if c and c[0] == b else t for t, c, b in zip(shown, cells, best, strict=True)]
+        marked = [f"**{text}**" if auroc == top else text for (auroc, text), top in zip(cells, best, strict=True)]
         lines.append(f"| `{row}` | {' | '.join(marked)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Put the table between its marks."""
+    """Write the table between its marks."""
     path = ROOT / "README.md"
     text = path.read_text()
     before, after = text.split(START)[0], text.split(END)[1]

@@ -1,6 +1,6 @@
-"""idness: knows when an image classifier is looking at something it was never trained on.
+"""Out-of-distribution detection for image classifiers.
 
-Names are imported when first used, so that `idness --help` does not wait for torch.
+Names are imported on first use, so that `idness --help` does not import torch.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import (
-            version,
-        )  # which takes a twentieth of the time that an exported guard needs to judge
+        from importlib.metadata import version
 
         return version("idness")
     if name in _HOMES:

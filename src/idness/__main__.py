@@ -1,4 +1,4 @@
-"""Runs the command line: `python -m idness` is `idness`."""
+"""The command line as `python -m idness`."""
 
 from idness.cli import run
 

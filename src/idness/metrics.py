@@ -1,8 +1,8 @@
-"""Metrics of separation, from ID-ness scores: higher means more in-distribution, results are in [0, 1].
+"""Metrics of OOD detection, from ID-ness scores; higher scores are more in-distribution, and results are in [0, 1].
 
-"FPR@95" means two things in this field, up to 20 points apart, so no function here is called that:
-`fpr_at_id_recall` keeps 95 % of the ID images and counts the OOD images that pass;
-`fpr_at_ood_recall` catches 95 % of the OOD images and counts the ID images that are lost.
+"FPR@95" has two definitions in the literature, up to 20 points apart, so no function here has that name:
+`fpr_at_id_recall` accepts 95 % of the ID images and counts the accepted OOD images;
+`fpr_at_ood_recall` rejects 95 % of the OOD images and counts the rejected ID images.
 """
 
 from __future__ import annotations
@@ -15,39 +15,57 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idness.core.checks import check_fraction
 from idness.core.errors import InputError
+from idness.core.options import check_fraction
 
 Scores = Any
 """A one-dimensional tensor, array or sequence of numbers."""
 Array = NDArray[Any]
 
 Convention = Literal["fpr_at_id_recall", "fpr_at_ood_recall"]
-"""Which images are to be kept at the recall of a false-positive rate."""
+"""Which images the recall of a false-positive rate refers to."""
 
 FPRS: tuple[Convention, ...] = ("fpr_at_id_recall", "fpr_at_ood_recall")
-"""The metrics of which less is better."""
 WITH_INTERVAL = ("auroc", *FPRS)
 NAMES = (*WITH_INTERVAL, "aupr_in", "aupr_out")
+SELECTIVE = ("aurc", "accepted_accuracy")
+"""Metrics of a classifier that rejects images; they need labels."""
+LOWER = (*FPRS, "aurc")
+"""The metrics of which lower is better."""
 ALIKE = 0.9
-"""The share of ID images with one and the same score from which on a detector is degenerate."""
+"""Fraction of ID images with the same score from which on a detector is degenerate."""
 _WORDS = {
-    "auroc": ("AUROC", "chance that an ID image scores above an OOD image; higher is better"),
+    "auroc": ("AUROC", "probability that an ID image scores above an OOD image; higher is better"),
     "fpr_at_id_recall": (
         "FPR at {recall} ID recall",
-        "share of OOD images accepted when {recall} of the ID images are; lower is better",
+        "fraction of OOD images accepted when {recall} of the ID images are; lower is better",
     ),
     "fpr_at_ood_recall": (
         "FPR at {recall} OOD recall",
-        "share of ID images rejected when {recall} of the OOD images are; lower is better",
+        "fraction of ID images rejected when {recall} of the OOD images are; lower is better",
     ),
     "aupr_in": ("AUPR, ID positive", "area under the precision-recall curve, ID positive; higher is better"),
     "aupr_out": ("AUPR, OOD positive", "area under the precision-recall curve, OOD positive; higher is better"),
+    "aurc": (
+        "AURC",
+        "mean error rate among accepted images over all thresholds, OOD images and wrong predictions being errors; lower is better",
+    ),
+    "accepted_accuracy": (
+        "accuracy of accepted images",
+        "fraction of correct predictions among accepted images at {recall} ID recall, OOD images being errors; higher is better",
+    ),
 }
 
 
 def auroc(id_scores: Scores, ood_scores: Scores) -> float:
-    """Compute the chance that an ID image scores above an OOD image, ties counting one half.
+    """Return the probability that an ID image scores above an OOD image; ties count one half.
+
+    Args:
+        id_scores: scores of ID images (N,): a tensor, an array or a sequence.
+        ood_scores: scores of OOD images (M,).
+
+    Raises:
+        InputError: if there are no scores on one side, or one is NaN.
 
     >>> auroc([3.0, 2.0], [1.0, 2.0])
     0.875
@@ -56,39 +74,84 @@ def auroc(id_scores: Scores, ood_scores: Scores) -> float:
 
 
 def fpr_at_id_recall(id_scores: Scores, ood_scores: Scores, recall: float = 0.95) -> float:
-    """Compute the share of OOD images accepted when this share of the ID images is.
+    """Return the fraction of OOD images accepted at the given ID recall.
 
-    ID is positive. The threshold is the ID score at rank round((1 - recall) N) from below; OOD images at or above it
-    are accepted, so that ties count against a detector. Where no OOD image has just that score, as in the paper's CIFAR
-    tables, this is what the code of ASH, ReAct and DICE gives.
+    ID is the positive class. The threshold is the ID score at rank round((1 - recall) N) from below; OOD images at or above it are
+    accepted, so ties count against a detector. If no OOD image has exactly that score, as in the paper's CIFAR tables, this is
+    the value that the code of ASH, ReAct and DICE computes. Arguments and errors are those of `auroc`.
+
+    >>> fpr_at_id_recall([1.0, 2.0, 3.0, 4.0], [0.0, 2.5], recall=0.75)
+    0.5
     """
     check_fraction("fpr_at_id_recall", "recall", recall)
     return _fpr_at_id_recall(*sorted_pair(id_scores, ood_scores), recall)
 
 
 def fpr_at_ood_recall(id_scores: Scores, ood_scores: Scores, recall: float = 0.95) -> float:
-    """Compute the share of ID images rejected when this share of the OOD images is.
+    """Return the fraction of ID images rejected at the given OOD recall.
 
-    OOD is positive. The threshold is the first point of the ROC curve that reaches the recall; images at or below it
-    are rejected. OpenOOD counts so, and with it the paper's near/far ImageNet tables.
+    OOD is the positive class. The threshold is the first point of the ROC curve that reaches the recall; images at or below it are
+    rejected. This is the definition of OpenOOD and of the paper's near/far ImageNet tables. Arguments and errors are those of `auroc`.
+
+    >>> fpr_at_ood_recall([1.0, 2.0, 3.0, 4.0], [0.0, 2.5], recall=0.75)
+    0.5
     """
     check_fraction("fpr_at_ood_recall", "recall", recall)
     return _fpr_at_ood_recall(*sorted_pair(id_scores, ood_scores), recall)
 
 
 def aupr_in(id_scores: Scores, ood_scores: Scores) -> float:
-    """Compute the area under the precision-recall curve with ID as positive, by trapezoids as OpenOOD does."""
+    """Return the area under the precision-recall curve with ID as the positive class, by trapezoids as in OpenOOD."""
     return _aupr(*sorted_pair(id_scores, ood_scores))
 
 
 def aupr_out(id_scores: Scores, ood_scores: Scores) -> float:
-    """Compute the area under the precision-recall curve with OOD as positive, by trapezoids as OpenOOD does."""
+    """Return the area under the precision-recall curve with OOD as the positive class, by trapezoids as in OpenOOD."""
     low, high = sorted_pair(id_scores, ood_scores)
     return _aupr(-high[::-1], -low[::-1])
 
 
+def aurc(id_scores: Scores, correct: Any, ood_scores: Scores = ()) -> float:
+    """Return the area under the risk-coverage curve of a classifier that rejects images with low scores.
+
+    For each number of accepted images, those with the highest scores, the risk is the fraction of errors among them: wrongly predicted
+    ID images and all OOD images. The area is the mean risk over all numbers; tied images are accepted in random order, on average.
+
+    Args:
+        id_scores: scores of ID images (N,).
+        correct: whether each of them is predicted correctly (N,).
+        ood_scores: scores of OOD images (M,); none for selective classification of ID images alone.
+
+    Raises:
+        InputError: if there are no ID scores, one is NaN, or `correct` has another length.
+
+    >>> round(aurc([3.0, 2.0], [True, False], [1.0]), 4)  # risks 0, 1/2 and 2/3
+    0.3889
+    """
+    ids, right, oods = _with_errors("aurc", id_scores, correct, ood_scores)
+    scores, errors = np.concatenate((ids, oods)), np.concatenate((~right, np.ones(len(oods), bool)))
+    _, group, sizes = np.unique(-scores, return_inverse=True, return_counts=True)
+    rates = np.bincount(group, weights=errors) / sizes  # the expected error of each image of a tie
+    risks = np.cumsum(np.repeat(rates, sizes)) / np.arange(1, len(scores) + 1)
+    return float(risks.mean())
+
+
+def accepted_accuracy(id_scores: Scores, correct: Any, ood_scores: Scores = (), recall: float = 0.95) -> float:
+    """Return the accuracy among accepted images at the given ID recall; accepted OOD images count as errors.
+
+    Arguments and errors are those of `aurc`, the threshold is that of `fpr_at_id_recall`.
+
+    >>> accepted_accuracy([4.0, 3.0, 2.0, 1.0], [True, False, True, True], [2.5, 0.0], recall=0.75)
+    0.5
+    """
+    check_fraction("accepted_accuracy", "recall", recall)
+    ids, right, oods = _with_errors("accepted_accuracy", id_scores, correct, ood_scores)
+    threshold = np.sort(ids)[id_rank(len(ids), recall)]
+    return float((right & (ids >= threshold)).sum() / ((ids >= threshold).sum() + (oods >= threshold).sum()))
+
+
 def all_metrics(id_scores: Scores, ood_scores: Scores, recall: float = 0.95) -> dict[str, float]:
-    """Compute all five metrics from one sort of each side."""
+    """Return all five metrics by name, from one sort of each side."""
     check_fraction("all_metrics", "recall", recall)
     low, high = sorted_pair(id_scores, ood_scores)
     values = (
@@ -102,7 +165,7 @@ def all_metrics(id_scores: Scores, ood_scores: Scores, recall: float = 0.95) -> 
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Compute the share of images whose largest logit is at their label."""
+    """Return the fraction of images whose largest logit (N, C) is that of their label (N,)."""
     if len(logits) == 0 or len(logits) != len(labels):
         raise InputError(
             f"accuracy: needs as many labels as logits and at least one, got {len(labels)} and {len(logits)}"
@@ -111,7 +174,7 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 
 
 def title(name: str, recall: float = 0.95) -> str:
-    """Name a metric as a heading does.
+    """Return the name of a metric for headings.
 
     >>> title("fpr_at_id_recall")
     'FPR at 95 % ID recall'
@@ -120,22 +183,29 @@ def title(name: str, recall: float = 0.95) -> str:
 
 
 def meaning(name: str, recall: float = 0.95) -> str:
-    """Say what a metric counts and which way is up."""
+    """Return the definition of a metric, and whether higher or lower is better."""
     return _WORDS[name][1].format(recall=f"{100 * recall:g} %")
 
 
+def _with_errors(owner: str, id_scores: Scores, correct: Any, ood_scores: Scores) -> tuple[Array, Array, Array]:
+    ids, right = as_scores("ID scores", id_scores), np.asarray(correct, bool)
+    if right.shape != ids.shape:
+        raise InputError(f"{owner}: correct must have one value per ID score ({len(ids)}), got shape {right.shape}")
+    return ids, right, as_scores("OOD scores", ood_scores) if len(ood_scores) else ids[:0]
+
+
 def sorted_pair(id_scores: Scores, ood_scores: Scores) -> tuple[Array, Array]:
-    """Check two sets of scores and sort each, in one common dtype."""
+    """Return both sides' scores, checked and sorted, in a common dtype."""
     first, second = as_scores("ID scores", id_scores), as_scores("OOD scores", ood_scores)
     dtype = np.result_type(first, second)
     return np.sort(first.astype(dtype, copy=False)), np.sort(second.astype(dtype, copy=False))
 
 
 def as_scores(what: str, scores: Scores) -> Array:
-    """Turn scores into a checked one-dimensional array of float32 or float64."""
+    """Return scores as a one-dimensional array of float32 or float64 without NaN."""
     if isinstance(scores, Tensor):
         scores = scores.detach().cpu()
-        scores = scores.double() if scores.dtype == torch.bfloat16 else scores  # which NumPy does not know
+        scores = scores.double() if scores.dtype == torch.bfloat16 else scores  # unknown to NumPy
     array = np.asarray(scores)
     if array.ndim != 1 or len(array) == 0:
         raise InputError(f"metrics: {what} must be one number per image and at least one, got shape {array.shape}")
@@ -147,9 +217,9 @@ def as_scores(what: str, scores: Scores) -> Array:
 
 
 def count_at_recall(count: int, recall: float) -> int:
-    """Count how many of `count` images are needed so that their share reaches the recall."""
+    """Return the smallest number of `count` images whose fraction reaches the recall."""
     needed = math.ceil(recall * count)
-    # The product may be off by one in the last bit; what decides is the quotient, as in a ROC curve.
+    # The product may be rounded; a ROC curve compares the quotient.
     while needed > 1 and (needed - 1) / count >= recall:
         needed -= 1
     while needed / count < recall:
@@ -158,14 +228,14 @@ def count_at_recall(count: int, recall: float) -> int:
 
 
 def id_threshold(id_scores: Scores, recall: float = 0.95) -> float:
-    """Give the score at or above which this share of the ID images lies."""
+    """Return the score at or above which this fraction of the ID images lies."""
     check_fraction("id_threshold", "recall", recall)
     scores = np.sort(as_scores("ID scores", id_scores))
     return float(scores[id_rank(len(scores), recall)])
 
 
 def degenerate(id_scores: Scores, ood_scores: Scores) -> bool:
-    """Say whether nearly all ID images have one and the same score, and most OOD images that score too.
+    """Whether nearly all ID images have the same score, and most OOD images have it too.
 
     >>> degenerate([0.0] * 19 + [1.0], [0.0, 0.0, 2.0])
     True
@@ -173,17 +243,17 @@ def degenerate(id_scores: Scores, ood_scores: Scores) -> bool:
     ids, oods = as_scores("ID scores", id_scores), as_scores("OOD scores", ood_scores)
     values, counts = np.unique(ids, return_counts=True)
     usual = values[counts.argmax()]
-    # A score that ID images alone share is none: a sure network gives most of them a confidence of 1.
+    # Not if only ID images share it: a confident network gives most of them a probability of 1.
     return bool((ids == usual).mean() >= ALIKE and (oods == usual).mean() > 0.5)
 
 
 def id_rank(count: int, recall: float) -> int:
-    """Give the rank from below of the ID score that is the threshold at an ID recall."""
+    """Return the rank from below of the ID score that is the threshold at an ID recall."""
     return min(round((1 - recall) * count), count - 1)
 
 
 def _auroc(low: Array, high: Array) -> float:
-    """Count ID images above (and half of those beside) each OOD image; exact, since the counts are whole numbers."""
+    """Count the pairs with the ID image above; exact, since the counts are integers."""
     below = np.searchsorted(low, high, side="left").sum(dtype=np.int64)
     upto = np.searchsorted(low, high, side="right").sum(dtype=np.int64)
     pairs = len(low) * len(high)
@@ -201,15 +271,13 @@ def _fpr_at_ood_recall(ids: Array, oods: Array, recall: float) -> float:
 
 
 def _aupr(positives: Array, negatives: Array) -> float:
-    """Integrate precision over recall from two ascending score lists.
+    """Integrate precision over recall, from two ascending arrays of scores.
 
-    Recall grows only at scores of positives, so only these thresholds have an area; at each, the curve comes from
-    the point after the last negative above it.
+    Recall increases only at scores of positives, so only these thresholds contribute; at each, the curve comes from the point after
+    the last negative above it.
     """
     count = len(positives)
-    starts = np.flatnonzero(
-        np.concatenate(([True], positives[1:] != positives[:-1]))
-    )  # first index of each distinct value
+    starts = np.flatnonzero(np.concatenate(([True], positives[1:] != positives[:-1])))  # of each distinct value
     # Negatives at or above, and strictly above, each distinct positive, by counting instead of searching 1 M values.
     at_or_above = len(negatives) - _counts_below(positives, negatives, starts, side="right")
     above = len(negatives) - _counts_below(positives, negatives, starts, side="left")

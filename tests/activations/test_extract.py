@@ -25,11 +25,10 @@ from idness.activations.extract import collect, extract, run_images
 from idness.activations.store import FeatureStore
 from idness.core import documents
 from idness.core.errors import DataError, IdnessWarning
-from idness.core.files import _host
-from idness.core.progress import Listener
+from idness.core.progress import Progress
 from idness.core.types import Activations
-from idness.data import ActivationsSet, ArraySet, ImageSet, Preprocessing, folder_set, open_set, sets
-from idness.data.npz import NpzSet
+from idness.data import ActivationsSet, ArraySet, ImageSet, Preprocessing, folder_set, open_set, urls
+from idness.data.packed import NpzSet
 from idness.networks.engines import ChosenPrecision
 from idness.networks.open import Network
 from idness.networks.split import SplitModel
@@ -74,7 +73,7 @@ def write(folder: Path, count: int) -> None:
         Image.fromarray(array).save(folder / f"{place:03}.png")
 
 
-def test_gives_what_the_network_gives_and_runs_once(tmp_path: Path) -> None:
+def test_activations_are_the_networks_and_it_runs_once(tmp_path: Path) -> None:
     net, counting = made()
     store, data = FeatureStore(tmp_path), known()
     key, ran = extract(net, data, store, batch_size=8)
@@ -90,7 +89,7 @@ def test_gives_what_the_network_gives_and_runs_once(tmp_path: Path) -> None:
 
 
 class Lighter:
-    """Changes images along no gradient at all, which is allowed too."""
+    """An edit that needs no gradient."""
 
     def __init__(self, step: float) -> None:
         self.step = step
@@ -102,7 +101,7 @@ class Lighter:
         return f"lighter {self.step}"
 
 
-def test_changed_images_have_a_place_of_their_own(tmp_path: Path) -> None:
+def test_edited_images_have_keys_of_their_own(tmp_path: Path) -> None:
     net, _ = made()
     store, data = FeatureStore(tmp_path), known()
     plain, _ = extract(net, data, store)
@@ -117,7 +116,7 @@ def test_changed_images_have_a_place_of_their_own(tmp_path: Path) -> None:
         assert acts.labels.tolist() == data.labels.tolist()  # type: ignore[union-attr]
 
 
-def test_images_that_the_change_spoils_are_told(tmp_path: Path) -> None:
+def test_images_that_an_edit_spoils_are_reported(tmp_path: Path) -> None:
     net, _ = made()
     store, data = FeatureStore(tmp_path), known()
     ways = (None, Lighter(float("nan")))
@@ -127,7 +126,7 @@ def test_images_that_the_change_spoils_are_told(tmp_path: Path) -> None:
         plain.with_edited(broken).load()
 
 
-def test_a_changed_image_costs_its_own_shard(tmp_path: Path) -> None:
+def test_a_changed_image_invalidates_its_own_shard_only(tmp_path: Path) -> None:
     net, counting = made()
     write(tmp_path / "images", 50)
     store = FeatureStore(tmp_path / "store")
@@ -168,7 +167,7 @@ def test_the_code_of_a_network_counts(tmp_path: Path) -> None:
     assert Network(split, SETTING, spec=f"{file}:make").identity != first
 
 
-def test_bad_images_are_left_out_and_named(tmp_path: Path) -> None:
+def test_unreadable_images_are_skipped_and_named(tmp_path: Path) -> None:
     net, _ = made()
     write(tmp_path / "images", 45)
     for place in (0, 3, *range(20, 40)):  # a whole shard among them
@@ -184,7 +183,7 @@ def test_bad_images_are_left_out_and_named(tmp_path: Path) -> None:
     assert torch.allclose(good, reference[torch.cat([part.index for part in shards])], atol=1e-6)
 
 
-def test_images_without_a_number_are_left_out(tmp_path: Path) -> None:
+def test_images_with_nan_activations_are_skipped(tmp_path: Path) -> None:
     class Hurt(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -204,7 +203,7 @@ def test_images_without_a_number_are_left_out(tmp_path: Path) -> None:
     assert part.labels.tolist() == np.delete(labels, 4).tolist()
 
 
-def test_an_empty_set_is_told(tmp_path: Path) -> None:
+def test_an_empty_set_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="at least one image"):
         extract(made()[0], ArraySet(pictures(3, 0)[0][:0], "x"), FeatureStore(tmp_path))
 
@@ -252,29 +251,6 @@ def test_killed_and_resumed_equals_never_killed(tmp_path: Path) -> None:
     assert names[0] == names[1]  # the names hold the hashes of all bytes
 
 
-@pytest.mark.fault(
-    "a clock that goes back: images and files of the store that are from the future, images that change into the past",
-    does="what is whole is used again, what has changed is computed again, and what a running process writes stays",
-)
-def test_a_clock_that_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "images", 25)
-    net, counting = made()
-    store = FeatureStore(tmp_path / "store")
-    first, _ = extract(net, folder_set(tmp_path / "images"), store, batch_size=8)
-    shard = sorted(store.root.rglob("*.safetensors"))[0]
-    other, own = shard.with_name(".x.00000000-1.a.part"), shard.with_name(f".x.{_host()}-{os.getpid()}.a.part")
-    for part in (other, own):
-        part.write_bytes(b"half")
-    monkeypatch.setattr(time, "time", lambda: 1_000.0)  # long before all of it was written
-    assert extract(net, folder_set(tmp_path / "images"), store, batch_size=8) == (first, 0)
-    changed = tmp_path / "images" / "003.png"
-    Image.fromarray(pictures(1, 9)[0][0]).save(changed)
-    os.utime(changed, (1.0, 1.0))  # written now, by that clock, and so older than what the store holds of it
-    counting.seen = 0
-    assert extract(net, folder_set(tmp_path / "images"), store, batch_size=8)[1] == counting.seen == 20
-    assert {part.read_bytes() for part in (other, own)} == {b"half"}  # of another machine, or of a process that runs
-
-
 def laid_out(place: Path, kind: str, seed: int) -> Path:
     """Write 25 images uncompressed, so that other images take as many bytes."""
     found = {f"{number:03}.bmp": array for number, array in enumerate(pictures(25, seed)[0])}
@@ -309,7 +285,7 @@ def test_replaced_images_are_noticed_and_unchanged_ones_are_not_read_again(
 ) -> None:
     if (kind, by_url) == ("npz", True):
         pytest.skip("an .npz file is read on this machine only")
-    monkeypatch.setattr(sets, "SETTLED", -1.0)  # files that were written just now count as unchanged
+    monkeypatch.setattr(urls, "SETTLED", -1.0)  # files that were written just now count as unchanged
     store, (net, _) = FeatureStore(tmp_path / "store"), made()
 
     def ran(place: Path) -> int:
@@ -368,8 +344,8 @@ def test_each_shard_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert sorted(hashed) == sorted(store.names(key).values())
 
 
-class Heard(Listener):
-    """Remembers what it is told."""
+class Recorded(Progress):
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.phases: list[tuple[str, int | None]] = []
@@ -391,22 +367,22 @@ def folder(tmp_path: Path) -> Path:
 
 def test_evenly_picked_with_places_and_without_what_cannot_be_read(folder: Path) -> None:
     net, _ = made()
-    (folder / "3.png").write_bytes(b"no picture")
-    heard = Heard()
-    whole = collect(net, open_set(str(folder)), listener=heard)
+    (folder / "3.png").write_bytes(b"junk")
+    seen = Recorded()
+    whole = collect(net, open_set(str(folder)), progress=seen)
     assert whole.acts.index is not None
     assert whole.acts.index.tolist() == [0, 1, 2, 4, 5]
     assert [place for place, _ in whole.acts.skipped] == [3]
-    assert (heard.phases, heard.steps) == ([(folder.name, 6)], 6)
+    assert (seen.phases, seen.steps) == ([(folder.name, 6)], 6)
     np.testing.assert_array_equal(whole.thumbnails([3])[0], pictures(6, 0)[0][4])
     assert len(collect(net, open_set(str(folder)), limit=3).acts) == 3
     for path in folder.iterdir():
-        path.write_bytes(b"no picture")
+        path.write_bytes(b"junk")
     with pytest.raises(DataError, match="all of it: none of its 6 images"):
         collect(net, open_set(str(folder)), name="all of it")
 
 
-def test_copies_are_left_out_where_asked_for(folder: Path) -> None:
+def test_repeated_images_are_left_out_on_request(folder: Path) -> None:
     net, _ = made()
     Image.open(folder / "1.png").save(folder / "7.bmp")  # the same pixels in another format
     assert len(collect(net, open_set(str(folder))).acts) == 7
@@ -429,12 +405,12 @@ def test_activations_are_those_of_the_normalised_images() -> None:
     assert found.pre_relu.shape == found.features.shape
 
 
-def test_labels_stay_with_their_images_where_one_cannot_be_read(folder: Path) -> None:
+def test_labels_stay_with_their_images_if_one_cannot_be_read(folder: Path) -> None:
     net, _ = made()
     for index in range(6):
         (folder / f"class {index % 4}").mkdir(exist_ok=True)
         (folder / f"{index}.png").rename(folder / f"class {index % 4}" / f"{index}.png")
-    (folder / "class 0" / "0.png").write_bytes(b"no picture")
+    (folder / "class 0" / "0.png").write_bytes(b"junk")
     found = collect(net, open_set(str(folder)))
     assert found.acts.labels is not None
     assert found.acts.labels.tolist() == [0, 1, 1, 2, 3]
@@ -469,8 +445,3 @@ def test_the_chosen_precision_is_used() -> None:
     split = Split(network(), example=torch.rand(2, 3, 16, 16))
     collect(replace(net, split=split, precision=replace(net.precision, used="bf16")), images)
     assert asked == ["bf16"]
-
-
-def test_a_set_of_images_needs_a_network(folder: Path) -> None:
-    with pytest.raises(DataError, match="a network is needed"):
-        collect(None, open_set(str(folder)))

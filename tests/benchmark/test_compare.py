@@ -12,8 +12,9 @@ from scipy import stats
 from idness.benchmark.compare import Comparison, compare, gather, verdict
 from idness.benchmark.results import Report
 from idness.core.errors import InputError, OptionError, StoreError
-from idness.core.wording import points
-from idness.intervals import Difference, compare_auroc, compare_fpr_at_id_recall, compare_fpr_at_ood_recall
+from idness.core.text import points
+from idness.intervals import Difference, compare_auroc, compare_fpr
+from idness.metrics import FPRS
 from idness.report.comparison import tables, to_html, to_markdown, write
 from tests.cli.running import idness
 from tests.measured import bench
@@ -49,10 +50,8 @@ def test_single_results_differ_by_paired_tests_on_the_same_images(pair: Comparis
     change = found.changes[0]
     assert (change.value, change.low, change.high, change.p_value) == pytest.approx(compare_auroc(*scores), abs=1e-6)
     assert [value.mean for value in found.values] == [r.methods["ebo"].sets["pale"].auroc for r in (old, new)]
-    for metric, function in (
-        ("fpr_at_id_recall", compare_fpr_at_id_recall), ("fpr_at_ood_recall", compare_fpr_at_ood_recall)
-    ):  # fmt: skip
-        ours, theirs = line(pair, metric, "pale", "ebo").changes[0], function(*scores)
+    for metric in FPRS:
+        ours, theirs = line(pair, metric, "pale", "ebo").changes[0], compare_fpr(metric, scores[:2], scores[2:])
         assert ours.value == pytest.approx(theirs.value, abs=1e-9)
         # Two bootstraps with other random numbers.
         assert ours.low == pytest.approx(theirs.low, abs=0.05)
@@ -79,6 +78,7 @@ def test_seeds_of_one_run_become_mean_and_spread(runs: Path) -> None:
     found = compare(gather([str(path) for path in sorted(runs.iterdir())]))
     assert found.names == ("long", "short")
     assert found.runs == (3, 3)
+    assert "single training run" not in " ".join(found.notes)
     series = [
         [Report.load(runs / f"{name}seed{seed}").methods["ebo"].groups["far"].auroc for seed in range(3)]
         for name in ("long-", "short_")
@@ -106,7 +106,7 @@ def test_other_images_are_refused_with_all_that_differs(runs: Path, tmp_path: Pa
         compare(gather([str(runs / "long-seed0"), str(tmp_path / "other")]))
     text = str(caught.value)
     for part in (
-        "not measured on the same data",
+        "not results of the same data",
         "recall (0.95 and 0.9)",
         "mixed (only in long)",
         "other (only in other)",
@@ -117,8 +117,7 @@ def test_other_images_are_refused_with_all_that_differs(runs: Path, tmp_path: Pa
 
 def test_other_skipped_images_are_refused(runs: Path, tmp_path: Path) -> None:
     report = Report.load(runs / "long-seed0")
-    names = report.scores.names
-    scores = {name: report.scores._get(name) for name in names}
+    scores = dict(report.scores.arrays)
     scores["index/pale"] = scores["index/pale"][::-1].copy()
     report.attach(scores, {})
     report.save(tmp_path / "skipped")
@@ -132,7 +131,12 @@ def test_what_else_differs_is_noted(runs: Path, tmp_path: Path) -> None:
     report.model.spec = "another"
     (tmp_path / "x" / "results.json").write_text(report.to_json())
     notes = " ".join(compare(gather([str(runs / "long-seed0"), str(tmp_path / "x")])).notes)
-    for part in ("networks differ", "precision differ", "left out, not in every result: scale"):
+    for part in (
+        "each result is a single training run",
+        "networks differ",
+        "precision differ",
+        "left out, not in every result: scale",
+    ):
         assert part in notes
 
 
@@ -144,10 +148,10 @@ def test_without_scores_there_are_values_but_no_intervals(runs: Path, tmp_path: 
     [change] = shown.changes
     assert change.value == pytest.approx(shown.values[1].mean - shown.values[0].mean)
     assert (change.low, change.high, change.p_value, change.verdict) == (None, None, None, "")
-    assert "plain numbers without an interval: scores.safetensors" in " ".join(found.notes)
+    assert "have no interval: paired tests need the scores.safetensors" in " ".join(found.notes)
     text = to_markdown(found)
     assert points(change.value) in text
-    assert "nothing says which of them are more than chance" in text
+    assert "without intervals, their significance is unknown" in text
 
 
 def test_scores_of_another_run_are_refused(runs: Path, tmp_path: Path) -> None:
@@ -157,10 +161,10 @@ def test_scores_of_another_run_are_refused(runs: Path, tmp_path: Path) -> None:
         compare(gather([str(runs / "short_seed0"), str(mixed)]))
 
 
-def test_wrong_calls_are_told(runs: Path, tmp_path: Path) -> None:
+def test_wrong_calls_are_reported(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="at least two"):
         compare(gather([str(runs / "long-seed0")]))
-    with pytest.raises(OptionError, match="at least two results, got 1; seeds of one run count as one"):
+    with pytest.raises(OptionError, match="at least two results, got 1; runs that differ in their seed count as one"):
         compare(gather([str(runs / "long-seed0"), str(runs / "long-seed1")]))
     with pytest.raises(StoreError, match="no results.json"):
         gather([str(tmp_path)])
@@ -173,10 +177,7 @@ def test_wrong_calls_are_told(runs: Path, tmp_path: Path) -> None:
         compare(gather([str(tmp_path / "a"), str(tmp_path / "b")]))
 
 
-def test_folders_of_one_name_are_told_apart_by_their_parents(runs: Path, tmp_path: Path) -> None:
-    for parent in ("one", "two"):
-        (tmp_path / parent).mkdir()
-        (tmp_path / parent / "out").symlink_to(runs / "long-seed0")
+def test_folders_of_one_name_are_named_with_their_parents(runs: Path, tmp_path: Path) -> None:
     copied = []
     for parent in ("p", "q"):
         folder = tmp_path / parent / "out"
@@ -184,7 +185,7 @@ def test_folders_of_one_name_are_told_apart_by_their_parents(runs: Path, tmp_pat
         for name in ("results.json", "scores.safetensors"):
             (folder / name).write_bytes((runs / "long-seed0" / name).read_bytes())
         copied.append(str(folder))
-    assert [entrant.name for entrant in gather(copied)] == ["out", "q/out"]
+    assert list(gather(copied)) == ["out", "q/out"]
 
 
 def test_up_is_better_for_auroc_and_down_for_fpr(pair: Comparison, runs: Path) -> None:

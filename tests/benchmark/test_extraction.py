@@ -12,8 +12,8 @@ from PIL import Image
 
 from idness.activations.extract import extract
 from idness.activations.store import FeatureStore
+from idness.benchmark.protocol import Settings
 from idness.benchmark.runner import run
-from idness.benchmark.settings import Settings
 from idness.data import folder_set
 from idness.networks.engines import EngineRunner
 from idness.networks.split import SplitModel
@@ -87,7 +87,7 @@ def test_images_that_cannot_be_read_are_counted(place: Path, tmp_path: Path) -> 
     done = idness("extract", *words(place, folder, "-o", tmp_path / "store"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(
-        "pictures: 3 images, 3 run, 0 taken from the store, 1 left out; the first, b.png: b.png: must be"
+        "pictures: 3 images, 3 run, 0 found in the store, 1 skipped; first: b.png: b.png: must be"
     )
 
 
@@ -118,7 +118,7 @@ def test_an_engine_that_is_adopted_gives_the_same_bits() -> None:
         assert torch.equal(settled.run(split, images)[0], adopted.run(other, images)[0])
 
 
-def test_skipped_images_are_told_without_reading_activations(tmp_path: Path) -> None:
+def test_skipped_images_are_reported_without_reading_activations(tmp_path: Path) -> None:
     write(tmp_path / "images", 5)
     (tmp_path / "images" / "003.png").write_bytes(b"junk")
     store = FeatureStore(tmp_path / "store")

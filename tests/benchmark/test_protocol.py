@@ -62,7 +62,7 @@ def test_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         bench.root(tmp_path / "nowhere")
 
 
-def test_all_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
+def test_all_that_is_missing_is_reported_at_once(tmp_path: Path) -> None:
     path = world(tmp_path)
     (tmp_path / "near.npz").unlink()
     (tmp_path / "val.npz").unlink()
@@ -94,38 +94,38 @@ def test_all_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_mistake_is_told_even_where_sets_may_be_missing(tmp_path: Path, far: str, message: str) -> None:
+def test_a_mistake_is_reported_even_where_sets_may_be_missing(tmp_path: Path, far: str, message: str) -> None:
     path = world(tmp_path)
     path.write_text(path.read_text().replace('"far.npz"', far))
     with pytest.raises(DataError, match=message):
         Benchmark.load(path).open(partial=True)
 
 
-def test_an_empty_set_is_told(tmp_path: Path) -> None:
+def test_an_empty_set_is_reported(tmp_path: Path) -> None:
     path = world(tmp_path)
     (tmp_path / "far.npz").unlink()
     (tmp_path / "hollow").mkdir()
     path.write_text(path.read_text().replace("far.npz", "hollow"))
-    with pytest.raises(DataError, match="grey: hollow holds no images"):
+    with pytest.raises(DataError, match="grey: hollow contains no images"):
         Benchmark.load(path).open()
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("title = 3 4", "is no TOML"),
+        ("title = 3 4", "is not TOML"),
         ("colour = 1", "unknown key 'colour'"),
         ("[id]\ntrain = 'x'\n[far]\na = 'b'", r"needs \[id\] test"),
         ("[id]\ntest = 'x'\nother = 'y'\n[far]\na = 'b'", "got 'other'"),
         ("[id]\ntest = 'x'", "at least one set"),
         ("[id]\ntest = 'x'\n[near]\na = 'b'\n[far]\na = 'c'", "'a' twice"),
         ("[id]\ntest = 'x'\n[ood_val]\na = 'b'\n[far]\na = 'c'", "'a' twice"),
-        ("[id]\ntest = 'x'\n[far]\n'a/b' = 'c'", "name is letters"),
+        ("[id]\ntest = 'x'\n[far]\n'a/b' = 'c'", "has letters"),
         ("classes = [1]\n[id]\ntest = 'x'\n[far]\na = 'c'", "classes must be"),
         ("far = 3\n[id]\ntest = 'x'", r"\[far\] must be a table"),
     ],
 )
-def test_wrong_files_are_told(text: str, message: str) -> None:
+def test_wrong_files_are_reported(text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         Benchmark.from_text(text, "mine")
 

@@ -8,18 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from idness.benchmark.parts import (
+from idness.benchmark.results import (
+    SCORES,
+    THUMBS,
     BenchmarkInfo,
     MethodResult,
     Metrics,
     ModelInfo,
+    Report,
     SetInfo,
     Skipped,
     Sweep,
     Trial,
     Wrong,
 )
-from idness.benchmark.results import SCORES, THUMBS, Report
 from idness.core.errors import StoreError
 from idness.metrics import NAMES, auroc
 
@@ -75,89 +77,20 @@ def test_json_round_trip_and_no_absent_key() -> None:
     assert next(iter(json.loads(text))) == "schema_version"
 
 
-def valid(value: Any, schema: dict[str, Any], kinds_of: dict[str, Any] | None = None) -> bool:
-    """Check the part of JSON Schema that ours uses."""
-    defs = schema["$defs"] if kinds_of is None else kinds_of
-    if "$ref" in schema:
-        return valid(value, defs[schema["$ref"].removeprefix("#/$defs/")], defs)
-    if "anyOf" in schema:
-        return any(valid(value, option, defs) for option in schema["anyOf"])
-    kinds = {
-        "object": dict,
-        "array": list,
-        "string": str,
-        "integer": int,
-        "number": int | float,
-        "null": type(None),
-        "boolean": bool,
-    }
-    if "type" in schema and not isinstance(value, kinds[schema["type"]]):
-        return False
-    if isinstance(value, dict):
-        inner = schema.get("properties", {})
-        rest = schema.get("additionalProperties", True)
-        rest = {} if rest is True else rest
-        return all(name in value for name in schema.get("required", [])) and all(
-            valid(item, inner.get(key, rest), defs) for key, item in value.items()
-        )
-    if isinstance(value, list):
-        parts = schema.get("prefixItems") or [schema.get("items", {})] * len(value)
-        return len(parts) == len(value) and all(
-            valid(item, part, defs) for item, part in zip(value, parts, strict=True)
-        )
-    return True
-
-
-def test_what_is_written_fits_the_schema() -> None:
-    schema = Report.schema()
-    written = json.loads(make_report().to_json())
-    assert valid(written, schema)
-    del written["methods"]["msp"]["sets"]["cat"]["auroc"]
-    assert not valid(written, schema)
-
-
-def without(values: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name != key}
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda found: found | {"schema_version": 99}, "schema_version 99 is newer than 1; update"),
-        (lambda found: found | {"schema_version": True}, "no schema_version"),
-        (lambda found: without(found, "schema_version"), "no schema_version"),
-        (lambda found: [found], "no schema_version"),
-        (lambda found: found | {"methods": 3}, r"\(methods: .*object, got 3\); run"),
-        (lambda found: without(found, "model"), r"\(model: Field required\)"),
-        (lambda found: found | {"model": without(found["model"], "layer")}, r"\(model\.layer: Field required\)"),
-        (
-            lambda found: found | {"model": found["model"] | {"features": "many"}},
-            r"model\.features: .*integer, got 'many'",
-        ),
-        (lambda found: found | {"model": found["model"] | {"features": "4"}}, r"model\.features: .*integer, got '4'"),
-        (lambda found: found | {"model": found["model"] | {"features": 4.0}}, r"model\.features: .*integer, got 4\.0"),
-        (lambda found: found | {"warnings": ["a", 2]}, r"warnings\.1: .*string, got 2"),
-        (lambda found: found | {"id_accuracy": True}, r"id_accuracy: .*number, got True"),
-        (lambda found: found | {"id_accuracy": math.nan}, r"id_accuracy: must be a finite number"),
-        (lambda found: found | {"provenance": {"a": [0, {"b": math.inf}]}}, r"provenance\.a\.1\.b: must be a finite"),
+        ({"schema_version": 99}, "schema_version 99 is newer than 1; update"),
+        ({"methods": 3}, r"\(methods: .*object, got 3\); run"),
+        ({"model": {"spec": "net"}}, r"\(model\.weights: Field required"),
+        ({"warnings": ["a", 2]}, r"warnings\.1: .*string, got 2"),
+        ({"provenance": {"a": [0, {"b": math.inf}]}}, "must be a finite|not a finite number"),
     ],
 )
-def test_damaged_and_other_files_are_told_by_the_field(change: Any, message: str) -> None:
+def test_damaged_and_other_files_are_reported_by_the_field(change: Any, message: str) -> None:
     with pytest.raises(StoreError, match=message) as caught:
-        Report.from_json(json.dumps(change(json.loads(make_report().to_json()))))
+        Report.from_json(json.dumps(json.loads(make_report().to_json()) | change))
     assert "\n" not in str(caught.value)
-
-
-def test_a_whole_number_may_stand_for_a_float() -> None:
-    found = json.loads(make_report().to_json()) | {"id_accuracy": 1}
-    assert Report.from_json(json.dumps(found)).id_accuracy == 1.0
-
-
-@pytest.mark.parametrize("depth", [300, 100_000])
-def test_deep_nesting_is_told(depth: int) -> None:
-    text = make_report().to_json().replace('"resize": null', '"resize": ' + "[" * depth + "]" * depth)
-    with pytest.raises(StoreError, match="recursion"):
-        Report.from_json(text)
 
 
 def test_odd_file_names_survive() -> None:
@@ -169,7 +102,7 @@ def test_odd_file_names_survive() -> None:
 def test_no_json_and_no_folder(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not JSON"):
         Report.from_json("{")
-    with pytest.raises(StoreError, match=r"holds no results\.json; give a folder"):
+    with pytest.raises(StoreError, match=r"holds no results\.json; pass a folder"):
         Report.load(tmp_path)
     with pytest.raises(StoreError, match="save it first"):
         _ = make_report().scores
@@ -211,7 +144,7 @@ def test_scores_and_thumbnails_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [SCORES, THUMBS])
-def test_files_that_are_not_those_of_the_report_are_told(name: str, tmp_path: Path) -> None:
+def test_files_that_are_not_those_of_the_report_are_reported(name: str, tmp_path: Path) -> None:
     with_scores().save(tmp_path)
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -266,6 +199,11 @@ def test_notebook_and_table_views() -> None:
     frame = make_report().to_dataframe()
     assert len(frame) == 2 * 4
     assert set(NAMES) <= set(frame.columns)
+    first = make_report().methods["msp"].sets["cat"]
+    assert tuple(frame.loc[0, ["auroc_low", "auroc", "auroc_high"]]) == pytest.approx(
+        (first.intervals["auroc"][0], first.auroc, first.intervals["auroc"][1])
+    )
+    assert frame["fpr_at_id_recall_low"].isna().all()
 
 
 def test_a_report_prints_as_a_short_table() -> None:

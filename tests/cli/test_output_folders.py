@@ -38,10 +38,10 @@ def words(tmp_path_factory, net_spec, weights, id_folder, ood_folder, folder):
         "calibrate": calibrate,
         "score": ["score", guard, ood_folder, "--model", net_spec, "--weights", weights, "--resume", "-o"],
         "extract": ["extract", net_spec, ood_folder, "--weights", weights, "--resume", "-o"],
-        "train": ["train", "--data", id_folder, "--arch", "tiny_resnet", "--epochs", 1, "--method", "plain", "--out"],
+        "train": ["train", "--data", id_folder, "--model", "tiny_resnet", "--epochs", 1, "--method", "plain", "--out"],
         "bench": ["bench", place, "--model", net, *trained, "--methods", "ebo", "--cache", place.parent / "c", "--out"],
         "compare": ["compare", folder, folder, "--out"],
-        "analyze": ["analyze", net, place, *trained, "--limit", 20, "--out"],
+        "analyze": ["analyze", place, "--model", net, *trained, "--limit", 20, "--out"],
         "reproduce": ["reproduce", "cifar10", "--data", ood_folder, "--out"],
     }
 
@@ -100,12 +100,12 @@ def test_force_overwrites_files_of_the_same_name_and_no_others(command, words, w
 def test_an_export_replaces_only_an_earlier_export(words, net_spec, weights, tmp_path):
     guard, network = words["score"][1], ("--model", net_spec, "--weights", weights)
     before, out = contents(guard), tmp_path / "guard.onnx"
-    assert "must end in .onnx" in idness("export", guard, guard / "guard.json", *network).stderr
+    assert "must end in .onnx" in idness("export", guard, "-o", guard / "guard.json", *network).stderr
     assert contents(guard) == before
     out.write_bytes(b"mine")
-    assert refused(idness("export", guard, out, *network))
+    assert refused(idness("export", guard, "-o", out, *network))
     assert out.read_bytes() == b"mine"
-    assert idness("export", guard, out, *network, "--force").returncode == 0
+    assert idness("export", guard, "-o", out, *network, "--force").returncode == 0
     check_target(out)
 
 

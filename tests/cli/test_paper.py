@@ -11,18 +11,12 @@ from idness.paper.studies.analyze import STUDIES
 from tests.cli.running import idness
 
 
-@pytest.mark.parametrize("name", ["reproduce", "analyze", "doctor"])
-def test_help_answers(name: str) -> None:
-    done = idness(name, "--help")
-    assert done.returncode == 0
-    assert f"{name} [OPTIONS]" in done.stdout
-
-
 def test_reproduce_without_data_names_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
     done = idness("reproduce", "cifar10", "--data", tmp_path, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    assert "Not reproduced\ncifar10: CIFAR-10, each of six OOD sets (Table 8, appendix)" in done.stdout
-    assert ["svhn", "cifar10", "64", "MB"] in [line.split() for line in done.stdout.splitlines()]
+    assert "cifar10: CIFAR-10, each of six OOD sets (Table 8, appendix): not reproduced" in done.stdout
+    assert "5.80 / 98.72" in done.stdout  # the paper's own numbers
+    assert ["svhn", "cifar10", "64", "MB,"] in [line.split()[:4] for line in done.stdout.splitlines()]
     assert f"SVHN('{tmp_path}', 'test', download=True)" in (tmp_path / "out" / "reproduce.md").read_text()
     assert "wrote reproduce.json, reproduce.md" in done.stderr
     as_json = idness("reproduce", "cifar10", "--data", tmp_path, "--out", tmp_path / "out", "--json", "-q")

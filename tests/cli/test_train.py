@@ -6,7 +6,7 @@ import pytest
 from safetensors import safe_open
 
 from tests.cli.running import idness
-from tests.training.test_images import folder
+from tests.training.test_data import folder
 
 
 def run(*words: object) -> str:
@@ -17,7 +17,7 @@ def run(*words: object) -> str:
 
 def test_train_on_a_folder_then_ish(tmp_path: Path) -> None:
     data = folder(tmp_path)
-    shared = ["--data", data, "--val", data, "--arch", "tiny_resnet", "--epochs", 2, "--batch-size", 3, "--size", 16]
+    shared = ["--data", data, "--val", data, "--model", "tiny_resnet", "--epochs", 2, "--batch-size", 3, "--size", 16]
     first, second = tmp_path / ".first", tmp_path / ".second"
     run(*shared, "--method", "plain", "--lr", 0.05, "--out", first)
     said = run(*shared, "--init", first / "weights.safetensors", "--out", second, "--set", "percentile=70", "--quiet")
@@ -34,14 +34,14 @@ def test_train_on_a_folder_then_ish(tmp_path: Path) -> None:
     [
         (["--set", "percentile"], "percentile"),
         (["--set", "wrong=1"], "wrong"),
-        (["--arch", "nothing"], "nothing"),
+        (["--model", "nothing"], "nothing"),
         (["--val", "nowhere"], "nowhere"),
         (["--data", "cifar6", "--archive", "nowhere.npz"], "nowhere.npz"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(words: list[str], message: str, tmp_path: Path) -> None:
     data = folder(tmp_path)
-    done = idness("train", "--data", data, "--arch", "tiny_resnet", "--out", tmp_path / ".out", *words)
+    done = idness("train", "--data", data, "--model", "tiny_resnet", "--out", tmp_path / ".out", "-q", *words)
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -58,7 +58,7 @@ def test_a_network_of_a_file_that_takes_one_size_only_is_trained(tmp_path: Path)
         "        self.conv, self.fc = nn.Conv2d(3, width, 3), Head(width * 6 * 6, 5)\n\n"
         "    def forward(self, x):\n        return self.fc(self.conv(x).relu().view(len(x), -1))\n"
     )
-    words = ("--data", data, "--arch", "net.py:Net(width=2)", "--epochs", 1, "--batch-size", 4, "-q")
+    words = ("--data", data, "--model", "net.py:Net(width=2)", "--epochs", 1, "--batch-size", 4, "-q")
     done = idness("train", *words, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     with safe_open(tmp_path / "run" / "weights.safetensors", "pt") as file:

@@ -55,7 +55,7 @@ def test_older_versions_are_read_and_newer_refused() -> None:
         ('{"format": "1"}', "no format"),
         ('{"format": 1, "name": "a"}', "count: Field required"),
         ('{"format": 1, "name": "a", "count": "1"}', "count: Input should be a valid integer, got '1'"),
-        ('{"format": 1, "name": "a", "count": 1, "share": 1e999}', "share: must be a finite number"),
+        ('{"format": 1, "name": "a", "count": 1, "share": 1e999}', "not JSON: 1e999 is not a finite number"),
         ('{"format": 1, "name": "a", "count": 1, "span": [1]}', "span.1: Field required"),
         ('{"format": 1, "name": 7, "count": 1}', "name: Input should be a valid string, got 7"),
     ],
@@ -68,13 +68,6 @@ def test_damage_is_one_line_that_names_the_field(text: str, why: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_long_or_foul_value_is_shown_short() -> None:
-    with pytest.raises(StoreError) as caught:
-        PLAIN.parse(json.dumps({"format": 1, "name": "a", "count": "\x1b[31m\n" + "9" * 5000}), "x")
-    assert "\x1b" not in str(caught.value)
-    assert len(str(caught.value)) < 300
-
-
 def test_a_change_breaks_the_seal(tmp_path: Path) -> None:
     path = SEALED.write(tmp_path / "note.json", Note("a", 3))
     path.write_text(path.read_text().replace('"count": 3', '"count": 4'))
@@ -84,7 +77,7 @@ def test_a_change_breaks_the_seal(tmp_path: Path) -> None:
         SEALED.parse(PLAIN.text(Note("a", 3)), "x")
 
 
-def test_numbers_that_are_none_are_written_only_where_allowed() -> None:
+def test_nan_is_written_and_read_only_if_allowed() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         PLAIN.text(Note("a", 1, math.nan))
     loose = dataclasses.replace(PLAIN, finite=False)

@@ -95,54 +95,31 @@ def test_a_file_that_is_not_there_or_does_not_run_is_told(tmp_path: Path) -> Non
 CODE = "def make(): ...\n"
 
 
-def test_a_file_is_trusted_once_its_user_has_named_it(tmp_path: Path) -> None:
-    spec = f"{tmp_path / 'net.py'}:make"
-    (tmp_path / "net.py").write_text(CODE)
-    with pytest.raises(ModelError, match="have not run with idness in its present form"):
+def refused(spec: str, why: str = "have not run with idness in its present form; read it, then pass model=") -> None:
+    with pytest.raises(ModelError, match=why):
         approved(spec)
-    approve(spec)
-    approved(spec)
 
 
-def test_an_edited_file_must_be_named_anew(tmp_path: Path) -> None:
-    file = tmp_path / "net.py"
-    file.write_text(CODE)
-    approve(f"{file}:make")
-    file.write_text(CODE + "import os\n")
-    with pytest.raises(ModelError, match="in its present form"):
-        approved(f"{file}:make")
-    file.write_text(CODE)
-    approved(f"{file}:make")
-    for call in (
-        "other",
-        "make(path='/etc')",
-    ):  # a forged guard must not choose what of the file is called, nor with what
-        with pytest.raises(ModelError, match="in its present form"):
-            approved(f"{file}:{call}")
-
-
-def test_the_same_code_elsewhere_is_another_file(tmp_path: Path) -> None:
+def test_a_file_runs_once_its_user_has_named_it_and_again_while_it_is_unchanged(tmp_path: Path) -> None:
     for folder in ("mine", "theirs"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "net.py").write_text(CODE)
-    approve(f"{tmp_path / 'mine' / 'net.py'}:make")
-    with pytest.raises(ModelError, match="in its present form"):
-        approved(f"{tmp_path / 'theirs' / 'net.py'}:make")
-
-
-def test_what_is_no_python_file_needs_no_trust_and_what_is_gone_is_told(tmp_path: Path) -> None:
-    approved("torchvision:resnet18")
-    with pytest.raises(ModelError, match="does not exist"):
-        approved(f"{tmp_path / 'gone.py'}:make")
-
-
-def test_a_damaged_list_trusts_nothing(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(CODE)
-    approve(f"{tmp_path / 'net.py'}:make")
+    file = tmp_path / "mine" / "net.py"
+    refused(f"{file}:make")
+    approve(f"{file}:make")
+    assert approved(f"{file}:make") == f"{file}:make"
+    refused(f"{tmp_path}/theirs/net.py:make")  # the same code elsewhere may import other files
+    for call in ("other", "make(path='/etc')"):  # a forged guard must not choose what is called, nor with what
+        refused(f"{file}:{call}")
+    file.write_text(CODE + "import os\n")
+    refused(f"{file}:make")
+    file.write_text(CODE)
+    approved(f"{file}:make")
     (listed,) = (tmp_path / "state").rglob("models.json")
-    listed.write_text("{")
-    with pytest.raises(ModelError, match="in its present form"):
-        approved(f"{tmp_path / 'net.py'}:make")
+    listed.write_text("{")  # a damaged list approves nothing
+    refused(f"{file}:make")
+    assert approved("torchvision:resnet18") == "torchvision:resnet18"
+    refused(f"{tmp_path}/gone.py:make", "does not exist")
 
 
 @pytest.mark.fault(
@@ -160,5 +137,4 @@ def test_a_file_without_a_folder_is_found_among_those_that_were_run(tmp_path: Pa
         assert script is not None
         assert approved("a_net.py:net", code=script.identity()) == spec
     for spec in ("a_net.py:other", "another.py:net", f"{tmp_path / 'never run' / 'a_net.py'}:net"):
-        with pytest.raises(ModelError, match="have not run with idness"):
-            approved(spec)
+        refused(spec)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from idness.core.errors import InputError
-from idness.core.types import Activations, Head
+from idness.core.types import COMPARED_CLASSES, Activations, Head, check_match
 
 
 def test_arrays_and_any_float_become_float32_tensors():
@@ -81,3 +81,16 @@ def test_activations_of_changed_images_go_along():
     assert acts.finite.tolist() == [True, True, True, True, False, True]
     with pytest.raises(InputError, match=r"edited must have one row per image \(6\), got 5"):
         Activations(plain, plain[:, :2], edited=Activations(changed[:5], changed[:5, :2]))
+
+
+@pytest.mark.parametrize("classes", [3, COMPARED_CLASSES - 1, 2 * COMPARED_CLASSES, 1000])
+def test_a_head_that_is_wrong_in_most_classes_is_refused_however_many_there_are(classes):
+    rng = torch.Generator().manual_seed(0)
+    head = Head(torch.randn(classes, 20, generator=rng), torch.randn(classes, generator=rng))
+    features = torch.rand(5, 20, generator=rng)
+    check_match("fit", "train", Activations(features, head(features)), head)
+    check_match("fit", "train", Activations(features, head(features).bfloat16()), head)
+    wrong = head(features)
+    wrong[:, 1:-1] = wrong[:, 1:-1].flip(0)
+    with pytest.raises(InputError, match="train logits must be the head's for these features"):
+        check_match("fit", "train", Activations(features, wrong), head)

@@ -37,7 +37,7 @@ def test_like_images_are_dropped(builder: ModuleType) -> None:
     darker = first * 6 // 10
     nudged = np.clip(first + np.random.default_rng(0).integers(-5, 6, first.shape), 0, 255)
     images = np.stack([first, darker, nudged, second]).astype(np.uint8)
-    assert cifar6_sources._unlike(images) == [0, 3]
+    assert cifar6_sources.unlike(images) == [0, 3]
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
-"""Images that are known again: the same pixels, and near copies."""
+"""Duplicates by the pixels of images, and near-duplicates."""
 
 from __future__ import annotations
 
 import io
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,8 @@ import pytest
 from colour_world import known, ood_picture, write_folder
 from PIL import Image
 
-from idness.core.errors import DataError
-from idness.data import ArraySet, Preprocessing, duplicates, embedded, open_set, read_batches
-from idness.data.duplicates import DIGEST, EXACT, candidates, common, digest, exact_digests, look, near, same_look
+from idness.data import embedded, open_set
+from idness.data.duplicates import DIGEST, EXACT, candidates, common, digest, exact_digests, near, same_look, within
 from idness.data.sets import ImageSet
 from tests.cli.running import idness
 
@@ -29,7 +29,7 @@ def save(folder: Path, pictures: list[Image.Image]) -> ImageSet:
 
 
 def harmed(picture: Image.Image, seed: int) -> Image.Image:
-    """The same picture as a JPEG of another size, a little darker."""
+    """The same image as a JPEG of another size, a little darker."""
     small = picture.resize((picture.width * 3 // 2, picture.height * 3 // 2), Image.Resampling.BICUBIC)
     buffer = io.BytesIO()
     Image.fromarray((np.asarray(small) * 0.95).astype(np.uint8)).save(buffer, "JPEG", quality=70 + seed % 20)
@@ -40,7 +40,7 @@ def harmed(picture: Image.Image, seed: int) -> Image.Image:
     "near copies of ID images among OOD or training images: another size, format, brightness",
     does="bench and calibrate count and tell them, by a hash of the look that is checked against the pictures",
 )
-def test_near_copies_are_found_and_other_images_are_not(tmp_path: Path) -> None:
+def test_near_duplicates_are_found(tmp_path: Path) -> None:
     loaded = embedded.load("id_test").images
     pictures = [Image.fromarray(image) for image in loaded[:120]]
     ids = save(tmp_path / "ids", pictures[:60])
@@ -66,7 +66,7 @@ def test_hashes_of_some_images_are_from_all_over_a_set(tmp_path: Path, monkeypat
     assert np.array_equal(exact_digests(images, 6), every[[*range(1, 4), 8, 9]])
 
 
-def test_a_like_look_is_not_enough() -> None:
+def test_similar_images_are_not_near_duplicates() -> None:
     rng = np.random.default_rng(0)
     one = rng.uniform(0, 200, (16, 16)).astype(np.float32)
     assert same_look(one, one + rng.normal(0, 5, (16, 16)).astype(np.float32))
@@ -74,66 +74,29 @@ def test_a_like_look_is_not_enough() -> None:
     assert not same_look(one, one + 30)  # the same structure, but of another picture
 
 
-def test_plain_pictures_have_no_look() -> None:
+def test_plain_images_have_no_perceptual_hash() -> None:
     for picture in (Image.new("RGB", (40, 30)), Image.new("RGB", (5, 5), "white")):
-        assert look(picture) == bytes(8)
-    assert look(known("red", 1)) != look(ood_picture(1))
-    array = np.zeros((20, 20, 7), np.uint8)
-    array[:, 10:] = 200
-    assert len(digest(array)) == EXACT + 8
+        assert digest(picture)[EXACT:] == bytes(8)
+    assert digest(known("red", 1))[EXACT:] != digest(ood_picture(1))[EXACT:]
+    assert len(digest(np.zeros((20, 20, 7), np.uint8))) == DIGEST
 
 
-@pytest.mark.parametrize("size", [(32, 32), (33, 47), (7, 8), (1, 9), (64, 64), (120, 40), (1, 1), (96, 100)])
-def test_pictures_that_are_hashed_together_have_the_digests_of_single_ones(size: tuple[int, int]) -> None:
-    rng = np.random.default_rng(sum(size))
-    arrays = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for _ in range(65)]
-    for count in (0, 1, 2, 65):
-        assert duplicates.digests(arrays[:count]) == [digest(array) for array in arrays[:count]]
-    mixed = [arrays[0], Image.fromarray(arrays[1]), arrays[2][:, :1], rng.integers(0, 256, (9, 9, 5), dtype=np.uint8)]
-    assert duplicates.digests(mixed) == [digest(picture) for picture in mixed]
+def test_duplicates_within_a_set_and_in_a_compressed_array_are_read_in_order(tmp_path: Path) -> None:
+    images = embedded.load("id_test").images[:40]
+    copies = [np.asarray(harmed(Image.fromarray(image), 0).resize((32, 32))) for image in images[:10]]
+    np.savez_compressed(tmp_path / "x.npz", images=np.concatenate([images, images[:3], copies[::-1]]))
+    data = open_set(str(tmp_path / "x.npz"))
+    assert isinstance(data, ImageSet)
+    known, read = digests(data), list[int]()
+    seen = data.picture
+    data.picture = lambda index: (read.append(index), seen(index))[1]  # type: ignore[func-returns-value,method-assign]
+    repeated, alike = within(known, data, np.arange(len(data)))
+    assert repeated == 3
+    assert 20 <= alike <= 23  # the images with a copy, their repetitions and the copies
+    assert sum(before > after for before, after in itertools.pairwise(read)) <= 1
 
 
-class Torn(ArraySet):
-    """Images of which each seventh cannot be read."""
-
-    def picture(self, index: int) -> np.ndarray:
-        if index % 7 == 3:
-            raise DataError(f"{index} is torn")
-        found = super().picture(index)
-        assert isinstance(found, np.ndarray)
-        return found
-
-
-@pytest.mark.parametrize("side", [32, 200])
-def test_digests_stay_with_their_images_where_some_cannot_be_read(side: int) -> None:
-    pixels = np.random.default_rng(1).integers(0, 256, (150, side, side, 3), dtype=np.uint8)
-    how = Preprocessing(resize=None, crop=None, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-    [batch] = read_batches(Torn(pixels, "torn"), how, [(0, 150)])
-    good = [index for index in range(150) if index % 7 != 3]
-    assert batch.index.tolist() == good
-    assert [row.tobytes() for row in batch.digests] == [digest(pixels[index]) for index in good]
-    assert batch.skipped == [(index, f"{index} is torn") for index in range(3, 150, 7)]
-
-
-def slow_candidates(first: np.ndarray, second: np.ndarray) -> list[tuple[int, int]]:
-    bits = [np.unpackbits(part[:, EXACT:], axis=1).astype(int) for part in (first, second)]
-    found = [
-        (int(np.abs(one - other).sum()), a, b)
-        for a, one in enumerate(bits[0])
-        for b, other in enumerate(bits[1])
-        if 8 <= one.sum() <= 56
-    ]
-    return [
-        (a, b)
-        for apart, a, b in sorted(found)
-        if apart <= 8 and first[a, :EXACT].tobytes() != second[b, :EXACT].tobytes()
-    ]
-
-
-@pytest.mark.parametrize("numpy_2", [True, False])
-def test_candidates_are_all_pairs_of_like_looks(monkeypatch: pytest.MonkeyPatch, numpy_2: bool) -> None:
-    if not numpy_2:
-        monkeypatch.delattr(np, "bitwise_count", raising=False)
+def test_candidates_are_all_pairs_of_similar_hashes() -> None:
     rng = np.random.default_rng(2)
     first, second = (rng.integers(0, 256, (count, DIGEST), dtype=np.uint8) for count in (150, 90))
     second[:60] = first[:60]
@@ -141,14 +104,17 @@ def test_candidates_are_all_pairs_of_like_looks(monkeypatch: pytest.MonkeyPatch,
         for bit in rng.permutation(64)[: row % 13]:
             second[row, EXACT + bit // 8] ^= np.uint8(1 << bit % 8)
     second[20:60, 0] ^= 1
-    first[30, EXACT:] = second[30, EXACT:] = 0  # which is a plain picture
-    expected = slow_candidates(first, second)
+    first[30, EXACT:] = second[30, EXACT:] = 0  # a plain image
+    one, two = (np.unpackbits(part[:, EXACT:], axis=1).astype(int) for part in (first, second))
+    apart = np.abs(one[:, None] - two[None]).sum(axis=2)
+    apart[(one.sum(axis=1) < 8) | (one.sum(axis=1) > 56)] = 64
+    expected = sorted((int(apart[a, b]), int(a), int(b)) for a, b in np.argwhere(apart <= 8) if a != b or 20 <= a < 60)
     assert 15 < len(expected) < 40
-    assert candidates(first, second) == expected
+    assert candidates(first, second) == [(a, b) for _, a, b in expected]
     assert common(first, second) == 20
 
 
-def test_calibrate_tells_of_near_copies(net_spec: str, weights: Path, tmp_path: Path) -> None:
+def test_calibrate_reports_near_duplicates(net_spec: str, weights: Path, tmp_path: Path) -> None:
     data = write_folder(tmp_path / "data", 15)
     (tmp_path / "train").mkdir()
     for place, file in enumerate(sorted(data.rglob("*.png"))[:30]):
@@ -158,4 +124,4 @@ def test_calibrate_tells_of_near_copies(net_spec: str, weights: Path, tmp_path: 
         "-o", tmp_path / "guard", "--no-thumbnails",
     )  # fmt: skip
     assert made.returncode == 0
-    assert "are nearly the same in train (train)" in made.stderr
+    assert "have near-duplicates in train (train)" in made.stderr

@@ -1,4 +1,4 @@
-"""Sets of images by URL: the same images, the same stamps on every look, one line for what is not there."""
+"""Sets of images by URL: the same images and stamps as local ones, one line for what does not exist."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import pyarrow.parquet
 import pytest
 
 from idness.core.errors import DataError
-from idness.core.wording import masked, without_folder
+from idness.core.text import masked, without_folder
 from idness.data import ImageSet, decode, open_set
 from idness.data.open import open_argument
-from idness.data.urls import UrlPath
+from idness.data.urls import located, name_of, suffix_of
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def server(place: Path) -> Iterator[str]:
         def log_message(self, *_: object) -> None: ...
 
         def do_GET(self) -> None:
-            """Give the part of a file that is asked for, as object stores do."""
+            """Return the requested range of a file, as object stores do."""
             content = Path(self.translate_path(self.path)).read_bytes()
             first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
             part = content[int(first) : int(last) + 1 if last else None]
@@ -91,7 +91,7 @@ def opened(spec: str) -> ImageSet:
 
 @pytest.mark.parametrize("name", ["folder", "l.txt", "t.parquet", "s.tar"])
 @pytest.mark.parametrize("kind", ["file", "memory", "server"])
-def test_a_set_by_url_is_the_set(
+def test_a_set_by_url_equals_the_local_set(
     place: Path, name: str, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if (name, kind) == ("folder", "server"):
@@ -115,7 +115,7 @@ def test_a_set_by_url_is_the_set(
         ("a.npz", False),
     ],
 )
-def test_a_portion_is_light_and_has_the_same_images(
+def test_a_portion_reads_the_same_images_elsewhere(
     place: Path, name: str, by_url: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
@@ -153,26 +153,19 @@ def test_a_list_reads_no_url_outside_its_root(
 ) -> None:
     base = {"file": f"{place.as_uri()}/folder/red", "server": f"{server}/folder/red"}.get(root, str(place / root))
     outside = [f"{place.as_uri()}/folder/blue/0000.png", f"{server}/folder/blue/0000.png", f"{base}/../blue/0000.png"]
-    for line in [*outside, f"{base}x/0000.png", "http://127.0.0.1:9/x.png", "s3://key:secret@bucket/x.png", "a\0.png"]:
+    outside += [f"{base}x/0000.png", "http://127.0.0.1:9/x.png", "s3://key:secret@bucket/x.png"]
+    for line in [*outside, "a\0.png", "../x.png", "/etc/passwd"]:
         (tmp_path / "l.txt").write_text(f"{line} 0\n")
-        with pytest.raises(DataError, match=r"line 1 must name a file below the root") as told:
+        with pytest.raises(DataError, match=r"line 1 must name a file below the root") as caught:
             open_set({"path": str(tmp_path / "l.txt"), "root": base})
-        assert "secret" not in str(told.value)
-
-
-def test_a_changed_file_changes_the_stamp(place: Path, tmp_path: Path) -> None:
-    for name in ("a.png", "b.png"):
-        (tmp_path / name).write_bytes((place / "folder" / "red" / "0000.png").read_bytes())
-    before = opened(tmp_path.as_uri()).stamp(0, 2)
-    (tmp_path / "b.png").write_bytes(b"shorter")
-    assert opened(tmp_path.as_uri()).stamp(0, 2) != before
+        assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
         ("file:///nosuch/folder", "does not exist"),
-        ("nosuch://bucket/folder", "no such file system"),
+        ("nosuch://bucket/folder", "cannot be opened"),
         ("http://127.0.0.1:9/list.txt", "127.0.0.1:9"),
         ("ftp://127.0.0.1:9/x", "127.0.0.1:9"),
         ("reference://x/y", "reference://x/"),
@@ -180,11 +173,11 @@ def test_a_changed_file_changes_the_stamp(place: Path, tmp_path: Path) -> None:
         ("nosuch://key:se/cret@bucket/folder", r"nosuch://\*\*\*@"),
     ],
 )
-def test_what_is_not_there_is_one_line(url: str, message: str) -> None:
-    with pytest.raises(DataError, match=message) as told:
+def test_missing_places_are_reported_in_one_line(url: str, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
         open_argument("data", url)
-    assert "\n" not in str(told.value)
-    assert "cret" not in str(told.value)
+    assert "\n" not in str(caught.value)
+    assert "cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +196,6 @@ def test_secrets_of_urls_are_masked(text: str, expected: str) -> None:
 
 
 def test_names() -> None:
-    assert (UrlPath("s3://key:secret@bucket").name, str(UrlPath("s3://key:secret@b/x"))) == ("bucket", "s3://***@b/x")
-    assert (UrlPath("s3://b/a/x.tar").name, UrlPath("s3://b/a/x.tar").suffix) == ("x.tar", ".tar")
-    assert str(UrlPath("s3://b/a/x.tar").parent / "y.tar") == "s3://b/a/y.tar"
-    assert (UrlPath("s3://b/.x").suffix, UrlPath("https://h/x.parquet?v=1").suffix) == ("", ".parquet")
+    assert name_of(located("http://key:secret@host")) == "host"
+    assert (name_of(located("memory://b/a/x.tar")), suffix_of(located("memory://b/a/x.TAR"))) == ("x.tar", ".tar")
+    assert (suffix_of(located("memory://b/.x")), suffix_of(located("https://h/x.parquet?v=1"))) == ("", ".parquet")

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from idness.core.checks import SUITS_SIGNED, check_positive
-from idness.core.errors import IdnessWarning, InputError, NotFittedError, OptionError
-from idness.core.types import Activations, Head
-from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
+from idness.core.errors import InputError, NotFittedError, OptionError
+from idness.core.types import SUITS_SIGNED, Activations, Head
+from idness.detectors.detector import Detector, fit_many, score_many
 from idness.detectors.registry import build
 from idness.methods import KNN, MDS, ReAct, Scale, TempScale
 from tests.worlds import World, make_world
@@ -50,15 +49,6 @@ def test_hooks_for_many_serve_one_as_well():
     torch.testing.assert_close(Shared().fit(WORLD.head, WORLD.train).score(WORLD.test), slow(WORLD))
 
 
-def test_without_a_way_to_rate_there_is_no_detector():
-    @dataclass(kw_only=True)
-    class Silent(Detector):
-        """Say nothing."""
-
-    with pytest.raises(TypeError, match="abstract"):
-        Silent()
-
-
 def test_a_subclass_is_not_passed_over_by_its_parents_shared_work():
     @dataclass(kw_only=True)
     class Turned(Shared):
@@ -90,40 +80,6 @@ def test_a_subclass_of_scale_that_edits_otherwise_is_heard(hook):
     }[hook]
     scores = doubled().fit(WORLD.head).score(WORLD.test)
     torch.testing.assert_close(scores, logits.logsumexp(dim=1), rtol=1e-4, atol=1e-4)
-
-
-@dataclass(kw_only=True)
-class Forgetful(Enhancer):
-    """Forget to call its parent's checks."""
-
-    power: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive(self, "power")
-
-
-@dataclass(kw_only=True)
-class Grandchild(Forgetful):
-    """Forget it too."""
-
-    more: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive(self, "more")
-
-
-@pytest.mark.parametrize("method", [Enhancer, Forgetful, Grandchild])
-def test_a_readout_is_checked_by_whoever_forgets_to(method):
-    with pytest.raises(OptionError, match="readout must be one of energy, msp, max_logit; got 'bananas'"):
-        method(readout="bananas")
-    assert method(readout="msp").readout == "msp"
-
-
-def test_every_class_of_a_family_checks_its_own_options():
-    with pytest.raises(OptionError, match="power must be above 0"):
-        Grandchild(power=0.0)
-    with pytest.raises(OptionError, match="more must be above 0"):
-        Grandchild(more=0.0)
 
 
 def test_an_option_keeps_its_kind_where_a_subclass_changes_its_default():
@@ -166,11 +122,6 @@ def test_detectors_of_several_methods_come_back_in_order():
         torch.testing.assert_close(scores, alone.score(WORLD.test))
 
 
-def test_no_detectors_are_no_work():
-    fit_many([], WORLD.head, WORLD.train, val=WORLD.val)
-    assert score_many([], WORLD.test) == []
-
-
 def test_a_fit_that_fails_leaves_nothing_old_behind():
     detector = KNN(k=50).fit(WORLD.head, WORLD.train)
     with pytest.raises(InputError, match="k must be at most the number of training images"):
@@ -204,21 +155,6 @@ def test_labels_are_asked_of_the_images_that_are_learned_from():
     assert TempScale().fit(WORLD.head, bare[0], val=WORLD.val).fitted
     with pytest.raises(InputError, match="TempScale: val must have labels"):
         TempScale().fit(WORLD.head, WORLD.train, val=bare[1])
-
-
-def test_the_head_of_another_network_is_refused_at_fit_by_all():
-    other = Head(WORLD.head.weight.flip(0), WORLD.head.bias)
-    with pytest.raises(InputError, match="KNN: train logits must be the head's"):
-        KNN().fit(other, WORLD.train)
-    with pytest.raises(InputError, match="KNN: val logits must be the head's"):
-        KNN().fit(other, val=WORLD.val)
-
-
-def test_signed_images_are_warned_about_when_learning():
-    signed = make_world(signed=True)
-    with pytest.warns(IdnessWarning, match="Scale: expects non-negative features") as caught:
-        Scale().fit(signed.head, signed.train)
-    assert caught[0].filename == __file__
 
 
 def test_methods_that_warnings_recommend_for_signed_features_take_them():

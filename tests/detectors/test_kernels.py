@@ -29,21 +29,12 @@ def test_kept_counts_are_the_authors_rounding(width, percentile, kept):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("percentile", [0.0, 50.0, 85.0, 99.0])
+@pytest.mark.parametrize("percentile", [0.0, 50.0, 85.0, 99.0, 99.9])
 def test_the_fast_ratio_is_the_plain_one(kind, percentile):
     features = KINDS[kind](torch.Generator().manual_seed(0))
     fast = kernels.scale_ratio(features, percentile)
     exact = kernels.ratio_plain(features.double(), kernels.kept_count(512, percentile))
     torch.testing.assert_close(fast.double(), exact, rtol=2e-6, atol=0)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_many_percentiles_at_once_are_the_plain_ones(kind):
-    features = KINDS[kind](torch.Generator().manual_seed(1))
-    percentiles = [95.0, 65.0, 85.0, 85.0, 0.0, 99.9]
-    for percentile, ratio in zip(percentiles, kernels.scale_ratios(features, percentiles), strict=True):
-        exact = kernels.ratio_plain(features.double(), kernels.kept_count(512, percentile))
-        torch.testing.assert_close(ratio.double(), exact, rtol=2e-6, atol=0)
 
 
 @given(st.integers(1, 12), st.integers(0, 99), st.lists(st.floats(-10, 10, width=32), min_size=12, max_size=12))
@@ -57,32 +48,18 @@ def test_any_row_has_a_finite_ratio_within_its_bounds(width, percentile, values)
     assert float(rectified) >= 1 - 1e-5
 
 
-def test_the_ratio_of_signed_rows_is_held_at_its_bound():
+def test_the_ratio_of_signed_rows_is_clamped():
     features = torch.tensor([[0.001, -5.0, -5.0, -5.0], [3.0, 1.0, 0.0, 0.0]])
     assert kernels.scale_ratio(features, 75.0).tolist() == pytest.approx([-4.0, 4 / 3])
-    assert kernels.ratio_plain(features, 1).tolist() == pytest.approx([-4.0, 4 / 3])
 
 
 def test_no_ratio_is_so_high_that_its_factor_overflows():
     """Level rows of 1,000 features have a ratio of 1,000 at the 99.9th percentile; exp of it is no float32."""
     level = torch.full((1, 1000), 5.0)
-    found = [
-        kernels.scale_ratio(level, 99.9),
-        kernels.ratio_plain(level, 1),
-        kernels.scale_ratios(level, [99.9, 50])[0],
-    ]
-    for ratio in found:
+    for ratio in (kernels.scale_ratio(level, 99.9), kernels.ratio_plain(level, 1)):
         assert float(ratio) == 80.0
         assert (1000 * ratio.exp()).isfinite().all()
     assert float(kernels.scale_ratio(level, 98.0)) == pytest.approx(50.0)  # below the cap it is as it is
-
-
-@pytest.mark.parametrize("factor", [1e-30, 1e-6, 1e30])
-def test_the_ratio_does_not_depend_on_the_strength_of_a_row(factor):
-    features = KINDS["relu"](torch.Generator().manual_seed(4))
-    torch.testing.assert_close(
-        kernels.ratio_plain(features * factor, 77), kernels.ratio_plain(features, 77), rtol=1e-5, atol=0
-    )
 
 
 def test_rows_without_positive_features_are_not_scaled():
@@ -101,11 +78,6 @@ def test_the_blocked_neighbour_search_is_that_of_top_k(size):
     for k, one, mean in zip(ks, kth, means, strict=True):
         torch.testing.assert_close(one, largest[:, k - 1])
         torch.testing.assert_close(mean, largest[:, :k].mean(dim=1))
-
-
-def test_strided_features_are_taken_too():
-    features = torch.rand(64, 100, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(kernels.scale_ratio(features[:, ::2], 80.0), kernels.ratio_plain(features[:, ::2], 10))
 
 
 def test_the_mask_keeps_the_largest_and_exactly_as_many_also_among_equals():

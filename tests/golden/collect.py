@@ -189,7 +189,19 @@ def commands(folder: Path) -> Documents:
         "extract again": ("extract", NETWORK, "test", "--weights", WEIGHTS, "--out", "store", "--resume", *EAGER),
         "data": ("data", "cifar10", "--root", ".", "-q"),
         "reproduce": ("reproduce", "cifar10", "--data", ".", "--out", "tables", "-q"),
-        "analyze": ("analyze", NETWORK, "colours.toml", "--weights", WEIGHTS, "--out", "studies", "--limit", 20, "-q"),
+        "analyze": (
+            "analyze",
+            "colours.toml",
+            "--model",
+            NETWORK,
+            "--weights",
+            WEIGHTS,
+            "--out",
+            "studies",
+            "--limit",
+            20,
+            "-q",
+        ),
     }.items():
         found[name] = json.loads(run(*words, "--json", cwd=folder))
     return {"commands": normalised(found, folder)}
@@ -221,12 +233,13 @@ def guards(folder: Path) -> Documents:
         found[kind]["written"] = sorted(re.sub("-[0-9a-f]{16}", "", path.name) for path in (folder / kind).iterdir())
         guard = api.Guard.load(folder / kind)
         paths = [folder / row["image"] for row in rows if "score" in row]
-        assert normalised(guard.judge(*paths).records()) == [
+        plain = [{key: value for key, value in row.items() if key != "image"} for row in guard.judge(*paths).records()]
+        assert normalised(plain) == [
             {key: value for key, value in normalised(row).items() if key != "image"} for row in rows if "score" in row
         ]
         if kind in ("odin", "mds", "auto"):  # odin needs gradients; the others would only take time
             continue
-        run("export", kind, f"{kind}.onnx", "-q", cwd=folder)
+        run("export", kind, "-o", f"{kind}.onnx", "-q", cwd=folder)
         found[kind]["onnx"] = normalised(judged(f"{kind}.onnx", folder), folder)
         if kind == "several recalls":
             found[kind]["recall 0.5"] = normalised(judged(kind, folder, "--recall", 0.5))
@@ -249,7 +262,7 @@ def train(folder: Path) -> Documents:
         "train",
         "--val",
         "val",
-        "--arch",
+        "--model",
         NETWORK,
         "--init",
         WEIGHTS,

@@ -2,11 +2,7 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
-from idness.core.errors import InputError
-from idness.core.types import Activations, Head
-from idness.detectors.detector import fit_many, score_many
 from idness.methods import ActSub
 from tests.worlds import make_world
 
@@ -55,27 +51,3 @@ def test_fewer_directions_are_decisive_where_there_are_many_classes():
     bank = world.train.features.double().numpy()
     detector = ActSub().fit(world.head, world.train)
     assert detector.basis_.shape[1] == len(slow_basis(world.head.weight.double().numpy(), bank)) < 16
-
-
-def test_directions_that_the_head_does_not_see_count_only_by_their_neighbours(world):
-    """Along the null space of the head the decisive part, and so the energy, stays as it was."""
-    detector = ActSub().fit(world.head, world.train)
-    _, _, directions = np.linalg.svd(world.head.weight.numpy())
-    unseen = torch.from_numpy(directions[-1])
-    moved = world.test.features + 5 * unseen
-    basis = detector.basis_
-    torch.testing.assert_close(moved @ basis @ basis.T, world.test.features @ basis @ basis.T, rtol=1e-4, atol=1e-4)
-    far = Activations(moved, world.head(moved))
-    assert (detector.score(far) < detector.score(world.test)).double().mean() > 0.95
-
-
-def test_few_training_images_and_narrow_networks(world):
-    with pytest.raises(InputError, match=r"k must be at most the number of training images \(4\), got 10"):
-        ActSub().fit(world.head, world.train[:4])
-    assert ActSub(k=4).fit(world.head, world.train[:4]).score(world.test).isfinite().all()
-    head = Head(torch.tensor([[1.0], [-1.0]]))
-    features = torch.rand(20, 1, generator=torch.Generator().manual_seed(0))
-    narrow = Activations(features, head(features))
-    variants = ActSub().variants()
-    fit_many(variants, head, narrow)
-    assert all(score.isfinite().all() for score in score_many(variants, narrow))

@@ -4,10 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from idness.core.errors import InputError, OptionError
-from idness.core.types import Activations, Head
-from idness.detectors.kernels import scale_ratios
-from idness.methods import LTS, AdaScale, Scale, adascale
+from idness.methods import LTS, AdaScale, Scale
 from tests.worlds import make_world
 
 
@@ -74,50 +71,3 @@ def test_where_both_percentiles_are_one_it_is_the_plain_method(variant, plain):
     world = make_world().seen_by(detector)
     found = detector.fit(world.head, world.train).score(world.test)
     torch.testing.assert_close(found, plain(percentile=85.0).fit(world.head).score(world.test), rtol=1e-4, atol=1e-4)
-
-
-def test_images_that_shift_more_are_scaled_less():
-    head = Head(torch.eye(40))
-    features = torch.linspace(0, 1, 40).repeat(50, 1)
-    shifts = torch.zeros(50, 40)
-    shifts[:, -1] = torch.arange(50) / 50
-    acts = Activations(features, head(features), edited=Activations(features + shifts, head(features + shifts)))
-    detector = AdaScale(low=50.0, high=95.0).fit(head, acts)
-    scores = detector.score(acts)
-    assert (scores[1:] <= scores[:-1]).all()
-    # The oddest image has the lowest percentile: half of the features are summed.
-    assert float(scores[-1]) == pytest.approx(slow_score(features[0].tolist(), head, 50.0, "a"), rel=1e-5)
-
-
-def test_it_learns_from_validation_images_where_there_are_some():
-    detector = AdaScale()
-    world = make_world().seen_by(detector)
-    assert len(detector.fit(world.head, world.train, val=world.val).state()["oddness_"]) == len(world.val)
-    with pytest.raises(InputError, match="AdaScale: val must carry those of the changed images"):
-        AdaScale().fit(world.head, world.train, val=make_world().val)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"low": 90.0, "high": 85.0}, r"low must be at most high \(85\), got 90"),
-        ({"variant": "x"}, "variant must be one of a, l"),
-        ({"high": 100.0}, "must be in"),
-        ({"pixels": 0.05}, "did you mean 5"),
-        ({"weight": 0.0}, "must be above 0"),
-        ({"eps": -0.5}, "must be above 0"),
-    ],
-)
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(OptionError, match=f"AdaScale: .*{message}"):
-        AdaScale(**options)
-
-
-def test_a_percentile_for_each_row_gives_what_it_gives_for_all():
-    features = torch.randn(300, 512, generator=torch.Generator().manual_seed(0)).clamp(min=0)
-    features[:100] = features[:100].round()
-    percents = torch.tensor([0.0, 15.0, 65.0, 85.0, 99.9])
-    expected = torch.stack(scale_ratios(features, percents.tolist()), dim=1)
-    own = torch.arange(len(features)) % len(percents)
-    found = adascale._ratio_each(features, percents[own])
-    torch.testing.assert_close(found, expected[torch.arange(len(features)), own], rtol=1e-5, atol=1e-5)

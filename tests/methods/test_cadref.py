@@ -37,22 +37,6 @@ def test_it_scores_as_the_paper_writes(world, readout):
         assert score == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_mean_image_of_a_class_has_no_error(world):
-    detector = CADRef().fit(world.head, world.train)
-    means = detector.means_
-    acts = Activations(means, world.head(means))
-    assert acts.logits.argmax(dim=1).tolist() == [0, 1, 2, 3, 4]
-    assert detector.score(acts).tolist() == pytest.approx([0.0] * 5, abs=1e-6)
-
-
-def test_predictions_count_and_not_labels(world):
-    relabelled = Activations(world.train.features, world.train.logits, world.train.labels.roll(1))
-    unlabelled = Activations(world.train.features, world.train.logits)
-    plain = CADRef().fit(world.head, world.train).score(world.test)
-    for train in (relabelled, unlabelled):
-        assert torch.equal(CADRef().fit(world.head, train).score(world.test), plain)
-
-
 def test_a_class_that_was_never_predicted_has_the_mean_of_all(world):
     kept = world.train[world.train.logits.argmax(dim=1) != 2]
     detector = CADRef().fit(world.head, kept)

@@ -6,7 +6,7 @@ import torch
 
 from idness.core.errors import OptionError
 from idness.detectors.detector import fit_many
-from idness.methods import DICE, Ash, Chain, ReAct, Scale, chain
+from idness.methods import DICE, Chain, ReAct, Scale, chain
 
 
 def test_dice_after_react_learns_from_clipped_features(world):
@@ -31,17 +31,6 @@ def test_steps_come_as_text_detectors_or_configurations(world):
     scores = [Chain(steps=steps).fit(world.head, world.train).score(world.test) for steps in given]
     assert torch.equal(scores[0], scores[1])
     assert torch.equal(scores[0], scores[2])
-
-
-def test_order_matters(world):
-    first = Chain(steps="react(percentile=50)+ash(percentile=80)").fit(world.head, world.train)
-    second = Chain(steps="ash(percentile=80)+react(percentile=50)").fit(world.head, world.train)
-    assert not torch.allclose(first.score(world.test), second.score(world.test))
-
-
-def test_one_step_is_the_step(world):
-    chained = Chain(steps=[Ash(percentile=85)]).fit(world.head, world.train).score(world.test)
-    torch.testing.assert_close(chained, Ash(percentile=85).fit(world.head).score(world.test))
 
 
 def test_chains_that_begin_alike_share_what_comes_after_and_score_as_alone(world, monkeypatch):

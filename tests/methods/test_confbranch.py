@@ -6,7 +6,7 @@ from idness.detectors.registry import build, parse, rows
 from idness.networks.split import SplitModel
 from idness.training import finetune
 from tests.training.conftest import small_world
-from tests.training.run_small import NoNorm
+from tests.training.runs import NoNorm
 
 
 def test_it_reads_the_confidence_that_a_run_has_learned(tmp_path):

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from idness.core.types import Activations
 from idness.methods import GradNorm
 
 
@@ -15,10 +14,3 @@ def test_it_is_the_size_of_the_gradient_that_a_backward_pass_gives(world, temper
         logs = torch.log_softmax(layer(features) / temperature, dim=0)
         torch.nn.functional.kl_div(logs, uniform, reduction="sum").backward()
         assert score == pytest.approx(float(layer.weight.grad.abs().sum()), rel=1e-4)
-
-
-def test_an_image_without_features_or_without_a_preferred_class_scores_zero(world):
-    features = torch.stack([torch.zeros(world.head.width), world.test.features[0]])
-    logits = torch.stack([world.test.logits[0], torch.full((world.head.classes,), 3.0)])
-    scores = GradNorm().fit(world.head).score(Activations(features, logits))
-    torch.testing.assert_close(scores, torch.zeros(2), atol=1e-5, rtol=0)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from idness.core.types import Activations
-from idness.detectors.detector import fit_many, score_many
 from idness.methods import EBO, LTS
 from tests.worlds import make_world
 
@@ -24,21 +23,9 @@ def test_it_scores_as_the_paper_writes(percent, signed):
         assert score == pytest.approx(expected, rel=1e-4)
 
 
-def test_where_nothing_is_left_out_it_is_the_energy(world):
-    plain = EBO().fit(world.head).score(world.test)
-    torch.testing.assert_close(LTS(percentile=0.0).fit(world.head).score(world.test), plain, rtol=1e-4, atol=1e-4)
-
-
 def test_features_without_any_positive_value_are_left_unscaled(world):
     negative = -world.test.features - 1
     acts = Activations(negative, world.head(negative))
     torch.testing.assert_close(
         LTS().fit(world.head).score(acts), EBO().fit(world.head).score(acts), rtol=1e-4, atol=1e-4
     )
-
-
-def test_many_percentiles_do_not_change_each_other(world):
-    variants = LTS().variants()
-    fit_many(variants, world.head)
-    for variant, score in zip(variants, score_many(variants, world.test), strict=True):
-        torch.testing.assert_close(variant.score(world.test), score, rtol=1e-5, atol=1e-5)

@@ -2,10 +2,13 @@ import numpy as np
 import pytest
 import torch
 from scipy.linalg import pinvh
+from sklearn.covariance import oas
 
-from idness.core.errors import IdnessWarning, OptionError
+from idness.core.errors import IdnessWarning, InputError
 from idness.core.types import Activations
+from idness.detectors.gaussian import oas_shrinkage
 from idness.methods import MDS, MDSPP, RMDS, RMDSPP
+from idness.metrics import auroc
 
 
 def slow_parts(acts):
@@ -38,11 +41,9 @@ def test_the_relative_one_takes_off_the_distance_to_all_data(world):
         assert score == pytest.approx(expected, rel=1e-3, abs=1e-2)
 
 
-@pytest.mark.parametrize("count", [30, None])
-def test_the_relative_one_also_of_fewer_images_than_features_or_of_one_a_class(world, count):
+def test_the_relative_one_also_of_fewer_images_than_features(world):
     """Directions in which the few do not vary are left out, as a pseudo-inverse does."""
-    rows = torch.arange(count) if count else torch.stack([(world.train.labels == c).nonzero()[0, 0] for c in range(3)])
-    train = world.train[rows]
+    train = world.train[:30]
     means, precision, features = slow_parts(train)
     middle = features.mean(axis=0)
     background = pinvh((features - middle).T @ (features - middle) / len(features))
@@ -51,19 +52,6 @@ def test_the_relative_one_also_of_fewer_images_than_features_or_of_one_a_class(w
     for x, score in zip(world.test.features.double().numpy(), scores.tolist(), strict=True):
         expected = max(-distance(x, mean, precision) + distance(x, middle, background) for mean in means)
         assert score == pytest.approx(expected, rel=1e-3, abs=1e-2)
-
-
-@pytest.mark.parametrize("method", [MDS, RMDS])
-def test_dead_features_and_missing_classes_do_no_harm(world, method):
-    features = world.train.features.clone()
-    features[:, :10] = 0.0
-    dead = Activations(features, world.head(features), world.train.labels)
-    kept = dead[dead.labels != 2]
-    for train in (dead, kept, kept[kept.labels != 1]):
-        assert torch.isfinite(method().fit(world.head, train).score(world.test)).all()
-    # A class with one image has no spread of its own; the others' serves it.
-    one = torch.cat([(dead.labels != 2).nonzero().flatten(), (dead.labels == 2).nonzero().flatten()[:1]])
-    assert torch.isfinite(method().fit(world.head, dead[one]).score(world.test)).all()
 
 
 def test_dead_features_count_nothing(world):
@@ -105,13 +93,50 @@ def test_a_class_without_images_is_never_the_nearest(world):
 
 
 @pytest.mark.parametrize("method", [MDS, RMDS, MDSPP, RMDSPP])
-def test_too_few_images_for_the_covariance_are_told(world, method):
+def test_too_few_images_for_the_covariance_are_reported(world, method):
     some = world.train[: world.head.width]
-    said = rf"{method.__name__}: {len(some)} training images of \d+ classes give a covariance of rank \d+"
-    with pytest.warns(IdnessWarning, match=said):
-        method().fit(world.head, some)
-    method(shrinkage=0.1).fit(world.head, some)  # the remedy that the message names
-    method().fit(world.head, world.train)
+    message = (
+        rf"{method.__name__}: {len(some)} training images of \d+ classes give a covariance of rank \d+.*shrinkage=auto"
+    )
+    with pytest.warns(IdnessWarning, match=message):
+        method(shrinkage=0).fit(world.head, some)
+    method(shrinkage="auto").fit(world.head, some)  # as the message suggests
+    method(shrinkage=0).fit(world.head, world.train)
+
+
+@pytest.mark.parametrize("method", [MDS, RMDS])
+def test_one_image_per_class_is_refused(world, method):
+    labels, places = world.train.labels, torch.arange(len(world.train))
+    one = torch.cat([places[labels == c][:1] for c in range(5)])
+    with pytest.raises(InputError, match="needs classes with at least two training images, got 5 images of as many"):
+        method().fit(world.head, world.train[one])
+
+
+@pytest.mark.parametrize("method", [MDSPP, RMDSPP])
+def test_few_images_per_class_still_separate_ood_images_and_one_is_refused(world, method):
+    labels, places = world.train.labels, torch.arange(len(world.train))
+    few, one = (torch.cat([places[labels == c][:count] for c in range(5)]) for count in (3, 1))
+    detector = method().fit(world.head, world.train[few])  # 15 images, 64 features
+    assert auroc(detector.score(world.test), detector.score(world.ood)) > 0.8
+    with pytest.raises(InputError, match="needs classes with at least two training images, got 5 images of as many"):
+        method().fit(world.head, world.train[one])
+
+
+@pytest.mark.parametrize(("count", "width"), [(5, 30), (40, 30), (4000, 30)])
+def test_the_automatic_shrinkage_is_that_of_scikit_learn(count, width):
+    rows = np.random.default_rng(0).normal(size=(count, width)) * np.linspace(0.1, 2, width)
+    covariance = torch.from_numpy(rows.T @ rows / count)
+    assert oas_shrinkage(covariance, count) == pytest.approx(oas(rows, assume_centered=True)[1], rel=1e-9)
+
+
+def test_the_automatic_shrinkage_counts_the_images_beyond_one_per_class(world):
+    centred = world.train.features.double().numpy()
+    labels = world.train.labels.numpy()
+    centred = centred - np.stack([centred[labels == c].mean(axis=0) for c in range(5)])[labels]
+    covariance = torch.from_numpy(centred.T @ centred / len(centred))
+    fixed = MDS(shrinkage=oas_shrinkage(covariance, len(centred) - 5)).fit(world.head, world.train)
+    auto = MDS(shrinkage="auto").fit(world.head, world.train)
+    torch.testing.assert_close(auto.score(world.test), fixed.score(world.test))
 
 
 @pytest.mark.parametrize("shrinkage", [0.0, 0.1, 0.9])
@@ -125,8 +150,3 @@ def test_shrinkage_moves_the_covariance_towards_the_identity(world, shrinkage):
     scores = MDS(shrinkage=shrinkage).fit(world.head, world.train).score(world.test)
     for x, score in zip(world.test.features.double().numpy(), scores.tolist(), strict=True):
         assert score == pytest.approx(-min(distance(x, mean, precision) for mean in means), rel=1e-4)
-
-
-def test_a_shrinkage_outside_its_range_is_refused():
-    with pytest.raises(OptionError, match=r"MDS: shrinkage must be in \[0, 1\), got 1"):
-        MDS(shrinkage=1)

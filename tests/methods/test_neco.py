@@ -4,7 +4,7 @@ from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
 from idness.core.types import Activations
-from idness.methods import MLS, NECO
+from idness.methods import NECO
 
 
 @pytest.mark.parametrize("variance", [30.0, 90.0, 99.0])
@@ -24,11 +24,6 @@ def test_it_is_the_share_of_length_in_the_principal_space(world, variance, times
         if times == "logit":
             expected *= max(world.test.logits[place].tolist())
         assert score == pytest.approx(expected, rel=1e-4)
-
-
-def test_the_share_is_at_most_one(world):
-    scores = NECO().fit(world.head, world.train).score(world.test)
-    assert (scores <= MLS().fit(world.head).score(world.test)).all()
 
 
 def test_features_that_never_change_and_single_images_do_no_harm(world):

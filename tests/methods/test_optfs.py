@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from idness.core.types import Activations
 from idness.methods import OptFS
 
 
@@ -34,30 +33,7 @@ def test_factors_and_scores_are_those_of_the_closed_form(world, bins):
         assert score == pytest.approx(float(logits.logsumexp(0)), rel=2e-3)
 
 
-def test_no_other_factors_of_that_length_give_training_images_a_larger_mean_logit(world):
-    """Which is what they are optimal for."""
-    detector = OptFS(bins=10).fit(world.head, world.train)
-    predicted = world.head.weight[world.train.logits.argmax(dim=1)]
-
-    def mean_logit():
-        return float((detector.shape(world.train.features) * predicted).sum(dim=1).mean())
-
-    best, rng = mean_logit(), torch.Generator().manual_seed(0)
-    plain = detector.factors_
-    for _ in range(20):
-        other = plain + 300 * torch.randn(10, generator=rng)
-        detector.factors_ = other / other.norm() * plain.norm()
-        assert mean_logit() < best
-
-
 def test_features_outside_the_bins_become_zero(world):
     detector = OptFS().fit(world.head, world.train)
     outside = torch.tensor([[-5.0, 1e6] * (world.head.width // 2)])
     assert torch.equal(detector.shape(outside), torch.zeros_like(outside))
-
-
-def test_training_features_that_are_all_alike_do_no_harm(world):
-    for value in (0.0, 0.5):
-        features = torch.full((20, world.head.width), value)
-        detector = OptFS().fit(world.head, Activations(features, world.head(features)))
-        assert detector.score(world.test).isfinite().all()

@@ -2,8 +2,11 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from idness.methods import ReAct
+from idness.core.types import Activations, Head
+from idness.methods import EBO, ReAct
+from idness.metrics import auroc
 
 
 def percentile(values, percent):
@@ -29,4 +32,19 @@ def test_it_clips_at_a_percentile_of_all_validation_activations(world, percent):
 
 def test_without_validation_images_it_learns_from_training_images(world):
     detector = ReAct().fit(world.head, world.train)
-    assert float(detector.clip_) == pytest.approx(percentile(world.train.features.flatten().tolist(), 90), rel=1e-5)
+    assert float(detector.clip_) == pytest.approx(percentile(world.train.features.flatten().tolist(), 99), rel=1e-5)
+
+
+@pytest.mark.shared
+def test_the_default_does_no_harm_on_the_papers_network(shared_data):
+    folder = shared_data / "activations"
+    head = Head(**load_file(folder / "head.safetensors"))
+    parts = [load_file(folder / f"{name}.safetensors") for name in ("cifar10_test", "isun")]
+    known, ood = (Activations(part["features"], part["logits"]) for part in parts)
+    gains = {}
+    for detector in (EBO(), ReAct(), ReAct(percentile=90)):
+        detector.fit(head, val=known[::2])
+        gains[detector.label()] = auroc(detector.score(known[1::2]), detector.score(ood))
+    plain, default, papers = gains.values()
+    assert default > plain
+    assert papers < plain - 0.1

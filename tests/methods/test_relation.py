@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from idness.core.types import Activations, Head
-from idness.detectors.detector import fit_many, score_many
 from idness.methods import Relation
 from tests.methods.test_klm import slow_softmax
 
@@ -31,15 +30,3 @@ def test_weak_relations_do_not_add_up(width, expected):
     head = Head(torch.zeros(5, width))
     train, even = (Activations(rows, head(rows)) for rows in (torch.eye(width), torch.ones(1, width)))
     assert Relation().fit(head, train).score(even).item() == pytest.approx(expected)
-
-
-def test_detectors_of_different_training_sets_are_not_mixed_up(world):
-    first, second = Relation().fit(world.head, world.train[:50]), Relation(power=2.0).fit(world.head, world.val)
-    for detector, scores in zip((first, second), score_many([first, second], world.test), strict=True):
-        assert torch.equal(detector.score(world.test), scores)
-
-
-def test_many_powers_keep_one_copy_of_the_training_images(world):
-    variants = Relation().variants()
-    fit_many(variants, world.head, world.train)
-    assert len({variant.bank_.data_ptr() for variant in variants}) == 1

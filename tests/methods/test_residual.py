@@ -1,5 +1,3 @@
-from itertools import pairwise
-
 import torch
 
 from idness.core.types import Activations
@@ -18,10 +16,3 @@ def test_only_what_training_images_do_not_show_lowers_the_score(world):
 
     assert abs(score(base + 100 * inside)) < 1e-3
     assert abs(score(base + 100 * outside) + 100) < 1e-3
-
-
-def test_a_larger_principal_space_leaves_a_smaller_residual(world):
-    scores = [Residual(share=share).fit(world.head, world.train).score(world.test) for share in (0.0, 25.0, 50.0, 99.0)]
-    for smaller, larger in pairwise(scores):
-        assert (larger > smaller).all()
-    assert Residual(share=99.0).fit(world.head, world.train).space_.shape[1] == 1

@@ -2,8 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from idness.core.errors import InputError
-from idness.core.types import Activations
 from idness.detectors.gaussian import whitening_of
 from idness.methods import SSD
 from idness.methods.ssd import k_means
@@ -57,20 +55,6 @@ def test_k_means_ends_where_each_point_is_nearest_to_its_own_mean_and_begins_the
     assert torch.equal(torch.cdist(points, means).argmin(dim=1), owners)
     torch.manual_seed(7)
     assert torch.equal(k_means(points, 3), owners)
-
-
-def test_no_labels_are_needed_and_odd_training_sets_do_no_harm(world):
-    bare = Activations(world.train.features, world.train.logits)
-    features = world.train.features.clone()
-    features[:, :9] = 0.0
-    alike = Activations(world.train.features[:1].expand(30, -1), world.train.logits[:1].expand(30, -1))
-    for train, clusters in ((bare, 5), (Activations(features, world.head(features)), 2), (bare[:7], 7), (alike, 3)):
-        assert SSD(clusters=clusters).fit(world.head, train).score(world.test).isfinite().all()
-
-
-def test_more_clusters_than_images_are_refused(world):
-    with pytest.raises(InputError, match=r"clusters must be at most the number of training images \(5\), got 10"):
-        SSD(clusters=10).fit(world.head, world.train[:5])
 
 
 @pytest.mark.parametrize("doubled", [0, 3])

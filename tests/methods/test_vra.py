@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from idness.core.errors import OptionError
-from idness.core.types import Activations
 from idness.methods import VRA, ReAct
 
 
@@ -19,27 +17,7 @@ def test_low_activations_become_zero_and_high_ones_are_clipped(world, low, high)
         assert score == pytest.approx(math.log(sum(math.exp(z) for z in logits)), rel=1e-4)
 
 
-def test_low_activations_are_not_lifted_to_the_threshold(world):
-    """Which a clip from both sides would do."""
-    detector = VRA(low=80.0).fit(world.head, world.train, val=world.val)
-    assert float(detector.floor_) > 0
-    even = torch.full((1, world.head.width), 0.5 * float(detector.floor_))
-    assert detector.score(Activations(even, world.head(even))).item() == pytest.approx(
-        float(world.head.bias.logsumexp(0)), rel=1e-5
-    )
-
-
 def test_without_a_low_threshold_it_is_react(world):
     plain = VRA(low=0.0, high=95.0).fit(world.head, world.train, val=world.val)
     react = ReAct(percentile=95.0).fit(world.head, world.train, val=world.val)
     assert torch.equal(plain.score(world.test), react.score(world.test))
-
-
-def test_without_validation_images_it_learns_from_training_images(world):
-    detector = VRA().fit(world.head, world.train)
-    assert float(detector.clip_) == pytest.approx(np.percentile(world.train.features.numpy(), 99), rel=1e-5)
-
-
-def test_thresholds_in_the_wrong_order_are_refused():
-    with pytest.raises(OptionError, match=r"VRA: low must be below high \(60\), got 60"):
-        VRA(low=60.0, high=60.0)

@@ -2,8 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from idness.core.types import Activations
-from idness.detectors.detector import fit_many, score_many
 from idness.methods import WeiPer, weiper
 from idness.methods.weiper import histogram, smooth
 
@@ -63,25 +61,6 @@ def test_perturbations_are_as_long_as_asked_differ_from_each_other_and_are_the_s
     assert torch.equal(WeiPer(delta=1.8, repeats=6).fit(world.head, world.train).weights_, detector.weights_)
 
 
-def test_detectors_with_the_same_perturbations_learn_once(world):
-    variants = WeiPer(repeats=5).variants()
-    fit_many(variants, world.head, world.train)
-    assert len({variant.usual_.data_ptr() for variant in variants}) == len(WeiPer.grid["delta"])
-
-
-def test_an_image_outside_all_bins_is_further_off_than_any_training_image(world):
-    detector = WeiPer().fit(world.head, world.train)
-    outside = torch.full((1, world.head.width), 1e6)
-    score = detector.score(Activations(outside, world.head(outside)))
-    assert score.item() < detector.score(world.train).min().item()
-
-
-def test_training_features_that_are_all_alike_do_no_harm(world):
-    features = torch.zeros(20, world.head.width)
-    detector = WeiPer(repeats=3).fit(world.head, Activations(features, world.head(features)))
-    assert detector.score(world.test).isfinite().all()
-
-
 def test_many_classes_get_fewer_heads_so_that_there_are_enough_perturbed_logits_and_no_more(world):
     few = WeiPer(repeats=6, most=2 * world.head.classes + 1).fit(world.head, world.train)
     assert torch.equal(few.weights_, WeiPer(repeats=2).fit(world.head, world.train).weights_)
@@ -90,26 +69,12 @@ def test_many_classes_get_fewer_heads_so_that_there_are_enough_perturbed_logits_
     assert one.score(world.test).isfinite().all()
 
 
-def test_detectors_that_share_work_score_as_alone(world):
-    variants = [*WeiPer(repeats=5).variants(), *WeiPer(repeats=5, most=1).variants()]
-    fit_many(variants, world.head, world.train)
-    for variant, scores in zip(variants, score_many(variants, world.test), strict=True):
-        torch.testing.assert_close(scores, variant.score(world.test))
-    assert len({tuple(scores.tolist()) for scores in score_many(variants, world.test)}) == len(variants)
-
-
 def test_thousands_of_perturbed_logits_are_computed_in_single_precision_and_score_alike(world, monkeypatch):
     exact = WeiPer(repeats=12).fit(world.head, world.train).score(world.test)
     monkeypatch.setattr(weiper, "EXACT", 0)
     detector = WeiPer(repeats=12).fit(world.head, world.train)
     assert detector.weights_.dtype == torch.float32
     torch.testing.assert_close(detector.score(world.test), exact, rtol=0.02, atol=0.02)
-
-
-def test_logits_are_not_kept_while_fitting_if_they_are_many(world, monkeypatch):
-    scores = WeiPer(repeats=4).fit(world.head, world.train).score(world.test)
-    monkeypatch.setattr(weiper, "HELD", 0)
-    torch.testing.assert_close(WeiPer(repeats=4).fit(world.head, world.train).score(world.test), scores)
 
 
 def test_histograms_are_those_of_numpy_without_values_outside():

@@ -1,4 +1,4 @@
-"""Ends that small networks have: those that idness takes, with what their logits are, and those that it refuses."""
+"""Endings of small networks: those that work, with their logits, and those that are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLASSES, WIDTH = 5, 12
 
 
 class Ends(nn.Module):
-    """Computes features of an image, and then what a function makes of the module and them."""
+    """A network that ends in a function of itself and its feature maps."""
 
     def __init__(self, end: Callable[[Any, Tensor], Any], classes: int = CLASSES) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def cosine(net: Any, maps: Tensor) -> Tensor:
 
 @dataclass
 class Answer:
-    """Holds what some networks return."""
+    """A return value of some networks."""
 
     scores: Tensor
     embedding: Tensor
@@ -57,44 +57,38 @@ def adjusted(net: Any, maps: Tensor) -> Tensor:
     return logits(net, maps) - torch.linspace(-1, 1, net.fc.out_features)
 
 
+def same(end: Callable[[Any, Tensor], Tensor]) -> tuple[Callable[[Any, Tensor], Any], Callable[[Any, Tensor], Tensor]]:
+    """Return an ending whose output is its logits."""
+    return end, end
+
+
+def averaged(net: Any, maps: Tensor, own: float = 0.5) -> Tensor:
+    return own * logits(net, maps) + (1 - own) * net.other(maps.amax(dim=(2, 3)))
+
+
 # Each with what its logits are: the output before a softmax or a sigmoid, and else the output itself.
 TAKEN: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Any, Tensor], Tensor]]] = {
     "softmax": (lambda net, maps: logits(net, maps).softmax(dim=1), logits),
     "log-softmax": (lambda net, maps: functional.log_softmax(logits(net, maps), dim=-1), logits),
     "sigmoid": (lambda net, maps: logits(net, maps).sigmoid(), logits),
-    "temperature": (lambda net, maps: logits(net, maps) / 2.5, lambda net, maps: logits(net, maps) / 2.5),
+    "temperature": same(lambda net, maps: logits(net, maps) / 2.5),
     "temperature in place": (lambda net, maps: logits(net, maps).div_(3), lambda net, maps: logits(net, maps) / 3),
     "temperature, softmax": (
         lambda net, maps: (logits(net, maps) / 2).softmax(dim=1),
         lambda net, maps: logits(net, maps) / 2,
     ),
-    "logit adjustment": (adjusted, adjusted),
-    "cosine": (cosine, cosine),
+    "logit adjustment": same(adjusted),
+    "cosine": same(cosine),
     "cosine, softmax": (lambda net, maps: cosine(net, maps).softmax(dim=1), cosine),
-    "1x1 convolution, then mean": (
-        lambda net, maps: net.conv(maps).mean(dim=(2, 3)),
-        lambda net, maps: pooled(net.conv(maps)),
-    ),
+    "1x1 convolution, then mean": same(lambda net, maps: pooled(net.conv(maps))),
     "mean, then 1x1 convolution": (
         lambda net, maps: net.conv(maps.mean(dim=(2, 3), keepdim=True)),
         lambda net, maps: pooled(net.conv(maps)),
     ),
-    "matmul": (
-        lambda net, maps: pooled(maps) @ net.prototypes.t(),
-        lambda net, maps: pooled(maps) @ net.prototypes.t(),
-    ),
-    "matmul and bias": (
-        lambda net, maps: pooled(maps) @ net.prototypes.t() + net.fc.bias,
-        lambda net, maps: pooled(maps) @ net.prototypes.t() + net.fc.bias,
-    ),
-    "functional": (
-        lambda net, maps: functional.linear(pooled(maps), net.prototypes, net.fc.bias),
-        lambda net, maps: pooled(maps) @ net.prototypes.t() + net.fc.bias,
-    ),
-    "addmm": (
-        lambda net, maps: torch.addmm(net.fc.bias, pooled(maps), net.prototypes.t()),
-        lambda net, maps: pooled(maps) @ net.prototypes.t() + net.fc.bias,
-    ),
+    "matmul": same(lambda net, maps: pooled(maps) @ net.prototypes.t()),
+    "matmul and bias": same(lambda net, maps: pooled(maps) @ net.prototypes.t() + net.fc.bias),
+    "functional": same(lambda net, maps: functional.linear(pooled(maps), net.prototypes, net.fc.bias)),
+    "addmm": same(lambda net, maps: torch.addmm(net.fc.bias, pooled(maps), net.prototypes.t())),
     "features and logits": (lambda net, maps: (pooled(maps), logits(net, maps)), logits),
     "logits and features": (lambda net, maps: (logits(net, maps), pooled(maps)), logits),
     "dictionary": (lambda net, maps: {"embedding": pooled(maps), "prediction": logits(net, maps)}, logits),
@@ -103,18 +97,12 @@ TAKEN: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Any, Tensor], Ten
         logits,
     ),
     "dataclass": (lambda net, maps: Answer(logits(net, maps), pooled(maps)), logits),
-    "two heads, averaged": (
-        lambda net, maps: (logits(net, maps) + net.other(maps.amax(dim=(2, 3)))) / 2,
-        lambda net, maps: (logits(net, maps) + net.other(maps.amax(dim=(2, 3)))) / 2,
-    ),
+    "two heads, averaged": same(averaged),
     "two heads, averaged, softmax": (
-        lambda net, maps: (0.3 * logits(net, maps) + 0.7 * net.other(maps.amax(dim=(2, 3)))).softmax(dim=1),
-        lambda net, maps: 0.3 * logits(net, maps) + 0.7 * net.other(maps.amax(dim=(2, 3))),
+        lambda net, maps: averaged(net, maps, 0.3).softmax(dim=1),
+        lambda net, maps: averaged(net, maps, 0.3),
     ),
-    "one layer, two looks": (
-        lambda net, maps: (net.fc(pooled(maps)) + net.fc(maps.amax(dim=(2, 3)))) / 2,
-        lambda net, maps: (net.fc(pooled(maps)) + net.fc(maps.amax(dim=(2, 3)))) / 2,
-    ),
+    "one layer, two looks": same(lambda net, maps: (net.fc(pooled(maps)) + net.fc(maps.amax(dim=(2, 3)))) / 2),
     "every place, then mean": (
         lambda net, maps: net.fc(maps.flatten(2).transpose(1, 2)).mean(dim=1),
         logits,
@@ -132,7 +120,7 @@ BINARY: dict[str, Callable[[Any, Tensor], Tensor]] = {
 
 
 class Averaged(nn.Module):
-    """Averages the probabilities of several networks."""
+    """The mean of the probabilities of several networks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,28 +155,13 @@ def distances(net: Any, maps: Tensor) -> Tensor:
     return -torch.cdist(pooled(maps), net.prototypes)
 
 
-REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "squashed": (
-        lambda: Ends(lambda net, maps: torch.tanh(logits(net, maps))),
-        "changes the output of its last linear layer 'fc'",
-    ),
-    "ReLU": (
-        lambda: Ends(lambda net, maps: logits(net, maps).relu()),
-        "changes the output of its last linear layer 'fc'",
-    ),
-    "convolution, ReLU": (
-        lambda: Ends(lambda net, maps: pooled(net.conv(maps).relu_())),
-        "changes the output of its last linear layer 'conv'",
-    ),
-    "largest place": (
-        lambda: Ends(lambda net, maps: net.conv(maps).amax(dim=(2, 3))),
-        "changes the output of its last linear layer 'conv'",
-    ),
-    "distances": (lambda: Ends(distances), "does not end in a linear layer with 5 outputs"),
-    "mean of probabilities": (Averaged, "in a way that cannot be undone, such as a ReLU or a mean of probabilities"),
-    "TorchScript": (
-        scripted,
-        "the layers of a TorchScript network cannot be recorded; pass the network that it was made from",
-    ),
-    "int8": (quantized, r"has int8 layers \(the last is '4'\).*leave its last layer in float"),
+REFUSED: dict[str, Callable[[], nn.Module]] = {
+    "squashed": lambda: Ends(lambda net, maps: torch.tanh(logits(net, maps))),
+    "ReLU": lambda: Ends(lambda net, maps: logits(net, maps).relu()),
+    "convolution, ReLU": lambda: Ends(lambda net, maps: pooled(net.conv(maps).relu_())),
+    "largest place": lambda: Ends(lambda net, maps: net.conv(maps).amax(dim=(2, 3))),
+    "distances": lambda: Ends(distances),
+    "mean of probabilities": Averaged,
+    "TorchScript": scripted,
+    "int8": quantized,
 }

@@ -12,11 +12,17 @@ from idness.activations.extract import collect
 from idness.benchmark import Benchmark, Settings, run
 from idness.core.errors import DataError, IdnessWarning, ModelError
 from idness.data import ArraySet, Preprocessing, open_set
-from idness.data.open import imagenet_classes, read_classes
+from idness.data.sets import imagenet_classes, read_classes
 from idness.guard import Guard
-from idness.guard.calibrate import prepare_guard
-from idness.networks.class_names import by_chance, check_accuracy, class_names_for, places_of
-from idness.networks.open import ModelOptions, Network, open_network
+from idness.networks.open import (
+    ModelOptions,
+    Network,
+    by_chance,
+    check_accuracy,
+    class_names_for,
+    open_network,
+    places_of,
+)
 from tests.cli.running import idness
 
 NUMBERS = tuple(str(number) for number in range(11))
@@ -68,12 +74,6 @@ def folder(tmp_path: Path) -> Path:
         for seed in range(6):
             Image.fromarray(grey(int(name), seed)).save(tmp_path / "levels" / name / f"{seed}.png")
     return tmp_path / "levels"
-
-
-def test_folders_of_numbers_are_in_the_order_of_numbers(folder: Path) -> None:
-    assert open_set(str(folder)).classes == NUMBERS
-    found = open_network(network(NUMBERS), images=open_set(str(folder)))
-    assert found.class_names == NUMBERS
 
 
 def test_names_that_the_network_or_its_user_gives_are_taken_as_they_are() -> None:
@@ -139,19 +139,19 @@ def test_verdicts_name_the_class_that_the_network_means(given: str, folder: Path
         source = source.replace("    order =", f"    class_names = {meant}\n    order =")
     (tmp_path / "net.py").write_text(source)
     names = meant if given == "argument" else ()
-    guard = prepare_guard(ModelOptions(f"{tmp_path}/net.py:make", class_names=names), folder, method="msp").guard
+    guard = Guard.for_images(f"{tmp_path}/net.py:make", folder, class_names=names, method="msp", notes=[])
     assert guard.class_names == meant
     assert [guard.judge(folder / name / "0.png").name(0) for name in ("2", "10")] == ["2", "10"]
 
 
 def test_folders_name_no_classes_without_evidence(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET.format(order=NUMBERS).replace("20 * levels", "0 * levels"))
-    guess = prepare_guard(f"{tmp_path}/net.py:make", folder, method="knn(k=1)", any_accuracy=True)
-    assert guess.guard.class_names is None
+    guess = Guard.for_images(f"{tmp_path}/net.py:make", folder, method="knn(k=1)", any_accuracy=True, notes=[])
+    assert guess.class_names is None
     for name in NUMBERS[4:]:
         (folder / name).rename(tmp_path / f"other {name}")
     (tmp_path / "net.py").write_text(NET.format(order=NUMBERS))
-    some = prepare_guard(f"{tmp_path}/net.py:make", folder, method="msp", recall=[0.9]).guard
+    some = Guard.for_images(f"{tmp_path}/net.py:make", folder, 0.9, method="msp", notes=[])
     assert some.class_names is None
 
 
@@ -211,7 +211,7 @@ def test_a_folder_of_some_classes_is_taken_by_name(folder: Path, tmp_path: Path)
     (folder / "0").rename(folder / "zero")
     benchmark = Benchmark(name="b", title="b", id={"test": "levels"}, far={"odd": "other 7"}, base=tmp_path)
     model = network(NUMBERS)
-    with pytest.raises(DataError, match=r"id_test: has 4 classes, the network gives 11; write classes = \[\.\.\.\]"):
+    with pytest.raises(DataError, match=r"id_test: has 4 classes, the network 11; write classes = \[\.\.\.\]"):
         run(benchmark, model, Settings(methods=("msp",)))
     model.class_names = NUMBERS
     with pytest.raises(DataError, match=r"3 are names of its classes, 1 are not \(zero\); write classes"):
@@ -232,7 +232,7 @@ def test_commands_take_the_names_of_classes(folder: Path, tmp_path: Path) -> Non
         "calibrate", spec, "--data", folder, "--classes", tmp_path / "names.txt", "--method", "msp", "-o", out
     )
     assert done.returncode == 0, done.stderr
-    assert "classifies 100.0 % as their folder says" in " ".join(done.stderr.split())
+    assert "66 images, accuracy 100.0 %" in " ".join(done.stderr.split())
     assert Guard.load(out, network(NUMBERS)).class_names == ("zero", *NUMBERS[1:])
     few = idness("doctor", spec, "--data", folder, "--classes", "a,b")
     assert few.returncode == 2

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import pytest
@@ -19,9 +18,8 @@ from idness.networks.engines import (
     bf16_problem,
     choose_precision,
     distance,
-    fold,
 )
-from idness.networks.modules import copied, fingerprint
+from idness.networks.modules import module_fingerprint
 from idness.networks.open import Network
 from idness.networks.split import SplitModel
 
@@ -55,15 +53,6 @@ def plain(model: nn.Module) -> Tensor:
     return SplitModel(model, example=IMAGES[:2]).split(IMAGES).features
 
 
-def test_folding_gives_the_same_features_from_fewer_layers() -> None:
-    model = small().eval()
-    other = copied(model)
-    assert fold(other, IMAGES[:2]) == 2
-    assert isinstance(other.bn1, nn.Identity)
-    assert torch.allclose(other(IMAGES), model(IMAGES), atol=1e-5)
-    assert isinstance(model.bn1, nn.BatchNorm2d)  # only the copy was changed
-
-
 @pytest.mark.parametrize("again", [False, True])
 def test_eager_folds_a_copy_if_that_is_exact_and_leaves_the_network_as_it_was(
     again: bool, monkeypatch: pytest.MonkeyPatch
@@ -72,12 +61,12 @@ def test_eager_folds_a_copy_if_that_is_exact_and_leaves_the_network_as_it_was(
     original = engines._move_channels_last
     monkeypatch.setattr(engines, "_move_channels_last", lambda model: (made.append(model), original(model)))
     model = small(again=again)
-    before, layout = fingerprint(model), model.conv1.weight.stride()
+    before, layout = module_fingerprint(model), model.conv1.weight.stride()
     found = SplitModel(model, example=IMAGES[:2], engine="eager").split(IMAGES)
     assert distance(found.features, plain(model)) <= EXACT
     assert isinstance(made[-1].bn1, nn.BatchNorm2d if again else nn.Identity)
     assert made[-1].conv2.weight.is_contiguous(memory_format=torch.channels_last)
-    assert (fingerprint(model), model.conv1.weight.stride(), model.training) == (before, layout, True)
+    assert (module_fingerprint(model), model.conv1.weight.stride(), model.training) == (before, layout, True)
 
 
 def test_weights_that_change_are_noticed() -> None:
@@ -92,9 +81,9 @@ def test_weights_that_change_are_noticed() -> None:
     assert distance(split.split(IMAGES).features, plain(model)) <= EXACT
 
 
-@pytest.mark.parametrize("name", ["onnxruntime", "openvino", pytest.param("compiled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
 def test_other_engines_give_features_and_logits(name: str) -> None:
-    pytest.importorskip("torch" if name == "compiled" else name)
+    pytest.importorskip(name)
     model = small()
     split = SplitModel(model, example=IMAGES[:2], engine=name)
     expected = SplitModel(model, example=IMAGES[:2]).split(IMAGES)
@@ -115,9 +104,7 @@ def test_other_engines_give_features_and_logits(name: str) -> None:
 
 
 def test_an_engine_is_one_of_a_few() -> None:
-    with pytest.raises(
-        OptionError, match="engine must be one of auto, eager, compiled, onnxruntime, openvino; got 'fast'"
-    ):
+    with pytest.raises(OptionError, match="engine must be one of auto, eager, onnxruntime, openvino, got 'fast'"):
         SplitModel(small(), example=IMAGES[:2], engine="fast")
 
 
@@ -163,12 +150,9 @@ def test_auto_uses_onnxruntime_if_there_is_enough_work(
     assert chosen.describe().startswith(f"{used}, batches of 64 (")
 
 
-def test_the_batch_suits_the_size_and_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines.os, "sysconf", lambda name: 8 << 30 if name == "SC_AVPHYS_PAGES" else 1)
+def test_batch_size_depends_on_the_image_size() -> None:
     sizes = ((), 64), ((32, 32), 64), ((224, 224), 16), ((384, 384), 9), ((4096, 4096), 1)
     assert [batch_for(size) for size, _ in sizes] == [batch for _, batch in sizes]
-    monkeypatch.setattr(engines.os, "sysconf", lambda name: 1 << 30 if name == "SC_AVPHYS_PAGES" else 1)
-    assert batch_for((224, 224)) == 3
 
 
 def test_the_cache_knows_engines_apart() -> None:
@@ -190,6 +174,7 @@ def test_a_precision_is_used_as_asked(tiny: SplitModel, monkeypatch: pytest.Monk
     assert choose_precision("fp32", tiny, IMAGES).used == "fp32"
     monkeypatch.setattr(engines, "bf16_problem", lambda: "")
     assert choose_precision("bf16", tiny, IMAGES).used == "bf16"
+    assert choose_precision("auto", tiny, IMAGES).used == "fp32"  # on a CPU
     with pytest.raises(OptionError, match="fp32, bf16, auto"):
         choose_precision("fp16", tiny, IMAGES)
 
@@ -197,21 +182,8 @@ def test_a_precision_is_used_as_asked(tiny: SplitModel, monkeypatch: pytest.Monk
 def test_a_machine_without_bf16_is_told_not_crashed(tiny: SplitModel, monkeypatch: pytest.MonkeyPatch) -> None:
     bf16_problem.cache_clear()
     monkeypatch.setattr(engines, "PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
-    found = choose_precision("auto", tiny, IMAGES)
-    assert (found.used, found.why) == ("fp32", "bf16 cannot be used on this machine (the process dies by signal 4)")
-    with pytest.raises(OptionError, match="use fp32"):
+    with pytest.raises(
+        OptionError, match=r"bf16 cannot be used on this machine \(the process dies by signal 4\); use fp32"
+    ):
         choose_precision("bf16", tiny, IMAGES)
     bf16_problem.cache_clear()
-
-
-@pytest.mark.parametrize(("slow", "fast", "used"), [(4.0, 1.0, "bf16"), (1.0, 1.0, "fp32"), (1.1, 1.0, "fp32")])
-def test_auto_uses_bf16_if_it_is_clearly_faster(
-    tiny: SplitModel, monkeypatch: pytest.MonkeyPatch, slow: float, fast: float, used: str
-) -> None:
-    monkeypatch.setattr(engines, "bf16_problem", lambda: "")
-    acts = tiny.split(IMAGES)
-    monkeypatch.setattr(tiny, "split", lambda *_, **__: acts)
-    steps = itertools.accumulate(itertools.chain([0], *[(slow, 0)] * 3, *[(fast, 0)] * 3))
-    found = choose_precision("auto", tiny, IMAGES, clock=lambda: next(steps))
-    assert found.used == used
-    assert f"{slow / fast:.1f} times as fast" in found.why

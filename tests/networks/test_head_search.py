@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
 import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,6 @@ from torch.nn import functional
 
 from idness import Guard
 from idness.core.errors import InputError, ModelError
-from idness.networks.linear_steps import recorded
 from idness.networks.split import SplitModel
 from tests.networks.endings import BINARY, CLASSES, REFUSED, TAKEN, Ends, cosine, logits, plain, pooled
 
@@ -83,27 +80,26 @@ def test_a_named_layer_is_checked_against_the_output(first: str) -> None:
 def test_a_named_layer_that_is_not_the_output_is_refused() -> None:
     squashed = Ends(lambda net, maps: torch.tanh(net.other(torch.relu(net.fc(pooled(maps)) @ net.prototypes))))
     for layer in ("other", "fc"):
-        with pytest.raises(
-            ModelError, match=rf"Ends does not return the output of layer='{layer}'.*drop layer=, or add two"
-        ):
-            SplitModel(squashed, layer).split(torch.randn(2, 3, 9, 9))
-    with pytest.raises(ModelError, match="layer 'other' was not used for this batch"):
-        SplitModel(Ends(logits), "other").split(torch.randn(2, 3, 9, 9))
+        with pytest.raises(ModelError, match=f"Ends returns 5 outputs that are not those of layer '{layer}'"):
+            SplitModel(squashed, layer)
+    with pytest.raises(ModelError, match="Ends returns 5 outputs that are not those of layer 'other'"):
+        SplitModel(Ends(logits), "other")
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_others_are_refused_with_the_lines_that_help(kind: str) -> None:
-    make, says = REFUSED[kind]
-    model = make()
-    with pytest.raises(ModelError, match=says) as caught:
+def test_other_endings_are_refused_unless_their_output_is_taken_as_features(kind: str, tmp_path: Path) -> None:
+    model = REFUSED[kind]().eval()
+    with pytest.raises(
+        ModelError, match=r"returns 5 outputs that are not those of a linear layer.*; pass layer='@logits'"
+    ):
         SplitModel(model)
-    lines = re.search(r"add two lines: (.*) and (.*) \(methods then", str(caught.value))
-    assert lines is not None
-    names: dict[str, Any] = {"nn": nn, "torch": torch, "model": model.eval(), "C": CLASSES}
-    exec(f"{lines[1]}\n{lines[2]}", names)
-    images = torch.randn(4, 3, 9, 9)
-    acts = SplitModel(names["model"]).split(images)
+    images = torch.randn(60, 3, 9, 9)
+    acts = SplitModel(model, "@logits").split(images)
     torch.testing.assert_close(acts.logits, model(images).detach())
+    assert torch.equal(acts.features, acts.logits)
+    guard = Guard(model, "mls", layer="@logits").calibrate([images])
+    again = Guard.load(guard.save(tmp_path / "guard", bundle=True), model)
+    assert torch.equal(again(images).score, model(images).amax(dim=1).detach())
 
 
 @pytest.mark.parametrize(
@@ -150,14 +146,14 @@ def test_images_that_overflow_are_left_to_the_guard() -> None:
     assert acts.finite.tolist() == [True, False, True, True]
 
 
-def test_features_that_are_overwritten_are_told() -> None:
+def test_features_that_are_overwritten_are_refused() -> None:
     def overwriting(net: Any, maps: Tensor) -> Tensor:
         features = pooled(maps)
         answer = net.fc(features)
         features.mul_(0)
         return answer
 
-    with pytest.raises(ModelError, match=r"changes the input of 'fc' in place; copy it first"):
+    with pytest.raises(ModelError, match="not those of a linear layer"):
         SplitModel(Ends(overwriting)).split(torch.randn(2, 3, 9, 9))
 
 
@@ -197,20 +193,6 @@ def test_probing_leaves_what_a_network_remembers_as_it_was() -> None:
     assert model.sizes == [20]
 
 
-def test_old_weight_norm_is_probed_on_a_copy_too() -> None:
-    class Normed(Remembering):
-        def __init__(self) -> None:
-            super().__init__()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                nn.utils.weight_norm(self.net[4])
-
-    model = Normed()
-    acts = SplitModel(model).split(torch.rand(2, 3, 20, 20))
-    torch.testing.assert_close(acts.logits, model.eval()(torch.rand(2, 3, 20, 20)) * 0 + acts.logits)
-    assert model.sizes == [20, 20]
-
-
 def test_a_network_that_cannot_be_copied_is_probed_itself() -> None:
     model = plain()
     model.lock = threading.Lock()
@@ -219,7 +201,7 @@ def test_a_network_that_cannot_be_copied_is_probed_itself() -> None:
 
 def test_the_size_is_taken_from_where_networks_say_it() -> None:
     class Fixed(nn.Module):
-        """Takes images of one size, and says so in its configuration, inside another module."""
+        """A network for images of one size, which its configuration declares."""
 
         def __init__(self, **said: Any) -> None:
             super().__init__()
@@ -262,14 +244,16 @@ def test_a_guard_of_several_labels_reads_each_for_itself(tmp_path: Path) -> None
     for method, read in (("msp", lambda rows: rows.sigmoid().amax(dim=1)), ("mls", lambda rows: rows.amax(dim=1))):
         found = Guard(model, method).calibrate([images])(images).score
         torch.testing.assert_close(found, read(answers), rtol=1e-5, atol=1e-5)
-    with pytest.raises(InputError, match=r"GEN: scores by which one of the classes.*multi-label\); use ebo, mls, msp"):
+    with pytest.raises(
+        InputError, match="GEN: requires one class per image, but the network is multi-label; use ebo, mls, msp"
+    ):
         Guard(model, "gen").calibrate([images])
 
 
 @pytest.mark.parametrize("classes", [1, CLASSES])
 def test_scores_that_are_all_the_same_stop_calibration(classes: int) -> None:
     model = Ends(lambda net, maps: net.fc(0 * pooled(maps)), classes)
-    said = r"calibrate: msp gives all 60 in-distribution images nearly the same score, .* no image could ever be told"
+    said = r"calibrate: msp scores all 60 in-distribution images nearly the same .* nothing could be flagged"
     guard = Guard(model, "msp", layer="fc")
     with pytest.raises(InputError, match=said):
         guard.calibrate([torch.randn(60, 3, 9, 9)])
@@ -283,11 +267,11 @@ def test_a_guard_keeps_what_its_network_ends_in(tmp_path: Path) -> None:
         guard = Guard(model, "mls").calibrate([images])
         again = Guard.load(guard.save(tmp_path / "guard"), model)
         torch.testing.assert_close(again(images).score, guard(images).score)
-        torch.testing.assert_close(guard(images).score, model(images).amax(dim=1).detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(guard(images).score, model(images).amax(dim=1).detach(), rtol=1e-4, atol=1e-4)
     other = Ends(logits)
     other.load_state_dict(model.state_dict())
     saved = Guard(Ends(TAKEN["temperature"][0]), "mls", layer="fc").calibrate([images]).save(tmp_path / "other")
-    with pytest.raises(ModelError, match="was calibrated on other logits"):
+    with pytest.raises(ModelError, match="was calibrated on the logits of"):
         Guard.load(saved, other)
 
 
@@ -298,11 +282,10 @@ class Normalised(nn.Linear):
         return functional.linear(entered, functional.normalize(self.weight))
 
 
-def test_a_layer_is_its_weight_only_where_it_computes_with_it() -> None:
-    plain, own = nn.Linear(4, 3, bias=False), Normalised(3, 2, bias=False)
-    entered = torch.randn(5, 4)
-    with recorded(network := nn.Sequential(plain, own)) as steps:
-        network(entered)
-    assert [step.layer for step in steps] == ["0", None]
-    assert steps[0].weight is plain.weight or torch.equal(steps[0].weight, plain.weight)
-    assert torch.equal(steps[1].weight, functional.normalize(own.weight))
+def test_a_layer_that_normalises_its_weight_is_more_than_its_weight() -> None:
+    model, entered = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), Normalised(3, 2, bias=False)), torch.randn(5, 4)
+    split = SplitModel(model, example=entered)
+    assert split.layer == "linear()"
+    assert torch.equal(split.head.weight, functional.normalize(model[2].weight).detach())
+    with pytest.raises(ModelError, match="not those of layer '2'"):
+        SplitModel(model, "2", example=entered)

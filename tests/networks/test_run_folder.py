@@ -13,9 +13,8 @@ from idness.benchmark import run as bench
 from idness.core.errors import ModelError
 from idness.core.scripts import approve
 from idness.data import Preprocessing
-from idness.networks.load import load_model
+from idness.networks.load import Facts, facts_of, load_model, located_model
 from idness.networks.open import ModelOptions, open_network
-from idness.networks.run_folder import Facts, facts_of, located
 from tests.cli.running import idness
 
 FILE = """
@@ -32,7 +31,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(images: Path, out: Path, arch: str) -> Path:
-    done = idness("train", "--data", images, "--out", out, "--arch", arch, "--method", "plain", "--epochs", 6, "--lr", 0.1,
+    done = idness("train", "--data", images, "--out", out, "--model", arch, "--method", "plain", "--epochs", 6, "--lr", 0.1,
                   "--batch-size", 16, "--size", 16, "--quiet")  # fmt: skip
     assert done.returncode == 0, done.stderr
     return out
@@ -67,7 +66,7 @@ def test_every_command_takes_what_train_makes(images: Path, tmp_path: Path) -> N
 def test_a_network_of_ones_own_is_run_again_only_if_its_owner_ran_it(images: Path, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "net.py").write_text(FILE)
     run = train(images, tmp_path / "run", f"{tmp_path}/net.py:make")
-    assert located(str(run)) == (f"{tmp_path}/net.py:make", run / "weights.safetensors")
+    assert located_model(str(run)) == (f"{tmp_path}/net.py:make", run / "weights.safetensors")
     assert load_model(str(run))[4].out_features == 4  # as the images, not as the file
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
     with pytest.raises(ModelError, match=r"have not run with idness .*; read it, then pass model=.*, weights="):
@@ -76,7 +75,7 @@ def test_a_network_of_ones_own_is_run_again_only_if_its_owner_ran_it(images: Pat
     assert open_network(str(run)).class_names == ("blue", "green", "red", "yellow")
     other = tmp_path / "other.safetensors"
     save_file(load_file(run / "weights.safetensors"), other)
-    assert located(str(run), other)[1] == other
+    assert located_model(str(run), other)[1] == other
 
 
 def test_weights_say_what_they_are_of_wherever_they_are_given(tmp_path: Path) -> None:

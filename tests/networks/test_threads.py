@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from idness import Guard, SplitModel
-from idness.networks.modules import differentiable, fingerprint, inference
+from idness.networks.modules import differentiable, inference, module_fingerprint
 
 THREADS, CALLS = 8, 60
 
 
 @pytest.fixture
 def hasty() -> Iterator[None]:
-    """Let threads take turns as often as can be."""
+    """Switch between threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -29,7 +29,7 @@ def hasty() -> Iterator[None]:
 
 
 class TwoHeads(nn.Module):
-    """Looks at an image with a second head after the first, whose answer counts."""
+    """A network with a second head after the one whose output is returned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,12 +64,12 @@ def at_once(work: Callable[[int], Tensor], calls: int = CALLS) -> list[Tensor]:
 @pytest.mark.parametrize("training", [False, True])
 def test_threads_get_their_own_features_and_leave_the_network_as_it_was(kind: type[TwoHeads], training: bool) -> None:
     model = kind().train(training)
-    before, split = fingerprint(model), SplitModel(model)
+    before, split = module_fingerprint(model), SplitModel(model)
     images = torch.randn(CALLS, 2, 3, 8, 8)
     expected = [split.split(batch).features for batch in images]
     found = at_once(lambda place: split.split(images[place]).features)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-    assert fingerprint(model) == before
+    assert module_fingerprint(model) == before
     assert all(module.training is training for module in model.modules())
 
 

@@ -1,4 +1,7 @@
-"""Networks of every kind that people bring, small and with random weights, and what becomes of each: `docs/networks.md`."""
+"""Networks of every kind that people bring, small and with random weights.
+
+`python -m tests.networks.zoo` writes the table of `docs/networks.md`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,17 +18,18 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from idness.core.errors import ModelError
-from idness.networks.head_search import example_inputs, identity_lines
+from idness.networks.head_search import example_inputs
 from idness.networks.modules import copied
 from idness.networks.split import SplitModel
 from tests.networks.endings import BINARY, REFUSED, TAKEN, Ends, plain
 
-COLUMNS = ("family", "network", "", "final layer", "undone, or why not")
+PAGE = Path(__file__).parents[2] / "docs" / "networks.md"
+COLUMNS = ("family", "network", "", "final layer", "what follows it, or why it is refused")
 
 
 @dataclass(frozen=True)
 class Network:
-    """Says what a network is called and how it is made."""
+    """A network's family, name and maker."""
 
     family: str
     name: str
@@ -44,27 +49,26 @@ def zoo() -> list[Network]:
         "wrapped or converted": WRAPPED,
         "what it ends in": {kind: partial(Ends, end) for kind, (end, _) in TAKEN.items()},
         "one output": {kind: partial(Ends, end, classes=1) for kind, end in BINARY.items()},
-        "refused": {kind: make for kind, (make, _) in REFUSED.items()},
+        "refused": REFUSED,
     }
     return [Network(family, name, make) for family, made in families.items() for name, make in made.items()]
 
 
 def judged(network: Network) -> tuple[str, ...]:
-    """Say what becomes of a network, as a row of the table."""
+    """Return a network's row of the table: whether it works, and how its output follows from its head."""
     model = made(network)
     try:
         split = SplitModel(model)
     except ModelError as error:
-        classes = str(error).partition("head = nn.Linear(")[2].partition(",")[0]
         reason = str(error).removeprefix("SplitModel: ").removeprefix(f"{type(model).__name__} ")
-        return network.family, network.name, "refused", "", reason.replace(identity_lines(classes), "add two lines")
+        return network.family, network.name, "refused", "", reason.partition("; ")[0]
     layer = f"`{split.layer}`"
     undone = "; ".join(filter(None, (split.ending, "multi-label" if split.multi_label else "")))
     return network.family, network.name, "works", layer, undone
 
 
 def made(network: Network) -> nn.Module:
-    """Make a network, the same each time."""
+    """Return a network, the same each time."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -72,7 +76,7 @@ def made(network: Network) -> nn.Module:
 
 
 def images_for(model: nn.Module, count: int = 3) -> Tensor:
-    """Make images of the first size that a network takes."""
+    """Return images of the first size that a network takes."""
     for images in example_inputs(model):
         own = images[:count].to(next(model.parameters()).dtype)
         with torch.no_grad(), suppress(Exception):
@@ -81,21 +85,13 @@ def images_for(model: nn.Module, count: int = 3) -> Tensor:
     raise AssertionError("it takes no images")
 
 
-def table() -> Iterator[str]:
-    """Write the table, line by line."""
-    yield f"| {' | '.join(COLUMNS)} |"
-    yield "|---" * len(COLUMNS) + "|"
-    for network in zoo():
-        yield line(judged(network))
-
-
 def line(row: tuple[str, ...]) -> str:
-    """Write a row."""
+    """Return a row as text."""
     return f"| {' | '.join(row)} |"
 
 
 def torchvision() -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-    """Give torchvision's families, each with few and narrow layers where its class lets one choose."""
+    """Yield torchvision's families, with few and narrow layers if their class allows it."""
     from torchvision import models
     from torchvision.models.convnext import CNBlockConfig
     from torchvision.models.resnet import BasicBlock
@@ -120,7 +116,7 @@ def torchvision() -> Iterator[tuple[str, Callable[[], nn.Module]]]:
 
 
 def timm() -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-    """Give timm's families: its own small test networks, and others made small."""
+    """Yield timm's families: its own small test networks, and others made small."""
     import timm
 
     def make(name: str, **options: Any) -> Callable[[], nn.Module]:
@@ -145,7 +141,7 @@ def timm() -> Iterator[tuple[str, Callable[[], nn.Module]]]:
 
 
 def hugging_face() -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-    """Give the families of Hugging Face's transformers, each with a configuration of few layers."""
+    """Yield the families of Hugging Face's transformers, each with a configuration of few layers."""
     import transformers as hf
 
     def make(kind: str, head: str = "ForImageClassification", **options: Any) -> Callable[[], nn.Module]:
@@ -197,7 +193,7 @@ class Adapted(nn.Module):
 
 
 class Holding(nn.Module):
-    """Holds a network as an attribute, as training frameworks do."""
+    """A network as an attribute, as in training frameworks."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -247,3 +243,10 @@ WRAPPED: dict[str, Callable[[], nn.Module]] = {
     "fx graph": lambda: torch.fx.symbolic_trace(plain()),
     "TorchScript body, own head": traced_body,
 }
+
+
+if __name__ == "__main__":
+    before = PAGE.read_text().splitlines()
+    first = before.index(line(COLUMNS)) + 2
+    last = next(place for place in range(first, len(before)) if not before[place].startswith("| "))
+    PAGE.write_text("\n".join([*before[:first], *(line(judged(each)) for each in zoo()), *before[last:], ""]))

@@ -1,23 +1,30 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from idness.benchmark.answer import answer, best_first
-from idness.benchmark.ranking import mean_auroc
-from idness.benchmark.results import Report
+from idness.benchmark.answer import answer, best_first, mean_auroc, ood_weights
+from idness.benchmark.results import Report, ScoreArrays
+from idness.core.text import percentage
 from idness.metrics import auroc, id_threshold
 from idness.report import figures, style, tables
-from idness.report.figures import lowest_shown
+from idness.report.figures import lowest_shown, score_ridges
 
+SVG = "{http://www.w3.org/2000/svg}"
 DRAWINGS: dict[str, Callable[..., Any]] = {
     "histogram": lambda report, ax=None: figures.score_histogram(report, "scale", "pale", ax=ax),
     "roc": lambda report, ax=None: figures.roc_curves(report, "pale", ax=ax),
@@ -29,7 +36,7 @@ DRAWINGS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
-def test_each_figure_draws_on_the_axes_it_is_given_and_the_same_bytes_twice(name: str, report: Report) -> None:
+def test_each_figure_draws_on_given_axes_and_is_reproducible(name: str, report: Report) -> None:
     _, ax = style.new_figure()
     assert DRAWINGS[name](report, ax=ax) is ax
     texts = [style.figure_svg(DRAWINGS[name](report), alt="a", prefix="p") for _ in range(2)]
@@ -46,12 +53,7 @@ def test_a_roc_curve_has_the_area_of_its_auroc(report: Report) -> None:
     assert area == pytest.approx(expected, abs=2e-3)
 
 
-def test_the_threshold_keeps_the_recall(report: Report) -> None:
-    ids = report.scores.of("knn", "id_test")
-    assert (ids > id_threshold(ids, 0.95)).mean() == pytest.approx(0.95, abs=2 / len(ids))
-
-
-def test_the_row_to_use_the_best_ones_and_the_well_known_stand_out(report: Report) -> None:
+def test_the_recommended_the_best_and_well_known_methods_are_highlighted(report: Report) -> None:
     chosen = figures.highlights(report)
     assert report.answer is not None
     assert chosen[0] == report.answer.use
@@ -62,20 +64,12 @@ def test_the_row_to_use_the_best_ones_and_the_well_known_stand_out(report: Repor
     looks = figures.looks(report)
     assert list(looks) == chosen
     assert len({look.colour for look in looks.values()}) == len({look.marker for look in looks.values()}) == len(chosen)
-
-
-def test_the_row_to_use_is_marked_in_the_ranking(report: Report) -> None:
-    assert report.answer is not None
     labels = figures.ranking(report).get_yticklabels()
     assert [label.get_text() for label in labels if label.get_fontweight() == "bold"] == [report.answer.use]
-
-
-def test_a_row_has_one_colour_in_curves_and_sweeps(report: Report) -> None:
-    lines = {line.get_label().partition(",")[0]: line for line in figures.percentile_sweep(report, "near").get_lines()}
-    for row, line in lines.items():
-        found = figures.looks(report).get(row)
-        if found is not None and row != "ebo":  # there it is the level line, not a curve
-            assert line.get_color() == found.colour
+    for line in figures.percentile_sweep(report, "near").get_lines():
+        row = str(line.get_label()).partition(",")[0]
+        if row in looks and row != "ebo":  # ebo is the horizontal line
+            assert line.get_color() == looks[row].colour
 
 
 @pytest.mark.parametrize(
@@ -83,28 +77,28 @@ def test_a_row_has_one_colour_in_curves_and_sweeps(report: Report) -> None:
 )
 def test_axes_of_auroc_end_at_100(report: Report, draw: Any) -> None:
     assert draw(report)[1] <= 100
-    assert max(item.groups["far"].auroc for item in report.methods.values()) > 0.99  # it would reach beyond by itself
+    assert max(item.groups["far"].auroc for item in report.methods.values()) > 0.99  # would otherwise exceed 100
 
 
-def test_names_in_the_trade_off_never_touch(report: Report) -> None:
+def test_names_in_the_trade_off_do_not_overlap(report: Report) -> None:
     one = next(iter(report.methods.values()))
     many = dataclasses.replace(report, methods={f"row-{number:02d}": one for number in range(40)}, answer=None)
     ax = figures.tradeoff(many, "near")
     canvas = FigureCanvasAgg(ax.figure)
     canvas.draw()
     texts = [text for text in ax.texts if text.get_text().startswith("row-")]
-    # Of the words alone: an annotation's own extent holds its line too.
     boxes = sorted((Text.get_window_extent(text, canvas.get_renderer()) for text in texts), key=lambda box: box.y0)
     assert len(boxes) == 40
     assert all(above.y0 >= below.y1 for below, above in pairwise(boxes))
+    assert all(box.x0 >= 0 and box.x1 <= ax.figure.bbox.width for box in boxes)
 
 
-def test_one_row_far_below_does_not_squeeze_the_rest() -> None:
+def test_one_value_far_below_does_not_squeeze_the_rest() -> None:
     assert lowest_shown([40.0, 80.0, 81.0, 82.0, 83.0]) > 70
     assert lowest_shown([79.0, 80.0, 81.0, 82.0, 83.0]) == 79.0
 
 
-def test_a_degenerate_row_stands_last_whatever_its_mean(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_degenerate_method_is_last_whatever_its_mean(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     first = best_first(report)[0]
     methods = report.methods | {first: dataclasses.replace(report.methods[first], degenerate=True)}
     spoilt = dataclasses.replace(report, methods=methods, answer=None)
@@ -116,28 +110,165 @@ def test_a_degenerate_row_stands_last_whatever_its_mean(report: Report, monkeypa
     assert [row[0].text for row in tables.summary(spoilt).rows][-1] == first
 
 
-def test_values_outside_a_histogram_are_told() -> None:
+def test_the_share_of_values_outside_a_histogram_is_shown() -> None:
     inside = np.linspace(0, 1, 995)
     ax = style.two_histograms(style.axes_or_new(), inside, np.concatenate([inside, [50.0] * 5]), ("ID", "OOD"))
     assert ax.get_xlim()[1] < 50
-    told = [text.get_text() for text in ax.texts if "beyond" in text.get_text()]
     low, high = ax.patches[0].get_data().edges[[0, -1]]
     values = np.concatenate([inside, inside, [50.0] * 5])
-    assert told == [f"{100 * ((values < low) | (values > high)).mean():.2g} % beyond"]
+    share = f"{100 * ((values < low) | (values > high)).mean():.2g} % beyond"
+    assert [text.get_text() for text in ax.texts if "beyond" in text.get_text()] == [share]
     alike = style.two_histograms(style.axes_or_new(), np.zeros(9), np.zeros(9), ("ID", "OOD"))
     assert list(alike.texts) == []
+    assert "<svg" in style.figure_svg(alike)
 
 
-def test_a_curve_that_leaves_the_picture_says_how_deep_it_falls(report: Report) -> None:
+def test_the_legend_has_the_minimum_of_a_curve_that_leaves_the_figure(report: Report) -> None:
     assert report.sweep is not None
     curve = [*report.sweep.auroc["scale"]["far"][:-1], 0.11]
     deep = report.sweep.auroc | {"scale": report.sweep.auroc["scale"] | {"far": curve}}
-    ax = figures.percentile_sweep(
-        dataclasses.replace(report, sweep=dataclasses.replace(report.sweep, auroc=deep)), "far"
-    )
+    changed = dataclasses.replace(report, sweep=dataclasses.replace(report.sweep, auroc=deep))
+    ax = figures.percentile_sweep(changed, "far")
     lines = [line for line in ax.get_lines() if not line.get_label().startswith("_")]  # rings have no label
-    labels = {line.get_label().partition(",")[0]: line for line in lines}
     for line in lines:
-        leaves = min(line.get_ydata()) < ax.get_ylim()[0]
-        assert leaves == ("down to" in line.get_label())
-    assert "down to 11" in labels["scale"].get_label()
+        assert (min(line.get_ydata()) < ax.get_ylim()[0]) == ("down to" in line.get_label())
+    assert any(line.get_label().startswith("scale") and "down to 11" in line.get_label() for line in lines)
+
+
+def with_scores(report: Report, ids: Any, **sets: Any) -> Report:
+    """The report with other OOD sets, and the scores of `scale` alone."""
+    other = copy.deepcopy(report)
+    one = next(iter(other.methods["scale"].sets.values()))
+    other.benchmark.groups = {"near": list(sets)}
+    other.methods["scale"].sets = dict.fromkeys(sets, one)
+    arrays = {"id_test": ids} | sets
+    other.__dict__["scores"] = ScoreArrays(
+        {f"scores/scale/{name}": np.asarray(array) for name, array in arrays.items()}
+    )
+    return other
+
+
+def ridges(report: Report, prefix: str = "p") -> ElementTree.Element:
+    text = score_ridges(report, "scale", prefix)
+    assert not re.search(r"\b(nan|inf)\b", text)
+    assert style.INK not in text
+    assert text.count(style.ID_COLOUR) == text.count(f"var(--blue, {style.ID_COLOUR})") > 0
+    made, used = re.findall(r'id="([^"]+)"', text), re.findall(r'(?:href="|url\()#([^")]+)', text)
+    assert set(made) == set(used)
+    assert len(made) == len(set(made))
+    assert all(name.startswith(f"{prefix}-") for name in made)
+    return ElementTree.fromstring(text)
+
+
+def texts(root: ElementTree.Element) -> list[str]:
+    return ["".join(each.itertext()) for each in root.iter(f"{SVG}text")]
+
+
+def corners(path: str) -> list[tuple[float, float]]:
+    x, y, found = 0.0, 0.0, []
+    for command, value in re.findall(r"([MHV])([-\d. ]+)", path):
+        numbers = [float(part) for part in value.split()]
+        x, y = numbers if command == "M" else (numbers[0], y) if command == "H" else (x, numbers[0])
+        found.append((x, y))
+    return found
+
+
+def test_ridges_have_one_histogram_per_set_over_the_id_outline(report: Report) -> None:
+    root = ridges(report)
+    names = list(ood_weights(report))
+    ood = next(each for each in root.iter(f"{SVG}g") if each.get("id") == "p-ood")
+    assert len(list(ood)) == len(names)
+    labels = texts(root)
+    assert ["ID test", *names] == [label for label in labels if label in {"ID test", *names}]
+    for name in names:
+        assert f"{percentage(report.methods['scale'].sets[name].fpr_at_id_recall, 1)} %" in labels
+    assert root.get("role") == "img"
+    assert (root.get("aria-label") or "").startswith("Histograms of the scores of scale")
+    outside = re.search(r"\(([\d.]+) % beyond\)", " ".join(labels))
+    assert outside is not None
+    assert 0 < float(outside[1]) <= 2
+
+
+def test_ridges_are_highest_where_the_scores_are(report: Report) -> None:
+    rng = np.random.default_rng(0)
+    sets = {"left": rng.normal(-4, 0.3, 900), "right": rng.normal(4, 0.3, 900)}
+    other = with_scores(report, rng.normal(0, 1, 900), **sets)
+    root = ridges(other)
+    paths = [path.get("d") or "" for path in root.iter(f"{SVG}path")]
+    ticks = {float(text.get("x", 0)): float((text.text or "").replace("−", "-")) for text in root.iter(f"{SVG}text")
+             if re.fullmatch(r"[−\d.]+", text.text or "")}  # fmt: skip
+    slope, start = np.polyfit(list(ticks), list(ticks.values()), 1)
+    for path, centre in zip(paths[:3], [0.0, -4.0, 4.0], strict=True):
+        top = min(y for _, y in corners(path))
+        assert any(abs(slope * x + start - centre) < 0.6 for x, y in corners(path) if y == top)
+    [threshold] = [path for path in root.iter(f"{SVG}path") if "dasharray" in path.get("style", "")]
+    x = corners(threshold.get("d") or "")[0][0]
+    assert slope * x + start == pytest.approx(id_threshold(other.scores.of("scale", "id_test")), abs=0.05)
+
+
+def test_ridges_of_unusual_scores_and_names(report: Report) -> None:
+    for value in (0.0, -7.5, 1e30, 1e-30):
+        alike = np.full(50, value, np.float32)
+        assert len(list(ridges(with_scores(report, alike, same=alike)).iter(f"{SVG}path"))) >= 4
+    ridges(with_scores(report, [0.5], one=[0.25]))
+    close = 1 - 1e-6 * np.random.default_rng(1).random(200)
+    labels = texts(ridges(with_scores(report, close, other=close - 1e-6)))
+    assert len(labels) - len(set(labels)) <= 1  # ticks differ
+    assert any("e" in label and label[0] in "+−1" for label in labels)  # the common offset
+    far = with_scores(report, np.concatenate([[-1e6], np.linspace(0, 1, 400)]), far=np.linspace(0, 1, 400))
+    far.recall = 0.999
+    assert not [path for path in ridges(far).iter() if "dasharray" in path.get("style", "")]
+    names = ["<a&b>", "\"quoted'", "$x$ \\y", "z" * 60]
+    labels = texts(ridges(with_scores(report, close, **dict.fromkeys(names, close))))
+    assert [label for label in labels if label in names[:3]] == names[:3]
+    assert "z" * 15 + "…" in labels
+
+
+DRAW = """
+import numpy as np
+from idness.report import style
+figure, (left, right) = style.new_figure(1, 2)
+rng = np.random.default_rng(0)
+style.two_histograms(left, rng.normal(2, 1, 400), rng.normal(0, 1, 300), ("ID", "OOD"))
+right.plot([1, 2, 3], label="a"); style.draw_legend(right); style.headline(right, "title", x="x", y="y")
+"""
+
+
+def drawing() -> object:
+    space: dict[str, object] = {}
+    exec(DRAW, space)
+    return space["figure"]
+
+
+def test_an_inlined_svg_is_reproducible_uses_the_pages_colour_and_escapes() -> None:
+    before = dict(mpl.rcParams)
+    svg = style.figure_svg(drawing(), alt='a "quoted" <b>', prefix="one")
+    assert dict(mpl.rcParams) == before
+    code = DRAW + "import sys; sys.stdout.write(style.figure_svg(figure, alt='a \"quoted\" <b>', prefix='one'))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == svg
+    root = ElementTree.fromstring(svg)
+    assert root.get("aria-label") == 'a "quoted" <b>'
+    assert root.get("role") == "img"
+    assert "currentColor" in svg
+    assert style.INK not in svg
+    ids = re.findall(r'\bid="([^"]+)"', svg)
+    assert all(name.startswith("one-") for name in ids)
+    assert len(ids) == len(set(ids))
+    for target in re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", svg):
+        assert (target[0] or target[1]) in ids
+
+
+def test_save_writes_svg_and_png_on_white_and_nothing_else(tmp_path: Path) -> None:
+    paths = style.save(drawing(), tmp_path / "a.b")
+    assert sorted(tmp_path.iterdir()) == sorted(paths) == [tmp_path / "a.b.png", tmp_path / "a.b.svg"]
+    assert paths[0].read_text().startswith("<?xml")
+    assert style.PAPER in paths[0].read_text()
+    assert paths[1].read_bytes()[:4] == b"\x89PNG"
+    again = style.save(drawing(), tmp_path / "again")
+    assert [a.read_bytes() for a in again] == [b.read_bytes() for b in paths]
+
+
+def test_marks_differ_in_more_than_colour() -> None:
+    first = [style.mark(index) for index in range(2 * len(style.PALETTE))]
+    assert len(set(first)) == len(first)
+    assert len({mark.marker for mark in first[: len(style.PALETTE)]}) == len(style.PALETTE)

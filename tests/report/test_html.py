@@ -10,13 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from idness.benchmark.answer import setting
-from idness.benchmark.provenance import told
-from idness.benchmark.ranking import ood_weights
-from idness.benchmark.results import Report
-from idness.core.wording import drawn, duration, percent, points, shown, size
+from idness.benchmark.answer import ood_weights, setting
+from idness.benchmark.results import Report, describe_duplicates
+from idness.core.text import drawn, duration, percentage, points, shorten, size
 from idness.report import figures, style, write_html
-from idness.report.page import NAV, _rocs, compact, data_urls, needed, render
+from idness.report.page import NAV, _rocs, data_urls, render, shown_images
 from idness.report.page import warnings as page_warnings
 from tests.measured import bench
 
@@ -26,7 +24,7 @@ HOSTILE = ('"><img src=x onerror=alert(1)>', "$\\frac{a}{b}$ & '`{{7*7}}")
 
 
 class Outline(HTMLParser):
-    """Collects what a page is made of, and whether its elements are closed in order."""
+    """The elements of a page, and those that are not closed in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +51,7 @@ def outline(page: str) -> Outline:
     return parser
 
 
-def test_it_is_one_small_page_without_any_address(folder: Path, page: str) -> None:
+def test_the_page_is_small_and_refers_to_nothing_else(folder: Path, page: str) -> None:
     assert (folder / "report.html").stat().st_size < 2_000_000
     addresses = [
         value for _, attrs in outline(page).tags for key, value in attrs.items() if key in ("src", "href", "xlink:href")
@@ -73,14 +71,10 @@ def test_elements_are_closed_ids_are_unique_and_anchors_exist(page: str) -> None
     targets = {attrs.get(key) or "" for _, attrs in found.tags for key in ("href", "xlink:href")}
     anchors = {target[1:] for target in targets if target.startswith("#")}
     assert {anchor for anchor, _ in NAV} <= anchors <= set(ids)
+    assert [attrs["id"] for tag, attrs in found.tags if tag == "section"] == [anchor for anchor, _ in NAV]
 
 
-def test_the_sections_come_in_the_order_of_their_weight(page: str) -> None:
-    sections = [attrs["id"] for tag, attrs in outline(page).tags if tag == "section"]
-    assert sections == [anchor for anchor, _ in NAV]
-
-
-def test_every_picture_says_what_it_shows_and_every_table_has_heads(page: str) -> None:
+def test_figures_have_text_alternatives_and_tables_have_headings(page: str) -> None:
     found = outline(page)
     pictures = [attrs for tag, attrs in found.tags if tag == "svg"]
     assert pictures
@@ -91,26 +85,30 @@ def test_every_picture_says_what_it_shows_and_every_table_has_heads(page: str) -
     assert page.index('lang="en"')
 
 
-def test_a_warning_stands_in_the_page_once(report: Report) -> None:
+def test_a_warning_is_shown_once(report: Report) -> None:
     other = copy.copy(report)
     other.duplicates = [{"sets": ["id_train", "id_test"], "images": 0, "near": 1}]
-    line = told(other.duplicates[0])
+    [line] = describe_duplicates(other.duplicates[:1])
     for warned in ([], [line, "another"]):
         other.warnings = warned
         assert page_warnings(other).count(line) == 1
         assert set(warned) <= set(page_warnings(other))
 
 
-def test_the_numbers_are_those_of_the_results(report: Report, page: str) -> None:
+def test_near_duplicates_within_several_sets_take_one_line() -> None:
+    pairs = [{"sets": [name], "images": 0, "near": count} for name, count in (("a", 2), ("b", 1))]
+    assert describe_duplicates(pairs) == ["near-duplicates within a (2), b (1)"]
+    assert describe_duplicates(pairs[:1]) == ["2 near-duplicates within a"]
+    assert describe_duplicates([{"sets": ["a"], "images": 1, "near": 0}, *pairs])[0] == "1 image occurs again in a"
+
+
+def test_the_numbers_are_those_of_the_results_best_first(report: Report, page: str) -> None:
     for row, item in report.methods.items():
         for metrics in (*item.groups.values(), *item.sets.values()):
-            assert percent(metrics.auroc) in page, row
-            assert percent(metrics.fpr_at_id_recall) in page
+            assert percentage(metrics.auroc) in page, row
+            assert percentage(metrics.fpr_at_id_recall) in page
         for metrics in item.sets.values():
-            assert percent(metrics.fpr_at_ood_recall) in page
-
-
-def test_the_best_row_comes_first(report: Report, page: str) -> None:
+            assert percentage(metrics.fpr_at_ood_recall) in page
     found = re.search(r"best mean first: ([^\"<]+)", page)
     assert found is not None
     listed = [part.split()[0] for part in found[1].split("; ")]
@@ -171,7 +169,12 @@ def test_hostile_names_run_nothing(hostile: tuple[Report, str], chromium: object
     tab.close()
 
 
-def test_it_does_without_labels_sweep_thumbnails_and_validation(tmp_path: Path) -> None:
+def test_labels_sweep_thumbnails_validation_and_groups_are_optional(report: Report, tmp_path: Path) -> None:
+    one = copy.deepcopy(report)
+    one.benchmark.groups = {"far": ["noise", "stripes"]}
+    one.answer = None
+    one.__dict__["scores"], one.__dict__["thumbs"] = report.scores, report.thumbs
+    assert outline(render(one)).faults == []
     report = bench(tmp_path, rows=("ebo", "msp"), validation=False)
     report.id_accuracy, report.sweep, report.wrong = None, None, {}
     for item in report.methods.values():
@@ -180,19 +183,11 @@ def test_it_does_without_labels_sweep_thumbnails_and_validation(tmp_path: Path) 
     assert outline(text).faults == []
     assert "no labels" in text
     assert "The sweep was not run" in text
-    assert "no OOD validation set" in text
-
-
-def test_a_single_group_has_a_page_too(report: Report) -> None:
-    one = copy.deepcopy(report)
-    one.benchmark.groups = {"far": ["noise", "stripes"]}
-    one.answer = None
-    one.__dict__["scores"], one.__dict__["thumbs"] = report.scores, report.thumbs
-    assert outline(render(one)).faults == []
+    assert "the benchmark has no validation sets" in text or "not searched" in text
 
 
 def test_thumbnails_keep_to_their_budget(report: Report) -> None:
-    images = needed(report, list(report.methods))
+    images = shown_images(report, list(report.methods))
     full = data_urls(images)
     assert set(full) == set(images)
     half = data_urls(images, sum(map(len, full.values())) // 2)
@@ -202,20 +197,12 @@ def test_thumbnails_keep_to_their_budget(report: Report) -> None:
     assert re.match(r"data:image/webp;base64,[A-Za-z0-9+/=]+$", next(iter(full.values())))
 
 
-def test_compact_paths_draw_the_same() -> None:
-    path = '<path d="M 1.04 2.00\nL 1.04 5.55\nL 3.50 5.55\nL 4.00 6.26\nz\n" style="a"/>'
-    assert compact(path) == '<path d="M1 2V5.5H3.5L4 6.3z" style="a"/>'
-    curve = '<path d="M 0 1\nC 1 2 3 4 5 6\n"/>'
-    assert compact(curve) == '<path d="M 0 1 C 1 2 3 4 5 6"/>'
-    assert compact('<g id="a"><metadata>x\ny</metadata>\n</g>') == "<g></g>"
-
-
-def test_curves_drawn_on_the_axes_of_others_are_as_on_their_own(report: Report) -> None:
-    pictures = [re.findall(r' d="([^"]+)"', figure["svg"]) for figure in _rocs(report)]
+def test_curves_on_shared_axes_are_as_on_their_own(report: Report) -> None:
+    pictures = [re.findall(r' d="([^"]+)"', figure) for figure in _rocs(report)]
     names = list(ood_weights(report))
     assert len(pictures) == len(names) > 1
     for name, paths in zip(names, pictures, strict=True):
-        assert paths == re.findall(r' d="([^"]+)"', compact(style.figure_svg(figures.roc_curves(report, name))))
+        assert paths == re.findall(r' d="([^"]+)"', style.figure_svg(figures.roc_curves(report, name)))
 
 
 def test_a_page_is_made_of_the_report_in_memory_or_of_a_folder(folder: Path, page: str, tmp_path: Path) -> None:
@@ -228,8 +215,7 @@ def test_a_page_is_made_of_the_report_in_memory_or_of_a_folder(folder: Path, pag
     assert [path.name for path in tmp_path.glob("[!.]*")] == ["report.html"]
 
 
-def test_a_page_shows_what_is_stored(report: Report) -> None:
-    """A view computes nothing: another sentence or mark in the results is another one on the page."""
+def test_the_page_computes_nothing_itself(report: Report) -> None:
     other = copy.deepcopy(report)
     other.__dict__["scores"], other.__dict__["thumbs"] = report.scores, report.thumbs
     assert other.answer is not None
@@ -240,19 +226,19 @@ def test_a_page_shows_what_is_stored(report: Report) -> None:
     text = render(other)
     assert '<p class="sentence">Use the force.</p>' in text
     columns = len(report.methods) * (len(report.benchmark.groups) + 4)
-    assert text.count("level with the best</span>") == columns + len(other.answer.ties)
+    assert text.count("ties with the best</span>") == columns + len(other.answer.ties)
 
 
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        (shown("a\nb"), "a\N{REPLACEMENT CHARACTER}b"), (shown("y" * 50, 5), "yyyy…"), (drawn("$x$"), r"\$x\$"),
-        (percent(None), "–"), (percent(0.98765), "98.77"), (points(-0.0123), "−1.23"), (points(0.00001), "±0.00"),
+        (shorten("a\nb"), "a\N{REPLACEMENT CHARACTER}b"), (shorten("y" * 50, 5), "yyyy…"), (drawn("$x$"), r"\$x\$"),
+        (percentage(None), "–"), (percentage(0.98765), "98.77"), (points(-0.0123), "−1.23"), (points(0.00001), "±0.00"),
         (duration(0.0123), "12 ms"), (duration(5), "5.0 s"), (duration(125), "2 min 05 s"), (duration(7260), "2 h 01 min"),
         (size(5), "5 B"), (size(5_000_000), "5.0 MB"), (size(512_000_000), "512 MB"),
     ],
 )  # fmt: skip
-def test_how_names_and_numbers_are_written(written: str, expected: str) -> None:
+def test_formats_of_names_and_numbers(written: str, expected: str) -> None:
     assert written == expected
 
 
@@ -264,11 +250,22 @@ def test_searched_or_given_options_are_shown(report: Report) -> None:
     assert setting(given, "ebo") == "temperature=1"
 
 
-def test_the_row_to_use_is_marked_in_tables_and_shown_first(report: Report, page: str) -> None:
+def test_the_recommended_method_is_marked_and_shown_first(report: Report, page: str) -> None:
     assert report.answer is not None
     tables = page.split("<table")[1:]
     marked = [table for table in tables if f'{report.answer.use} <span class="use">recommended</span>' in table]
-    assert len(marked) == 5  # groups, three metrics by set, cost
+    assert len(marked) == 7  # groups, five metrics by set, cost
     for name in ("scores", "mistakes"):
         first = page.split(f'<input type="radio" name="{name}" value="0" checked>')[1]
         assert first.startswith(f"{report.answer.use}</label>")
+
+
+def test_the_researchers_example_runs(tmp_path: Path) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "researcher.py"
+    command = [sys.executable, "-W", "error", str(example), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "mean AUROC" in done.stdout
+    assert "difference" in done.stdout
+    written = {"report.html", "results.json", "roc.svg", "roc.png", "scores.safetensors"}
+    assert written <= {path.name for path in tmp_path.iterdir()}

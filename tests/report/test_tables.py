@@ -52,7 +52,7 @@ def test_terminal_tables_fit_80_columns_and_use_more() -> None:
     assert printed(many, 80).count("number-") == 2 * 30
 
 
-def test_best_is_marked_and_the_convention_is_in_the_heading() -> None:
+def test_the_best_is_marked_and_headings_have_the_convention() -> None:
     table = summary(full())
     headings = [str(heading) for heading in table.headings]
     assert headings[:3] == ["method", "near\nAUROC", "near\nFPR at 95 %\nID recall"]
@@ -67,14 +67,14 @@ def test_best_is_marked_and_the_convention_is_in_the_heading() -> None:
 
 
 def test_values_are_percent_with_their_error() -> None:
-    assert summary(full()).rows[0][1].text == "90.00 ±1.0"
+    assert str(summary(full()).rows[0][1]) == "90.00 ±1.0"
     assert by_set(full(), "auroc", ["frog"]).rows[4][1].text == "94.10"
     report = full()
     report.id_accuracy = None
     assert "ID acc.\nshaped" not in map(str, summary(report).headings)
 
 
-def test_options_say_how_they_were_chosen() -> None:
+def test_options_and_how_they_were_chosen() -> None:
     report = full()
     report.failed = {"knn": "no images", "mds": "no images"}
     report.methods["msp"].dropped = ["k=1000: too many"]
@@ -110,8 +110,8 @@ def test_files_are_written(tmp_path: Path) -> None:
     assert (tmp_path / "results.md").read_text().count("###") == 4
 
 
-def test_text_forms_carry_intervals_and_signs() -> None:
-    cell = Cell("+1.00", "better", "+0.5 to +1.5", sort="0.01")
+def test_text_forms_have_intervals_and_signs() -> None:
+    cell = Cell("+1.00", "better", " [+0.5 to +1.5]", "+0.5 to +1.5", sort="0.01")
     table = Table("Change", [Heading("method", words=True), Heading("new\nminus old")], [[Cell("ebo"), cell]])
     assert "| ebo | +1.00 [+0.5 to +1.5] ✓ |" in markdown(table)
     assert "|---|--:|" in markdown(table)
@@ -127,7 +127,7 @@ def measured(folder: Path) -> Report:
     return Report.load(folder)
 
 
-def test_the_main_table_is_best_first_and_signs_say_who_is_level(measured: Report) -> None:
+def test_the_main_table_is_best_first_with_signs(measured: Report) -> None:
     assert measured.answer is not None
     console = Console(file=io.StringIO(), width=80, highlight=False)
     [table] = terminal_tables(measured, 80)
@@ -141,11 +141,11 @@ def test_the_main_table_is_best_first_and_signs_say_who_is_level(measured: Repor
     assert {name for name, line in zip(names, lines, strict=True) if line.split()[1] == "≈"} == set(
         measured.answer.ties
     )
-    # Numbers stand below each other with and without a sign.
+    # Numbers are aligned with and without a sign.
     assert len({line.index("±") for line in lines}) == 1
 
 
-def test_a_long_table_keeps_the_row_to_use_and_the_plain_ones(measured: Report) -> None:
+def test_a_long_table_keeps_the_recommended_method_and_the_baselines(measured: Report) -> None:
     assert measured.answer is not None
     many = {f"row-{number:02d}": next(iter(measured.methods.values())) for number in range(30)}
     report = replace(measured, methods={**many, **measured.methods})
@@ -156,11 +156,11 @@ def test_a_long_table_keeps_the_row_to_use_and_the_plain_ones(measured: Report) 
     names = [row[0].text for row in table.rows]
     assert len(names) == 20
     assert {"msp", "scale", measured.answer.use} <= set(names)
-    assert table.notes[-1] == "17 rows more are in results.md; --by-set prints them and the sets."
+    assert table.notes[-1] == "17 more methods are in results.md; --by-set prints all methods and sets."
     assert len(terminal_tables(report, 80, sets=True)[-1].rows) == 37
 
 
-def test_every_file_carries_the_answer_and_the_order(measured: Report, tmp_path: Path) -> None:
+def test_every_file_has_the_answer_and_the_order(measured: Report, tmp_path: Path) -> None:
     assert measured.answer is not None
     write_tables(measured, tmp_path)
     order = list(measured.answer.auroc)
@@ -179,8 +179,8 @@ def test_every_file_carries_the_answer_and_the_order(measured: Report, tmp_path:
     assert {"best", "tie"} <= {line["auroc_mark"] for line in lines}
 
 
-def test_the_cost_of_the_recommended_row_is_told(measured: Report) -> None:
+def test_the_cost_of_the_recommended_method_is_shown(measured: Report) -> None:
     assert measured.answer is not None
     images = sum(info.images for info in measured.sets.values() if info.role in ("id_test", "near", "far"))
     each = 1000 * measured.methods[measured.answer.use].seconds["score"] / images
-    assert f"{each:.2g} ms of scoring an image" in measured.answer.cost
+    assert f"{each:.2g} ms per image" in measured.answer.cost

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from idness.core.errors import InputError
-from idness.core.progress import Listener
+from idness.core.progress import Progress
 from idness.core.types import Activations, Head
 from idness.data.activations import in_memory
 from idness.detectors import registry
 from idness.detectors.detector import Detector
 from idness.detectors.registry import build, rows, short
 from idness.guard import Guard
-from idness.guard.calibrate import choose
+from idness.guard.calibrate import choose_detector
 from idness.methods import EBO, Scale
 from idness.metrics import auroc
 from idness.networks.open import Network
@@ -92,7 +92,7 @@ def test_without_anything_to_measure_on_it_is_fuse_and_says_so() -> None:
     assert found.risk == ""
 
 
-def test_stand_ins_leave_fuse_unless_another_is_far_ahead() -> None:
+def test_pseudo_ood_images_leave_fuse_unless_another_is_far_ahead() -> None:
     world = make_world()
     found = recommend(world.head, world.train, world.test, pseudo={"some": world.ood})
     assert found.measured_on == "pseudo-ood"
@@ -129,7 +129,7 @@ def test_fuse_gives_way_to_a_large_lead_and_to_the_plain_energy(fused, singles, 
     assert pick(fused, singles) == wanted
 
 
-def test_the_score_on_stand_ins_is_a_mean_of_logits() -> None:
+def test_the_score_on_pseudo_ood_images_is_a_mean_of_logits() -> None:
     ids = torch.arange(100.0)
     half, high = ids.clone(), torch.full((10,), -1.0)
     assert mean_logit(ids, {"half": half}) == pytest.approx(0.0)
@@ -138,12 +138,9 @@ def test_the_score_on_stand_ins_is_a_mean_of_logits() -> None:
     assert LEAD > 0.68  # of a method that was worse on real images
 
 
-def test_scale_is_scaled_where_stand_ins_say_that_it_helps() -> None:
+def test_the_gain_of_scale_is_over_the_energy_score() -> None:
     assert scale_percentile({65.0: 0.05, 85.0: 0.3, 95.0: 0.2}) == 85.0
     assert scale_percentile({65.0: 0.05, 85.0: -0.3}) is None
-
-
-def test_the_gain_of_scale_is_over_the_energy_score() -> None:
     world = make_world()
     gains = scale_gains(world.head, world.test, {"some": world.ood})
     ebo, scale = build("ebo"), build("scale", percentile=85)
@@ -178,7 +175,7 @@ def false_alarms(method: str, images: int, calibrations: int, seed: int = 0) -> 
     rates = torch.zeros(calibrations)
     for number in range(calibrations):
         ids = in_memory("ids", drawn(images))
-        detector, learn, rows = choose(method, network, ids, None, drawn(images // 2), [], Listener())
+        detector, learn, rows = choose_detector(method, network, ids, None, drawn(images // 2), [], Progress())
         guard = Guard(split, detector)
         if learn is not None:
             guard.fit(learn)

@@ -13,11 +13,11 @@ from idness.benchmark import Benchmark, Settings
 from idness.benchmark import run as bench
 from idness.core.errors import ModelError
 from idness.data import ArraySet, embedded, open_set
-from idness.guard.calibrate import prepare_guard
 from idness.networks.open import ModelOptions, open_network
 from idness.selection.pseudo_ood import KINDS, pseudo_activations
 from idness.selection.recommend import diagnose, recommend_for, scaling
 from tests.cli.running import idness
+from tests.guard.prepared import prepared
 
 NETWORK = """
 from torch import nn
@@ -44,7 +44,7 @@ def write(folder: Path, *, end: str = "ReLU", said: str = "") -> str:
     return f"{folder / 'net.py'}:make"
 
 
-def test_the_doctor_looks_at_folders(tmp_path: Path) -> None:
+def test_diagnose_examines_folders(tmp_path: Path) -> None:
     spec = write(tmp_path, said=SAID)
     options = ModelOptions(spec, tmp_path / "w.safetensors")
     measured = diagnose(options, "embedded:id_val", "embedded:mnist", limit=120)
@@ -57,7 +57,7 @@ def test_the_doctor_looks_at_folders(tmp_path: Path) -> None:
     assert "pseudo-OOD images" in {finding.name: finding for finding in alone.findings}["scaling"].text
 
 
-def test_without_weights_or_images_the_doctor_judges_the_structure(tmp_path: Path) -> None:
+def test_without_weights_or_images_the_structure_is_examined(tmp_path: Path) -> None:
     spec = write(tmp_path, end="SiLU")
     with pytest.raises(ModelError, match=r"model\.preprocessing"):
         diagnose(ModelOptions(spec, tmp_path / "w.safetensors"), "embedded:id_val")
@@ -70,7 +70,7 @@ def test_without_weights_or_images_the_doctor_judges_the_structure(tmp_path: Pat
     assert "SCALE may suit this network" in may.why
 
 
-def test_the_embedded_network_is_told_apart() -> None:
+def test_scale_is_found_to_harm_the_embedded_network() -> None:
     """SCALE harms the network that ships with idness; the doctor must say so from ID images alone."""
     found = diagnose("cifar6:base", limit=600)
     assert found.suits is False
@@ -84,32 +84,54 @@ def test_the_embedded_network_is_told_apart() -> None:
 def test_doctor_and_calibrate_recommend_the_same() -> None:
     images = "embedded:id_val"
     found = diagnose("cifar6:base", images)
-    made = prepare_guard("cifar6:base", images, gallery=False)
-    assert made.guard.detector.name == found.method
+    guard, notes = prepared("cifar6:base", images, gallery=False)
+    assert guard.detector.name == found.method
     # It is chosen and fitted on half of the 500 images, and the other half calibrates.
-    assert any(note.startswith(f"auto: {found.why}") for note in made.notes)
+    assert any(note.startswith(f"auto: {found.why}") for note in notes)
     assert "pseudo-OOD images made of 125 ID images" in found.why
-    assert len(made.guard.calibration) == 250
+    assert len(guard.calibration) == 250
     said = idness("doctor", "cifar6:base", "--data", images, "-q").stdout
     assert " ".join(said.split()).startswith(found.why)
 
 
-def test_doctor_calibrate_and_bench_agree_also_if_images_occur_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("outside", [False, True])
+def test_doctor_calibrate_and_bench_agree_also_if_images_occur_twice(tmp_path: Path, outside: bool) -> None:
     """The same images, of which every fourth occurs twice, give the same recommendation in every command."""
     known, other = embedded.load("id_val"), embedded.load("mnist")
     twice = np.sort(np.concatenate([np.arange(200), np.arange(0, 200, 4)]))
     np.savez(tmp_path / "ids.npz", images=known.images[twice], labels=known.labels[twice])
-    np.savez(tmp_path / "ood.npz", images=other.images[:60])
-    ids, ood = str(tmp_path / "ids.npz"), str(tmp_path / "ood.npz")
-    for outside in (None, ood):
-        found = diagnose("cifar6:base", ids, outside)
-        made = prepare_guard("cifar6:base", ids, ood=outside, gallery=False)
-        assert made.guard.detector.label() == found.detector.label()
-        assert any(note.startswith(f"auto: {found.why} {found.risk}".strip()) for note in made.notes)
-    benchmark = Benchmark(name="b", title="b", id={"test": "ids.npz"}, far={"odd": "ood.npz"}, base=tmp_path)
-    report = bench(benchmark, "cifar6:base", Settings(methods=("ebo", "fuse")))
-    alone = diagnose("cifar6:base", ids)
-    assert (report.advised, report.advised_why) == (alone.row, alone.why)
+    np.savez(tmp_path / "rest.npz", images=known.images[200:], labels=known.labels[200:])
+    np.savez(tmp_path / "ood.npz", images=other.images[np.arange(60) // 2])
+    np.savez(tmp_path / "far.npz", images=other.images[60:120])
+    ids, ood = str(tmp_path / "ids.npz"), str(tmp_path / "ood.npz") if outside else None
+    for train in (None, "rest.npz"):
+        fitted = None if train is None else str(tmp_path / train)
+        found = diagnose("cifar6:base", ids, ood, train=fitted)
+        guard, notes = prepared("cifar6:base", ids, ood=ood, train=fitted, gallery=False)
+        assert guard.detector.label() == found.detector.label()
+        assert any(note.startswith(f"auto: {found.why} {found.risk}".strip()) for note in notes)
+        sets = {"val": "ids.npz", "test": "rest.npz"} | ({} if train is None else {"train": train})
+        odd = {"odd": "ood.npz"} if outside else {}
+        benchmark = Benchmark(name="b", title="b", id=sets, ood_val=odd, far={"far": "far.npz"}, base=tmp_path)
+        report = bench(benchmark, "cifar6:base", Settings(methods=() if outside else ("ebo", "fuse")))
+        assert (report.advised, report.advised_why) == (found.row, found.why)
+        assert report.answer is not None
+        assert report.answer.use == found.row or found.row in report.failed
+        assert any(found.why in line for line in report.answer.evidence)
+        assert found.row not in report.failed or train is None  # without training images bench cannot measure it
+
+
+def test_large_sets_are_sampled_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    from idness.selection import recommend
+
+    monkeypatch.setattr(recommend, "MOST", 50)
+    network = open_network("cifar6:base")
+    every = collect(network, open_set("embedded:id_val"))  # 500 images
+    sampled = collect(network, open_set("embedded:id_val"), limit=100)
+    part, order = recommend.learning_half(every)
+    assert sorted(order.tolist()) == list(range(500))
+    assert torch.equal(part.acts.logits, recommend.learning_half(sampled)[0].acts.logits)
+    assert set(part.acts.index.tolist()) <= set(every.acts.index[order[:250]].tolist())  # the others calibrate
 
 
 def test_images_that_chose_a_method_do_not_calibrate_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,29 +139,29 @@ def test_images_that_chose_a_method_do_not_calibrate_it(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(recommend, "LEAD", -100.0)  # whatever is best alone is taken
     monkeypatch.setattr(recommend, "rows", lambda: {name: recommend.build(name) for name in ("ebo", "msp")})
-    made = prepare_guard("cifar6:base", "embedded:id_val", gallery=False)
-    assert made.guard.detector.name in ("ebo", "msp")  # neither learns anything
-    assert len(made.guard.calibration) == 250
+    guard = prepared("cifar6:base", "embedded:id_val", gallery=False).guard
+    assert guard.detector.name in ("ebo", "msp")  # neither learns anything
+    assert len(guard.calibration) == 250
 
 
 def test_scale_is_warned_about_or_set_by_the_network_itself() -> None:
-    asked = prepare_guard("cifar6:base", "embedded:id_val", method="scale", gallery=False)
-    assert asked.guard.detector.label() == "scale(percentile=85)"
-    assert any("caution: Scale: percentile 85 harms this network" in note for note in asked.notes)
-    chosen = prepare_guard("cifar6:base", "embedded:id_val", method="scale(percentile=auto)", gallery=False)
-    assert chosen.guard.detector.name == "ebo"
-    assert any("no percentile helps this network" in note for note in chosen.notes)
+    guard, notes = prepared("cifar6:base", "embedded:id_val", method="scale", gallery=False)
+    assert guard.detector.label() == "scale(percentile=85)"
+    assert any("caution: Scale: percentile 85 harms this network" in note for note in notes)
+    guard, notes = prepared("cifar6:base", "embedded:id_val", method="scale(percentile=auto)", gallery=False)
+    assert guard.detector.name == "ebo"
+    assert any("no percentile helps this network" in note for note in notes)
 
 
 def test_scale_takes_the_percentile_that_gains_most(monkeypatch: pytest.MonkeyPatch) -> None:
     from idness.guard import calibrate
 
     monkeypatch.setattr(calibrate, "scaling", lambda *_, **__: {65.0: 0.2, 90.0: 0.7, 95.0: 0.1})
-    made = prepare_guard("cifar6:base", "embedded:id_val", method="scale(percentile=auto, readout=msp)", gallery=False)
-    assert made.guard.detector.options() == {"readout": "msp", "percentile": 90.0}
+    guard, _ = prepared("cifar6:base", "embedded:id_val", method="scale(percentile=auto, readout=msp)", gallery=False)
+    assert guard.detector.options() == {"readout": "msp", "percentile": 90.0}
 
 
-def test_stand_ins_are_made_of_images_that_methods_do_not_learn_from() -> None:
+def test_pseudo_ood_images_are_made_of_images_that_methods_do_not_learn_from() -> None:
     known = embedded.load("id_val")
     images = ArraySet(known.images[:60], "some", known.labels[:60], known.classes)
     network = open_network("cifar6:base", images=images)
@@ -166,23 +188,3 @@ def test_activations_alone_get_advice_without_a_measurement(tmp_path: Path) -> N
     assert found.method == "fuse"
     assert "Nothing was measured" in found.why
     assert scaling(network, collect(network, open_set("embedded:id_val"), limit=100), ood=acts[:50])[85.0] is not None
-
-
-@pytest.mark.shared
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_papers_densenet_by_its_own_images_alone(shared_data: Path, tmp_path: Path) -> None:
-    """CIFAR-10 images that ship with the package, and no OOD images: stand-ins must show that SCALE helps, most at 95."""
-    known = embedded.load("id_test")
-    # The embedded classes among CIFAR-10's ten.
-    labels = np.array([0, 1, 2, 4, 5, 9])[known.labels[::20]]
-    np.savez(tmp_path / "cifar.npz", images=known.images[::20], labels=labels)
-    (tmp_path / "net.py").write_text(
-        "from idness.networks import densenet\n\n\ndef make():\n    net = densenet.cifar10()\n"
-        "    net.preprocessing = {'mean': [0.4914, 0.4822, 0.4465], 'std': [0.2023, 0.1994, 0.2010]}\n    return net\n"
-    )
-    spec, weights = f"{tmp_path / 'net.py'}:make", shared_data / "densenet101_cifar10.pth.tar"
-    found = diagnose(ModelOptions(spec, weights), tmp_path / "cifar.npz")
-    assert found.suits
-    assert found.percentiles is not None
-    assert found.percentiles[1] == 95

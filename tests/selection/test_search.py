@@ -102,7 +102,7 @@ def test_settings_that_cannot_be_fitted_are_dropped_with_a_note() -> None:
     assert "knn(k=1000): KNN: k must be at most" in choice.dropped[-1]
 
 
-def test_rows_that_cannot_be_fitted_at_all_are_told() -> None:
+def test_rows_that_cannot_be_fitted_at_all_are_reported() -> None:
     world = make_world()
     chosen, failed = choose(wanted_rows(["msp", "mds"]), world.head)
     assert set(chosen) == {"msp"}
@@ -202,7 +202,7 @@ def test_a_class_and_an_object_of_a_file_are_rows(tmp_path: Path) -> None:
         wanted_rows([f"{file}:number"])
     with pytest.raises(OptionError, match=r"Loudest: unknown option 'pow'; it takes power"):
         wanted_rows([f"{file}:Loudest(pow=3)"])
-    with pytest.raises(OptionError, match=r"each row needs a name of its own, got 'loudest' twice"):
+    with pytest.raises(OptionError, match=r"names of methods must be unique, got 'loudest' twice"):
         wanted_rows([f"{file}:Loudest", f"{file}:Loudest"])
 
 

@@ -6,10 +6,10 @@ import warnings
 import pytest
 import torch
 
-from idness.activations.prerelu import capture
+from idness.activations.extract import capture
 from idness.core.errors import InputError
 from idness.core.types import Activations
-from idness.detectors.registry import parse
+from idness.detectors.registry import build, parse
 from idness.networks.split import SplitModel
 from idness.selection.recommend import harmed_by_scaling, recommend, structure
 from tests.rectified import World, ratio_world
@@ -37,21 +37,34 @@ def test_the_structure_of_torchvision_networks(name: str) -> None:
     assert {finding.name: finding.good for finding in others}["final layer"] is STRUCTURES[name]
 
 
-def test_signed_features_never_get_a_method_of_sums_and_never_warn(world: World) -> None:
-    shifted = Activations(world.inside.features - 1.0, world.head(world.inside.features - 1.0), world.inside.labels)
-    other = world.outside.features - 1.0
+def test_methods_for_non_negative_features_are_never_used_on_signed_ones(world: World) -> None:
+    inside, outside = (
+        Activations(acts.features - 1.0, world.head(acts.features - 1.0), acts.labels)
+        for acts in (world.inside, world.outside)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        alone = recommend(world.head, None, shifted)
-        measured = recommend(world.head, None, shifted, ood={"a": Activations(other, world.head(other))})
-    assert alone.suits is None
-    assert alone.findings[0].good is False
-    assert parse(alone.method).name == "fuse"
-    assert parse(measured.method).name not in ("scale", "ash", "lts")
+        alone = recommend(world.head, None, inside)
+        pseudo = recommend(world.head, None, inside, pseudo={"some": outside})
+        measured = recommend(world.head, None, inside, ood={"some": outside})
+        fused = build("fuse").fit(world.head, inside)
+        scores = fused.score(inside)
+    for found in (alone, pseudo, measured):
+        assert found.findings[0].good is False
+        assert not found.detector.assumes_nonnegative
+        assert not [name for name in found.aurocs if parse(name).assumes_nonnegative]
+    assert alone.detector.used == fused.used == ["vim", "nci"]
+    assert "used without vra and actsub, which require non-negative features" in alone.why
+    parts = [build("vim", share=50), build("nci", alpha=0.001)]
+    expected = build("fuse", parts=parts).fit(world.head, inside).score(inside)
+    torch.testing.assert_close(scores, expected)
+    assert build("fuse").fit(world.head, world.inside).used == ["vra", "actsub", "vim", "nci"]
+    with pytest.raises(InputError, match="all parts require non-negative features"):
+        build("fuse", parts="scale+vra").fit(world.head, inside)
 
 
 @pytest.mark.parametrize("real", [True, False])
-def test_whether_scaling_helps_is_measured_on_ood_images_or_stand_ins(real: bool) -> None:
+def test_whether_scaling_helps_is_measured_on_ood_images_or_pseudo_ood_images(real: bool) -> None:
     for peaked in (True, False):
         world = ratio_world(peaked=peaked)
         others = {"ood" if real else "pseudo": {"some": world.outside}}
@@ -92,6 +105,10 @@ def test_few_images_and_untrained_networks_are_judged_by_structure_alone(world: 
     )
     assert "looks untrained" in untrained.why
     assert not untrained.aurocs
+    signed = Activations(world.inside.features - 1, world.head(world.inside.features - 1))
+    few = recommend(world.head, None, signed[:20])
+    assert few.row == "ebo"
+    assert "Recommended: ebo. Fuse: needs at least 100 ID images" in few.why
 
 
 def test_few_ood_images_measure_nothing(world: World) -> None:

@@ -6,7 +6,7 @@ from colour_world import COLOURS, HOW, known, known_tensors
 from tiny_net import Tiny
 
 from idness.guard import Guard
-from idness.guard.neighbours import Gallery
+from idness.guard.gallery import Gallery
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from PIL import Image
 from idness.guard import Guard
 from idness.serve.app import Server
 from idness.serve.schemas import Limits
+from idness.serve.service import Service
 
 
 def png(picture: Image.Image, kind: str = "PNG") -> bytes:
@@ -31,12 +32,6 @@ RED, ODD = png(known("red", 3)), png(ood_picture(2))
 PNG = {"Content-Type": "image/png"}
 HEAD = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: %d\r\n\r\n"
 PART = b'--x\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n%s\r\n'
-
-
-def chunked(*parts: bytes) -> bytes:
-    body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
-    head = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nConnection: close\r\n"
-    return head + b"Transfer-Encoding: chunked\r\n\r\n" + body
 
 
 @dataclass
@@ -59,7 +54,7 @@ class Served:
         return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
     def raw(self, *parts: bytes, pause: float = 0.0) -> bytes:
-        """Send bytes as they are, with pauses between, and read until the server closes."""
+        """Send bytes with pauses between them, and read until the server closes the connection."""
         with socket.create_connection((self.host, self.port), timeout=20) as link:
             with suppress(BrokenPipeError, ConnectionResetError):
                 for part in parts:
@@ -73,8 +68,8 @@ class Served:
 
 
 @contextmanager
-def running(guard: Guard, limits: Limits | None = None, **options: Any) -> Iterator[Served]:
-    server = Server(guard, limits=limits, **options)
+def running(guard: Guard, limits: Limits | None = None, batch: int = 16, **options: Any) -> Iterator[Served]:
+    server = Server(Service(guard, limits or Limits(), batch), **options)
     host, port = server.listener.getsockname()[:2]
     thread = threading.Thread(target=server.run, args=([server.listener],))
     thread.start()

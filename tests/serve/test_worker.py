@@ -1,4 +1,4 @@
-"""How images are gathered into batches, how answers leave, and what is counted."""
+"""Batches, connections and metrics."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
-import torch
 from colour_world import HOW, known
 
 pytest.importorskip("fastapi")
 from idness.guard import Guard
-from idness.guard.conformal import Calibration
 from idness.serve.app import Server
 from idness.serve.monitoring import Monitor
+from idness.serve.schemas import Limits
+from idness.serve.service import Service
 from idness.serve.worker import Worker
 
-IMAGE = HOW(known("red", 3))
+IMAGE = np.array(HOW.pixels(known("red", 3)))
 
 
 @contextmanager
@@ -60,15 +61,15 @@ def test_a_batch_has_at_most_its_size_and_a_stop_judges_what_waits(guard: Guard)
 
 
 def test_connections_do_not_delay_small_packets(guard: Guard) -> None:
-    """Nagle's algorithm would hold back the body of a response for 40 ms."""
-    with Server(guard).listener as listener, socket.create_connection(listener.getsockname()):
+    """Nagle's algorithm would delay the body of a response by 40 ms."""
+    with Server(Service(guard, Limits())).listener as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_metrics_cover_the_last_images() -> None:
-    monitor = Monitor(Calibration.pooled(torch.arange(100.0)))
+    monitor = Monitor([np.arange(100.0).tolist()])
     value = monitor.registry.get_sample_value
 
     def judge(count: int, is_ood: bool) -> None:
@@ -79,17 +80,24 @@ def test_metrics_cover_the_last_images() -> None:
     judge(100, True)
     assert value("idness_ood_share") == 1.0
     assert value("idness_drift_alarm") == 1.0
-    assert (value("idness_drift_evidence") or 0) >= 1.0
     judge(100, False)
+    # While the alarm lasts, evidence and p-value are those that raised it.
+    assert value("idness_drift_alarm") == 1.0
+    assert (value("idness_drift_evidence") or 0) >= 100.0
+    assert (value("idness_drift_p_value") or 1) <= 0.01
     assert value("idness_ood_share") == 0.5
     judge(50, False)
     assert value("idness_ood_share") == 0.25
     assert value("idness_images_total") == 250
     assert value("idness_ood_images_total") == 100
     assert value("idness_score_count") == 250
+    for score in np.random.default_rng(0).integers(0, 100, 1000):
+        monitor.images([{"is_ood": False, "score": float(score), "p_value": 0.5, "label": 0}])
+    assert value("idness_drift_alarm") == 0.0
+    assert (value("idness_drift_evidence") or 0) < 100.0
 
 
 def test_images_without_a_score_count_as_the_lowest() -> None:
-    monitor = Monitor(Calibration.pooled(torch.arange(-50.0, 50.0)))
+    monitor = Monitor([np.arange(-50.0, 50.0).tolist()])
     monitor.images([{"is_ood": True, "score": None, "p_value": 0.01, "label": -1}] * 20)
     assert monitor.registry.get_sample_value("idness_drift_alarm") == 1.0

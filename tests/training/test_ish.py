@@ -74,47 +74,13 @@ def test_gradients_against_the_papers_equation(percentile: float, prune: bool) -
     assert not torch.allclose(shaped.weight.grad, plain.weight.grad)
 
 
-def test_gradient_by_finite_differences() -> None:
-    """With r held constant, ISH's weight gradient is that of a loss whose linear layer sees a * exp(r) at W's place."""
+def test_second_derivatives_are_refused() -> None:
+    """No loss has ISH's gradient, so a second derivative through it would be silently wrong."""
     _, shaped = pair(dtype=torch.float64)
-    features, labels = rows(dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0, 1])
-    F.cross_entropy(shaped(features), labels).backward()
-    start, scaled = shaped.weight.detach().clone(), ish_activations(features, 85.0)
-
-    def loss(weight: Tensor) -> float:
-        # Moving W by dW moves the logits by dW (a exp(r)) and the loss by what the plain network's loss gives for that.
-        logits = F.linear(features, start, shaped.bias.detach()) + scaled @ (weight - start).T
-        return float(F.cross_entropy(logits, labels))
-
-    step = 1e-6
-    for i, j in [(0, 0), (1, 7), (2, 19), (3, 39)]:
-        move = torch.zeros_like(start)
-        move[i, j] = step
-        numeric = (loss(start + move) - loss(start - move)) / (2 * step)
-        assert shaped.weight.grad is not None
-        assert float(shaped.weight.grad[i, j]) == pytest.approx(numeric, rel=1e-5, abs=1e-8)
-
-
-def test_input_and_bias_gradients_by_gradcheck() -> None:
-    _, shaped = pair(dtype=torch.float64)
-    shaped.weight.requires_grad_(False)
-    assert torch.autograd.gradcheck(shaped, rows(dtype=torch.float64).requires_grad_())
-
-
-def test_double_backward_is_refused_clearly() -> None:
-    """ISH's gradient field has no loss, so a second derivative through it would be silently wrong."""
-    plain, shaped = pair(dtype=torch.float64)
     features = rows(dtype=torch.float64).requires_grad_()
-    for wanted in (shaped.weight, shaped.bias, features):
-        gradient = torch.autograd.grad(shaped(features).square().sum(), wanted, create_graph=True)[0]
-        with pytest.raises(ModelError, match="cannot be differentiated again"):
-            gradient.square().sum().backward()
-    # In evaluation mode the layer is nn.Linear, second derivatives included.
-    second = []
-    for layer in (plain, shaped.eval()):
-        gradient = torch.autograd.grad(layer(features).square().sum(), layer.weight, create_graph=True)[0]
-        second.append(torch.autograd.grad(gradient.square().sum(), features)[0])
-    assert torch.equal(second[0], second[1])
+    gradient = torch.autograd.grad(shaped(features).square().sum(), shaped.weight, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.square().sum().backward()
 
 
 def test_only_in_training_mode() -> None:
@@ -123,17 +89,6 @@ def test_only_in_training_mode() -> None:
     for layer in (plain, shaped):
         layer(rows()).square().sum().backward()
     assert torch.equal(plain.weight.grad, shaped.weight.grad)
-
-
-def test_accumulation_equals_one_batch() -> None:
-    _, shaped = pair(dtype=torch.float64)
-    features = rows(dtype=torch.float64)
-    shaped(features).square().sum().backward()
-    whole = shaped.weight.grad
-    shaped.weight.grad = None
-    for part in features.split(2):
-        shaped(part).square().sum().backward()
-    torch.testing.assert_close(shaped.weight.grad, whole, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -160,13 +115,6 @@ def test_compile_gives_the_same_gradients() -> None:
     compiled(rows(dtype=torch.float64)).square().sum().backward()
     torch.testing.assert_close(other.weight.grad, shaped.weight.grad, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(other.bias.grad, shaped.bias.grad, rtol=1e-12, atol=1e-12)
-
-
-def test_no_bias_and_one_row() -> None:
-    layer = IshLinear(40, 4, bias=False)
-    layer(rows(1)).sum().backward()
-    assert layer.weight.grad is not None
-    assert torch.isfinite(layer.weight.grad).all()
 
 
 @pytest.mark.parametrize(
@@ -204,13 +152,6 @@ def test_no_ratio_is_so_high_that_its_factor_overflows() -> None:
 @pytest.mark.parametrize("strength", [1e-12, 1e-4, 1e12])
 def test_the_factor_does_not_depend_on_the_strength_of_a_row(strength: float) -> None:
     assert factors(rows() * strength, 85.0) == pytest.approx(factors(rows(), 85.0), rel=1e-4)
-
-
-def test_input_is_not_written_to() -> None:
-    features = rows()
-    before = features.clone()
-    ish_activations(features, 85.0, prune=True)
-    assert torch.equal(features, before)
 
 
 @pytest.mark.parametrize("percentile", [-1.0, 0.85, 100.0, float("nan")])
@@ -252,20 +193,14 @@ def test_parameters_that_were_replaced_inside_are_kept() -> None:
     assert not model.fc.training
 
 
-def test_swap_is_undone_after_an_error() -> None:
-    model = networks.build("tiny_resnet", 3)
-    with pytest.raises(ZeroDivisionError), ish(model):
-        raise ZeroDivisionError
-    assert type(model.fc) is nn.Linear
-
-
 def test_swap_names_and_refusals() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 2))
-    swapped = ish(model, layer="1")
-    assert isinstance(model[1], IshLinear)
+    swapped = ish(model, layer="3")
+    assert isinstance(model[3], IshLinear)
     swapped.undo()
-    assert type(model[1]) is nn.Linear
-    with pytest.raises(ModelError, match="nope"):
-        ish(model, layer="nope")
+    assert type(model[3]) is nn.Linear
+    for other in ("1", "nope"):
+        with pytest.raises(ModelError, match=other):
+            ish(model, layer=other)
     with pytest.raises(ModelError):
         ish(nn.Sequential(nn.Conv2d(3, 4, 3)))

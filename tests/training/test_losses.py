@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +12,9 @@ from PIL import Image, ImageOps
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from idness.core.errors import IdnessError, OptionError
 from idness.networks.architectures import ProjectedNetwork
 from idness.training import AugMix, Cider, ConfBranch, LogitNorm, Plain, RegMixup, TrainingSet, finetune, networks
-from idness.training.augmix import augmix, jsd_loss, operate
+from idness.training.augmix import jsd_loss, operate
 from idness.training.cider import compactness_loss, dispersion_loss, update_prototypes
 from idness.training.confbranch import confidence_losses
 from idness.training.logitnorm import logitnorm_loss
@@ -105,19 +103,6 @@ def test_cider_losses(labels: Tensor) -> None:
     assert float(compactness_loss(images, centres, labels, 0.1)) == pytest.approx(near)
 
 
-def test_cider_network_gives_its_projection_as_features(world: TrainingSet) -> None:
-    from idness.networks.split import SplitModel
-
-    method = Cider(networks.build("tiny_resnet", 3), 3, MEAN, STD, width=16)
-    method.prepare(world.images.permute(0, 3, 1, 2), world.labels)
-    network = method.finish().eval()
-    images = torch.rand(5, 3, 32, 32)
-    acts = SplitModel(network).split(images)
-    assert acts.features.shape == (5, 16)
-    torch.testing.assert_close(acts.features.norm(dim=1), torch.ones(5))
-    torch.testing.assert_close(acts.logits, acts.features @ method.prototypes.T / 0.1, rtol=1e-4, atol=1e-4)
-
-
 def test_cider_with_knn_end_to_end(tmp_path: Path) -> None:
     """Trained on three brightnesses, its weights load into a fresh network, and KNN tells noise from what it knows."""
     from idness.detectors.registry import build
@@ -138,18 +123,6 @@ def test_cider_with_knn_end_to_end(tmp_path: Path) -> None:
     noise = torch.randint(0, 2, (48, 3, 8, 8), generator=torch.Generator().manual_seed(1)) * 255
     knn = build("knn", k=3).fit(split.head, train)
     assert auroc(knn.score(test), knn.score(split.split(normalise(noise)))) > 0.9
-
-
-def test_confbranch_keeps_its_second_head(tmp_path: Path, world: TrainingSet) -> None:
-    torch.manual_seed(0)
-    done = finetune(
-        networks.build("tiny_resnet", 3), world, "confbranch", out=tmp_path, epochs=1, batch_size=8, milestones=()
-    )
-    assert set(load_file(tmp_path / "method.safetensors")) == {"branch.weight", "branch.bias", "price"}
-    assert isinstance(done.objective, ConfBranch)
-    logits, confidence = done.objective.eval().confidence(torch.rand(5, 3, 8, 8))
-    assert logits.shape == (5, 3)
-    assert ((confidence > 0) & (confidence < 1)).all()
 
 
 def test_jsd(logits: Tensor) -> None:
@@ -208,37 +181,6 @@ def test_augmix_moves_pixels_as_pillow_does(level: float) -> None:
         assert not np.array_equal(found, smooth), name
         # At the border they blend with black differently.
         assert np.abs(found.astype(float) - wanted)[6:-6, 6:-6].max() <= 2, name
-
-
-def test_augmix_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(IdnessError, match=r"augmix: needs torchvision; run pip install 'idness\[train\]'"):
-        AugMix(networks.build("tiny_resnet", 3), 3, MEAN, STD)
-
-
-def test_augmix_stays_an_image_and_changes_it() -> None:
-    torch.manual_seed(0)
-    images = pictures(16)
-    mixed = augmix(images)
-    assert mixed.shape == images.shape
-    assert float(mixed.min()) >= 0
-    assert float(mixed.max()) <= 255
-    assert int(((mixed - images).abs().flatten(1).amax(1) > 1).sum()) >= 10
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        (LogitNorm, {"temperature": 0.0}),
-        (RegMixup, {"alpha": 0.0}),
-        (ConfBranch, {"budget": 0.0}),
-        (AugMix, {"severity": 0.0}),
-        (Cider, {"temperature": 0.0}),
-    ],
-)
-def test_wrong_options_are_told(kind: type, options: dict[str, float]) -> None:
-    with pytest.raises(OptionError, match="must|needs"):
-        kind(networks.build("tiny_resnet", 3), 3, MEAN, STD, **options)
 
 
 @pytest.mark.parametrize("kind", [Plain, LogitNorm, RegMixup, ConfBranch, AugMix, Cider])

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
-from idness.activations.prerelu import capture
 from idness.activations.store import FeatureStore
 from idness.core.errors import DataError
 from idness.core.files import key_of, sha256_of
-from idness.core.progress import Listener
+from idness.core.progress import Progress
 from idness.core.types import Activations, Head, InputEditor
 from idness.data import Batch, ImageSet, read_batches
 from idness.data.activations import SHARD, ActivationsFile, ActivationsSet, in_memory
 from idness.data.duplicates import EXACT
 from idness.data.sets import select, stamp_of
 from idness.networks.open import Network
+from idness.networks.split import SplitModel, unpack
 
-Item = TypeVar("Item")
+ACTIVATIONS = {
+    "relu", "relu6", "hardtanh", "leaky_relu", "silu", "gelu", "hardswish", "elu", "selu", "mish", "softplus", "tanh", "sigmoid"
+}  # fmt: skip
+TOLERANCE = 1e-4
+"""How far pooled ReLU outputs may be from the features, relative to the largest feature."""
 
 
 def run_images(
@@ -38,7 +42,7 @@ def run_images(
     pre_relu: bool = False,
     edit: Callable[[Tensor, int], Tensor] | None = None,
     edit_with: InputEditor | None = None,
-    listener: Listener | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[Batch, Activations]]:
     """Read, preprocess and run images batch by batch, in order; the next batches are decoded while the network runs.
 
@@ -52,32 +56,28 @@ def run_images(
         pre_relu: whether to keep the input of the final ReLU.
         edit: changes the network's input; gets a batch and the position of its first image.
         edit_with: changes the input for a second pass, as `Detector.input_edit` does; not with `pre_relu`.
-        listener: receives the progress; the phase is the caller's, who may run several sets in one.
+        progress: receives the progress; the phase is the caller's, who may run several sets in one.
 
     Yields:
         Each batch and the activations of its images, which have index and hashes; none if no image can be read.
     """
-    hear, seen, how = listener or Listener(), set[bytes](), network.preprocessing
-    feeder, head = Feeder(network.split.device), network.split.head
-
-    def read() -> Iterator[tuple[Batch, Tensor | None]]:
-        ranges = spans if spans is not None else spans_of(len(images), batch_size or network.batch)
-        for batch in read_batches(images, how, ranges, workers=workers):
-            network.check_size(images.source, batch.pixels)
-            kept = _fresh(batch, seen) if distinct else batch
-            yield kept, feeder.inputs(kept.pixels, how.normalize) if len(kept.pixels) else None
-
-    for batch, plain in feeder.ahead(read()):
-        if plain is None:
-            acts = Activations(torch.zeros(0, head.width), torch.zeros(0, head.classes))
-        else:
+    progress, seen, how, split = progress or Progress(), set[bytes](), network.preprocessing, network.split
+    ranges = spans if spans is not None else spans_of(len(images), batch_size or network.batch)
+    for found in read_batches(images, how, ranges, workers=workers):
+        network.check_size(images.source, found.pixels)
+        batch = _fresh(found, seen) if distinct else found
+        if len(batch.pixels):
+            # Pixels are copied as bytes and normalised on the network's device.
+            plain = how.normalize(torch.from_numpy(batch.pixels).to(split.device))
             inputs = plain if edit is None else edit(plain, batch.start)
             if pre_relu:
-                acts, _ = capture(network.split, inputs)
+                acts, _ = capture(split, inputs)
             else:
-                acts = network.split.split(inputs, precision=network.precision.used, edit_with=edit_with).to("cpu")
+                acts = split.split(inputs, precision=network.precision.used, edit_with=edit_with).to("cpu")
+        else:
+            acts = Activations(torch.zeros(0, split.head.width), torch.zeros(0, split.head.classes))
         index, hashes = torch.from_numpy(batch.index), torch.from_numpy(batch.digests.copy())
-        hear.advance(batch.stop - batch.start)
+        progress.advance(batch.stop - batch.start)
         yield batch, replace(acts, index=index, hashes=hashes, skipped=batch.skipped)
 
 
@@ -91,7 +91,7 @@ def collect(
     pre_relu: bool = False,
     edit: Callable[[Tensor, int], Tensor] | None = None,
     edit_with: InputEditor | None = None,
-    listener: Listener | None = None,
+    progress: Progress | None = None,
 ) -> ActivationsSet:
     """Run a network over a set and keep its activations in memory; activations of a file are read, and need no network.
 
@@ -108,10 +108,10 @@ def collect(
     if network is None:
         raise DataError(f"{name}: is a set of images, so a network is needed")
     images = data if limit is None else select(data, {"sample": limit})
-    hear = listener or Listener()
-    hear.phase(name, len(images))
+    progress = progress or Progress()
+    progress.phase(name, len(images))
     run = run_images(
-        network, images, distinct=distinct, pre_relu=pre_relu, edit=edit, edit_with=edit_with, listener=hear
+        network, images, distinct=distinct, pre_relu=pre_relu, edit=edit, edit_with=edit_with, progress=progress
     )
     parts = [acts for _, acts in run]
     skipped = [entry for acts in parts for entry in acts.skipped]
@@ -131,7 +131,7 @@ def extract(
     batch_size: int | None = None,
     workers: int | None = None,
     edit_with: InputEditor | None = None,
-    listener: Listener | None = None,
+    progress: Progress | None = None,
 ) -> tuple[str, int]:
     """Make sure that a store has the activations of a set, or of its images as an editor changes them.
 
@@ -141,14 +141,14 @@ def extract(
         The key of the set in the store, and the number of images that the network ran over.
     """
     known = network.labels_of(images)
-    hear = listener or Listener()
+    progress = progress or Progress()
     names: dict[str, str] = {}
     ends: dict[int, str] = {}
     ran = 0
 
     def missing() -> Iterator[Span]:
         nonlocal ran
-        for span in plan(network, images, known, store, edit_with):
+        for span in plan_spans(network, images, known, store, edit_with):
             found = store.find(span.key)
             names[span.key] = found or ""
             if found is None:
@@ -156,7 +156,7 @@ def extract(
                 ends[span.stop] = span.key
                 yield span
             else:
-                hear.advance(span.stop - span.start)
+                progress.advance(span.stop - span.start)
 
     # Files are hashed just before they are decoded, so that they are read from disk once. A set that is read in order has one
     # position in its file and is hashed first.
@@ -167,54 +167,13 @@ def extract(
         cut = (part for span in chain([first], spans) for part in spans_of(span.stop, size, span.start))
         parts: list[Activations] = []
         for batch, acts in run_images(
-            network, images, spans=cut, workers=workers, edit_with=edit_with, listener=listener
+            network, images, spans=cut, workers=workers, edit_with=edit_with, progress=progress
         ):
             parts.append(acts if edit_with is None else _edited(acts))
             if batch.stop in ends:
                 names[ends[batch.stop]] = store.put(ends[batch.stop], _shard(known, parts))
                 parts = []
     return finish(network, images, store, names), ran
-
-
-class Feeder:
-    """Copies pixels to a network's device and normalises them there.
-
-    On a GPU, pixels are copied as bytes from pinned memory in a stream of their own, so that the copy of one batch overlaps with the
-    network's work on the one before. On the CPU nothing is copied.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    def inputs(self, pixels: NDArray[np.uint8], normalize: Callable[[NDArray[np.uint8] | Tensor], Tensor]) -> Tensor:
-        """Copy a batch and normalise it."""
-        if self.stream is None:
-            return normalize(pixels)
-        with torch.cuda.stream(self.stream):
-            held = torch.from_numpy(np.ascontiguousarray(pixels)).pin_memory()
-            return normalize(held.to(self.device, non_blocking=True))
-
-    def ahead(self, items: Iterable[tuple[Item, Tensor | None]]) -> Iterator[tuple[Item, Tensor | None]]:
-        """Yield items with their inputs in order, each after the copy of the next one has started; on the CPU one by one."""
-        if self.stream is None:
-            yield from items
-            return
-        waiting: tuple[Item, Tensor | None] | None = None
-        for item in items:
-            if waiting is not None:
-                yield self._arrived(waiting)
-            waiting = item
-        if waiting is not None:
-            yield self._arrived(waiting)
-
-    def _arrived(self, item: tuple[Item, Tensor | None]) -> tuple[Item, Tensor | None]:
-        """Let the network wait for a copy, and keep its memory until the network is done with it."""
-        if item[1] is not None:
-            current = torch.cuda.current_stream(self.device)
-            current.wait_stream(self.stream)
-            item[1].record_stream(current)
-        return item
 
 
 @dataclass(frozen=True)
@@ -226,7 +185,7 @@ class Span:
     key: str
 
 
-def plan(
+def plan_spans(
     network: Network,
     images: ImageSet,
     known: Tensor | None,
@@ -235,7 +194,7 @@ def plan(
 ) -> Iterator[Span]:
     """Divide a set into shards; `known` are its labels, as the network has them."""
     if len(images) == 0:
-        raise DataError(f"{images.source}: must hold at least one image, got none; check the folder or file")
+        raise DataError(f"{images.source}: must contain at least one image, got none; check the folder or file")
     change = [] if edit_with is None else [edit_with.edit_key()]
     for start, stop in spans_of(len(images), SHARD):
         labels = "" if known is None else sha256_of(known[start:stop].numpy().tobytes())
@@ -294,3 +253,89 @@ def _fresh(batch: Batch, seen: set[bytes]) -> Batch:
             seen.add(digest.tobytes())
             rows.append(row)
     return replace(batch, pixels=batch.pixels[rows], index=batch.index[rows], digests=batch.digests[rows])
+
+
+def capture(split: SplitModel, batch: Any) -> tuple[Activations, str]:
+    """Run one batch, in any form that `SplitModel.stream` takes, and return its activations and the last activation function's name.
+
+    If the features are the pooled output of a final ReLU, the activations have `pre_relu` and `rectifier`. The forward pass is observed
+    call by call, so nothing depends on names, and functional ReLUs (DenseNet) are found as well as modules (ResNet). The paper does not
+    say how its "pre-ReLU activations" are pooled: here as the network pools the output of the ReLU.
+    """
+    watch = _Watch(split.width)
+    images, labels = unpack(batch)
+    with watch:
+        # The network as it is: other engines call no function that could be watched.
+        found = split.run(images)
+    acts = replace(Activations(*found).to("cpu"), labels=labels)
+    # The last one is nearly always it; an auxiliary branch may come after.
+    for kind, cap, before in reversed(watch.seen):
+        for pooling, pool in _POOLINGS.items():
+            if _same(pool(before.clamp(0.0, cap)), acts.features):
+                return replace(acts, pre_relu=pool(before), rectifier=f"{kind}{pooling}"), watch.last
+    return acts, watch.last
+
+
+def _same(pooled: Tensor, features: Tensor) -> bool:
+    if pooled.shape != features.shape:
+        return False
+    return float((pooled - features).abs().max()) <= TOLERANCE * (float(features.abs().max()) + 1e-12)
+
+
+def _mean(values: Tensor) -> Tensor:
+    return values.flatten(2).mean(dim=2) if values.ndim > 2 else values
+
+
+def _max(values: Tensor) -> Tensor:
+    return values.flatten(2).amax(dim=2) if values.ndim > 2 else values
+
+
+_POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "": lambda values: values,
+    " and average pooling": _mean,
+    " and max pooling": _max,
+}
+
+
+class _Watch(TorchFunctionMode):
+    """Records the input of every ReLU that is as wide as the features; only the last two are kept."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.seen: list[tuple[str, float, Tensor]] = []
+        self.last = ""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        name = getattr(func, "__name__", "").strip("_")
+        self.last = name if name in ACTIVATIONS else self.last
+        found = _as_relu(func, args, options)
+        if found is not None:
+            kind, cap, before = found
+            if before.ndim in (2, 4) and before.shape[1] == self.width:
+                # An in-place ReLU overwrites its input: copy first.
+                self.seen = [*self.seen[-1:], (kind, cap, before.detach().float().cpu().clone())]
+        return func(*args, **options)
+
+
+_RELUS = {functional.relu, functional.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
+_HARDTANHS = {functional.hardtanh, functional.hardtanh_}
+
+
+def _as_relu(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[str, float, Tensor] | None:
+    values = args[0] if args else options.get("input")
+    if not isinstance(values, Tensor):
+        return None
+    if func in _RELUS:
+        return "ReLU", float("inf"), values
+    if func is functional.relu6:
+        return "ReLU6", 6.0, values
+    if func in _HARDTANHS:
+        low = args[1] if len(args) > 1 else options.get("min_val", -1.0)
+        high = args[2] if len(args) > 2 else options.get("max_val", 1.0)
+        if low == 0.0:
+            return "ReLU6", float(high), values
+    return None

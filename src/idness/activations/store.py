@@ -22,7 +22,7 @@ from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
 from idness.core.documents import Document, packed
 from idness.core.errors import IdnessWarning
-from idness.core.files import OutputFolder, atomic_write, discard, sha256, sha256_of, sweep
+from idness.core.files import OutputFolder, atomic_write, discard, remove_stale, sha256, sha256_of
 from idness.core.types import Activations
 
 FORMAT = 1
@@ -36,7 +36,7 @@ class ShardName(TypedDict):
 
 
 @dataclass(frozen=True)
-class Manifest:
+class StoreManifest:
     """The shards of a finished set, and where they come from."""
 
     key: str
@@ -45,10 +45,10 @@ class Manifest:
 
 
 _DOCUMENT = Document(
-    content=Manifest,
+    content=StoreManifest,
     version=FORMAT,
     absent="run the benchmark to compute it",
-    remedy="delete it and run again to compute it anew",
+    remedy="delete it and run again to compute it again",
 )
 
 
@@ -101,9 +101,9 @@ class FeatureStore:
     def finish(self, key: str, shards: Mapping[str, str], about: dict[str, Any]) -> None:
         """Write the manifest of a set whose shards, hashes by key, are all stored."""
         names = [ShardName(key=shard, sha256=digest) for shard, digest in shards.items()]
-        _DOCUMENT.write(self._manifest(key), Manifest(key, about, names))
+        _DOCUMENT.write(self._manifest(key), StoreManifest(key, about, names))
         for folder in {self._shard(shard, "").parent for shard in shards}:
-            sweep(folder)
+            remove_stale(folder)
 
     def __contains__(self, key: str) -> bool:
         return self._manifest(key).is_file()
@@ -145,13 +145,9 @@ class FeatureStore:
                 raise _DOCUMENT.damaged(path, f"{type(error).__name__}: {error}") from error
         return found
 
-    def stream(self, key: str) -> Iterator[Activations]:
-        """Yield the activations of a finished set shard by shard."""
-        return (shard for shard in self.shards(key) if len(shard))
-
     def load(self, key: str) -> Activations:
         """Read all activations of a finished set into memory."""
-        return Activations.concat(self.stream(key))
+        return Activations.concat(shard for shard in self.shards(key) if len(shard))
 
     def _manifest(self, key: str) -> Path:
         return self.root / "sets" / f"{key}.json"

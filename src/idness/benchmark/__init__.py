@@ -1,8 +1,7 @@
 """Comparisons of methods on sets of images: the protocol as data, one run, and its results."""
 
-from idness.benchmark.protocol import Benchmark
+from idness.benchmark.protocol import Benchmark, Settings
 from idness.benchmark.results import Report
 from idness.benchmark.runner import run
-from idness.benchmark.settings import Settings
 
 __all__ = ["Benchmark", "Report", "Settings", "run"]

@@ -1,39 +1,36 @@
-"""Compares results of several networks or runs that were measured on the same images."""
+"""Compare results of several networks or runs on the same images."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from idness.benchmark.ranking import row_ranks, too_few, without_interval
+from idness.benchmark.answer import row_ranks, too_few, without_interval
 from idness.benchmark.results import Report
 from idness.core.errors import InputError, OptionError
 from idness.intervals import Difference, compare_runs, difference_of_draws, fpr_draws, mean_auroc_difference
-from idness.metrics import FPRS, WITH_INTERVAL
+from idness.metrics import FPRS, LOWER, WITH_INTERVAL
 
 DRAWS = 1000
-"""Bootstrap draws: the ends of a 95 % interval then rest on 25 draws each."""
+"""Bootstrap draws: each end of a 95 % interval is then determined by 25 draws."""
 TESTED = ("id_test", "near", "far")
-"""The roles of the sets that results are measured on."""
+"""Roles of the test sets."""
 _SEED = re.compile(r"[-_.]?(?:seed|rng)[-_=]?\d+", re.IGNORECASE)
 
-
-@dataclass(frozen=True)
-class Entrant:
-    """Takes one side of a comparison: a result, or the results of one run with several seeds."""
-
-    name: str
-    reports: tuple[Report, ...]
+Runs = Mapping[str, Sequence[Report]]
+"""The results to compare by name: one, or several that differ in their seed."""
+Test = Callable[[str, str, str], Difference | None]
+"""A paired test by method, metric and set or group; None if there are too few images."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """Gives a metric of an entrant: its mean over the runs and, where there are several, their standard deviation."""
+    """The mean of a metric over runs and, if there are several, their standard deviation."""
 
     mean: float
     spread: float | None
@@ -41,21 +38,18 @@ class Value:
 
 @dataclass(frozen=True)
 class Change:
-    """Says how far an entrant is from the first one, and whether that is for the better; no word where the interval holds zero.
-
-    Where nothing can be tested, the plain difference stands alone.
-    """
+    """The difference from the first result; `verdict` is empty if the interval contains zero or there is none."""
 
     value: float
-    low: float | None
-    high: float | None
-    p_value: float | None
-    verdict: Literal["", "better", "worse"]
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+    verdict: Literal["", "better", "worse"] = ""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Compares the entrants in one row: each one's value, and each further one's change."""
+    """One method: the value of each result, and the change of all but the first."""
 
     row: str
     values: tuple[Value, ...]
@@ -64,7 +58,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Block:
-    """Compares the entrants in one metric on one group or set."""
+    """One metric on one group or set."""
 
     metric: str
     kind: str
@@ -74,7 +68,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Keeps all that sets some results apart, metric by metric and set by set."""
+    """The differences between results, by metric and set or group."""
 
     names: tuple[str, ...]
     runs: tuple[int, ...]
@@ -83,140 +77,130 @@ class Comparison:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Give everything as plain values, for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
-def gather(specs: Sequence[str]) -> list[Entrant]:
-    """Read what is to be compared.
+def gather(specs: Sequence[str]) -> dict[str, list[Report]]:
+    """Read the results to compare.
 
     Args:
-        specs: folders or `results.json` files, as `path` or `name=path,path,...`. Folders whose names differ in a seed
-            only (`ish-seed0`, `ish-seed1`) are runs of one entrant.
+        specs: folders or `results.json` files, as `path` or `name=path,path,...`. Folders whose names differ only in a seed
+            (`ish-seed0`, `ish-seed1`) are runs of one result.
     """
     found: dict[str, list[Report]] = {}
     for spec in specs:
         name, equals, paths = spec.partition("=")
         if equals and not Path(spec).exists():
             if not name or not paths or name in found:
-                raise OptionError(
-                    f"compare: an entrant is written name=folder,folder with a name of its own, got {spec!r}"
-                )
+                raise OptionError(f"compare: write name=folder,folder with a unique name, got {spec!r}")
             found[name] = [Report.load(path) for path in paths.split(",")]
         else:
             found.setdefault(_name_of(Path(spec), found), []).append(Report.load(spec))
-    return [Entrant(name, tuple(reports)) for name, reports in found.items()]
+    return found
 
 
-def compare(entrants: Sequence[Entrant]) -> Comparison:
-    """Put results side by side, with the differences from the first entrant.
+def compare(runs: Runs) -> Comparison:
+    """Compare results with the first one.
 
-    Single results differ by a paired test on the same images: DeLong for AUROC, bootstrap for FPR. Runs with several
-    seeds differ by Welch's test on their means. Results of different images are refused.
+    Single results are compared by a paired test on the same images: DeLong for AUROC, bootstrap for FPR. Results with several seeds
+    are compared by Welch's test on their means.
+
+    Raises:
+        InputError: if the results are not of the same images.
     """
-    if len(entrants) < 2:
+    if len(runs) < 2:
         raise OptionError(
-            f"compare: needs at least two results, got {len(entrants)}; seeds of one run count as one: name them a=... b=..."
+            f"compare: needs at least two results, got {len(runs)}; runs that differ in their seed count as one: name them a=... b=..."
         )
-    first = entrants[0].reports[0]
-    for entrant in entrants:
-        for report in entrant.reports:
-            _check_same_data(entrants[0].name, first, entrant.name, report)
-    rows = [row for row in first.methods if all(row in r.methods for e in entrants for r in e.reports)]
+    baseline, *others = runs
+    reports = [report for some in runs.values() for report in some]
+    first = reports[0]
+    for name, some in runs.items():
+        for report in some:
+            _check_same_data(baseline, first, name, report)
+    rows = [row for row in first.methods if all(row in report.methods for report in reports)]
     if not rows:
         raise InputError("compare: the results have no method in common")
-    places = [("group", name, tuple(sets)) for name, sets in first.benchmark.groups.items()]
-    places += [("set", name, (name,)) for _, _, sets in places for name in sets]
-    tests = {entrant.name: _tester(entrants[0], entrant, rows, places) for entrant in entrants[1:]}
+    members = {("group", name): sets for name, sets in first.benchmark.groups.items()}
+    members |= {("set", name): [name] for sets in first.benchmark.groups.values() for name in sets}
+    tests = {name: _paired_test(runs[baseline], runs[name], rows, members) for name in others}
+
+    def line(row: str, metric: str, kind: str, name: str) -> Line:
+        numbers = {
+            run: [float(getattr(getattr(report.methods[row], f"{kind}s")[name], metric)) for report in some]
+            for run, some in runs.items()
+        }
+        values = [Value(float(np.mean(n)), float(np.std(n, ddof=1)) if len(n) > 1 else None) for n in numbers.values()]
+        changes = []
+        for run in others:
+            seeds = min(len(numbers[run]), len(numbers[baseline])) > 1
+            test = tests[run]
+            found = compare_runs(numbers[run], numbers[baseline]) if seeds else test and test(row, metric, name)
+            plain = Change(float(np.mean(numbers[run]) - np.mean(numbers[baseline])))
+            changes.append(Change(*found, verdict=verdict(metric, found)) if found else plain)
+        return Line(row, tuple(values), tuple(changes))
+
     blocks = tuple(
-        Block(metric, kind, name, tuple(_line(entrants, row, metric, kind, name, tests) for row in rows))
+        Block(metric, kind, name, tuple(line(row, metric, kind, name) for row in rows))
         for metric in WITH_INTERVAL
-        for kind, name, _ in places
+        for kind, name in members
     )
-    runs = tuple(len(entrant.reports) for entrant in entrants)
-    return Comparison(tuple(e.name for e in entrants), runs, first.recall, blocks, tuple(_notes(entrants, rows)))
-
-
-def _line(
-    entrants: Sequence[Entrant],
-    row: str,
-    metric: str,
-    kind: str,
-    name: str,
-    tests: dict[str, Callable[[str, str, str], Difference | None]],
-) -> Line:
-    numbers = [[_read(report, row, metric, kind, name) for report in entrant.reports] for entrant in entrants]
-    values = [Value(float(np.mean(some)), float(np.std(some, ddof=1)) if len(some) > 1 else None) for some in numbers]
-    changes = []
-    for entrant, some in zip(entrants[1:], numbers[1:], strict=True):
-        seeds = len(some) > 1 and len(numbers[0]) > 1
-        found = compare_runs(some, numbers[0]) if seeds else tests[entrant.name](row, metric, name)
-        plain = Change(float(np.mean(some) - np.mean(numbers[0])), None, None, None, "")
-        changes.append(plain if found is None else Change(*found, verdict=verdict(metric, found)))
-    return Line(row, tuple(values), tuple(changes))
+    counts = tuple(len(some) for some in runs.values())
+    return Comparison(tuple(runs), counts, first.recall, blocks, tuple(_notes(runs, rows)))
 
 
 def verdict(metric: str, change: Difference) -> Literal["", "better", "worse"]:
-    """Say whether a difference whose interval excludes zero is for the better, whichever way is up."""
+    """Return whether a difference is an improvement; empty if its interval contains zero."""
     if change.low <= 0 <= change.high:
         return ""
-    return "better" if (change.value < 0) == (metric in FPRS) else "worse"
+    return "better" if (change.value < 0) == (metric in LOWER) else "worse"
 
 
-def _tester(
-    first: Entrant, other: Entrant, rows: Sequence[str], places: Sequence[tuple[str, str, tuple[str, ...]]]
-) -> Callable[[str, str, str], Difference | None]:
-    """Prepare paired tests between two single results; there are none where one side has several runs or no scores."""
-    one, two = first.reports[0], other.reports[0]
-    if len(first.reports) > 1 or len(other.reports) > 1 or not (one.has_scores and two.has_scores):
-        return lambda row, metric, name: None
-    sets = [name for kind, name, _ in places if kind == "set"]
-    members = {name: list(names) for _, name, names in places}
-
-    def scores(report: Report, row: str) -> tuple[Any, list[Any]]:
-        return report.scores.of(row, "id_test"), [report.scores.of(row, name) for name in sets]
-
-    draws = {
-        str(metric): fpr_draws(
-            {f"{side}/{row}": scores(report, row) for side, report in (("a", one), ("b", two)) for row in rows},
-            metric,
-            one.recall,
-            draws=DRAWS,
-        )
-        for metric in FPRS
+def _paired_test(
+    first: Sequence[Report], second: Sequence[Report], rows: Sequence[str], members: Mapping[tuple[str, str], list[str]]
+) -> Test | None:
+    """Return a paired test of two single results; None if one has several runs or no scores."""
+    if len(first) > 1 or len(second) > 1 or not (first[0].has_scores and second[0].has_scores):
+        return None
+    pair, recall = {"old": first[0], "new": second[0]}, first[0].recall
+    sets = [name for kind, name in members if kind == "set"]
+    scores = {
+        f"{side}/{row}": (report.scores.of(row, "id_test"), [report.scores.of(row, name) for name in sets])
+        for side, report in pair.items()
+        for row in rows
     }
-
-    few: dict[str, dict[str, int]] = {metric: too_few(one, metric) for metric in FPRS}
+    draws = {str(metric): fpr_draws(scores, metric, recall, draws=DRAWS) for metric in FPRS}
+    few: dict[str, dict[str, int]] = {metric: too_few(first[0], metric) for metric in FPRS}
+    sets_of = {name: found for (_, name), found in members.items()}
 
     def test(row: str, metric: str, name: str) -> Difference | None:
-        chosen = members[name]
-        if metric in FPRS and any(each in few[metric] for each in ("id_test", *chosen)):
-            return None
+        chosen = sets_of[name]
         if metric == "auroc":
-            new_ranks, old_ranks = (row_ranks(report, row, dict.fromkeys(chosen, 1.0)) for report in (two, one))
-            return mean_auroc_difference(new_ranks, old_ranks)
+            new, old = (row_ranks(pair[side], row, dict.fromkeys(chosen, 1.0)) for side in ("new", "old"))
+            return mean_auroc_difference(new, old)
+        if any(each in few[metric] for each in ("id_test", *chosen)):
+            return None
         columns = [sets.index(each) for each in chosen]
-        new, old = (draws[metric][f"{side}/{row}"][:, columns].mean(axis=1) for side in ("b", "a"))
-        means = [np.mean([getattr(r.methods[row].sets[each], metric) for each in chosen]) for r in (two, one)]
-        return difference_of_draws(float(means[0] - means[1]), new, old)
+        drawn = {side: draws[metric][f"{side}/{row}"][:, columns].mean(axis=1) for side in pair}
+        means = {
+            side: np.mean([getattr(report.methods[row].sets[each], metric) for each in chosen])
+            for side, report in pair.items()
+        }
+        return difference_of_draws(float(means["new"] - means["old"]), drawn["new"], drawn["old"])
 
     return test
 
 
-def _read(report: Report, row: str, metric: str, kind: str, name: str) -> float:
-    found = report.methods[row].groups if kind == "group" else report.methods[row].sets
-    return float(getattr(found[name], metric))
-
-
 def _check_same_data(name_a: str, a: Report, name_b: str, b: Report) -> None:
-    """Refuse results that were not measured on the same images, and say all that differs."""
+    """Refuse results of different images, and list all differences."""
     if a is b:
         return
     faults = []
     if a.recall != b.recall:
         faults.append(f"the recall ({a.recall:g} and {b.recall:g})")
     if a.benchmark.groups != b.benchmark.groups:
-        faults.append(f"the groups ({_groups(a)} and {_groups(b)})")
+        faults.append(f"the groups ({a.benchmark.groups} and {b.benchmark.groups})")
     tested_a, tested_b = ({k: v for k, v in report.sets.items() if v.role in TESTED} for report in (a, b))
     for name in dict.fromkeys([*tested_a, *tested_b]):
         if name not in tested_a or name not in tested_b:
@@ -226,14 +210,12 @@ def _check_same_data(name_a: str, a: Report, name_b: str, b: Report) -> None:
         elif a.has_scores and b.has_scores and not np.array_equal(a.scores.index(name), b.scores.index(name)):
             faults.append(f"the images skipped in {name}")
     if faults:
-        raise InputError(
-            f"compare: {name_a} and {name_b} were not measured on the same data; what differs: {', '.join(faults)}"
-        )
+        raise InputError(f"compare: {name_a} and {name_b} are not results of the same data; {', '.join(faults)} differ")
 
 
-def _notes(entrants: Sequence[Entrant], rows: Sequence[str]) -> list[str]:
-    """Say what else differs between the entrants, and what was left out."""
-    reports = [report for entrant in entrants for report in entrant.reports]
+def _notes(runs: Runs, rows: Sequence[str]) -> list[str]:
+    """Return what else differs between the results, and what is missing."""
+    reports = [report for some in runs.values() for report in some]
     notes = []
     for what, read in (
         ("networks", lambda r: r.model.spec),
@@ -246,12 +228,17 @@ def _notes(entrants: Sequence[Entrant], rows: Sequence[str]) -> list[str]:
             notes.append(f"the {what} differ")
     changed = [row for row in rows if any(r.methods[row].options != reports[0].methods[row].options for r in reports)]
     if changed:
-        notes.append(f"options differ, each chosen on its own network: {', '.join(changed)}")
-    bare = [entrant.name for entrant in entrants if not all(report.has_scores for report in entrant.reports)]
+        notes.append(f"the options differ, each chosen on its own network: {', '.join(changed)}")
+    bare = [name for name, some in runs.items() if not all(report.has_scores for report in some)]
     if bare:
         notes.append(
-            f"differences of {', '.join(bare)} are plain numbers without an interval: scores.safetensors, on which paired"
-            " tests rest, is not beside results.json; idness bench writes it"
+            f"the differences of {', '.join(bare)} have no interval: paired tests need the scores.safetensors that idness bench"
+            " writes beside results.json"
+        )
+    if len(reports) == len(runs) and len({report.model.weights_sha256 for report in reports}) > 1:
+        notes.append(
+            "each result is a single training run: the intervals do not include the variation between seeds; compare several"
+            " seeds of each, as name=folder,folder"
         )
     notes += without_interval(reports[0])
     missing = {row for report in reports for row in report.methods} - set(rows)
@@ -260,8 +247,8 @@ def _notes(entrants: Sequence[Entrant], rows: Sequence[str]) -> list[str]:
     return notes
 
 
-def _name_of(path: Path, taken: dict[str, list[Report]]) -> str:
-    """Name an entrant after its folder, without its seed; another run of the same name shares it only if a seed told them apart."""
+def _name_of(path: Path, taken: Mapping[str, list[Report]]) -> str:
+    """Return the name of a folder without its seed; if it is taken and has no seed, with its parents."""
     folder = (path.parent if path.suffix == ".json" else path).resolve()
     plain = _SEED.sub("", folder.name)
     if plain != folder.name:
@@ -270,9 +257,5 @@ def _name_of(path: Path, taken: dict[str, list[Report]]) -> str:
     while name in taken and parts:
         name = f"{parts.pop()}/{name}"
     if name in taken:
-        raise OptionError(f"compare: {name} is given twice; name the entrants: a={path} b=...")
+        raise OptionError(f"compare: {name} is given twice; name the results: a={path} b=...")
     return name
-
-
-def _groups(report: Report) -> str:
-    return "; ".join(f"{name}: {', '.join(sets)}" for name, sets in report.benchmark.groups.items())

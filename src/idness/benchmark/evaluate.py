@@ -1,16 +1,15 @@
-"""Scores test sets shard by shard with every chosen detector, and makes metrics of the scores."""
+"""Score sets shard by shard with every method, and compute metrics from the scores."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from idness.benchmark.parts import Metrics, Sweep, Wrong
+from idness.benchmark.results import Metrics, Sweep, Wrong
 from idness.core.files import sha256_of
 from idness.core.types import Activations, Head
 from idness.data import ActivationsSet
@@ -18,78 +17,60 @@ from idness.data.duplicates import DIGEST, EXACT
 from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
 from idness.detectors.kernels import sharing
 from idness.intervals import mean_auroc_interval, mean_fpr_interval, ranks
-from idness.metrics import FPRS, NAMES, Array, all_metrics, auroc
+from idness.metrics import FPRS, NAMES, SELECTIVE, Array, accepted_accuracy, all_metrics, aurc, auroc
 from idness.selection.search import Choice
 
 PERCENTILES = (0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0, 99.0)
 SWEPT = ("scale", "ash-s", "ash-p")
 WORST = 8
-"""How many of the most wrong images are kept per detector and group."""
+"""Number of the most wrong images that are kept per method and group."""
+
+Swept = tuple[str, float]
+"""A method of the sweep and its percentile."""
 
 
 @dataclass
 class SetScores:
-    """Keeps of a set what is needed after its activations have passed by: a few numbers per image."""
+    """The scores of one set and what else is needed after its activations are gone: a few numbers per image."""
 
-    scores: dict[str, Array] = field(default_factory=dict)
-    swept: dict[tuple[str, float], Array] = field(default_factory=dict)
-    index: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    scores: dict[str, Array]
+    index: Array
+    digests: Array
+    swept: dict[Swept, Array] = field(default_factory=dict)
     predicted: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     labels: Array | None = None
     shaped_right: dict[str, int] = field(default_factory=dict)
-    digests: Array = field(default_factory=lambda: np.zeros((0, DIGEST), np.uint8))
     skipped: list[tuple[int, str]] = field(default_factory=list)
     given_digest: str = ""
 
     @staticmethod
-    def with_room(count: int, rows: Sequence[str], swept: Sequence[tuple[str, float]]) -> SetScores:
-        """Make room for the scores of so many images."""
-        return SetScores(
-            scores={row: np.empty(count, np.float32) for row in rows},
-            swept={key: np.empty(count, np.float32) for key in swept},
-            index=np.empty(count, np.int64),
-            predicted=np.empty(count, np.int64),
-            digests=np.zeros((count, DIGEST), np.uint8),
-        )
-
-    @staticmethod
     def of_loaded(source: ActivationsSet) -> SetScores:
-        """Return which images a set has, as it was loaded; no scores."""
+        """Return the images of a set that was loaded before, without scores."""
         assert source.index is not None
         assert source.hashes is not None
         digests = np.zeros((len(source.index), DIGEST), np.uint8)
         digests[:, : source.hashes.shape[1]] = source.hashes.numpy()
-        return SetScores(index=source.index.numpy(), digests=digests, skipped=source.skipped)
-
-    def cut(self, count: int) -> SetScores:
-        """Give back the room that was not needed."""
-        self.scores = {row: values[:count] for row, values in self.scores.items()}
-        self.swept = {key: values[:count] for key, values in self.swept.items()}
-        self.index, self.predicted, self.digests = self.index[:count], self.predicted[:count], self.digests[:count]
-        self.labels = None if self.labels is None else self.labels[:count]
-        return self
+        return SetScores({}, source.index.numpy(), digests, skipped=source.skipped)
 
     @property
     def sha256(self) -> str:
-        """A hash of the images' contents in order; of the file, where activations were given."""
+        """The hash of the images in order; of the file, if activations were given."""
         return self.given_digest or sha256_of(self.digests[:, :EXACT].tobytes())
 
     @property
     def accuracy(self) -> float | None:
-        """The plain network's accuracy, where labels are known."""
+        """The accuracy of the plain network; None without labels."""
         return None if self.labels is None else float((self.labels == self.predicted).mean())
 
     def shaped_accuracy(self, row: str) -> float | None:
-        """The accuracy of the network as this row edits it; the plain one's where it edits nothing."""
+        """The accuracy of the network as a method edits it; that of the plain network if it edits nothing."""
         return self.shaped_right[row] / len(self.index) if row in self.shaped_right else self.accuracy
 
 
 class Scorer:
-    """Scores shards with every chosen detector and those of the sweep, for the curves over percentiles; measures the time."""
+    """Scores shards with fitted methods and with the variants of the sweep, and measures the time of each method."""
 
-    def __init__(
-        self, choices: Mapping[str, Choice], sweep: Mapping[tuple[str, float], Detector] | None = None
-    ) -> None:
+    def __init__(self, choices: Mapping[str, Choice], sweep: Mapping[Swept, Detector] | None = None) -> None:
         self.detectors = {row: choice.detector for row, choice in choices.items()}
         self.sweep = dict(sweep or {})
         self.seconds = dict.fromkeys(self.detectors, 0.0)
@@ -97,12 +78,22 @@ class Scorer:
     def score(
         self, shards: Iterable[Activations], count: int, *, shaped: bool = False, sweep: bool = False
     ) -> SetScores:
-        """Score a set of at most so many images, one shard in memory at a time.
+        """Score a set of at most `count` images, with one shard in memory at a time.
 
-        Where asked, it also counts how often the edited networks are right, and scores the sweep.
+        Args:
+            shards: activations with index and hashes.
+            count: number of images.
+            shaped: whether to count the correct predictions of edited networks.
+            sweep: whether to score the variants of the sweep.
         """
-        # All room is made before the first shard: small arrays that stay among large ones that go scatter the memory.
-        found = SetScores.with_room(count, list(self.detectors), list(self.sweep) if sweep else [])
+        # All memory is allocated before the first shard, so that it is not fragmented.
+        found = SetScores(
+            scores={row: np.empty(count, np.float32) for row in self.detectors},
+            swept={key: np.empty(count, np.float32) for key in self.sweep} if sweep else {},
+            index=np.empty(count, np.int64),
+            predicted=np.empty(count, np.int64),
+            digests=np.zeros((count, DIGEST), np.uint8),
+        )
         labels: Array | None = np.empty(count, np.int64)
         place = 0
         for shard in shards:
@@ -123,19 +114,26 @@ class Scorer:
                 labels = None
             else:
                 labels[span] = shard.labels.numpy()
-        found.labels = labels
-        return found.cut(place)
+        found.scores = {row: values[:place] for row, values in found.scores.items()}
+        found.swept = {key: values[:place] for key, values in found.swept.items()}
+        found.index, found.predicted, found.digests = (
+            found.index[:place],
+            found.predicted[:place],
+            found.digests[:place],
+        )
+        found.labels = None if labels is None else labels[:place]
+        return found
 
     @sharing()
     def _score_shard(self, acts: Activations, found: SetScores, span: slice) -> None:
         for row, detector in self.detectors.items():
             start = time.perf_counter()
-            found.scores[row][span] = _numpy(score_many([detector], acts)[0])
+            found.scores[row][span] = score_many([detector], acts)[0].detach().to("cpu", torch.float32).numpy()
             self.seconds[row] += time.perf_counter() - start
         if found.swept:
             swept = score_many([self.sweep[key] for key in found.swept], acts)
             for key, scores in zip(found.swept, swept, strict=True):
-                found.swept[key][span] = _numpy(scores)
+                found.swept[key][span] = scores.detach().to("cpu", torch.float32).numpy()
 
     def _count_right(self, acts: Activations, counts: dict[str, int]) -> None:
         for row, detector in self.detectors.items():
@@ -147,9 +145,9 @@ class Scorer:
 
 def make_sweep(
     choices: Mapping[str, Choice], head: Head, train: Activations | None, val: Activations | None
-) -> dict[tuple[str, float], Detector]:
-    """Fit the detectors of the curves over percentiles, for the rows of the comparison that have one."""
-    found: dict[tuple[str, float], Detector] = {}
+) -> dict[Swept, Detector]:
+    """Fit the variants of the sweep over percentiles, for the methods of the benchmark that have one."""
+    found: dict[Swept, Detector] = {}
     for row in SWEPT:
         if row in choices:
             variants = choices[row].detector.variants({"percentile": PERCENTILES})
@@ -158,36 +156,42 @@ def make_sweep(
     return found
 
 
+Groups = Mapping[str, Mapping[str, SetScores]]
+"""The scores of OOD test sets by group and name."""
+
+
 def evaluate(
-    id_test: SetScores, groups: Mapping[str, Mapping[str, SetScores]], recall: float, seed: int
+    id_test: SetScores, groups: Groups, recall: float, seed: int
 ) -> dict[str, tuple[dict[str, Metrics], dict[str, Metrics]]]:
-    """Compute for every row the metrics of each set and the means of each group."""
+    """Return for every method the metrics of each set and the means of each group."""
     results = {}
+    correct = None if id_test.labels is None else id_test.labels == id_test.predicted
     for row, ids in id_test.scores.items():
-        oods = {group: [found.scores[row] for found in sets.values()] for group, sets in groups.items()}
-        by_set = {
-            name: set_metrics(ids, scores, recall, seed)
-            for group, sets in groups.items()
-            for name, scores in zip(sets, oods[group], strict=True)
-        }
-        by_group = {
-            group: group_metrics(ids, oods[group], [by_set[name] for name in sets], recall, seed)
-            for group, sets in groups.items()
-        }
+        by_set, by_group = dict[str, Metrics](), dict[str, Metrics]()
+        for group, sets in groups.items():
+            oods = {name: found.scores[row] for name, found in sets.items()}
+            parts = {name: set_metrics(ids, scores, recall, seed, correct) for name, scores in oods.items()}
+            by_set |= parts
+            by_group[group] = group_metrics(ids, list(oods.values()), list(parts.values()), recall, seed)
         results[row] = (by_set, by_group)
     return results
 
 
-def set_metrics(ids: Array, oods: Array, recall: float = 0.95, seed: int = 0) -> Metrics:
-    """Compute the five metrics of one OOD set and the intervals of three of them."""
-    return Metrics(**all_metrics(ids, oods, recall), intervals=_intervals(ids, [oods], recall, seed), marks={})
+def set_metrics(ids: Array, oods: Array, recall: float = 0.95, seed: int = 0, correct: Array | None = None) -> Metrics:
+    """Return the metrics of one OOD set and the intervals of three of them; `correct` are the correct predictions, if known."""
+    found = Metrics(**all_metrics(ids, oods, recall), intervals=_intervals(ids, [oods], recall, seed), marks={})
+    if correct is not None:
+        found.aurc = aurc(ids, correct, oods)
+        found.accepted_accuracy = accepted_accuracy(ids, correct, oods, recall)
+    return found
 
 
 def group_metrics(
     ids: Array, oods: Sequence[Array], parts: Sequence[Metrics], recall: float = 0.95, seed: int = 0
 ) -> Metrics:
-    """Average the metrics of a group's sets, whose scores are given too: the intervals are of the average."""
-    means = {name: float(np.mean([getattr(part, name) for part in parts])) for name in NAMES}
+    """Return the means over the sets of a group, `parts`, with intervals of the means."""
+    known = NAMES if parts[0].aurc is None else (*NAMES, *SELECTIVE)
+    means = {name: float(np.mean([getattr(part, name) for part in parts])) for name in known}
     return Metrics(**means, intervals=_intervals(ids, oods, recall, seed), marks={})
 
 
@@ -200,10 +204,8 @@ def _intervals(ids: Array, oods: Sequence[Array], recall: float, seed: int) -> d
     return found
 
 
-def sweep_curves(
-    id_test: SetScores, groups: Mapping[str, Mapping[str, SetScores]], ebo: Mapping[str, Metrics] | None
-) -> Sweep | None:
-    """Compute the group AUROC at each percentile."""
+def sweep_curves(id_test: SetScores, groups: Groups, ebo: Mapping[str, Metrics] | None) -> Sweep | None:
+    """Return the AUROC of each group at each percentile."""
     if not id_test.swept:
         return None
     curves: dict[str, dict[str, list[float]]] = {}
@@ -211,39 +213,37 @@ def sweep_curves(
         for group, sets in groups.items():
             value = float(np.mean([auroc(ids, found.swept[row, percentile]) for found in sets.values()]))
             curves.setdefault(row, {}).setdefault(group, []).append(value)
-    plain = {} if ebo is None else {group: metrics.auroc for group, metrics in ebo.items()}
+    plain = {group: metrics.auroc for group, metrics in (ebo or {}).items()}
     return Sweep(percentiles=list(PERCENTILES), auroc=curves, ebo=plain)
 
 
-def most_wrong(row: str, name: str, found: SetScores, *, highest: bool, count: int = WORST) -> list[Wrong]:
-    """List the images of a set that a row gets most wrong; their names are filled in by whoever has the set."""
-    scores = found.scores[row]
-    order = np.argsort(-scores if highest else scores, kind="stable")[:count]
-    return [
-        Wrong(
-            set=name,
-            index=int(found.index[place]),
-            item="",
-            score=float(scores[place]),
-            label=None if found.labels is None else int(found.labels[place]),
-            predicted=int(found.predicted[place]),
-        )
-        for place in order
-    ]
-
-
 def wrong_images(
-    id_test: SetScores, groups: Mapping[str, Mapping[str, SetScores]]
+    id_test: SetScores, groups: Groups, item: Callable[[str, int], str]
 ) -> dict[str, dict[str, list[Wrong]]]:
-    """List for every row the ID images of lowest score and, by group, the OOD images of highest score."""
-    found: dict[str, dict[str, list[Wrong]]] = {}
+    """Return for every method the ID images with the lowest scores and, by group, the OOD images with the highest.
+
+    `item` returns the name of an image by set and index.
+    """
+
+    def worst(row: str, name: str, found: SetScores, *, highest: bool) -> list[Wrong]:
+        scores = found.scores[row]
+        order = np.argsort(-scores if highest else scores, kind="stable")[:WORST]
+        return [
+            Wrong(
+                set=name,
+                index=int(found.index[place]),
+                item=item(name, int(found.index[place])),
+                score=float(scores[place]),
+                label=None if found.labels is None else int(found.labels[place]),
+                predicted=int(found.predicted[place]),
+            )
+            for place in order
+        ]
+
+    result: dict[str, dict[str, list[Wrong]]] = {}
     for row in id_test.scores:
-        found[row] = {"id_test": most_wrong(row, "id_test", id_test, highest=False)}
+        result[row] = {"id_test": worst(row, "id_test", id_test, highest=False)}
         for group, sets in groups.items():
-            listed = [entry for name, scores in sets.items() for entry in most_wrong(row, name, scores, highest=True)]
-            found[row][group] = sorted(listed, key=lambda entry: -entry.score)[:WORST]
-    return found
-
-
-def _numpy(scores: Tensor) -> Array:
-    return scores.detach().to("cpu", torch.float32).numpy()
+            listed = [entry for name, scores in sets.items() for entry in worst(row, name, scores, highest=True)]
+            result[row][group] = sorted(listed, key=lambda entry: -entry.score)[:WORST]
+    return result

@@ -1,35 +1,232 @@
-"""Runs a network over sets ahead of time, into a store that a benchmark then takes for its own cache."""
+"""Run a network over the sets of a benchmark, or over other sets for `idness extract`, into a feature store."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from idness.activations.extract import extract
 from idness.activations.store import FeatureStore
-from idness.benchmark.prepare import prepare
-from idness.benchmark.protocol import Benchmark, names
-from idness.benchmark.settings import Settings
-from idness.core.errors import DataError, OptionError
-from idness.core.progress import Listener
-from idness.core.wording import listed
-from idness.data import ImageSet
+from idness.benchmark.protocol import Benchmark, OpenSet, Settings, names
+from idness.benchmark.results import ModelInfo
+from idness.core.errors import DataError, ModelError, OptionError
+from idness.core.progress import Progress
+from idness.core.text import abridged, listed, without_folder
+from idness.core.types import Activations, Head, InputEditor
+from idness.data import ActivationsFile, ActivationsSet, ImageSet, Preprocessing, embedded, read_batches
+from idness.data.activations import read_head
 from idness.data.batches import read_sample
 from idness.data.open import open_argument
 from idness.networks.engines import FEW
 from idness.networks.modules import as_input
-from idness.networks.open import ModelOptions, Network, open_network
+from idness.networks.open import ModelOptions, Network, open_network, places_of
+from idness.selection.search import Row
+
+FITTED = ("id_train", "id_val", "ood_val")
+"""Roles of the sets that methods are fitted on or options are chosen by."""
+TRAIN_SAMPLE = 50_000
+"""Maximum number of training images that methods are fitted on; of larger sets a random sample."""
+
+
+def benchmark_network(
+    bench: Benchmark,
+    sets: Sequence[OpenSet],
+    model: str | nn.Module | ModelOptions | None,
+    settings: Settings,
+    progress: Progress,
+) -> tuple[Head, Network | None, ModelInfo]:
+    """Open the network of a benchmark and check that it matches the sets.
+
+    Returns:
+        The head, the network (None if all sets are activations and no model is given), and its description.
+    """
+    images = {entry.name: entry.data for entry in sets if isinstance(entry.data, ImageSet)}
+    if model is None and not images:
+        return _given_head(bench, sets, settings)
+    if model is None:
+        if bench.name not in embedded.NETWORKS:
+            raise ModelError(f"benchmark {bench.name}: needs model= (torchvision:NAME, timm:NAME or file.py:function)")
+        model = embedded.default_model(bench.name)
+    options = replace(
+        settings.model_options(model),
+        preprocessing=None if bench.preprocessing is None else Preprocessing.from_dict(bench.preprocessing),
+        class_names=bench.class_names,
+    )
+    first = next((images[name] for name in ("id_test", "id_train", "id_val", *images) if name in images), None)
+    network = _opened(options, first, sum(map(len, images.values())), settings, progress)
+    head = network.split.head
+    _check_classes(bench, sets, head, network)
+    for name, data in images.items():  # one image of each set, before anything long starts
+        [batch] = read_batches(data, network.preprocessing, [(0, 1)])
+        network.check_size(name, batch.pixels)
+    weights = options.located()[1]
+    info = ModelInfo(
+        spec=without_folder(network.name),
+        weights=None if weights is None else Path(weights).name,
+        weights_sha256=network.weights_sha256,
+        layer=network.split.layer,
+        features=head.width,
+        classes=head.classes,
+        parameters=sum(parameter.numel() for parameter in network.split.model.parameters()),
+    )
+    return head.to("cpu"), network, info
+
+
+def _opened(
+    options: ModelOptions, images: ImageSet | None, expected: int, settings: Settings, progress: Progress
+) -> Network:
+    network = open_network(options, images=images, expected=expected, workers=settings.workers)
+    if images is not None:
+        progress.note(f"preprocessing: {network.preprocessing.describe()}")
+    if network.precision.asked == "auto":
+        progress.note(f"precision: {network.precision.used} ({network.precision.why})")
+    if network.engine is not None:
+        progress.note(f"engine: {network.engine.describe()}")
+    return network
+
+
+def _given_head(
+    bench: Benchmark, sets: Sequence[OpenSet], settings: Settings
+) -> tuple[Head, Network | None, ModelInfo]:
+    if bench.head is None:
+        raise DataError(
+            f"benchmark {bench.name}: all sets are activations, so it needs head = a safetensors or .npz file with weight and bias,"
+            " or model="
+        )
+    path = bench.root(settings.data) / bench.head
+    head, digest = read_head(path)
+    _check_classes(bench, sets, head)
+    sizes = {"features": head.width, "classes": head.classes, "parameters": 0}
+    return head, None, ModelInfo(spec="activations", weights=path.name, weights_sha256=digest, layer="", **sizes)
+
+
+def _check_classes(bench: Benchmark, sets: Sequence[OpenSet], head: Head, network: Network | None = None) -> None:
+    """Compare the classes of benchmark and sets with those of the network."""
+    declared = len(bench.class_names) if bench.class_names else bench.classes
+    if declared is not None and declared != head.classes:
+        raise DataError(
+            f"benchmark {bench.name}: has {declared} classes, the network {head.classes}; use another network"
+        )
+    for entry in sets:
+        if isinstance(entry.data, ActivationsFile):
+            _check_activations(entry.name, entry.data, head, labelled=entry.is_id)
+        elif entry.is_id and entry.data.labels is not None and network is not None:
+            lowest, highest = int(entry.data.labels.min()), int(entry.data.labels.max())
+            if lowest < 0:
+                raise DataError(f"{entry.name}: labels must be in [0, {head.classes - 1}], got {lowest} to {highest}")
+            if network.labels_of(entry.data) is None:
+                raise DataError(f"{entry.name}: {_unknown_classes(entry.data, network, head.classes, highest)}")
+
+
+def _unknown_classes(images: ImageSet, network: Network, classes: int, highest: int) -> str:
+    """Return which classes of a set are not those of the network, and what to do."""
+    if highest >= (len(images.classes) or classes):
+        return f"has {highest + 1} classes, the network {classes}; use another network"
+    text = f"has {len(images.classes)} classes, the network {classes}"
+    if network.class_names is not None:
+        other = [name for name in images.classes if places_of([name], network.class_names, 0) is None]
+        known = len(images.classes) - len(other)
+        text += f"; {known} are names of its classes, {len(other)} are not ({abridged(other)})"
+    return (
+        f"{text}; write classes = [...] in the benchmark's file, the names of all {classes} in the order of the outputs"
+        " or a text file with one per line, or remove the folders of other classes"
+    )
+
+
+def _check_activations(name: str, data: ActivationsFile, head: Head, *, labelled: bool) -> None:
+    """Check that activations are of this head, which computes the logits if they have none."""
+    logits = head.classes if data.classes is None else data.classes
+    if (data.features, logits) != (head.width, head.classes):
+        raise DataError(
+            f"{name}: has {data.features} features and {logits} logits per image, the head {head.width} and {head.classes};"
+            " use activations of the same network"
+        )
+    known = data.label_range() if labelled else None
+    if known is not None and (known[0] < 0 or known[1] >= head.classes):
+        raise DataError(f"{name}: labels must be in [0, {head.classes - 1}], got {known[0]} to {known[1]}")
+    data.head = Head(head.weight.cpu(), head.offset.cpu())
+
+
+@dataclass
+class Pass:
+    """Some methods, the activations that they need, and in memory those that they are fitted on."""
+
+    rows: Mapping[str, Row]
+    sets: Sequence[ActivationsSet]
+    fitted_on: dict[str, Activations]
+
+
+def run_passes(
+    network: Network | None, sets: Sequence[OpenSet], wanted: Mapping[str, Row], settings: Settings, progress: Progress
+) -> tuple[list[Pass], dict[str, float]]:
+    """Run the network over all images that are not in the store yet, once, and again for methods that edit images.
+
+    Returns:
+        The passes, that of the unedited images first, and the seconds (`extract`) and numbers of images that were run (`images`) and
+        found in the store (`cached`). Methods that edit images have no pass if some sets are activations.
+    """
+    start, store, counts = time.perf_counter(), FeatureStore(settings.cache), {"images": 0.0, "cached": 0.0}
+
+    def activations(entry: OpenSet, editor: InputEditor | None = None) -> ActivationsSet:
+        data, count = entry.data, len(entry.data)
+        if not isinstance(data, ImageSet):
+            return ActivationsSet(entry.name, count, data.shards, role=entry.role, sha256=data.fingerprint())
+        assert network is not None
+        batch_size, workers = settings.batch_size, settings.workers
+        key, ran = extract(
+            network, data, store, batch_size=batch_size, workers=workers, edit_with=editor, progress=progress
+        )
+        counts["images"] += ran
+        counts["cached"] += count - ran
+        return ActivationsSet(entry.name, count, partial(store.shards, key), data, entry.role)
+
+    images = [len(entry.data) for entry in sets if isinstance(entry.data, ImageSet)]
+    if images:
+        progress.phase("network", sum(images))
+    plain = {entry.name: activations(entry) for entry in sets}
+    for name, found in plain.items():
+        if found.role == "id_train" and found.count > TRAIN_SAMPLE:
+            sample = f"a random sample of {TRAIN_SAMPLE:,} of {found.count:,} images (seed 0)"
+            progress.note(f"{name}: methods are fitted on {sample}")
+    passes = [_pass({name: row for name, row in wanted.items() if row.detector.input_edit is None}, plain.values())]
+    for editor, rows in _by_edit(wanted) if len(images) == len(sets) else []:
+        validated = any(entry.role == "id_val" for entry in sets)
+        train = any(row.detector.needs_train and not (row.detector.needs_val and validated) for row in rows.values())
+        seen = [entry for entry in sets if train or entry.role != "id_train"]
+        progress.phase(f"network, again for {', '.join(rows)}", sum(len(entry.data) for entry in seen))
+        passes.append(_pass(rows, [plain[entry.name].with_edited(activations(entry, editor)) for entry in seen]))
+    return passes, {"extract": time.perf_counter() - start, **counts}
+
+
+def _pass(rows: Mapping[str, Row], sets: Iterable[ActivationsSet]) -> Pass:
+    found = list(sets)
+    most = {"id_train": TRAIN_SAMPLE}
+    return Pass(rows, found, {part.name: part.load(most.get(part.role)) for part in found if part.role in FITTED})
+
+
+def _by_edit(wanted: Mapping[str, Row]) -> list[tuple[InputEditor, dict[str, Row]]]:
+    """Group the methods that edit images by the edit."""
+    groups: dict[str, tuple[InputEditor, dict[str, Row]]] = {}
+    for name, row in wanted.items():
+        editor = row.detector.input_edit
+        if editor is not None:
+            groups.setdefault(editor.edit_key(), (editor, {}))[1][name] = row
+    return list(groups.values())
 
 
 @dataclass(frozen=True)
 class Extraction:
-    """Holds a network that is ready to run, the sets that it will run over, and where what it makes of them goes.
+    """A network, the sets to run it over, and the store that its activations go to.
 
-    `sample` has the images on which the engine was made, as they are read: another process makes the same engine of them.
+    `sample` has the images that the engine was built on, as they are read: another process builds the same engine from them.
     """
 
     network: Network
@@ -41,13 +238,13 @@ class Extraction:
 
     @property
     def images(self) -> int:
-        """How many images there are in all sets."""
+        """The number of images of all sets."""
         return sum(len(images) for _, images in self.sets)
 
 
 @dataclass(frozen=True)
 class Filled:
-    """Says how many images of a set were run, taken from the store, and left out, and why the first of these was."""
+    """The numbers of images of a set that were run, found in the store and not readable, and the first of the latter."""
 
     name: str
     images: int
@@ -57,86 +254,73 @@ class Filled:
     first: str = ""
 
     def describe(self) -> str:
-        """Say it in one line."""
-        left = f", {self.unread:,} left out; the first, {self.first}" if self.unread else ""
-        return f"{self.name}: {self.images:,} images, {self.ran:,} run, {self.cached:,} taken from the store{left}"
+        """Return the numbers in one line."""
+        left = f", {self.unread:,} skipped; first: {self.first}" if self.unread else ""
+        return f"{self.name}: {self.images:,} images, {self.ran:,} run, {self.cached:,} found in the store{left}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Give plain values for JSON."""
-        return {key: getattr(self, key) for key in ("name", "images", "ran", "cached", "unread", "first")}
+        """Return plain values for JSON."""
+        return asdict(self)
 
 
 def prepare_extraction(
-    model: str | ModelOptions, sets: Sequence[str], settings: Settings, *, listener: Listener | None = None
+    model: str | ModelOptions, sets: Sequence[str], settings: Settings, *, progress: Progress | None = None
 ) -> Extraction:
-    """Open the sets and the network, and build the engine that fills the store.
+    """Open the sets and the network, and build the engine.
 
     Args:
-        model: the network, as `load_model` takes it, or its options, which replace those of `settings`. A benchmark has its own
+        model: the network's name, as `load_model` takes it, or its options, which replace those of `settings`.
+        sets: a benchmark's name or TOML file, for all its sets; or sets, as `open_set` takes them. A benchmark has its own
             preprocessing and class names.
-        sets: a benchmark's name or TOML file, for all its sets; or sets, as `open_set` takes them.
-        settings: how to run it; its `cache` is the store that is filled.
-        listener: progress callback.
+        settings: the options of the run; `cache` is the store.
+        progress: progress callback.
     """
     options = settings.model_options(model)
-    hear, store = listener or Listener(), FeatureStore(settings.cache)
+    progress, store = progress or Progress(), FeatureStore(settings.cache)
+    network: Network | None
     if len(sets) == 1 and (sets[0] in names() or sets[0].endswith(".toml")):
         if options.preprocessing is not None or options.class_names:
-            raise OptionError("preprocessing= and class_names= are the benchmark's own; write them into its file")
+            raise OptionError("preprocessing= and class_names= are part of the benchmark; write them into its file")
         bench = Benchmark.load(sets[0])
         opened = bench.open(settings.data, partial=settings.partial)
-        network = prepare(bench, opened, options, settings, hear).network
-        assert network is not None  # a model was named
-        pictures = [(entry.name, entry.data) for entry in opened if isinstance(entry.data, ImageSet)]
+        _, network, _ = benchmark_network(bench, opened, options, settings, progress)
+        images = [(entry.name, entry.data) for entry in opened if isinstance(entry.data, ImageSet)]
     else:
-        pictures = [(images.source, images) for images in (_open(value, options.class_names) for value in sets)]
-        network = _opened(options, pictures, settings, hear)
-    if not pictures:
-        raise DataError(f"{listed(list(sets))}: holds activations, and no images to run the network over")
-    sample = read_sample(pictures[0][1], network.preprocessing, FEW, workers=settings.workers)[1].pixels[:FEW]
+        images = [(found.source, found) for found in (_open_images(value, options.class_names) for value in sets)]
+        network = _opened(options, images[0][1], sum(len(found) for _, found in images), settings, progress)
+    if not images or network is None:
+        raise DataError(f"{listed(list(sets))}: has activations only; pass sets of images")
+    sample = read_sample(images[0][1], network.preprocessing, FEW, workers=settings.workers)[1].pixels[:FEW]
     if network.split.runner is not None:
         inputs = as_input(network.split.model, network.preprocessing.normalize(sample))
         network = replace(network, engine=network.split.runner.prepare(network.split, inputs))
-    return Extraction(network, options, pictures, store, settings, sample)
+    return Extraction(network, options, images, store, settings, sample)
 
 
-def run_extraction(job: Extraction, listener: Listener | None = None) -> list[Filled]:
-    """Run the network over all that the store does not hold yet, in this process."""
-    hear = listener or Listener()
-    hear.phase("network", job.images)
+def run_extraction(job: Extraction, progress: Progress | None = None) -> list[Filled]:
+    """Run the network over all images that are not in the store yet, in this process."""
+    progress = progress or Progress()
+    progress.phase("network", job.images)
     found = []
     for name, images in job.sets:
-        settings = job.settings
-        key, ran = extract(
-            job.network, images, job.store, batch_size=settings.batch_size, workers=settings.workers, listener=hear
-        )
+        batch_size, workers = job.settings.batch_size, job.settings.workers
+        key, ran = extract(job.network, images, job.store, batch_size=batch_size, workers=workers, progress=progress)
         found.append(filled(job.store, name, images, key, ran))
     return found
 
 
 def filled(store: FeatureStore, name: str, images: ImageSet, key: str, ran: int) -> Filled:
-    """Count what came of a set that is in the store as a whole."""
+    """Return the numbers of a set whose activations are complete in the store."""
     skipped = store.skipped(key)
     first = f"{images.item(skipped[0][0])}: {skipped[0][1]}" if skipped else ""
     return Filled(name, len(images), ran, len(images) - ran, len(skipped), first)
 
 
-def _open(value: str, classes: Sequence[str]) -> ImageSet:
-    """Open a set; folders of the network's classes are read in their order, as a benchmark reads its ID sets."""
+def _open_images(value: str, classes: Sequence[str]) -> ImageSet:
+    """Open a set; folders of the network's classes are read in their order, as in a benchmark."""
     found = open_argument("sets", value)
     if isinstance(found, ImageSet) and found.classes and set(found.classes) <= set(classes):
         found = open_argument("sets", value, classes)
     if not isinstance(found, ImageSet):
-        raise DataError(f"{value}: must be a set of images, got activations, which need no network")
+        raise DataError(f"{value}: is a file of activations; pass a set of images")
     return found
-
-
-def _opened(
-    options: ModelOptions, sets: Sequence[tuple[str, ImageSet]], settings: Settings, listener: Listener
-) -> Network:
-    expected = sum(len(found) for _, found in sets)
-    network = open_network(options, images=sets[0][1], expected=expected, workers=settings.workers)
-    listener.note(f"preprocessing: {network.preprocessing.describe()}")
-    if network.engine is not None:
-        listener.note(f"engine: {network.engine.describe()}")
-    return network

@@ -1,18 +1,23 @@
-"""A benchmark as data: which sets are in-distribution, which are near and far, and which serve to choose options."""
+"""A benchmark as data: its ID sets, near and far OOD sets and validation sets; and the options of a run."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from idness.core.errors import DataError, IdnessError, IdnessWarning, MissingError, unknown_name
+from idness.core.options import check_count, check_fraction
 from idness.data import ActivationsFile, ImageSet, embedded, open_set
-from idness.data.open import read_classes
+from idness.data.sets import read_classes
+from idness.networks.open import ModelOptions
+from idness.selection.search import Method
 
 HOME = Path(__file__).parent / "definitions"
 GROUPS = ("near", "far")
@@ -22,7 +27,7 @@ KEYS = ("name", "title", "classes", "head", "preprocessing", "id", "ood_val", *G
 
 @dataclass(frozen=True)
 class OpenSet:
-    """Gives access to a set that was found, under its name and in its role."""
+    """An available data set of a benchmark, with its name and role."""
 
     name: str
     role: str
@@ -36,19 +41,23 @@ class OpenSet:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Says which sets a network is tested on; read from TOML.
+    """The data sets that a network is tested on, read from TOML.
 
     Args:
         name: short name.
-        title: one line for people.
-        id: sets by part: `test` is needed; `train` and `val` serve methods that learn and the choice of options.
-        ood_val: sets by name on which options are chosen; none of them may be tested on.
-        near: out-of-distribution test sets close to the ID classes.
-        far: out-of-distribution test sets of another kind.
+        title: title for tables and reports.
+        id: ID sets by part: `test` is required; `train` and `val` are for methods that are fitted and for choosing options.
+        ood_val: OOD sets by name for choosing options; none of them may be a test set.
+        near: OOD test sets similar to the ID classes.
+        far: OOD test sets of another kind.
         classes: names of the classes, or their number.
-        preprocessing: resize, crop, mean, std, interpolation; without it the network's own.
-        head: a safetensors file with weight and bias, where all sets are activations files.
-        base: the folder that relative paths begin at, unless another is given.
+        preprocessing: resize, crop, mean, std, interpolation; the network's own by default.
+        head: a safetensors or .npz file with weight and bias, if all sets are files of activations.
+        base: the folder that relative paths start from, by default.
+
+    Example:
+        >>> Benchmark.load("cifar6").near["cat"] is not None
+        True
     """
 
     name: str
@@ -67,19 +76,17 @@ class Benchmark:
             if part not in ("train", "val", "test"):
                 raise DataError(f"benchmark {self.name}: [id] takes train, val and test; got {part!r}")
         if "test" not in self.id:
-            raise DataError(f"benchmark {self.name}: needs [id] test, the ID images to tell the OOD images from")
+            raise DataError(f"benchmark {self.name}: needs [id] test, the ID test images")
         if not self.near and not self.far:
             raise DataError(f"benchmark {self.name}: needs at least one set in [near] or [far]")
         names = [*(f"id_{part}" for part in self.id), *self.ood_val, *self.near, *self.far]
         for name in names:
             if not NAME.fullmatch(name):
                 raise DataError(
-                    f"benchmark {self.name}: a set's name is letters, digits, dots and dashes, got {name!r}"
+                    f"benchmark {self.name}: the name of a set has letters, digits, dots and dashes only, got {name!r}"
                 )
             if names.count(name) > 1:
-                raise DataError(
-                    f"benchmark {self.name}: each set needs a name of its own, got {name!r} twice; no set may serve twice"
-                )
+                raise DataError(f"benchmark {self.name}: the names of sets must be unique, got {name!r} twice")
 
     @classmethod
     def load(cls, name: str | Path) -> Benchmark:
@@ -88,7 +95,9 @@ class Benchmark:
         if path.suffix != ".toml":
             if str(name) not in names():
                 raise unknown_name("benchmark", str(name), [*names(), "path/to/file.toml"])
-            return cls.from_text(_definitions()[str(name)].read_text(encoding="utf-8"), str(name))
+            path = _definitions()[str(name)]
+            base = path.parent if str(name) in embedded.NETWORKS else None
+            return cls.from_text(path.read_text(encoding="utf-8"), str(name), base)
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -102,71 +111,67 @@ class Benchmark:
         try:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise DataError(f"benchmark {name}: is no TOML ({error})") from error
+            raise DataError(f"benchmark {name}: is not TOML ({error})") from error
         for key in table:
             if key not in KEYS:
-                raise DataError(f"benchmark {name}: unknown key {key!r}; it takes {', '.join(KEYS)}")
+                raise DataError(f"benchmark {name}: unknown key {key!r}; known keys are {', '.join(KEYS)}")
         for key in ("id", "ood_val", "preprocessing", *GROUPS):
             if not isinstance(table.get(key, {}), dict):
                 raise DataError(f"benchmark {name}: [{key}] must be a table, got {table[key]!r}")
         classes = table.get("classes")
         if isinstance(classes, str):
             classes = list(read_classes(classes, base))
-        if not (
-            classes is None
-            or isinstance(classes, int)
-            or (isinstance(classes, list) and all(isinstance(item, str) for item in classes))
-        ):
+        if isinstance(classes, list) and all(isinstance(item, str) for item in classes):
+            classes = tuple(classes)
+        if not (classes is None or isinstance(classes, int | tuple)):
             raise DataError(
                 f"benchmark {name}: classes must be a list of names, a text file of them, or their number, got {classes!r}"
             )
-        called = str(table.get("name", name))
-        table |= {"name": called, "title": str(table.get("title", called)), "id": table.get("id", {})}
-        table["classes"] = tuple(classes) if isinstance(classes, list) else classes
+        own = str(table.get("name", name))
+        table |= {"name": own, "title": str(table.get("title", own)), "id": table.get("id", {}), "classes": classes}
         return cls(**table, base=base)
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes, where the benchmark says them."""
+        """The names of the classes; empty if the benchmark does not give them."""
         return self.classes if isinstance(self.classes, tuple) else ()
 
     def root(self, data: str | Path | None = None) -> Path:
-        """Give the folder at which relative paths begin."""
+        """Return the folder that relative paths start from."""
         if data is not None:
             if not Path(data).is_dir():
-                what = "is no folder" if Path(data).exists() else "does not exist"
-                raise DataError(f"data={str(data)!r} {what}; it must be the folder at which relative paths begin")
+                what = "is not a folder" if Path(data).exists() else "does not exist"
+                raise DataError(f"data={str(data)!r} {what}; pass the folder that relative paths start from")
             return Path(data)
         if self.base is not None:
             return self.base
         return Path("data") if Path("data").is_dir() else Path()
 
     def open(self, data: str | Path | None = None, *, partial: bool = False) -> list[OpenSet]:
-        """Open every set, and tell all that is wrong at once.
+        """Open every set; one error lists all that cannot be used.
 
         Args:
-            data: the folder at which relative paths begin.
-            partial: whether to go on without the sets that are not there, as long as the ID test set and one other are.
+            data: the folder that relative paths start from.
+            partial: whether to leave out missing sets, as long as the ID test set and one OOD test set exist.
         """
         root, opened, problems, absent = self.root(data), [], dict[str, str](), set[str]()
         for role, name, spec in self._listed():
             try:
                 found = open_set(spec, root, self.class_names if role.startswith("id_") else ())
                 if len(found) == 0:
-                    raise MissingError(f"{found.source} holds no images")
+                    raise MissingError(f"{found.source} contains no images")
                 opened.append(OpenSet(name, role, found))
             except IdnessError as error:
                 problems[name] = str(error)
                 absent |= {name} if isinstance(error, MissingError) else set()
-        tested = [entry for entry in opened if entry.role in GROUPS]
-        # A set that is there and cannot be used is a mistake, which nobody asked to pass over.
-        enough = partial and tested and any(entry.role == "id_test" for entry in opened) and absent == set(problems)
+        roles = {entry.role for entry in opened}
+        # A set that exists and cannot be used is a mistake, and partial= does not hide it.
+        enough = partial and "id_test" in roles and not roles.isdisjoint(GROUPS) and absent == set(problems)
         if problems and not enough:
-            told = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-            count = f"{len(problems)} of {len(opened) + len(problems)} sets"
+            listed = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
             raise DataError(
-                f"benchmark {self.name}: {count} cannot be used: {told};"
-                " data= says where relative paths begin, partial=True leaves out what is missing"
+                f"benchmark {self.name}: {len(problems)} of {len(opened) + len(problems)} sets cannot be used: {listed};"
+                " data= is the folder that relative paths start from, partial=True leaves out missing sets"
             )
         for name, problem in problems.items():
             warnings.warn(f"{name} is left out: {problem}", IdnessWarning, stacklevel=2)
@@ -178,16 +183,72 @@ class Benchmark:
         return inner + others
 
 
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The options of a benchmark run.
+
+    Args:
+        data: the folder that relative paths start from.
+        weights: a file with the network's weights.
+        layer: the name of the final linear layer; found automatically by default.
+        multi_label: whether an image can have several labels or none; decided by the network by default.
+        methods: the methods to compare: names such as `scale`, `scale(percentile=95)` or `my_file.py:MyDetector`, classes, whose
+            options are searched, and detectors; by default all methods that need one pass of the network.
+        precision: fp32, bf16 or auto.
+        engine: eager, onnxruntime, openvino, or auto.
+        batch_size: images per forward pass; chosen by their size by default.
+        workers: number of threads that decode images; all cores by default.
+        threads: number of threads of the network and of decoding together; all cores by default.
+        cache: the folder of the feature store.
+        device: where the network runs; auto uses a GPU if there is one.
+        recall: the recall of false-positive rates.
+        seed: seed of the bootstrap.
+        partial: whether to leave out missing sets.
+        any_accuracy: whether to continue if the accuracy on labelled ID images is at chance level.
+        command: the command line, for the record.
+    """
+
+    data: str | Path | None = None
+    weights: str | Path | None = None
+    layer: str | None = None
+    multi_label: bool | None = None
+    methods: Sequence[Method] = ()
+    precision: str = "fp32"
+    engine: str = "auto"
+    batch_size: int | None = None
+    workers: int | None = None
+    threads: int | None = None
+    cache: str | Path | None = None
+    device: str = "auto"
+    recall: float = 0.95
+    seed: int = 0
+    partial: bool = False
+    any_accuracy: bool = False
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None:
+            check_count(self, "batch_size")
+        check_fraction(self, "recall", self.recall)
+
+    def model_options(self, model: str | nn.Module | ModelOptions) -> ModelOptions:
+        """Return the options of the network; a `ModelOptions` is returned unchanged."""
+        if isinstance(model, ModelOptions):
+            return model
+        own = ("layer", "multi_label", "precision", "engine", "device", "threads")
+        return ModelOptions(model, self.weights, **{name: getattr(self, name) for name in own})
+
+
 def _definitions() -> dict[str, Path]:
-    found = [*HOME.glob("*.toml"), embedded.DEFINITION]
+    found = [*HOME.glob("*.toml"), *map(embedded.definition, embedded.NETWORKS)]
     return {path.stem: path for path in found if path.stem != "template"}
 
 
 def names() -> list[str]:
-    """List the benchmarks that ship with idness."""
+    """Return the names of the benchmarks that are part of idness."""
     return sorted(_definitions())
 
 
 def template() -> str:
-    """Give a commented benchmark file to start from."""
+    """Return a commented benchmark file to start from."""
     return (HOME / "template.toml").read_text(encoding="utf-8")

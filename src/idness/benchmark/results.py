@@ -1,33 +1,31 @@
-"""What a benchmark found: written to a folder as JSON and safetensors, and read back.
+"""The results of a benchmark, written to a folder as JSON and safetensors and read back.
 
-A folder holds
-
-- `results.json`: a `Report`; every metric in [0, 1], no absolute path, missing values null.
-- `scores.safetensors`: `scores/{row}/{set}` float32 (N,) for every set but id_train; `index/{set}` int64 (N,), each image's
-  place in its set, from which skipped images are missing; `labels/{set}` where known; `predicted/{set}`, the plain network's class.
-- `thumbs.safetensors`: `{set}/{index}` uint8 (h, w, 3), small copies of the images that `Report.wrong` names.
+- `results.json`: a `Report`; metrics are in [0, 1], there are no absolute paths, and missing values are null.
+- `scores.safetensors`: `scores/{method}/{set}` float32 (N,) for every set but id_train; `index/{set}` int64 (N,), the position of
+  each image in its set (skipped images are missing); `labels/{set}` if known; `predicted/{set}`, the class that the plain network
+  predicts.
+- `thumbs.safetensors`: `{set}/{index}` uint8 (h, w, 3), thumbnails of the images in `Report.wrong`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from idness.benchmark.parts import Answer, BenchmarkInfo, MethodResult, ModelInfo, SetInfo, Sweep, Wrong
 from idness.core.documents import Document, packed
-from idness.core.errors import StoreError, unknown_name
-from idness.core.extras import needed
+from idness.core.errors import StoreError, needed, unknown_name
 from idness.core.files import OutputFolder, sha256_of
-from idness.core.wording import percent, shown
-from idness.metrics import NAMES
+from idness.core.text import percentage, shorten
+from idness.intervals import Difference
+from idness.metrics import NAMES, SELECTIVE, WITH_INTERVAL
 
 SCHEMA_VERSION = 1
 RESULTS, SCORES, THUMBS = "results.json", "scores.safetensors", "thumbs.safetensors"
@@ -35,26 +33,169 @@ TABLES, PAGE = ("results.csv", "results.md", "results.tex"), "report.html"
 DERIVED = (*TABLES, PAGE)
 """Files that are made from a report."""
 
-
-def results_folder(path: str | os.PathLike[str], *, force: bool = False) -> OutputFolder:
-    """Return the output folder of a report."""
-    return OutputFolder.of(path, _written, force=force)
+Mark = Literal["best", "tie"]
+"""The best method in a metric, or one that is not significantly different from it."""
 
 
-def _written(folder: Path) -> tuple[str, ...]:
-    """Return the names of the files that a report of 0.1.0 consists of; empty if the folder has none."""
-    try:
-        Report.load(folder)
-    except StoreError:
-        return ()
-    return (RESULTS, SCORES, THUMBS, *DERIVED, "reproduced.key")
+@dataclass(kw_only=True)
+class Metrics:
+    """The five metrics of one set or group, and with labels two of a classifier that rejects images.
+
+    `intervals` are 95 % intervals (low, high) of three of them; `marks` name the metrics in which the method is the `best` or a `tie`.
+    """
+
+    auroc: float
+    fpr_at_id_recall: float
+    fpr_at_ood_recall: float
+    aupr_in: float
+    aupr_out: float
+    aurc: float | None = None
+    accepted_accuracy: float | None = None
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    marks: dict[str, Mark] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """A setting that the search tried, and its AUROC on validation data."""
+
+    options: dict[str, Any]
+    auroc: float
+
+
+@dataclass(kw_only=True)
+class MethodResult:
+    """The results of one method, and how its options were chosen; `degenerate` if nearly all images have the same score."""
+
+    method: str
+    label: str
+    about: str
+    options: dict[str, Any]
+    chosen_by: str
+    validation_auroc: float | None = None
+    tried: list[Trial] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    id_accuracy_shaped: float | None = None
+    degenerate: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)
+    sets: dict[str, Metrics] = field(default_factory=dict)
+    groups: dict[str, Metrics] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Skipped:
+    """An image that could not be used, and the reason."""
+
+    item: str
+    reason: str
+
+
+@dataclass(kw_only=True)
+class SetInfo:
+    """A data set: its role, number of images, origin, and the hash of its images in order."""
+
+    role: str
+    images: int
+    source: str
+    sha256: str
+    skipped: list[Skipped] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class BenchmarkInfo:
+    """The benchmark: its name, the classes, and the sets of each group."""
+
+    name: str
+    title: str
+    classes: list[str]
+    groups: dict[str, list[str]]
+
+
+@dataclass(kw_only=True)
+class ModelInfo:
+    """The network: its name, the hash of its weights, and its sizes."""
+
+    spec: str
+    weights: str | None
+    weights_sha256: str
+    layer: str
+    features: int
+    classes: int
+    parameters: int
+
+
+@dataclass(kw_only=True)
+class Wrong:
+    """One of the images that a method gets most wrong."""
+
+    set: str
+    index: int
+    item: str
+    score: float
+    label: int | None
+    predicted: int
+
+
+@dataclass(kw_only=True)
+class Sweep:
+    """The AUROC of each group at each percentile, by method, and that of the energy score."""
+
+    percentiles: list[float]
+    auroc: dict[str, dict[str, list[float]]]
+    ebo: dict[str, float]
+
+
+@dataclass(kw_only=True)
+class Rival:
+    """The lead of the best method over another in mean AUROC.
+
+    The interval is adjusted for the number of methods; in a `tie` it contains zero.
+    """
+
+    row: str
+    lead: Difference
+    tie: bool
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """The recommended method and the evidence for it.
+
+    Attributes:
+        kind: whether the method is significantly better than all others, tied, behind another one on the test sets, the only one that was
+            measured, or none is useful.
+        use: the recommended method, chosen without the test sets.
+        best: the method with the highest mean AUROC on the test sets.
+        auroc: mean AUROC of each method, best first.
+        intervals: their 95 % intervals.
+        rivals: all methods but the best one, nearest first.
+        sentence: the recommendation in words.
+        evidence: what supports it and what does not.
+        cost: what a score costs beside the network's own pass.
+    """
+
+    kind: Literal["clear", "tie", "behind", "only", "useless"]
+    use: str
+    best: str
+    auroc: dict[str, float]
+    intervals: dict[str, tuple[float, float]]
+    rivals: list[Rival]
+    sentence: str
+    evidence: list[str]
+    cost: str = ""
+
+    @property
+    def ties(self) -> list[str]:
+        """The methods that are not significantly different from the best one."""
+        return [rival.row for rival in self.rivals if rival.tie]
 
 
 @dataclass(kw_only=True)
 class Report:
-    """Keeps all that a benchmark found.
+    """The results of a benchmark.
 
-    Its attributes are the keys of `results.json`. Scores and thumbnails are read from the folder when they are asked for.
+    Its attributes are the keys of `results.json`. Scores and thumbnails are read from the folder on first use. `answer`, `engine` and
+    `files` (the sha256 of the files beside `results.json`) are missing in results of version 0.1; `conclude` adds the answer.
     """
 
     benchmark: BenchmarkInfo
@@ -65,9 +206,7 @@ class Report:
     id_accuracy: float | None
     methods: dict[str, MethodResult]
     answer: Answer | None = None
-    """Which row to use; none in what version 0.1 wrote, until `conclude` works it out from the scores."""
     engine: dict[str, Any] = field(default_factory=dict)
-    """What ran the network; nothing in what version 0.1 wrote."""
     recall: float = 0.95
     failed: dict[str, str] = field(default_factory=dict)
     advised: str = ""
@@ -80,48 +219,32 @@ class Report:
     provenance: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     files: dict[str, str] | None = None
-    """The sha256 of the files beside `results.json`, by name; none in what version 0.1 wrote."""
     schema_version: int = SCHEMA_VERSION
 
-    def __repr__(self) -> str:
-        """Return a short table: the AUROC of each method on each group, best first."""
-        groups = list(dict.fromkeys(name for row in self.methods.values() for name in row.groups))
-        found = {
-            row.label: [row.groups[name].auroc for name in groups if name in row.groups]
-            for row in self.methods.values()
-        }
-        best = sorted(found, key=lambda label: -sum(found[label]) / max(1, len(found[label])))
-        width = max(map(len, ("AUROC %", *map(shown, best))))
-        lines = [
-            f"{shown(label):{width}}{''.join(f'{percent(value):>10}' for value in found[label])}" for label in best
-        ]
-        head = f"{'AUROC %':{width}}{''.join(f'{shown(name):>10}' for name in groups)}"
-        return "\n".join([f"Report: {shown(self.benchmark.title)}, {shown(self.model.spec)}", head, *lines])
-
     def to_json(self) -> str:
-        """Write everything but scores and thumbnails as JSON."""
+        """Return everything but scores and thumbnails as JSON."""
         return _DOCUMENT.text(self)
 
     @classmethod
     def from_json(cls, text: str | bytes, name: object = RESULTS) -> Report:
-        """Read what `to_json` wrote; `name` stands in errors."""
+        """Read the JSON of `to_json`; `name` is the name of the file in errors."""
         return _DOCUMENT.parse(text, name)
 
     @staticmethod
     def schema() -> dict[str, Any]:
-        """Give the JSON Schema of `results.json`."""
+        """Return the JSON Schema of `results.json`."""
         return _DOCUMENT.schema()
 
     def attach(self, scores: Mapping[str, NDArray[Any]], thumbs: Mapping[str, NDArray[np.uint8]]) -> None:
-        """Take scores and thumbnails, named as in their files."""
-        self.__dict__["scores"], self.__dict__["thumbs"] = Scores(scores), dict(thumbs)
+        """Add scores and thumbnails, named as in their files."""
+        self.__dict__["scores"], self.__dict__["thumbs"] = ScoreArrays(scores), dict(thumbs)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the report with its scores and thumbnails into a folder.
+        """Write the report with its scores and thumbnails into a folder, and return the path of `results.json`.
 
-        The folder must be new, empty, or one that idness wrote. All files are written before the first takes its place, so a full disk
-        leaves the folder as it was. `results.json` takes its place last and names the others by their hash, so a folder half
-        replaced is noticed when it is read.
+        The folder must be new, empty, or written by idness. All files are written before the first one is put in place, so a full disk
+        leaves the folder unchanged. `results.json` is put in place last and has the hashes of the others, so a mixture of two runs is
+        detected when it is read.
         """
         target = results_folder(folder)
         arrays = {
@@ -131,13 +254,13 @@ class Report:
         contents = {name: packed(found) for name, found in arrays.items() if found}
         self.files = {name: sha256_of(content) for name, content in contents.items()}
         target.write({**contents, RESULTS: self.to_json()})
-        target.remove(arrays.keys() - contents)  # those of an earlier run do not belong to this one
+        target.remove(arrays.keys() - contents)  # of an earlier run
         self.__dict__["_folder"] = target.path
         return target.path / RESULTS
 
     @classmethod
     def load(cls, folder: str | Path) -> Report:
-        """Read a report from the folder that a benchmark wrote, or from its `results.json`."""
+        """Read a report from its folder, or from its `results.json`."""
         place = Path(folder)
         path = place if place.suffix == ".json" else place / RESULTS
         report = _DOCUMENT.read(path)
@@ -145,90 +268,92 @@ class Report:
         return report
 
     @property
-    def folder(self) -> Path:
-        """Where the report was read from or written to."""
-        found = getattr(self, "_folder", None)
-        if not isinstance(found, Path):
-            raise StoreError("this report is in no folder, so its scores cannot be read; save it first")
-        return found
-
-    @property
     def has_scores(self) -> bool:
-        """Whether the scores are at hand: attached, or in the folder."""
+        """Whether the scores are available: attached, or in the folder."""
         return self._has(SCORES)
 
     @cached_property
-    def scores(self) -> Scores:
+    def scores(self) -> ScoreArrays:
         """The scores of every image."""
-        return Scores(self._read(SCORES))
+        return ScoreArrays(self._read(SCORES))
 
     @cached_property
     def thumbs(self) -> dict[str, NDArray[np.uint8]]:
-        """The small images by `set/index`; none where the sets are no images."""
+        """The thumbnails by `set/index`; empty if the sets are activations."""
         return self._read(THUMBS) if self._has(THUMBS) else {}
 
     def _has(self, name: str) -> bool:
-        if Path(name).stem in self.__dict__:
-            return True
-        return (
-            "_folder" in self.__dict__ and (self.files is None or name in self.files) and (self.folder / name).is_file()
-        )
+        folder = self.__dict__.get("_folder")
+        listed = self.files is None or name in self.files
+        return Path(name).stem in self.__dict__ or (folder is not None and listed and (folder / name).is_file())
 
     def _read(self, name: str) -> dict[str, NDArray[Any]]:
+        if "_folder" not in self.__dict__:
+            raise StoreError("this report is in no folder, so its scores cannot be read; save it first")
         digest = None if self.files is None else self.files.get(name)
-        return {key: value.numpy() for key, value in _DOCUMENT.tensors(self.folder / name, digest).items()}
+        found = _DOCUMENT.tensors(self.__dict__["_folder"] / name, digest)
+        return {key: value.numpy() for key, value in found.items()}
 
     def to_dataframe(self) -> Any:
-        """Give a pandas table with one line per method and set or group."""
-        lines = []
-        for row, method in self.methods.items():
-            for kind, found in (("set", method.sets), ("group", method.groups)):
-                for name, metrics in found.items():
-                    lines.append(
-                        {"method": row, "label": method.label, "kind": kind, "name": name}
-                        | {key: getattr(metrics, key) for key in NAMES}
-                    )
+        """Return a pandas DataFrame with one row per method and set or group; intervals are columns such as `auroc_low`."""
+        lines = [
+            {"method": row, "label": method.label, "kind": kind, "name": name}
+            | {key: getattr(metrics, key) for key in (*NAMES, *SELECTIVE)}
+            | {
+                f"{key}_{end}": metrics.intervals.get(key, (None, None))[place]
+                for key in WITH_INTERVAL
+                for place, end in enumerate(("low", "high"))
+            }
+            for row, method in self.methods.items()
+            for kind, found in (("set", method.sets), ("group", method.groups))
+            for name, metrics in found.items()
+        ]
         return needed("pandas", "to_dataframe", "tables", StoreError).DataFrame(lines)
 
+    def _table(self) -> list[list[str]]:
+        """Return the AUROC of each method on each group, best first, below a header."""
+        groups = list(dict.fromkeys(name for row in self.methods.values() for name in row.groups))
+        found = {row.label: [row.groups[name].auroc for name in groups] for row in self.methods.values()}
+        best = sorted(found, key=lambda label: -sum(found[label]))
+        return [["AUROC %", *groups], *([label, *map(percentage, found[label])] for label in best)]
+
+    def __repr__(self) -> str:
+        lines = [[shorten(cell) for cell in line] for line in self._table()]
+        width = max(len(line[0]) for line in lines)
+        rows = [f"{first:{width}}{''.join(f'{cell:>10}' for cell in cells)}" for first, *cells in lines]
+        return "\n".join([f"Report: {shorten(self.benchmark.title)}, {shorten(self.model.spec)}", *rows])
+
     def _repr_html_(self) -> str:
-        """Show AUROC by group in a notebook."""
-        groups = list(self.benchmark.groups)
-        head = "".join(f"<th>{escape(group)} AUROC</th>" for group in groups)
-        body = "".join(
-            f"<tr><td><code>{escape(method.label)}</code></td>"
-            + "".join(f"<td>{100 * method.groups[group].auroc:.2f}</td>" for group in groups)
-            + "</tr>"
-            for method in self.methods.values()
-        )
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in self._table())
         caption = f"{escape(self.benchmark.title)} · {escape(self.model.spec)}"
-        return f"<table><caption>{caption}</caption><thead><tr><th>method</th>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f"<table><caption>{caption}</caption><tbody>{rows}</tbody></table>"
 
 
-class Scores:
-    """Gives single arrays of the scores by what they are of."""
+class ScoreArrays:
+    """The arrays of the scores file, by method and set."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        self.arrays, self.names = arrays, frozenset(arrays)
+        self.arrays = arrays
 
     def of(self, row: str, name: str) -> NDArray[np.float32]:
-        """Read one row's scores of one set; higher is more in-distribution."""
+        """Return a method's scores of a set; higher is more in-distribution."""
         return self._get(f"scores/{row}/{name}")
 
     def index(self, name: str) -> NDArray[np.int64]:
-        """Read the place of each image in its set."""
+        """Return the position of each image in its set."""
         return self._get(f"index/{name}")
 
     def labels(self, name: str = "id_test") -> NDArray[np.int64] | None:
-        """Read the labels of a set, where they are known."""
-        return self._get(f"labels/{name}") if f"labels/{name}" in self.names else None
+        """Return the labels of a set, or None if they are unknown."""
+        return self._get(f"labels/{name}") if f"labels/{name}" in self.arrays else None
 
     def predicted(self, name: str) -> NDArray[np.int64]:
-        """Read the plain network's class of each image."""
+        """Return the class that the plain network predicts for each image."""
         return self._get(f"predicted/{name}")
 
     def _get(self, name: str) -> NDArray[Any]:
-        if name not in self.names:
-            raise unknown_name("entry of the scores file", name, self.names)
+        if name not in self.arrays:
+            raise unknown_name("entry of the scores file", name, self.arrays)
         return self.arrays[name]
 
 
@@ -236,6 +361,38 @@ _DOCUMENT = Document(
     content=Report,
     version=SCHEMA_VERSION,
     key="schema_version",
-    absent="give a folder that idness bench wrote",
+    absent="pass a folder that idness bench wrote",
     remedy="run the benchmark again",
 )
+
+
+def describe_duplicates(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return `Report.duplicates` in words, near-duplicates within several sets in one line."""
+    alone = [pair for pair in pairs if len(pair.get("sets", [])) == 1 and not pair.get("images")]
+    lines = [_duplicates(pair) for pair in pairs if len(alone) < 2 or pair not in alone]
+    counts = ", ".join(f"{shorten(pair['sets'][0])} ({pair['near']})" for pair in alone)
+    return lines if len(alone) < 2 else [*lines, f"near-duplicates within {counts}"]
+
+
+def _duplicates(pair: Mapping[str, Any]) -> str:
+    names, same, near = list(map(shorten, pair.get("sets", []))), pair.get("images"), pair.get("near")
+    both, between = (f"in both {' and '.join(names)}", f"between {' and '.join(names)}")
+    if len(names) == 1:
+        both, between = f"again in {names[0]}", f"within {names[0]}"
+    parts = [f"{same} {'image occurs' if same == 1 else 'images occur'} {both}"] if same else []
+    parts += [f"{near} near-duplicate{'' if near == 1 else 's'} {between}"] if near else []
+    return "; ".join(parts)
+
+
+def results_folder(path: str | os.PathLike[str], *, force: bool = False) -> OutputFolder:
+    """Return the output folder of a report."""
+    return OutputFolder.of(path, _written, force=force)
+
+
+def _written(folder: Path) -> tuple[str, ...]:
+    """Return the names of the files of a report of 0.1.0, which has no list of its files; empty if the folder has no report."""
+    try:
+        Report.load(folder)
+    except StoreError:
+        return ()
+    return (RESULTS, SCORES, THUMBS, *DERIVED, "reproduced.key")

@@ -1,262 +1,292 @@
-"""Runs a benchmark: one pass of the network over every image, then every method at every option from what is kept.
+"""Run a benchmark: one pass of the network over every image, then every method with every option on its activations.
 
-Methods that look at an image twice take passes of their own, and run only where they are named.
+Methods that edit images need more passes, and run only if they are named.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
+import platform
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from idness.activations.extract import collect
-from idness.benchmark.answer import conclude
+from idness.benchmark.answer import conclude, without_interval
 from idness.benchmark.evaluate import Scorer, SetScores, evaluate, make_sweep, sweep_curves, wrong_images
-from idness.benchmark.looks import Look, Looker
-from idness.benchmark.parts import BenchmarkInfo, MethodResult, Metrics, SetInfo, Skipped, Trial
-from idness.benchmark.prepare import Prepared, prepare
-from idness.benchmark.protocol import GROUPS, Benchmark, OpenSet
-from idness.benchmark.provenance import Known, duplicates, peak_memory, provenance, thumbnails, told
-from idness.benchmark.ranking import without_interval
-from idness.benchmark.results import Report
-from idness.benchmark.settings import Settings
+from idness.benchmark.extraction import Pass, benchmark_network, run_passes
+from idness.benchmark.protocol import GROUPS, Benchmark, OpenSet, Settings
+from idness.benchmark.results import (
+    BenchmarkInfo,
+    MethodResult,
+    Metrics,
+    ModelInfo,
+    Report,
+    SetInfo,
+    Skipped,
+    Trial,
+    Wrong,
+    describe_duplicates,
+)
 from idness.core.errors import DataError
-from idness.core.progress import Listener, heard_warnings
+from idness.core.progress import Progress, report_warnings
+from idness.core.text import abridged, shorten
 from idness.core.types import Head
 from idness.data import ImageSet
 from idness.data.activations import in_memory
-from idness.networks.class_names import check_accuracy
-from idness.networks.open import Network
+from idness.data.decoding import decoder_version
+from idness.data.duplicates import common, near, within
+from idness.data.preprocess import thumbnail
+from idness.networks.open import Network, check_accuracy
 from idness.selection.recommend import MOST, Recommendation, learning_half, recommend_for
 from idness.selection.search import Choice, Row, choose, wanted_rows
 
-__all__ = ["Benchmark", "Settings", "run"]
-NO_IMAGES = "these change the images and look again, and the benchmark has activations in place of images"
+NO_IMAGES = "edits the images, and the benchmark has activations instead of images"
+SHOWN = 128
+"""Longest side of the images in a report, in pixels."""
 
 
 def run(
     benchmark: Benchmark | str | Path,
     model: str | nn.Module | None = None,
     settings: Settings | None = None,
-    listener: Listener | None = None,
+    progress: Progress | None = None,
 ) -> Report:
-    """Run a benchmark and report what every method reaches.
+    """Run a benchmark and return the results of every method.
 
     Args:
-        benchmark: one that ships with idness by name, a TOML file, or an object.
-        model: the network, or how to load it; not needed where all sets are activations, nor for the embedded benchmark.
-        settings: how to run it.
-        listener: hears of progress.
+        benchmark: the name of a benchmark of idness, a TOML file, or a `Benchmark`.
+        model: the network or its name; not needed for embedded benchmarks, or if all sets are activations.
+        settings: the options of the run.
+        progress: progress callback.
+
+    Example:
+        >>> report = run("cifar6", settings=Settings(methods=["msp"]))
+        >>> 0.8 < report.methods["msp"].groups["far"].auroc < 0.9
+        True
     """
     bench = benchmark if isinstance(benchmark, Benchmark) else Benchmark.load(benchmark)
-    job = _Job(bench, settings or Settings(), listener or Listener())
-    with heard_warnings(job.warn):
+    job = _Run(bench, settings or Settings(), progress or Progress())
+    with report_warnings(job.warn):
         return job.run(model)
 
 
-@dataclass
-class _Scored:
-    """Keeps the scores of every set, and which of them belong to which group."""
+class _Run:
+    """One run of a benchmark."""
 
-    every: dict[str, SetScores]
-    groups: dict[str, dict[str, SetScores]]
-
-    @property
-    def id_test(self) -> SetScores:
-        return self.every["id_test"]
-
-
-class _Job:
-    """Runs one benchmark once."""
-
-    def __init__(self, bench: Benchmark, settings: Settings, listener: Listener) -> None:
-        self.bench, self.settings, self.listener = bench, settings, listener
+    def __init__(self, bench: Benchmark, settings: Settings, progress: Progress) -> None:
+        self.bench, self.settings, self.progress = bench, settings, progress
         self.warnings: list[str] = []
         self.time = dict.fromkeys(("extract", "fit", "search", "score", "total", "images", "cached"), 0.0)
+        self.sets: dict[str, OpenSet] = {}
 
     def run(self, model: str | nn.Module | None) -> Report:
         start = time.perf_counter()
-        wanted = wanted_rows(self.settings.methods)  # a misspelt name is told before anything runs
+        wanted = wanted_rows(self.settings.methods)  # first, so that a misspelt name fails at once
         sets = self.bench.open(self.settings.data, partial=self.settings.partial)
-        prepared = prepare(self.bench, sets, model, self.settings, self.listener)
-        looker = Looker(prepared.network, prepared.head, sets, self.settings, self.listener)
-        looks = looker.looks(wanted)
-        self.time |= {"extract": looker.seconds, "images": looker.ran, "cached": looker.cached}
-        choices, failed = self._choices(wanted, prepared.head, looks)
-        advice = self._advice(prepared, sets, choices, looks[0])
-        scored = self._scored(choices, prepared.head, looks)
-        report = self._report(prepared, sets, choices, failed, scored, advice)
+        self.sets = {entry.name: entry for entry in sets}
+        head, network, info = benchmark_network(self.bench, sets, model, self.settings, self.progress)
+        passes, counts = run_passes(network, sets, wanted, self.settings, self.progress)
+        self.time |= counts
+        choices, failed = self._choices(wanted, head, passes)
+        advice = None if network is None else self._advice(network, choices, passes[0])
+        scored = self._scores(choices, head, passes)
+        report = self._report(network, info, choices, failed, scored, advice)
+        report.warnings, report.time = self.warnings, self.time
         self.time["total"] = time.perf_counter() - start
-        report.time, report.warnings, report.peak_memory = self.time, self.warnings, peak_memory()
+        report.peak_memory = peak_memory()
         return report
 
     def warn(self, text: str) -> None:
-        # The same remark about other images of the same set is no news.
+        # Warnings that differ only in the value are given once.
         if text.partition(", got")[0] not in [known.partition(", got")[0] for known in self.warnings]:
             self.warnings.append(text)
-            self.listener.warn(text)
+            self.progress.warn(text)
 
     def _choices(
-        self, wanted: Mapping[str, Row], head: Head, looks: Sequence[Look]
+        self, wanted: Mapping[str, Row], head: Head, passes: Sequence[Pass]
     ) -> tuple[dict[str, Choice], dict[str, str]]:
-        self.listener.phase("methods", len(wanted))
+        """Fit the methods and choose their options; return them, and the reasons why others could not be used."""
+        self.progress.phase("methods", len(wanted))
         choices: dict[str, Choice] = {}
-        failed = {row: NO_IMAGES for row in wanted if not any(row in look.wanted for look in looks)}
-        for look in looks:
-            train, val = look.held.get("id_train"), look.held.get("id_val")
-            ood_val = {name: look.held[name] for name in self.bench.ood_val if name in look.held}
-            found, reasons = choose(look.wanted, head, train, val, ood_val, listener=self.listener)
+        failed = {row: NO_IMAGES for row in wanted if not any(row in each.rows for each in passes)}
+        for each in passes:
+            acts = each.fitted_on
+            ood_val = {name: acts[name] for name in self.bench.ood_val if name in acts}
+            train, val = acts.get("id_train"), acts.get("id_val")
+            found, reasons = choose(each.rows, head, train, val, ood_val, progress=self.progress)
             choices |= found
             failed |= reasons
         if not choices:
-            raise DataError(
-                f"benchmark {self.bench.name}: no method could be used; the first: {next(iter(failed.values()))}"
-            )
+            first = next(iter(failed.values()))
+            raise DataError(f"benchmark {self.bench.name}: no method could be used; first reason: {first}")
         for step in ("fit", "search"):
             self.time[step] = sum(choice.seconds[step] for choice in choices.values())
         return choices, failed
 
-    def _advice(
-        self,
-        prepared: Prepared,
-        sets: Sequence[OpenSet],
-        choices: Mapping[str, Choice],
-        look: Look,
-    ) -> Recommendation | None:
-        """Return the recommendation for the ID images if there is no OOD validation set to choose by, else `None`."""
-        ids = next((entry for role in ("id_val", "id_test") for entry in sets if entry.role == role), None)
-        network = prepared.network
-        if network is None or ids is None or any(choice.auroc is not None for choice in choices.values()):
+    def _advice(self, network: Network, choices: Mapping[str, Choice], plain: Pass) -> Recommendation | None:
+        """Return the recommendation of `doctor` and `calibrate` for the same images.
+
+        None if validation data decides between the methods that were named, which `doctor` and `calibrate` do not know.
+        """
+        validated = any(choice.auroc is not None for choice in choices.values())
+        name = next((name for name in ("id_val", "id_test") if name in self.sets), None)
+        if name is None or (validated and self.settings.methods):
             return None
-        if isinstance(ids.data, ImageSet):
-            source = next(source for source in look.sources if source.name == ids.name)
-            acts = source.load(step=max(1, -(-len(ids.data) // (2 * MOST))))
-            seen = in_memory("ID images", acts, ids.data, len(ids.data))
+        data = self.sets[name].data
+        if not isinstance(data, ImageSet):
+            ids = collect(network, data, name="ID images", limit=2 * MOST, progress=self.progress)
         else:
-            seen = collect(network, ids.data, name="ID images", limit=2 * MOST, listener=self.listener)
-        part, _ = learning_half(seen)
+            source = next(source for source in plain.sets if source.name == name)
+            acts = plain.fitted_on.get(name) or source.load(step=-(-len(data) // (2 * MOST)))
+            ids = in_memory("ID images", acts, data, len(data))
+        part, _ = learning_half(ids)
         if len(part.acts) < 2:
             return None
-        return recommend_for(network, part, learn=look.held.get("id_train"), listener=self.listener)
+        learn = plain.fitted_on.get("id_train")
+        ood = {name: plain.fitted_on[name] for name in self.bench.ood_val if name in plain.fitted_on and validated}
+        return recommend_for(network, part, learn=learn, ood=ood, progress=self.progress)
 
-    def _scored(self, choices: Mapping[str, Choice], head: Head, looks: Sequence[Look]) -> _Scored:
+    def _scores(self, choices: Mapping[str, Choice], head: Head, passes: Sequence[Pass]) -> dict[str, SetScores]:
         """Score every set but the training images, of which only the hashes are needed."""
-        start, first = time.perf_counter(), looks[0]
-        sweep = make_sweep(choices, head, first.held.get("id_train"), first.held.get("id_val"))
-        for look in looks:
-            look.held.clear()  # what the methods need of it they have kept
-        self.listener.phase("scores", sum(len(look.sources) for look in looks))
-        every: dict[str, SetScores] = {}
-        for look in looks:
-            rows = {row: choice for row, choice in choices.items() if row in look.wanted}
-            scorer = Scorer(rows, sweep if look is first else None)
-            for source in look.sources:
+        start, first = time.perf_counter(), passes[0]
+        sweep = make_sweep(choices, head, first.fitted_on.get("id_train"), first.fitted_on.get("id_val"))
+        for each in passes:
+            each.fitted_on.clear()  # the methods are fitted
+        self.progress.phase("scores", sum(len(each.sets) for each in passes))
+        scored: dict[str, SetScores] = {}
+        for each in passes:
+            scorer = Scorer(
+                {row: choice for row, choice in choices.items() if row in each.rows}, sweep if each is first else None
+            )
+            for source in each.sets:
                 tested = source.role in ("id_test", *GROUPS)
                 if source.role == "id_train":
                     found = SetScores.of_loaded(source)
                 else:
                     found = scorer.score(source.shards(), source.count, shaped=source.role == "id_test", sweep=tested)
                 if not len(found.index):
-                    raise DataError(f"{source.name}: none of its images can be used; the first: {found.skipped[0][1]}")
+                    raise DataError(
+                        f"{source.name}: none of its images can be used; first reason: {found.skipped[0][1]}"
+                    )
                 found.given_digest = source.sha256
-                # Later looks are at the same images: they add their scores, and else the same.
-                every.setdefault(source.name, found).scores |= found.scores
-                self.listener.advance(1)
+                scored.setdefault(source.name, found).scores |= found.scores  # later passes add their scores
+                self.progress.advance(1)
             for row, seconds in scorer.seconds.items():
                 choices[row].seconds["score"] = seconds
         self.time["score"] = time.perf_counter() - start
-        sources = first.sources
-        groups = {
-            role: {source.name: every[source.name] for source in sources if source.role == role} for role in GROUPS
-        }
-        return _Scored(every, {role: found for role, found in groups.items() if found})
+        return scored
 
     def _report(
         self,
-        prepared: Prepared,
-        sets: Sequence[OpenSet],
+        network: Network | None,
+        info: ModelInfo,
         choices: Mapping[str, Choice],
         failed: dict[str, str],
-        scored: _Scored,
+        scored: Mapping[str, SetScores],
         advice: Recommendation | None,
     ) -> Report:
-        start = time.perf_counter()
-        opened = {entry.name: entry for entry in sets}
-        metrics = evaluate(scored.id_test, scored.groups, self.settings.recall, self.settings.seed)
+        start, id_test = time.perf_counter(), scored["id_test"]
+        if id_test.labels is not None:  # at chance level, the scores would be meaningless
+            any_accuracy = self.settings.any_accuracy
+            text = check_accuracy("id_test", id_test.labels, id_test.predicted, info.classes, any_accuracy=any_accuracy)
+            if text:
+                self.warn(text)
+        groups: dict[str, dict[str, SetScores]] = {}
+        for role in GROUPS:
+            found = {name: scores for name, scores in scored.items() if self.sets[name].role == role}
+            groups |= {role: found} if found else {}
+        metrics = evaluate(id_test, groups, self.settings.recall, self.settings.seed)
         methods = {
-            row: _method_result(choice, scored.id_test.shaped_accuracy(row), *metrics[row])
-            for row, choice in choices.items()
+            row: _method_result(choice, id_test.shaped_accuracy(row), *metrics[row]) for row, choice in choices.items()
         }
-        wrong = wrong_images(scored.id_test, scored.groups)
-        for entry in (entry for parts in wrong.values() for listed in parts.values() for entry in listed):
-            entry.item = _item(opened[entry.set], entry.index)
-        groups = {role: list(found) for role, found in scored.groups.items()}
-        network = prepared.network
-        self._check_accuracy(scored.id_test, prepared.info.classes)
+        wrong = wrong_images(id_test, groups, self._item)
+        precision = {"asked": "fp32", "used": "fp32", "why": "activations were given"}
         report = Report(
             benchmark=BenchmarkInfo(
                 name=self.bench.name,
                 title=self.bench.title,
-                classes=_classes(self.bench, opened, network),
-                groups=groups,
+                classes=self._classes(network),
+                groups={role: list(found) for role, found in groups.items()},
             ),
-            model=prepared.info,
+            model=info,
             preprocessing={} if network is None or network.how is None else network.how.to_dict(),
-            precision=asdict(prepared.precision),
+            precision=precision if network is None else asdict(network.precision),
             engine={} if network is None or network.engine is None else asdict(network.engine),
-            sets={name: _set_info(opened[name], found) for name, found in scored.every.items()},
-            id_accuracy=scored.id_test.accuracy,
+            sets={name: self._set_info(name, found) for name, found in scored.items()},
+            id_accuracy=id_test.accuracy,
             methods=methods,
-            recall=self.settings.recall,
             failed=failed,
+            recall=self.settings.recall,
             advised="" if advice is None else advice.row,
             advised_why="" if advice is None else advice.why,
-            sweep=sweep_curves(scored.id_test, scored.groups, methods["ebo"].groups if "ebo" in methods else None),
+            sweep=sweep_curves(id_test, groups, methods["ebo"].groups if "ebo" in methods else None),
             wrong=wrong,
-            duplicates=duplicates(
-                {
-                    name: Known(opened[name].role, opened[name].data, found.digests, found.index)
-                    for name, found in scored.every.items()
-                }
-            ),
+            duplicates=duplicates(scored, self.sets),
             provenance=provenance(self.settings.command, self.settings.seed),
         )
-        report.attach(_arrays(scored.every), thumbnails(wrong, {name: entry.data for name, entry in opened.items()}))
+        report.attach(_arrays(scored), self._thumbnails(wrong))
         conclude(report)
-        self._tell(report)
+        self._warn_of_results(report)
         self.time["score"] += time.perf_counter() - start
         return report
 
-    def _check_accuracy(self, found: SetScores, classes: int) -> None:
-        """Stop if accuracy is at chance level, unless any accuracy is accepted: the scores would mean nothing."""
-        if found.labels is not None:
-            text = check_accuracy(
-                "id_test", found.labels, found.predicted, classes, any_accuracy=self.settings.any_accuracy
-            )
-            if text:
-                self.warn(text)
-
-    def _tell(self, report: Report) -> None:
-        for found in report.duplicates:
-            self.warn(told(found))
-        for sentence in without_interval(report):
-            self.warn(sentence)
+    def _warn_of_results(self, report: Report) -> None:
+        for text in [*describe_duplicates(report.duplicates), *without_interval(report)]:
+            self.warn(text)
         for row, method in report.methods.items():
             if method.degenerate:
-                self.warn(
-                    f"{row}: gives nearly all images one and the same score; it says nothing here and is never the best"
-                )
+                self.warn(f"{row}: nearly all images have the same score, so it is never the best method")
+        for name in (name for sets in report.benchmark.groups.values() for name in sets):
+            found = {row: method.sets[name].intervals["auroc"][1] for row, method in report.methods.items()}
+            below = [row for row, high in found.items() if high < 0.5]
+            if below:
+                named = abridged([shorten(row) for row in below])
+                self.warn(f"{shorten(name)}: AUROC below 50 % with {named}: OOD images score above ID images")
         for name, info in report.sets.items():
             if info.skipped:
-                self.warn(
-                    f"{name}: {len(info.skipped)} images were skipped; the first, {info.skipped[0].item}: {info.skipped[0].reason}"
-                )
+                first = info.skipped[0]
+                self.warn(f"{name}: {len(info.skipped)} images were skipped; first: {first.item}: {first.reason}")
+
+    def _item(self, name: str, index: int) -> str:
+        data = self.sets[name].data
+        return data.item(index) if isinstance(data, ImageSet) else str(index)
+
+    def _set_info(self, name: str, found: SetScores) -> SetInfo:
+        entry = self.sets[name]
+        skipped = [Skipped(item=self._item(name, place), reason=reason) for place, reason in found.skipped]
+        images = len(found.index)
+        return SetInfo(role=entry.role, images=images, source=entry.data.source, sha256=found.sha256, skipped=skipped)
+
+    def _classes(self, network: Network | None) -> list[str]:
+        if network is not None and network.class_names is not None:
+            return list(network.class_names)
+        data = self.sets["id_test"].data
+        return list(self.bench.class_names or (data.classes if isinstance(data, ImageSet) else ()))
+
+    def _thumbnails(self, wrong: Mapping[str, Mapping[str, Sequence[Wrong]]]) -> dict[str, NDArray[np.uint8]]:
+        """Return thumbnails of the images that methods get most wrong, by `set/index`."""
+        listed = (entry for parts in wrong.values() for entries in parts.values() for entry in entries)
+        found: dict[str, NDArray[np.uint8]] = {}
+        for name, index in sorted({(entry.set, entry.index) for entry in listed}):
+            images = self.sets[name].data
+            if isinstance(images, ImageSet):
+                try:
+                    found[f"{name}/{index}"] = np.array(thumbnail(images.picture(index), SHOWN))
+                except DataError:
+                    continue  # deleted since it was scored
+        return found
 
 
 def _method_result(
@@ -279,28 +309,10 @@ def _method_result(
     )
 
 
-def _set_info(entry: OpenSet, found: SetScores) -> SetInfo:
-    skipped = [Skipped(item=_item(entry, place), reason=reason) for place, reason in found.skipped]
-    return SetInfo(
-        role=entry.role, images=len(found.index), source=entry.data.source, sha256=found.sha256, skipped=skipped
-    )
-
-
-def _item(entry: OpenSet, index: int) -> str:
-    return entry.data.item(index) if isinstance(entry.data, ImageSet) else str(index)
-
-
-def _classes(bench: Benchmark, opened: Mapping[str, OpenSet], network: Network | None) -> list[str]:
-    if network is not None and network.class_names is not None:
-        return list(network.class_names)
-    data = opened["id_test"].data
-    return list(bench.class_names or (data.classes if isinstance(data, ImageSet) else ()))
-
-
-def _arrays(every: Mapping[str, SetScores]) -> dict[str, NDArray[Any]]:
-    """Name the arrays of the scores file."""
+def _arrays(scored: Mapping[str, SetScores]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of the scores file by name."""
     arrays: dict[str, NDArray[Any]] = {}
-    for name, found in every.items():
+    for name, found in scored.items():
         if name == "id_train":
             continue
         arrays |= {f"scores/{row}/{name}": scores for row, scores in found.scores.items()}
@@ -308,3 +320,57 @@ def _arrays(every: Mapping[str, SetScores]) -> dict[str, NDArray[Any]]:
         if found.labels is not None:
             arrays[f"labels/{name}"] = found.labels
     return {name: np.asarray(array) for name, array in arrays.items()}
+
+
+def duplicates(scored: Mapping[str, SetScores], sets: Mapping[str, OpenSet]) -> list[dict[str, Any]]:
+    """Count repeated images and near-duplicates, within a test set or where they must not be.
+
+    An ID and an OOD set must not share images, nor a test set and one that is not for testing.
+    """
+    tested, found = {"id_test", *GROUPS}, list[dict[str, Any]]()
+    for name, scores in scored.items():
+        images = sets[name].data
+        if sets[name].role in tested and isinstance(images, ImageSet):
+            same, alike = within(scores.digests, images, scores.index)
+            found += [{"sets": [name], "images": same, "near": alike}] if same or alike else []
+    for (first, one), (second, other) in combinations(scored.items(), 2):
+        roles = sets[first].role, sets[second].role
+        if sets[first].is_id == sets[second].is_id and (roles[0] in tested) == (roles[1] in tested):
+            continue
+        same, alike, left, right = common(one.digests, other.digests), 0, sets[first].data, sets[second].data
+        if isinstance(left, ImageSet) and isinstance(right, ImageSet):
+            alike = near(one.digests, other.digests, (left, right), (one.index, other.index))
+        if same or alike:
+            found.append({"sets": [first, second], "images": same, "near": alike})
+    return found
+
+
+def provenance(command: str, seed: int) -> dict[str, Any]:
+    """Return versions, machine, time, seed and command."""
+    versions = {"python": platform.python_version(), "decoder": decoder_version()}
+    for name in ("idness", "torch", "torchvision", "timm", "numpy"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "command": command,
+        "seed": seed,
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "versions": versions,
+        "machine": {"cpu": platform.machine(), "cores": os.cpu_count() or 0, "threads": torch.get_num_threads()},
+    }
+
+
+def peak_memory() -> int:
+    """Return the peak memory of this process in bytes; 0 if the system does not report it."""
+    if sys.platform == "darwin":
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        # On Linux, getrusage starts with the memory of the parent process.
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return 0

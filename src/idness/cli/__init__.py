@@ -5,72 +5,80 @@ Nothing here may import torch before a subcommand runs: `idness --help` answers 
 
 from __future__ import annotations
 
-import atexit
 import errno
-import gc
-import importlib
 import os
 import re
 import sys
 import textwrap
-import threading
 import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, TextIO
 
 import typer
 import typer.core
 
+from idness.cli import guard, measure, paper, train
+from idness.cli.options import warn_renamed
 from idness.core.errors import IdnessError, IdnessWarning
-from idness.core.processor import sort_fast
-from idness.core.wording import masked
+from idness.core.text import masked
 
-COMMANDS = {
-    "bench": "bench:bench",
-    "extract": "extract:extract",
-    "compare": "compare:compare",
-    "calibrate": "calibrate:calibrate",
-    "score": "score:score",
-    "export": "export:export",
-    "serve": "serve:serve",
-    "train": "train:train",
-    "data": "data:data",
-    "reproduce": "reproduce:reproduce",
-    "analyze": "analyze:analyze",
-    "doctor": "doctor:doctor",
-    "list": "list:list_methods",
+COMMANDS: dict[str, Callable[..., None]] = {
+    "bench": measure.bench,
+    "extract": measure.extract,
+    "compare": measure.compare,
+    "calibrate": guard.calibrate,
+    "score": guard.score,
+    "export": guard.export,
+    "serve": guard.serve,
+    "train": train.train,
+    "data": paper.data,
+    "reproduce": paper.reproduce,
+    "analyze": paper.analyze,
+    "doctor": measure.doctor,
+    "list": measure.list_methods,
 }
-"""Each subcommand's name, module and function."""
+"""Each subcommand's name and function."""
 GROUPS = {
     "Measure": ("bench", "extract", "compare", "doctor", "list"),
     "Decide": ("calibrate", "score", "export", "serve"),
     "Train": ("train",),
     "Study the paper": ("data", "reproduce", "analyze"),
 }
-"""How `--help` groups the subcommands."""
+"""Groups of subcommands in `--help`."""
 
 STOPPED = 130
-"""The exit code of what Ctrl-C has stopped."""
+"""Exit code after Ctrl-C."""
 KEPT = {
-    "bench": "what the network made of the images so far is kept, and the same command goes on from there",
-    "extract": "shards that are done are kept in out=, and the same command with resume=True goes on from there",
+    "bench": "activations computed so far are cached; run the same command again to continue",
+    "extract": "finished shards are in out=; run the same command with resume=True to continue",
     "calibrate": "no guard was written; run the same command again",
-    "score": "the rows above are whole; give the images that are left, or with out= the same command with resume=True goes on",
-    "train": "the last checkpoint is kept in out=, and the same command goes on from there",
-    "data": "what is loaded is kept, and the same command goes on from there",
-    "reproduce": "tables that were done are kept, and the same command goes on from there",
+    "score": "the rows above are complete; pass the remaining images, or continue out= with resume=True",
+    "train": "the last checkpoint is in out=; run the same command again to continue",
+    "data": "downloaded parts are kept; run the same command again to continue",
+    "reproduce": "finished tables are kept; run the same command again to continue",
 }
-"""What is kept of a subcommand that is stopped, and how to go on; the others keep nothing."""
+"""What remains of a subcommand that was stopped; the others leave nothing."""
+RENAMED = {
+    "score": {"--batch": "--batch-size"},
+    "serve": {"--batch": "--batch-size"},
+    "compare": {"--sets": "--by-set"},
+    "train": {"--arch": "--model"},
+    "data": {"--set": "--sets"},
+}
+"""Options of 0.1 that have new names; to be removed after the next release."""
 
+ALIASES = {"key": "token_file", "arch": "model", "batch": "batch_size"}
+"""Names of arguments in the library, and of the parameters of subcommands that set them."""
 ARGUMENT = re.compile(r"\b([a-z_]+)=(?:'([^']*)'|True)?(?=[\s,;.)]|$)")
-"""How the library's messages name an argument: `weights=`, `weights='none'`, `partial=True`."""
+"""An argument in a message of the library: `weights=`, `weights='none'`, `partial=True`."""
 
 
 class Grouped(typer.core.TyperGroup):
-    """Lists the subcommands by what they are for, each with the whole of its summary."""
+    """A group whose help lists subcommands by purpose, with complete summaries."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the groups."""
+        """Write the subcommands by group."""
         width = max(map(len, COMMANDS)) + 2
         for title, names in GROUPS.items():
             with formatter.section(title):
@@ -83,10 +91,19 @@ class Grouped(typer.core.TyperGroup):
                     formatter.write("".join(f"  {'':{width}}{line}\n" for line in lines[1:]))
 
 
+class Subcommand(typer.core.TyperCommand):
+    """A subcommand whose usage line omits arguments that are accepted only as in 0.1."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line."""
+        hidden = {f"[{one.name}]" for one in self.get_params(ctx) if getattr(one, "hidden", False)}
+        return [piece for piece in super().collect_usage_pieces(ctx) if piece not in hidden]
+
+
 app = typer.Typer(
     name="idness",
     cls=Grouped,
-    help="Know when an image classifier is looking at something it was never trained on.",
+    help="Detect images that a classifier was not trained on.",
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -108,25 +125,28 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Know when an image classifier is looking at something it was never trained on."""
+    """Detect images that a classifier was not trained on."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
-for _name, _home in COMMANDS.items():
-    _module, _, _function = _home.partition(":")
-    app.command(_name)(getattr(importlib.import_module(f"idness.cli.{_module}"), _function))
+for _name, _function in COMMANDS.items():
+    app.command(_name, cls=Subcommand)(_function)
+
+
+@cache
+def command() -> Any:
+    """Return the command line as a click group."""
+    return typer.main.get_command(app)
 
 
 def main() -> None:
-    """Run the command line: one line and exit code 2 for whatever the user can mend."""
+    """Run the command line; an error that the user can fix is one line and exit code 2."""
     warnings.showwarning = _show_warning
-    if sys.stdout is None:  # started with >&-: the next file that is opened would take its place
-        _stop("standard output is closed; redirect it to a file or to /dev/null", 2)
     try:
-        # Under its own name, however it was started: completion in the shell goes by it.
-        result = _command()(prog_name="idness", standalone_mode=False)
-        if result == STOPPED:  # what newer versions of typer make of Ctrl-C
+        # A fixed name, which completion in the shell depends on.
+        result = command()(_with_new_names(sys.argv[1:]), prog_name="idness", standalone_mode=False)
+        if result == STOPPED:  # newer versions of typer return it after Ctrl-C
             raise KeyboardInterrupt
         sys.stdout.flush()
         sys.exit(result if isinstance(result, int) else 0)
@@ -135,11 +155,11 @@ def main() -> None:
     except IdnessError as error:
         _stop(with_flags(str(error)), 2)
     except OSError as error:
-        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG):
+        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
-        # What is still buffered must not raise again at exit.
+        # Buffered output must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:  # the reader (head, less) has gone
+        if error.errno == errno.EPIPE:  # the reader, such as head, has ended
             sys.exit(0)
         _stop(f"cannot write to standard output: {error.strerror}; free space or redirect it", 2)
     except Exception as error:
@@ -150,41 +170,20 @@ def main() -> None:
 
 
 def run() -> None:
-    """Run the command line as a process of its own, which ends at once: taking torch apart piece by piece takes long."""
-    sort_fast()
+    """Run the command line as the only task of a process."""
     # Read when torch is imported: threads that spin while they wait for each other slow down a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("KMP_BLOCKTIME", "0")
-    gc.set_threshold(50_000)  # imports make many objects and no garbage: looking for it is wasted time
-    try:
-        main()
-    except SystemExit as done:
-        code = done.code
-        others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-        if not isinstance(code, int) or not all(thread.daemon for thread in others):
-            raise
-        try:
-            atexit._run_exitfuncs()
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-        except (OSError, ValueError, AttributeError):  # no reader, a full disk, a stream that was closed or never there
-            raise done from None  # which Python tells in its own way
-        os._exit(code)
-
-
-@cache
-def _command() -> Any:
-    return typer.main.get_command(app)
+    main()
 
 
 def with_flags(message: str) -> str:
-    """Name the arguments of which a message of the library speaks as the subcommand at hand takes them."""
+    """Replace names of arguments in a message of the library by the options of the current subcommand."""
     named = _named()
     spoken = {}
-    for parameter in _command().commands[named].params if named else ():
+    for parameter in command().commands[named].params if named else ():
         spoken[parameter.name] = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.name.upper()
-    if "token_file" in spoken:
-        spoken["key"] = spoken["token_file"]
+    spoken |= {old: spoken[new] for old, new in ALIASES.items() if new in spoken}
     if "mean" in spoken:
         spoken["preprocessing"] = "--size, --mean and --std"
     elif "benchmark" in spoken:
@@ -194,8 +193,19 @@ def with_flags(message: str) -> str:
 
 
 def _named() -> str | None:
-    """Find the subcommand at hand."""
+    """Return the current subcommand."""
     return next((word for word in sys.argv[1:] if word in COMMANDS), None)
+
+
+def _with_new_names(words: list[str]) -> list[str]:
+    """Replace options that have a new name, with a warning."""
+    renamed, found = RENAMED.get(_named() or "", {}), []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in renamed:
+            warn_renamed(name, renamed[name])
+        found.append(f"{renamed.get(name, name)}{equals}{value}")
+    return found
 
 
 def _stop(message: str, code: int) -> None:

@@ -2,47 +2,85 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from idness.core.errors import IdnessWarning, OptionError
+
 if TYPE_CHECKING:
+    from idness.cluster import Pool
     from idness.data import Preprocessing
     from idness.networks.open import ModelOptions
 
-ENGINE_HELP = "What runs the network: eager, compiled, onnxruntime, openvino, or auto."
+MODEL_HELP = "torchvision:NAME, timm:NAME, hf:NAME, file.py:function, a folder of idness train, or cifar6:base."
+ENGINE_HELP = "Engine that runs the network: eager, onnxruntime, openvino, or auto."
 
-Model = Annotated[
-    str,
-    typer.Argument(help="torchvision:NAME, timm:NAME, file.py:function, a folder of idness train, or cifar6:base."),
+Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
+OptionalModel = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
+GuardModel = Annotated[str | None, typer.Option("--model", help="The network, if the guard cannot find it.")]
+GuardWeights = Annotated[str | None, typer.Option("--weights", help="The network's weights, with --model.")]
+Weights = Annotated[
+    str | None, typer.Option(help="The network's weights: a safetensors file or checkpoint, or none for a new network.")
 ]
-Size = Annotated[int | None, typer.Option(help="Side of the square input, where the network does not say.")]
+Size = Annotated[int | None, typer.Option(help="Side of the square input, if the network does not define it.")]
 Mean = Annotated[str | None, typer.Option(help="Mean of each channel in [0, 1], as in 0.49,0.48,0.45.")]
 Std = Annotated[str | None, typer.Option(help="Standard deviation of each channel.")]
-Layer = Annotated[str, typer.Option(help="Name of the final linear layer; found by itself if not given.")]
+Layer = Annotated[str, typer.Option(help="Name of the final linear layer; found automatically by default.")]
 ClassNames = Annotated[
     str | None,
-    typer.Option("--classes", help="Names in the order of the network's outputs: a,b,c, a text file, or imagenet."),
+    typer.Option(
+        "--classes", help="Class names in the order of the network's outputs: a,b,c, a text file, or imagenet."
+    ),
 ]
 MultiLabel = Annotated[
     bool | None,
-    typer.Option("--multi-label/--single-label", help="Whether an image may get several labels, or none."),
+    typer.Option("--multi-label/--single-label", help="Whether an image may have several labels, or none."),
 ]
+Benchmark = Annotated[str, typer.Argument(help="Name or TOML file of a benchmark; by default the embedded one.")]
+Data = Annotated[Path | None, typer.Option(help="Folder that relative paths of the benchmark start from.")]
+Partial = Annotated[bool, typer.Option("--partial", help="Leave out sets that are not available.")]
+AnyAccuracy = Annotated[bool, typer.Option("--any-accuracy", help="Continue even if accuracy is at chance level.")]
+Precision = Annotated[str, typer.Option(help="fp32, bf16, or auto (bf16 on a GPU).")]
 Engine = Annotated[str, typer.Option(help=ENGINE_HELP)]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="Threads of the network and of decoding together; all cores if not given.")
+    int | None, typer.Option(min=1, help="Threads of the network and of decoding together; all cores by default.")
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Images per batch; by default chosen by their size.")]
+Workers = Annotated[int | None, typer.Option(help="Threads that decode images.")]
+Cache = Annotated[Path | None, typer.Option(help="Folder that keeps activations between runs.")]
+Fpr = Annotated[str, typer.Option(help="Positive side of the FPR in the tables: id or ood.")]
 Force = Annotated[
     bool, typer.Option("--force", help="Write into a folder with other files, and overwrite those of the same name.")
 ]
-Partial = Annotated[bool, typer.Option("--partial", help="Leave out sets that are not there.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue in an existing folder; finished parts are kept.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print neither progress nor notes.")]
+
+RayEngine = Annotated[
+    str, typer.Option(help=f"{ENGINE_HELP[:-1]}; ray runs it in several processes, on several machines with --address.")
+]
+Address = Annotated[
+    str | None, typer.Option(help="Address of a Ray cluster, with --engine ray; without it Ray is started here.")
+]
+Actors = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes, with --engine ray; by default as many as there are cores or GPUs for."),
+]
+Gpus = Annotated[float, typer.Option("--gpus-per-actor", min=0, help="GPUs per process, with --engine ray.")]
+
+
+def warn_renamed(old: str, new: str) -> None:
+    """Warn that an argument or option of 0.1 has a new name."""
+    warnings.warn(f"{old} is now {new}; the old form works in this release only", IdnessWarning, stacklevel=2)
 
 
 def model_options(
     model: str,
-    weights: str | Path | None,
+    weights: str | None,
     *,
     layer: str,
     class_names: str | None,
@@ -50,7 +88,7 @@ def model_options(
     **options: Any,
 ) -> ModelOptions:
     """Return the options of a network as the command line gives them; `pixels` is size, mean and std."""
-    from idness.data.open import read_classes
+    from idness.data.sets import read_classes
     from idness.networks.open import ModelOptions
 
     return ModelOptions(
@@ -58,14 +96,13 @@ def model_options(
         weights or None,
         layer=layer or None,
         class_names=read_classes(class_names) if class_names else (),
-        preprocessing=preprocessing(*pixels),
+        preprocessing=preprocessing_option(*pixels),
         **options,
     )
 
 
-def preprocessing(size: int | None, mean: str | None, std: str | None) -> Preprocessing | None:
+def preprocessing_option(size: int | None, mean: str | None, std: str | None) -> Preprocessing | None:
     """Return the preprocessing of `--size`, `--mean` and `--std`; `None` if none is given."""
-    from idness.core.errors import OptionError
     from idness.data import Preprocessing
 
     if size is None and mean is None and std is None:
@@ -79,6 +116,20 @@ def preprocessing(size: int | None, mean: str | None, std: str | None) -> Prepro
                 values[name] = tuple(float(part) for part in text.split(","))
             except ValueError as error:
                 raise OptionError(
-                    f"--{name} must be numbers with commas between, one per channel, got {text!r}"
+                    f"--{name}: must be numbers separated by commas, one per channel, got {text!r}"
                 ) from error
     return Preprocessing.from_dict(values)
+
+
+def engine_and_pool(engine: str, address: str | None, actors: int | None, gpus: float) -> tuple[str, Pool | None]:
+    """Return the engine of the network, and the pool of processes if the engine is `ray` or `ray:ENGINE`."""
+    kind, _, inner = engine.partition(":")
+    if kind != "ray":
+        if address is not None or actors is not None or gpus:
+            raise OptionError("address=, actors= and gpus_per_actor= need engine='ray'")
+        return engine, None
+    from idness.cluster import Pool, check_answers
+
+    pool = Pool(address, actors, gpus)
+    check_answers(pool)  # before anything is loaded
+    return inner or ("eager" if gpus else "auto"), pool  # the other engines need a CPU

@@ -1,23 +1,28 @@
-"""The two consoles: data goes to standard output, progress and remarks to standard error."""
+"""The two consoles: data goes to standard output, progress and notes to standard error."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+from idness.core.text import without_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from idness.report.tables import Table
+
 
 def stdout() -> Console:
-    """Give the console for data: no colour unless it is a terminal, and whole lines where it is not."""
+    """Return the console for data, without colour unless it is a terminal."""
     return _console(stderr=False)
 
 
 def stderr() -> Console:
-    """Give the console for progress and remarks."""
+    """Return the console for progress and notes."""
     return _console(stderr=True)
 
 
@@ -25,13 +30,27 @@ def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    # A pipe or file has no width of its own: 120 columns, unless the caller sets COLUMNS.
+    # A pipe or file has no width: 120 columns, unless COLUMNS is set.
     width = None if stream.isatty() or "COLUMNS" in os.environ else 120
     return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
 
 
-def command_line() -> str:
-    """Write the command line down without the folders of this machine."""
-    from idness.core.wording import without_folder
+def print_note(text: str, *, quiet: bool = False) -> None:
+    """Print a line on standard error, unless quiet."""
+    if not quiet:
+        stderr().print(text, markup=False, soft_wrap=True)
 
+
+def print_tables(console: Console, tables: Iterable[Table]) -> None:
+    """Print tables with their titles and notes."""
+    from idness.report.tables import rich_table
+
+    for table in tables:
+        console.print(table.title, style="bold", markup=False)
+        console.print(rich_table(table))
+        console.print("\n".join([*table.notes, ""]), style="dim", markup=False)
+
+
+def command_line() -> str:
+    """Return the command line without the folders of this machine."""
     return shlex.join(["idness", *(without_folder(word) for word in sys.argv[1:])])

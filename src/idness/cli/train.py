@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from idness.cli.options import Force
+from idness.cli import options as o
+from idness.cli.terminal import stdout
 
 CIFAR10 = Path(".data/cifar10.npz")
 
@@ -17,81 +18,85 @@ def train(
     data: Annotated[
         str,
         typer.Option(
-            help="Folder with one subfolder of images per class, image list (.txt), Parquet, WebDataset shards (.tar), or cifar6."
+            help="Folder with one subfolder of images per class, image list (.txt), arrays (.npz), Parquet, WebDataset shards (.tar),"
+            " or cifar6."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the run: checkpoints, log.csv, weights.safetensors.")],
-    val: Annotated[str, typer.Option(help="Images like --data, to count right answers on after each epoch.")] = "",
+    out: Annotated[Path, typer.Option("--out", "-o", help="Output folder: checkpoints, log.csv, weights.safetensors.")],
+    val: Annotated[str, typer.Option(help="Images like --data, to measure accuracy on after each epoch.")] = "",
     root: Annotated[
-        Path | None, typer.Option(help="Folder below which an image list's files lie; the list's own.")
+        Path | None, typer.Option(help="Folder that an image list's paths start at; default: that of the list.")
     ] = None,
-    arch: Annotated[
+    model: Annotated[
         str, typer.Option(help="small_resnet, tiny_resnet, torchvision:NAME, timm:NAME or path/to/file.py:FUNCTION.")
     ] = "small_resnet",
     method: Annotated[str, typer.Option(help="plain, ish, logitnorm, regmixup, augmix, cider or confbranch.")] = "ish",
     init: Annotated[
         str,
         typer.Option(
-            help="Weights or a run's folder to start from, pretrained, or exactly torchvision:resnet50:IMAGENET1K_V1; else from scratch."
+            help="Weights or the folder of a run to start from, pretrained, or exactly which, such as"
+            " torchvision:resnet50:IMAGENET1K_V1; default: from scratch."
         ),
     ] = "",
-    epochs: Annotated[
-        int | None, typer.Option(help="Passes over the images; the method's recipe if not given.")
-    ] = None,
-    lr: Annotated[float | None, typer.Option(help="Highest learning rate; the recipe's if not given.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Weight decay; the recipe's if not given.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the images; default: the method's recipe.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Highest learning rate; default: the recipe's.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Weight decay; default: the recipe's.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images per step and process.")] = None,
     warmup: Annotated[float | None, typer.Option(help="Epochs of rising learning rate.")] = None,
-    seed: Annotated[int, typer.Option(help="Decides the order of images and all else that is random.")] = 0,
-    size: Annotated[int | None, typer.Option(help="Pixels a side that the network sees; its own if not given.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the image order and everything else that is random.")] = 0,
+    size: Annotated[int | None, typer.Option(help="Input size in pixels a side; default: the network's own.")] = None,
     crops: Annotated[
-        str, typer.Option(help="shift (by up to 4 pixels), resized (random parts), or auto: by the network's size.")
+        str, typer.Option(help="shift (by up to 4 pixels), resized (random parts), or auto: by the input size.")
     ] = "auto",
     workers: Annotated[
-        int | None, typer.Option(help="Processes that read images; without it small images are held in memory.")
+        int | None, typer.Option(help="Worker processes that read images; without it, small images are held in memory.")
     ] = None,
     precision: Annotated[str | None, typer.Option(help="32-true, bf16-mixed, 16-mixed or auto.")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Batches whose gradients make one step.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Batches whose gradients are summed for one step.")] = None,
     option: Annotated[
         list[str] | None, typer.Option("--set", help="Any other option as name=value, e.g. percentile=90 or ema=0.999.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of this process; all cores if not given.")] = None,
+    threads: o.Threads = None,
     archive: Annotated[Path, typer.Option(help="CIFAR-10 as .npz, for --data cifar6.")] = CIFAR10,
-    force: Force = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    device: o.Device = "auto",
+    force: o.Force = False,
+    quiet: o.Quiet = False,
 ) -> None:
     """Fine-tune a classifier, or train one from scratch, with one of the paper's training methods."""
     import torch
 
-    from idness.cli.terminal import stdout
+    from idness.core.progress import STARTING, show_progress
     from idness.core.scripts import approve
     from idness.training import finetune, open_training
     from idness.training.checkpoint import run_folder
 
     folder = run_folder(out, force=force)
     folder.check()
-    given: dict[str, Any] = {
-        "epochs": epochs,
-        "lr": lr,
-        "weight_decay": weight_decay,
-        "batch_size": batch_size,
-        "warmup": warmup,
-    }
-    given |= {"precision": precision, "accumulate": accumulate, "crops": crops, "seed": seed}
+    given: dict[str, Any] = {"epochs": epochs, "lr": lr, "weight_decay": weight_decay, "batch_size": batch_size}
+    given |= {"warmup": warmup, "precision": precision, "accumulate": accumulate, "crops": crops, "seed": seed}
     options = {name: value for name, value in given.items() if value is not None} | _parse(option or [])
     if threads is not None:
         torch.set_num_threads(threads)
-    opened = open_training(
-        data, arch, val=val, root=root, init=init, size=size, crops=crops, workers=workers, seed=seed, archive=archive
-    )
-    approve(arch)  # so that the run's folder may be opened again
-    done = finetune(
-        opened.model, opened.train, method, val=opened.val, out=folder, arch=arch, progress=not quiet, **options
-    )
+    source = {"val": val, "root": root, "init": init, "size": size, "crops": crops, "workers": workers, "seed": seed}
+    with show_progress(quiet=quiet) as progress:
+        progress.phase(STARTING, None)
+        opened = open_training(data, model, **source, archive=archive, progress=progress)  # type: ignore[arg-type]
+        approve(model)  # so that the run's folder can be opened again
+        done = finetune(
+            opened.model,
+            opened.train,
+            method,
+            val=opened.val,
+            out=folder,
+            arch=model,
+            device=device,
+            progress=progress,
+            **options,
+        )
     last = done.log[-1]
-    right = "" if last.val_accuracy is None else f", {last.val_accuracy:.2%} right on validation"
+    accuracy = "" if last.val_accuracy is None else f", {last.val_accuracy:.2%} validation accuracy"
     console = stdout()
-    console.print(f"{method}: {last.epoch} epochs, loss {last.loss:.4f}{right}")
+    console.print(f"{method}: {last.epoch} epochs, loss {last.loss:.4f}{accuracy}")
     console.print(f"wrote {out / 'weights.safetensors'} and {out / 'log.csv'}", soft_wrap=True)
 
 
@@ -102,7 +107,7 @@ def _parse(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals:
-            raise OptionError(f"--set takes name=value, got {pair!r}")
+            raise OptionError(f"--set: must be name=value, got {pair!r}")
         try:
             options[name.strip()] = ast.literal_eval(text)
         except (ValueError, SyntaxError):

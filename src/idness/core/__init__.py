@@ -1,1 +1,1 @@
-"""What everything rests on: types, errors, checks of arguments, files, progress and wording."""
+"""The foundation of all other packages: types, errors, options, files, text, progress and users' scripts."""

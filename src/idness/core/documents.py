@@ -1,4 +1,4 @@
-"""Reads and writes the files that idness keeps: versioned JSON, and beside it safetensors files that it names by their hash."""
+"""The file formats of idness: versioned JSON, and safetensors files beside it that the JSON names by their hash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from idness.core.errors import StoreError
 from idness.core.files import atomic_write, sha256_of
-from idness.core.wording import shown
+from idness.core.text import shorten
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,15 +27,15 @@ CHECKSUM = "checksum"
 
 @dataclass(frozen=True, kw_only=True)
 class Document(Generic[T]):
-    """Describes one kind of JSON file, to read and write it and the files that it names.
+    """One kind of JSON file, and how to read and write it and the files that it names.
 
     Args:
-        content: the annotated type of what it holds, a dataclass or a TypedDict; its types are checked, none is converted.
+        content: the type of its content, a dataclass or a TypedDict; types are checked, values are not converted.
         version: the version that is written; older ones are read, newer ones refused.
-        key: where the version stands.
-        absent: what to do where there is no such file.
-        remedy: what to do about one that is damaged.
-        sealed: whether it carries the hash of its own content.
+        key: the field with the version.
+        absent: advice for the message if the file does not exist.
+        remedy: advice for the message if the file is damaged.
+        sealed: whether the file contains a hash of its own content.
         finite: whether NaN and Inf are refused.
     """
 
@@ -52,14 +52,14 @@ class Document(Generic[T]):
         return self.parse(self.bytes_of(Path(path)), path)
 
     def parse(self, text: str | bytes, name: object) -> T:
-        """Make the content of a file's text; `name` stands in errors."""
+        """Return the content of a file's text; `name` is shown in errors."""
+        number = _finite if self.finite else float
         try:
-            values = json.loads(text)
-            place = _not_finite(values)  # also where it does not matter: it finds what is nested too deeply
+            values = json.loads(text, parse_float=number, parse_constant=number)
+            # File names may contain lone surrogates, which Python's JSON reads and pydantic refuses.
+            plain = json.dumps(values, ensure_ascii=False).encode(errors="replace")
         except (ValueError, RecursionError) as error:
             raise self.damaged(name, f"not JSON: {error}") from error
-        if self.finite and place is not None:
-            raise self.damaged(name, f"{place}: must be a finite number")
         version = values.get(self.key) if isinstance(values, dict) else None
         if type(version) is not int or version < 1:
             raise self.damaged(name, f"no {self.key}, a whole number from 1")
@@ -68,14 +68,12 @@ class Document(Generic[T]):
         if self.sealed and values.pop(CHECKSUM, None) != checksum(values):
             raise self.damaged(name, "its checksum is not that of its content")
         try:
-            # A file's name may hold half a character, which Python's JSON knows and pydantic's refuses.
-            plain = json.dumps(values, ensure_ascii=False).encode(errors="replace")
             return self._adapter.validate_json(plain, strict=True)
         except ValidationError as error:
             raise self.damaged(name, _first(error)) from error
 
     def text(self, values: T | Mapping[str, Any]) -> str:
-        """Give the text of a file."""
+        """Return the text of a file."""
         plain: Mapping[str, Any] = dataclasses.asdict(values) if dataclasses.is_dataclass(values) else values  # type: ignore[arg-type, assignment]
         content = {self.key: self.version, **plain}
         if self.sealed:
@@ -87,13 +85,13 @@ class Document(Generic[T]):
         return atomic_write(path, self.text(values))
 
     def schema(self) -> dict[str, Any]:
-        """Give the JSON Schema of the content."""
+        """Return the JSON Schema of the content."""
         return self._adapter.json_schema()
 
     def bytes_of(self, path: Path, sha256: str | None = None) -> bytes:
-        """Read the file itself or one that it names, and check its hash where that is known."""
+        """Read the file or one that it names, and check its hash if given."""
         try:
-            if not path.is_file():  # nor is a pipe or a device one, which would never end
+            if not path.is_file():  # a pipe or a device would never end
                 lacks = f": holds no {path.name}" if path.parent.exists() else " does not exist"
                 raise StoreError(f"{path.parent}{lacks}; {self.absent}")
             found = path.read_bytes()
@@ -104,11 +102,11 @@ class Document(Generic[T]):
         return found
 
     def tensors(self, path: Path, sha256: str | None = None) -> dict[str, Tensor]:
-        """Read the tensors of a safetensors file that the file names, and check its hash where that is known."""
+        """Read a safetensors file that the document names, and check its hash if given."""
         return self.tensors_and_texts(path, sha256)[0]
 
     def tensors_and_texts(self, path: Path, sha256: str | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Read a safetensors file with the texts of its header."""
+        """Read a safetensors file and the metadata in its header."""
         from safetensors import SafetensorError
         from safetensors.torch import load
 
@@ -125,23 +123,21 @@ class Document(Generic[T]):
         return TypeAdapter(self.content)
 
     def damaged(self, name: object, why: str) -> StoreError:
-        """Make the error about a file that cannot be used."""
-        return StoreError(f"{name}: is damaged ({shown(why, 200)}); {self.remedy}")
+        """Return the error for a damaged file."""
+        return StoreError(f"{name}: is damaged ({shorten(why, 200)}); {self.remedy}")
 
 
 def packed(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Give tensors or arrays by name as the bytes of a safetensors file, with texts for its header in the order of their names."""
+    """Return named tensors or arrays as the bytes of a safetensors file; its metadata is sorted by name."""
     import torch
     from safetensors.torch import save
 
-    # Each is copied: safetensors refuses memory that tied weights share, and channels_last is not contiguous.
+    # Copies: safetensors refuses shared memory (tied weights) and tensors that are not contiguous (channels_last).
     plain = {name: torch.as_tensor(value).detach().cpu().contiguous().clone() for name, value in tensors.items()}
     content: bytes = save(plain, None if metadata is None else dict(metadata))
-    return content if metadata is None else _in_order(content)
-
-
-def _in_order(content: bytes) -> bytes:
-    """Sort the texts in a safetensors file's header, which come in a random order: equal content is equal bytes."""
+    if metadata is None:
+        return content
+    # safetensors writes metadata in random order; sorted, equal content is equal bytes.
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -151,29 +147,27 @@ def _in_order(content: bytes) -> bytes:
 
 
 def checksum(values: Mapping[str, Any]) -> str:
-    """Hash plain values, whatever their order."""
+    """Return a hash of plain values that does not depend on the order of keys."""
     return sha256_of(json.dumps(values, sort_keys=True, default=_number))
 
 
 def _first(error: ValidationError) -> str:
-    """Name the first field that is wrong, what it must be and what it is."""
+    """Describe the first field that is wrong."""
     found = error.errors(include_url=False, include_context=False)[0]
-    if found["type"] == "json_invalid":
+    if found["type"] == "json_invalid":  # nested too deeply
         return found["msg"]
     got = "" if found["type"] == "missing" else f", got {found['input']!r}"
     return f"{'.'.join(map(str, found['loc']))}: {found['msg']}{got}"
 
 
 def _number(value: Any) -> Any:
-    """Give a number of an array as a plain one."""
+    """Convert a number of an array for JSON."""
     if hasattr(value, "item"):
         return value.item()
-    raise TypeError(f"{type(value).__name__} is no plain value")
+    raise TypeError(f"{type(value).__name__} is not a plain value")
 
 
-def _not_finite(value: Any, place: str = "") -> str | None:
-    """Find the first number that is NaN or infinite."""
-    if isinstance(value, float):
-        return None if math.isfinite(value) else place.removeprefix(".")
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return next((found for key, part in parts if (found := _not_finite(part, f"{place}.{key}")) is not None), None)
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return value

@@ -1,76 +1,86 @@
-"""What can go wrong, in one hierarchy: each message says who, what is allowed, what came and what to do."""
+"""The hierarchy of errors. A message reads `<where>: <what is wrong>; <what to do>`."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
-MANY = 100
-"""More names than this are not listed in a message."""
+MOST_LISTED = 100
+"""Known names up to which a message lists them all."""
 
 
 class IdnessError(Exception):
-    """Lets a caller catch every error that idness raises on purpose."""
+    """The base of all errors that idness raises on purpose."""
 
 
 class OptionError(IdnessError, ValueError):
-    """Says that an option has a value that is not allowed."""
+    """An option has a value that is not allowed."""
 
 
 class InputError(IdnessError, ValueError):
-    """Says that activations, scores or labels cannot be used as they are."""
+    """Activations, scores or labels cannot be used as they are."""
 
 
 class UnknownNameError(IdnessError, KeyError):
-    """Says that a name is not known, and which one was perhaps meant."""
+    """A name is unknown; the message suggests the nearest known one."""
 
     def __str__(self) -> str:
-        # KeyError would show the message in quotes.
-        return str(self.args[0])
+        return str(self.args[0])  # KeyError shows its message in quotes
 
 
 class NotFittedError(IdnessError, RuntimeError, AttributeError):
-    """Says that a detector or guard was used before `fit` or `calibrate`, or asked for what it has yet to learn."""
+    """A detector or guard was used before `fit` or `calibrate`."""
 
 
 class ModelError(IdnessError, RuntimeError):
-    """Says that a network cannot be loaded or split into features and head."""
+    """A network cannot be loaded or split into features and head."""
 
 
 class ScriptError(IdnessError, RuntimeError):
-    """Says that a Python file of the user's cannot be run as asked."""
+    """A Python file of the user cannot be run."""
 
 
 class DataError(IdnessError, ValueError):
-    """Says that a data set or an image cannot be read."""
+    """A data set or an image cannot be read."""
 
 
 class MissingError(DataError):
-    """Says that a data set is not there, or empty, so that one may go on without it."""
+    """A data set does not exist or is empty; some commands can continue without it."""
 
 
 class StoreError(IdnessError, RuntimeError):
-    """Says that files on disk are missing, damaged, of another program or cannot be written."""
+    """Files on disk are missing, damaged, written by another program, or cannot be written."""
 
 
 class ExportError(IdnessError, RuntimeError):
-    """Says that a guard cannot be expressed in the wanted format."""
+    """A guard cannot be expressed in the requested format."""
 
 
 class ClusterError(IdnessError, RuntimeError):
-    """Says that a cluster does not answer, or that a worker of it cannot do its part."""
+    """A cluster does not answer, or one of its workers cannot do its part."""
 
 
 class IdnessWarning(UserWarning):
-    """Lets a caller filter every warning of idness."""
+    """The category of all warnings of idness."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Make the error for an unknown name, with the nearest known one as a suggestion."""
+    """Return the error for an unknown name, with the nearest known names as a suggestion."""
     choices = sorted(known)
     near = get_close_matches(name.lower(), choices, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(choices)}"
-    if not near and len(choices) > MANY:
+    if not near and len(choices) > MOST_LISTED:
         closest = get_close_matches(name.lower(), choices, n=5, cutoff=0.0)
         hint = f"the closest of {len(choices):,} names are {', '.join(closest)}"
     return UnknownNameError(f"unknown {kind} {name!r}; {hint}")
+
+
+def needed(module: str, who: str, extra: str, error: type[IdnessError] = IdnessError) -> Any:
+    """Import and return a module of an optional package; if it is missing, the error names the extra that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as missing:
+        package = (missing.name or module).partition(".")[0].replace("_", "-")
+        raise error(f"{who}: needs {package}; run pip install 'idness[{extra}]'") from missing

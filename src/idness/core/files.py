@@ -116,7 +116,11 @@ class OutputFolder(os.PathLike[str]):
         self.check()
         files, written = self.files, [self.path / name for name in contents]
         foreign = {path.name for path in written if os.path.lexists(path) and not self.owns(path.name, files)}
-        same = {name for name in foreign if (self.path / name).is_file() and _same(self.path / name, contents[name])}
+        same = {
+            name
+            for name in foreign
+            if (self.path / name).is_file() and (self.path / name).read_bytes() == _bytes(contents[name])
+        }
         if foreign > same and not self.force:
             raise StoreError(
                 f"{self.path / min(foreign - same)}: exists and was not written by idness;"
@@ -147,18 +151,12 @@ class OutputFolder(os.PathLike[str]):
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a temporary path beside `path` and move it there when the block ends well.
+    """Yield a temporary path beside `path` and move it to `path` at the end of the block.
 
-    After a failure the temporary file is removed and `path` is as it was.
+    After an error the temporary file is removed and `path` is unchanged.
     """
     target = Path(path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        sweep(target.parent)
-        name = _own_part(target)
-    except OSError as error:
-        raise StoreError(_cannot_write(target, error)) from error
-    part = Path(name)
+    part = _temporary(target)
     try:
         yield part
         with part.open("rb+") as file:
@@ -172,37 +170,35 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def marked(folder: Path) -> Iterator[str]:
-    """Keep an empty file in a folder while the block runs, and give its name: whoever finds it sees the same folder."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        sweep(folder)
-        mark = Path(_own_part(folder / "mark"))
-    except OSError as error:
-        raise StoreError(_cannot_write(folder, error)) from error
+    """Create an empty file in a folder for the duration of the block, and yield its name; a process that sees it shares the folder."""
+    mark = _temporary(folder / "mark")
     try:
         yield mark.name
     finally:
         mark.unlink(missing_ok=True)
-        with suppress(OSError):  # it holds something, as it should
+        with suppress(OSError):  # not empty
             folder.rmdir()
 
 
-def _own_part(target: Path) -> str:
-    """Make a temporary file beside a path, whose name says whose it is."""
-    name = target.parent / f".{target.name}.{_host()}-{os.getpid()}.{secrets.token_hex(4)}.part"
-    os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # the umask applies, as to any new file
-    return str(name)
+def _temporary(target: Path) -> Path:
+    """Create an empty temporary file beside a path; its name contains the machine and process of its writer."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale(target.parent)
+        part = target.parent / f".{target.name}.{_host()}-{os.getpid()}.{secrets.token_hex(4)}.part"
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # the umask applies
+    except OSError as error:
+        raise StoreError(_cannot_write(target, error)) from error
+    return part
 
 
-def sweep(folder: Path) -> None:
-    """Remove temporary files of ours whose writer was killed."""
+def remove_stale(folder: Path) -> None:
+    """Delete temporary files of idness whose writer was killed."""
     for left in folder.glob(".*.part"):
-        owner = OWNER.search(left.name)
-        with suppress(OSError):  # another process was faster
-            if owner is None:
-                continue
-            if (owner[1] == _host() and not _runs(int(owner[2]))) or time.time() - left.stat().st_mtime > STALE:
-                left.unlink()
+        if (owner := OWNER.search(left.name)) is not None:
+            with suppress(OSError):  # another process was faster
+                if (owner[1] == _host() and not _runs(int(owner[2]))) or time.time() - left.stat().st_mtime > STALE:
+                    left.unlink()
 
 
 def _host() -> str:
@@ -212,15 +208,13 @@ def _host() -> str:
 def _runs(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # another user's
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)  # another user's process runs, too
     return True
 
 
 def atomic_write(path: str | os.PathLike[str], content: Content, check: Callable[[Path], None] | None = None) -> Path:
-    """Write bytes, or text as UTF-8, to a file in one step and return its path; `check` sees the new file before it takes its place."""
+    """Write bytes, or text as UTF-8, to a file in one step and return its path; `check` is called with the new file before that."""
     with atomic_path(path) as part:
         part.write_bytes(_bytes(content))
         if check is not None:
@@ -230,31 +224,13 @@ def atomic_write(path: str | os.PathLike[str], content: Content, check: Callable
 
 @contextmanager
 def atomic_stream(path: str | os.PathLike[str]) -> Iterator[TextIO]:
-    """Open a text file for writing, which takes its place when the block ends without an error."""
+    """Open a text file for writing; it replaces `path` at the end of the block, unless there was an error."""
     with atomic_path(path) as part, part.open("w", encoding="utf-8", newline="") as stream:
         yield stream
 
 
-def _same(path: Path, content: Content) -> bool:
-    return path.read_bytes() == _bytes(content)
-
-
 def _bytes(content: Content) -> bytes | memoryview:
     return content.encode() if isinstance(content, str) else content
-
-
-_HELD: set[int] = set()
-"""Descriptors of the folders that this process has locked."""
-
-
-def _let_go() -> None:
-    """Close them in a forked process, which would otherwise keep the lock after its parent was killed."""
-    while _HELD:
-        os.close(_HELD.pop())
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager
@@ -277,28 +253,25 @@ def locked(folder: Path | None, *, wait: bool = False) -> Iterator[None]:
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise StoreError(_cannot_write(folder, error)) from error
-    _HELD.add(handle)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
             raise StoreError(
-                f"{folder}: another process is writing into it; wait for it, or choose another folder"
+                f"{folder}: another process is writing to it; wait for it, or choose another folder"
             ) from error
         yield
     finally:
-        if handle in _HELD:  # not in a process that was forked in the block
-            _HELD.remove(handle)
-            os.close(handle)
+        os.close(handle)
 
 
 def check_writable(folder: str | os.PathLike[str]) -> None:
-    """Refuse a folder into which nothing can be written, before the work whose results should go there; nothing is left in it."""
+    """Raise if a folder cannot be written to; called before the work whose results go there. Leaves no file."""
     target = Path(folder)
     place = next(place for place in (target, *target.absolute().parents) if place.exists())
     try:
         if not place.is_dir():
-            raise NotADirectoryError(0, f"{place} is no folder")
+            raise NotADirectoryError(0, f"{place} is not a folder")
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"\0")
     except OSError as error:
@@ -311,12 +284,12 @@ def opened_for_download(path: Path, *, resumed: bool) -> IO[bytes]:
 
 
 def discard(*paths: Path) -> None:
-    """Delete files that the calling function has written itself."""
+    """Delete files that the caller wrote."""
     for path in paths:
         path.unlink(missing_ok=True)
 
 
-def unpack(archive: Path, name: str, target: Path) -> None:
+def unpack_archive(archive: Path, name: str, target: Path) -> None:
     """Unpack a .tar, .tar.gz, .tgz or .zip into a folder, or copy any other file there under its name.
 
     Nothing that exists is overwritten: a file of the same name with other content is refused before anything is moved.
@@ -344,21 +317,21 @@ def unpack(archive: Path, name: str, target: Path) -> None:
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
-    """Hash a file's bytes."""
+    """Return the SHA-256 of a file."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_of(content: Content | Iterable[Content]) -> str:
-    """Hash bytes, or text as UTF-8, or several of them one after the other."""
+    """Return the SHA-256 of bytes, of text as UTF-8, or of several of them in sequence."""
     digest = hashlib.sha256()
     for part in (content,) if isinstance(content, Content) else content:
-        digest.update(part.encode() if isinstance(part, str) else part)
+        digest.update(_bytes(part))
     return digest.hexdigest()
 
 
 def key_of(*parts: str) -> str:
-    """Hash the texts that together identify something."""
+    """Return one key for several texts that together identify something."""
     return sha256_of(json.dumps(parts))
 
 

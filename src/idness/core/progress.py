@@ -1,4 +1,4 @@
-"""How long jobs say how far they are: to a `Listener`, which `shown` draws on standard error."""
+"""Progress of long jobs: they call a `Progress`, which `show_progress` draws on standard error."""
 
 from __future__ import annotations
 
@@ -8,108 +8,104 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from idness.core.errors import IdnessWarning
-from idness.core.wording import masked
+from idness.core.text import masked
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
-
+    from rich.progress import Progress as Bars
 
 STARTING = "starting"
-"""The phase before the first: torch is loaded, which takes seconds."""
+"""The first phase: importing torch takes seconds."""
 
 
-class Listener:
-    """Takes what a long job says of its progress, and does nothing with it; subclasses show it."""
+class Progress:
+    """A progress callback that ignores every call; subclasses show or record them."""
 
     def phase(self, name: str, total: int | None) -> None:
-        """Hear that a phase of so many steps begins; none where their number is not known."""
+        """Begin a phase of `total` steps; `None` if their number is unknown."""
 
     def advance(self, steps: int) -> None:
-        """Hear that some steps of the phase are done."""
+        """Count finished steps of the phase."""
 
     def status(self, text: str) -> None:
-        """Hear how the phase stands; it replaces what was said before."""
+        """Replace the text beside the phase."""
 
     def note(self, text: str) -> None:
-        """Hear a remark."""
+        """Report a note."""
 
     def warn(self, text: str) -> None:
-        """Hear a warning."""
+        """Report a warning."""
 
 
-class _Bars(Listener):
-    """Draws phases as bars with rate and time left, and prints remarks above them."""
+class _ProgressBars(Progress):
+    """Bars with rate and remaining time; notes are printed above them."""
 
-    def __init__(self, console: Console, progress: Progress) -> None:
-        self.console, self.progress = console, progress
-        self.task: TaskID | None = None
+    def __init__(self, console: Console, bars: Bars) -> None:
+        self.console, self.bars = console, bars
+        self.task = bars.add_task("", status="", visible=False)
 
     def phase(self, name: str, total: int | None) -> None:
-        if self.task is not None:
-            self.progress.remove_task(self.task)
-        self.task = self.progress.add_task(name, total=total, status="")
-        self.progress.start()
+        self.bars.remove_task(self.task)
+        self.task = self.bars.add_task(name, total=total, status="")
+        self.bars.start()
 
     def advance(self, steps: int) -> None:
-        if self.task is not None:
-            self.progress.advance(self.task, steps)
+        self.bars.advance(self.task, steps)
 
     def status(self, text: str) -> None:
-        if self.task is not None:
-            self.progress.update(self.task, status=text)
+        self.bars.update(self.task, status=text)
 
     def note(self, text: str) -> None:
         self.console.print(masked(text), markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        self.console.print(f"warning: {masked(text)}", markup=False, soft_wrap=True)
+        self.note(f"warning: {text}")
 
 
 def rate(speed: float | None) -> str:
-    """Write steps per second; below one a second, seconds per step: "0/s" says nothing."""
+    """Return steps per second as text, or seconds per step below one step per second."""
     if not speed:
         return ""
     return f"{speed:,.0f}/s" if speed >= 9.5 else f"{speed:.1f}/s" if speed >= 0.95 else f"{1 / speed:,.0f} s each"
 
 
 @contextmanager
-def shown(*, quiet: bool = False, console: Console | None = None) -> Iterator[Listener]:
-    """Show progress on standard error, or another console, while the block runs; bars only where that is a terminal."""
+def show_progress(*, quiet: bool = False, console: Console | None = None) -> Iterator[Progress]:
+    """Show progress on standard error, or on another console, while the block runs; bars only on a terminal."""
     if quiet:
-        yield Listener()
+        yield Progress()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Task as Running
+    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
     from rich.text import Text
 
     class Rate(ProgressColumn):
-        def render(self, task: Running) -> Text:
+        def render(self, task: Task) -> Text:
             return Text(rate(task.finished_speed or task.speed))
 
+    name, status = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[status]}"))
+    columns = (name, BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn(), status)
     place = console or Console(stderr=True, highlight=False)
-    words = (TextColumn("{task.description}", markup=False), TextColumn("{task.fields[status]}", markup=False))
-    columns = (words[0], BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn(), words[1])
-    progress = Progress(*columns, console=place, transient=True, disable=not place.is_terminal)
+    bars = Bars(*columns, console=place, transient=True, disable=not place.is_terminal)
     try:
-        yield _Bars(place, progress)
+        yield _ProgressBars(place, bars)
     finally:
-        progress.stop()
+        bars.stop()
 
 
 @contextmanager
-def heard_warnings(warn: Callable[[str], None]) -> Iterator[None]:
-    """Hand our own warnings to a function as they come, and let others' pass."""
+def report_warnings(warn: Callable[[str], None]) -> Iterator[None]:
+    """Pass warnings of idness to a function instead of showing them; other warnings are shown as before."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", IdnessWarning)
         show = warnings.showwarning
 
-        def hear(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        def report(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             if issubclass(category, IdnessWarning):
                 warn(str(message))
             else:
                 show(message, category, *where, **more)
 
-        warnings.showwarning = hear
+        warnings.showwarning = report
         yield

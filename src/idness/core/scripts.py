@@ -6,12 +6,13 @@ named the same file, with the same content, function and arguments, before.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import inspect
 import json
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from idness.core.errors import IdnessError, ModelError, OptionError, ScriptError
 from idness.core.files import atomic_write, key_of, sha256
-from idness.core.method_text import read_options
+from idness.core.options import read_options
 
 CALL = re.compile(r"(.+\.py):\s*([^\W\d]\w*)\s*(?:\((.*)\))?\s*", re.DOTALL)
 MODULE = "idness_user_"
@@ -70,7 +71,19 @@ class Script:
 
     def load(self) -> Any:
         """Run the file and return the object."""
-        module = _module(self.file)
+        file = self.file.resolve()
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise ScriptError(f"no file at {self.file} ({error.strerror}); write path/to/file.py:NAME") from error
+        module = ModuleType(f"{MODULE}{file.stem}")
+        module.__file__ = str(file)
+        sys.modules[module.__name__] = module  # dataclasses look their module up there
+        with _importing_from(file):
+            try:
+                exec(compile(content, str(file), "exec"), vars(module))
+            except Exception as error:
+                raise ScriptError(f"{self.file}: cannot be imported; it {_failure(file, error)}") from error
         if not hasattr(module, self.name):
             offered = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
             raise ScriptError(f"{self.file}: has no {self.name!r}; it has {', '.join(offered) or 'nothing to call'}")
@@ -83,7 +96,17 @@ class Script:
             found = self.load()
             if isinstance(found, kind) and not options:
                 return found
-            self._check_call(found, options)
+            if not callable(found):
+                raise ScriptError(f"{self}: must be callable, got {type(found).__name__}")
+            try:
+                takes = inspect.signature(found)
+                takes.bind(**options)
+            except ValueError:  # some callables have no signature
+                pass
+            except TypeError as error:
+                raise ScriptError(
+                    f"{self}: {error}; it takes {takes}, and arguments are written as {self.file.name}:{self.name}(argument=value)"
+                ) from error
             try:
                 return found(**options)
             except Exception as error:
@@ -92,20 +115,6 @@ class Script:
     def identity(self) -> str:
         """Hash the call and the file's content, wherever it lies."""
         return key_of(self.call, sha256(self.file))
-
-    def _check_call(self, found: Any, options: dict[str, Any]) -> None:
-        if not callable(found):
-            raise ScriptError(f"{self}: must be callable, got {type(found).__name__}")
-        try:
-            takes = inspect.signature(found)
-        except ValueError:  # some callables have no signature
-            return
-        try:
-            takes.bind(**options)
-        except TypeError as error:
-            raise ScriptError(
-                f"{self}: {error}; it takes {takes}, and arguments are written as {self.file.name}:{self.name}(argument=value)"
-            ) from error
 
 
 def approve(spec: str) -> None:
@@ -138,7 +147,7 @@ def approved(spec: str, what: str = "the guard's network", more: str = "", code:
     if script.file.parent == Path():
         ending = f"/{script.file.name}:{script.call}"
         keys += [key for key in known if key.replace(os.sep, "/").endswith(ending)]
-    found = [one for key in keys if (one := Script.named(key)) is not None and _is_unchanged(one, known.get(key, {}))]
+    found = [one for key in keys if (one := Script.named(key)) is not None and _is_approved(one, known)]
     if found:
         return next((one for one in found if code and one.identity() == code), found[0]).key
     if not script.file.is_file() and script.file.parent != Path():
@@ -150,11 +159,9 @@ def approved(spec: str, what: str = "the guard's network", more: str = "", code:
     )
 
 
-def _is_unchanged(script: Script, digests: dict[str, str]) -> bool:
-    try:
-        return digests.get(str(script.file)) == sha256(script.file)
-    except OSError:
-        return False
+def _is_approved(script: Script, known: dict[str, dict[str, str]]) -> bool:
+    digest = known.get(script.key, {}).get(str(script.file.resolve()))
+    return digest is not None and script.file.is_file() and sha256(script.file) == digest
 
 
 def _approvals() -> dict[str, dict[str, str]]:
@@ -168,25 +175,6 @@ def _approvals() -> dict[str, dict[str, str]]:
 def _approvals_file() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser() / "idness" / "models.json"
-
-
-def _module(path: Path) -> ModuleType:
-    """Run a file as a new module."""
-    file = path.resolve()
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise ScriptError(f"no file at {path} ({error.strerror}); write path/to/file.py:NAME") from error
-    spec = importlib.util.spec_from_file_location(f"{MODULE}{file.stem}", file)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
-    with _importing_from(file):
-        try:
-            exec(compile(content, str(file), "exec"), vars(module))
-        except Exception as error:
-            raise ScriptError(f"{path}: cannot be imported; it {_failure(file, error)}") from error
-    return module
 
 
 @contextmanager
@@ -203,9 +191,6 @@ def _importing_from(path: Path) -> Iterator[None]:
 
 def _failure(file: Path, error: Exception) -> str:
     """Describe an error, and the line of the file at which it was raised."""
-    lines, step = [], error.__traceback__
-    while step is not None:
-        if step.tb_frame.f_code.co_filename == str(file.resolve()):
-            lines.append(f" at line {step.tb_lineno}")
-        step = step.tb_next
+    steps = traceback.extract_tb(error.__traceback__)
+    lines = [f" at line {step.lineno}" for step in steps if step.filename == str(file.resolve())]
     return f"fails{lines[-1] if lines else ''} with {type(error).__name__}: {error}"

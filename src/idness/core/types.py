@@ -1,8 +1,11 @@
-"""The data that flows between a network and its detectors: activations, and the head that computes logits from features."""
+"""The data that flows between a network and its detectors: activations, the head that computes logits from features, and
+checks of both.
+"""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from idness.core.errors import InputError
+from idness.core.errors import IdnessWarning, InputError
+from idness.core.options import owner_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +24,10 @@ if TYPE_CHECKING:
     ArrayLike = Tensor | NDArray[np.generic]
 
 
+COMPARED_CLASSES = 64
+"""The number of classes at least whose logits are compared with the head's; a wrong head differs in all of them."""
+SUITS_SIGNED = "gen, rmds, knn"
+"""Methods that allow negative features, named in warnings."""
 DIGEST_GRID = 2.0**14
 """Steps per unit at which digests are rounded: coarser than float32 rounding, finer than the difference between two images."""
 DIGEST_WIDTH = 4
@@ -83,23 +91,23 @@ class Activations:
 
     @property
     def finite(self) -> Tensor:
-        """Which rows hold no NaN and no Inf, as a mask (N,)."""
+        """A mask (N,) of the rows without NaN and Inf."""
         own = torch.isfinite(self.features).all(dim=1) & torch.isfinite(self.logits).all(dim=1)
         return own if self.edited is None else own & self.edited.finite
 
     @cached_property
     def digests(self) -> Tensor:
-        """One number per row (N,) that stays the same for the same image, but for rounding in the network, and differs for others.
+        """One number per row (N,), equal for the same image up to rounding in the network, and different for other images.
 
-        It is a hash of four random projections of the features and of their norm. Zero, which counts as unknown, if there are no
-        features to tell images apart by.
+        It is a hash of four random projections of the features and of their norm; zero (unknown) if the features cannot distinguish
+        images.
         """
         random = torch.Generator().manual_seed(0)
         directions = torch.randn(self.features.shape[1], 4, generator=random, dtype=torch.float32)
         features = self.features.cpu()
         norm = features.norm(dim=1, keepdim=True).clamp(min=1e-30)
         cells = (torch.cat([features @ directions / norm, norm.log()], dim=1).nan_to_num() * DIGEST_GRID).round().long()
-        # Any large odd numbers will do; sums wrap around.
+        # Any large odd factors serve; sums wrap around.
         mixed = (cells * torch.tensor([0x9E3779B97F4A7C15 >> shift | 1 for shift in range(1, 6)])).sum(dim=1)
         usable = (features != 0).any(dim=1) & (self.features.shape[1] >= DIGEST_WIDTH)
         return torch.where(usable, mixed, 0)
@@ -139,22 +147,30 @@ _ROWS = ("features", "logits", "labels", "edited", "index", "hashes", "pre_relu"
 
 
 class InputEditor(Protocol):
-    """Changes images along a gradient of the network: the detectors that look at an image twice do."""
+    """A detector that edits images along a gradient of the network for a second pass."""
 
     def perturb(self, network: Callable[[Tensor], tuple[Tensor, Tensor]], images: Tensor) -> Tensor:
-        """Give the changed images; the network gives features and logits through which gradients flow."""
+        """Return the edited images; `network` returns features and logits that gradients flow through."""
         ...
 
     def edit_key(self) -> str:
-        """Identify the change: the same for editors that change images alike."""
+        """Return a key that is equal for editors that edit images alike."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Makes logits of features, as the final linear layer does: weight (C, D), and bias (C,), zero where the layer has none.
+    """The final linear layer, which computes logits (N, C) from features (N, D).
 
-    Where `multi_label` is set, each class is a label that an image has or has not: it may have several, or none.
+    Args:
+        weight: (C, D).
+        bias: (C,); zero if not given.
+        multi_label: whether each class is a label that an image has or has not, independent of the others.
+
+    Example:
+        >>> head = Head(torch.eye(3))
+        >>> head(torch.tensor([[1.0, 2.0, 3.0]])).tolist()
+        [[1.0, 2.0, 3.0]]
     """
 
     weight: Tensor
@@ -167,7 +183,7 @@ class Head:
         if bias.shape != weight.shape[:1]:
             raise InputError(f"Head: bias must have one value per class ({len(weight)}), got shape {tuple(bias.shape)}")
         for name, value in (("weight", weight), ("bias", bias)):
-            # A sum is the cheapest pass that NaN and Inf survive; traced values have none to look at.
+            # NaN and Inf survive a sum, which is the cheapest check; traced tensors have no values.
             if not torch.compiler.is_exporting() and not math.isfinite(value.sum().item()):
                 raise InputError(
                     f"Head: {name} must be finite, got NaN or Inf; are these the weights of a diverged network?"
@@ -180,17 +196,12 @@ class Head:
         return torch.nn.functional.linear(features, self.weight, self.bias)
 
     def to(self, device: torch.device | str) -> Head:
-        """Give the same on a device."""
+        """Return a copy on a device."""
         return replace(self, weight=self.weight.to(device), bias=self.offset.to(device))
-
-    @cached_property
-    def columns(self) -> Tensor:
-        """The weight turned over (D, C), so that what belongs to a feature lies together."""
-        return self.weight.T.contiguous()
 
     @property
     def offset(self) -> Tensor:
-        """The bias, as a tensor in any case."""
+        """The bias (C,), zeros if the layer has none."""
         assert self.bias is not None  # __post_init__ filled it
         return self.bias
 
@@ -203,6 +214,90 @@ class Head:
     def width(self) -> int:
         """The number of features."""
         return self.weight.shape[1]
+
+
+def check_acts(owner: object, what: str, acts: Activations, head: Head) -> None:
+    """Raise unless activations are finite, not empty, and as wide as the head."""
+    where = f"{owner_name(owner)}: {what}"
+    if not isinstance(acts, Activations):
+        raise InputError(
+            f"{where} must be Activations, got {type(acts).__name__}; wrap it as Activations(features, logits)"
+        )
+    if len(acts) == 0:
+        raise InputError(f"{where} must hold at least one image, got none")
+    for name, value, width in (("features", acts.features, head.width), ("logits", acts.logits, head.classes)):
+        if value.shape[1] != width:
+            raise InputError(
+                f"{where} must have {width} {name} per image as the head has, got {value.shape[1]}; is it of another network?"
+            )
+        # NaN and Inf survive a sum, which is the cheapest check; rows are searched only if it fails.
+        if not math.isfinite(value.sum().item()):
+            bad = (~torch.isfinite(value).all(dim=1)).nonzero().flatten()
+            if len(bad):
+                raise InputError(
+                    f"{where} must be finite, got NaN or Inf in the {name} of {len(bad)} of {len(value)} images"
+                    f" (first at row {int(bad[0])}); drop those rows or check the images"
+                )
+
+
+def check_edited(owner: object, what: str, acts: Activations, head: Head) -> None:
+    """Raise unless the activations of the edited images exist, are finite and as wide as the head."""
+    if acts.edited is None:
+        raise InputError(
+            f"{owner_name(owner)}: {what} must carry those of the changed images, got none; score images with a Guard or the"
+            " benchmark, or take collect(network, images, edit_with=detector).acts"
+        )
+    check_acts(owner, f"{what} of the changed images", acts.edited, head)
+
+
+def check_labels(owner: object, what: str, acts: Activations, classes: int) -> None:
+    """Raise unless there are labels within the head's classes."""
+    where = f"{owner_name(owner)}: {what}"
+    if acts.labels is None:
+        raise InputError(f"{where} must have labels, got none; pass Activations(features, logits, labels)")
+    low, high = int(acts.labels.min()), int(acts.labels.max())
+    if low < 0 or high >= classes:
+        raise InputError(f"{where} labels must be in [0, {classes - 1}], got {low} to {high}")
+
+
+def check_labelling(owner: object, head: Head, takes_labels: bool) -> None:
+    """Raise if a method for single-label networks is used with a multi-label network."""
+    if head.multi_label and not takes_labels:
+        raise InputError(
+            f"{owner_name(owner)}: requires one class per image, but the network is multi-label;"
+            " use ebo, mls, msp, react, scale or knn"
+        )
+
+
+def check_match(owner: object, what: str, acts: Activations, head: Head) -> None:
+    """Raise unless the head computes these logits from these features, on a few rows and classes."""
+    some = slice(None, None, max(1, head.classes // COMPARED_CLASSES))
+    logits, features = acts.logits[:4, some], acts.features[:4].to(head.weight.device)
+    expected = torch.nn.functional.linear(features, head.weight[some], head.offset[some])
+    error = float((expected - logits.to(expected.device)).abs().max())
+    # Allows for networks that ran in bfloat16; a wrong head is far off.
+    if error > 0.05 * (1.0 + float(logits.abs().max())):
+        raise InputError(
+            f"{owner_name(owner)}: {what} logits must be the head's for these features, got values off by {error:.3g};"
+            " is it another network's?"
+        )
+
+
+def is_signed(acts: Activations) -> bool:
+    """Whether some features are negative, beyond rounding errors."""
+    return len(acts) > 0 and float(acts.features.min()) < -1e-6 * float(acts.features.abs().max())
+
+
+def warn_signed(owner: object, acts: Activations) -> None:
+    """Warn if features that should be non-negative are not."""
+    if is_signed(acts):
+        lowest = float(acts.features.min())
+        warnings.warn(
+            f"{owner_name(owner)}: requires non-negative features (post-ReLU), got values down to {lowest:.3g};"
+            f" its scores are unreliable here: use {SUITS_SIGNED} instead",
+            IdnessWarning,
+            stacklevel=4,
+        )
 
 
 def _matrix(name: str, value: ArrayLike, owner: str = "Activations") -> Tensor:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,21 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
-from idness.core.errors import DataError, IdnessError, StoreError
+from idness.core.errors import DataError, StoreError
 from idness.core.files import sha256
 from idness.core.types import Activations, Head
-from idness.data.duplicates import EXACT, common, near
-from idness.data.npz import array_names, open_array
+from idness.data.duplicates import EXACT, common, near, stacked
+from idness.data.packed import array_names, open_array
 from idness.data.preprocess import THUMBNAIL, thumbnail
 from idness.data.sets import ImageSet
+from idness.data.urls import explained
 
 SHARD = 1024
 """Images per shard: 12 MB for a ResNet-50."""
-BROKEN = (SafetensorError, OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
-"""What reading a damaged file raises."""
 
 
 @dataclass(eq=False)
@@ -155,12 +152,8 @@ class ActivationsFile(ActivationsSet):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        with explained(path.name, "is not a safetensors or .npz file of activations"):
             shapes = _shapes(path)
-        except BROKEN as error:
-            if isinstance(error, IdnessError):
-                raise
-            raise DataError(f"{path.name}: is not a safetensors or .npz file of activations ({error})") from error
         _check_shapes(path.name, shapes)
         super().__init__(path.name, shapes["features"][0], self._read)
         self.features = shapes["features"][1]
@@ -190,34 +183,27 @@ class ActivationsFile(ActivationsSet):
             start += len(acts)
             skipped = tuple((int(place), "its activations are NaN or Inf") for place in index[~finite])
             acts = acts[finite]
-            yield replace(acts, index=index[finite], hashes=_row_hashes(acts), skipped=skipped)
+            rows = torch.cat([acts.features, acts.logits], dim=1).numpy()
+            hashes = torch.from_numpy(stacked(hashlib.blake2b(row, digest_size=EXACT).digest() for row in rows).copy())
+            yield replace(acts, index=index[finite], hashes=hashes, skipped=skipped)
 
     def _parts(self, names: Sequence[str], size: int) -> Iterator[dict[str, Tensor]]:
         spans = [(start, min(start + size, self.count)) for start in range(0, self.count, size)]
-        try:
+        with explained(self.name, "is damaged"):
             yield from _parts(self.path, names, spans)
-        except BROKEN as error:
-            if isinstance(error, IdnessError):
-                raise
-            raise DataError(f"{self.name}: is damaged ({error})") from error
 
 
 def read_head(path: Path) -> tuple[Head, str]:
     """Read a safetensors or .npz file with weight (C, D) and bias (C,), and return the head and the file's hash."""
-    try:
+    remedy = "give a safetensors or .npz file with weight and bias as head"
+    with explained(path.name, "is missing or not a safetensors or .npz file", remedy):
         shapes = _shapes(path)
         weight = shapes.get("weight", ())
         if len(weight) != 2 or shapes.get("bias", weight[:1]) != weight[:1]:
             given = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-            raise StoreError(f"{path.name}: must hold weight (C, D) and bias (C,), got {given}")
+            raise StoreError(f"{path.name}: must contain weight (C, D) and bias (C,), got {given}")
         [tensors] = _parts(path, [name for name in ("weight", "bias") if name in shapes], [(0, weight[0])])
         return Head(tensors["weight"], tensors.get("bias")), sha256(path)
-    except BROKEN as error:
-        if isinstance(error, IdnessError):
-            raise
-        raise DataError(
-            f"{path.name}: is missing or no safetensors or .npz file; head names a file with weight and bias"
-        ) from error
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -230,7 +216,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
         member, shapes[name], kind = open_array(path, name)
         member.close()
         if name in ("features", "logits", "labels", "weight", "bias") and kind.kind not in "fiu":
-            raise DataError(f"{path.name}: {name} must hold numbers, got {kind}")
+            raise DataError(f"{path.name}: {name} must be numbers, got {kind}")
     return shapes
 
 
@@ -259,7 +245,7 @@ def _parts(path: Path, names: Sequence[str], spans: Sequence[tuple[int, int]]) -
 def _check_shapes(name: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
     if "features" not in shapes:
         raise DataError(
-            f"{name}: must hold features, and logits if it can, got {', '.join(sorted(shapes)) or 'nothing'}"
+            f"{name}: must contain features, and logits if possible, got {', '.join(sorted(shapes)) or 'nothing'}"
         )
     count = shapes["features"][:1]
     for array, axes in (("features", 2), ("logits", 2), ("labels", 1)):
@@ -267,10 +253,3 @@ def _check_shapes(name: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         if shape is not None and (len(shape) != axes or shape[:1] != count):
             wanted = "one row per image" if axes == 2 else "one number per image"
             raise DataError(f"{name}: {array} must be {wanted}, got shape {shape} beside {shapes['features']} features")
-
-
-def _row_hashes(acts: Activations) -> Tensor:
-    """Return a hash of each row, by which the same activations are found in another file."""
-    rows = torch.cat([acts.features, acts.logits], dim=1).contiguous().numpy()
-    joined = b"".join(hashlib.blake2b(row.tobytes(), digest_size=EXACT).digest() for row in rows)
-    return torch.from_numpy(np.frombuffer(joined, np.uint8).reshape(-1, EXACT).copy())

@@ -1,4 +1,4 @@
-"""Reads batches ahead of the network, skipping what cannot be read and saying why."""
+"""Reads batches of images ahead of the network; images that cannot be read are skipped, with the reason."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idness.core.errors import DataError, OptionError
-from idness.data.duplicates import DIGEST, digests
+from idness.data.duplicates import DIGEST, digest
 from idness.data.preprocess import Preprocessing
-from idness.data.sets import ImageSet, Picture, select
+from idness.data.sets import ImageSet, select
 
 AHEAD = 2
-TOGETHER, SMALL = 64, 65536
-"""How many pictures are hashed together at most, and the bytes of an array that may wait for others."""
+"""Batches that are read before they are needed."""
 
 
 @dataclass
 class Batch:
-    """Holds the images of one range of a set that could be read, and why the others could not."""
+    """The images of one range of a set that could be read, and why the others could not."""
 
     start: int
     stop: int
@@ -86,7 +85,7 @@ def read_sample(
     Returns that part of the set, and its images as one batch.
     """
     if len(images) == 0:
-        raise DataError(f"{images.source}: must hold at least one image, got none; check the folder or file")
+        raise DataError(f"{images.source}: must contain at least one image, got none; check the folder or file")
     part = select(images, {"sample": count} if images.parallel else {"rows": [0, min(count, len(images))]})
     [batch] = read_batches(part, preprocessing, [(0, len(part))], workers=workers)
     if not len(batch.pixels):
@@ -95,22 +94,14 @@ def read_sample(
 
 
 def _read(images: ImageSet, preprocessing: Preprocessing, part: range) -> list[Read]:
-    found: list[tuple[int, NDArray[np.uint8] | None, str]] = []
-    known: list[bytes] = []
-    held: list[Picture] = []
+    found: list[Read] = []
     for index in part:
         try:
             picture = images.picture(index)
-            found.append((index, preprocessing.pixels(picture), ""))
+            found.append((index, preprocessing.pixels(picture), digest(picture), ""))
         except DataError as error:
-            found.append((index, None, str(error)))
-            continue
-        held.append(picture)
-        if len(held) == TOGETHER or not isinstance(picture, np.ndarray) or picture.nbytes > SMALL:
-            known += digests(held)
-            held.clear()
-    each = iter(known + digests(held))
-    return [(index, pixels, b"" if pixels is None else next(each), why) for index, pixels, why in found]
+            found.append((index, None, b"", str(error)))
+    return found
 
 
 def _batch(images: ImageSet, start: int, stop: int, parts: list[Future[list[Read]]]) -> Batch:

@@ -7,29 +7,40 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from functools import cache
+from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import PIL
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from idness.core.errors import DataError
-from idness.core.wording import readable
-from idness.data.urls import UrlPath
+from idness.core.text import readable
+from idness.data.urls import explained, name_of
 
-T = TypeVar("T")
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+if TYPE_CHECKING:
+    from idness.data.urls import Place
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
 """The formats that are decoded; all others are refused."""
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif"})
 """Suffixes of image files."""
 MAX_PIXELS = 64_000_000
 """The most pixels an image may have: 8000 x 8000, which decodes to 192 MB."""
-TEXT = frozenset(b"\t\n\r\f") | frozenset(range(32, 127))
-"""The bytes of plain text."""
 SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
+OTHERS = {
+    b"<svg": "an SVG drawing; save it as PNG",
+    b"<html": "a web page",
+    b"<!doctype html": "a web page",
+    b"\x93numpy": "a NumPy array; save it as .npz",
+    b"%pdf": "a PDF; save its image as PNG",
+    b"ftypheic": "a HEIC image; save it as JPEG",
+    b"ftypmif1": "a HEIC image; save it as JPEG",
+}
+"""What a file that is not an image may begin with, in lower case."""
 
 
 def decode(source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, name: str = "image") -> Image.Image:
@@ -45,31 +56,30 @@ def decode(source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXE
     Raises:
         DataError: if the image cannot be decoded.
     """
-    return _decoded(source, max_pixels, name, _to_rgb)
+    found = decode_picture(source, max_pixels=max_pixels, name=name, arrays=False)
+    assert isinstance(found, Image.Image)
+    return found
 
 
 def decode_picture(
-    source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, name: str = "image"
+    source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, name: str = "image", arrays: bool = True
 ) -> Image.Image | NDArray[np.uint8]:
     """Decode an image to exactly what `decode` returns, as an array (height, width, 3) if that is faster.
 
     Plain JPEGs are decoded by simplejpeg if it is installed and torch is imported, which takes arrays.
     """
-    return _decoded(source, max_pixels, name, _to_array)
-
-
-def _decoded(
-    source: bytes | str | os.PathLike[str], max_pixels: int, name: str, unpack: Callable[[str, Image.Image, bytes], T]
-) -> T:
-    """Decode untrusted bytes; any error becomes a DataError of one line."""
     name, data = (name, source) if isinstance(source, bytes) else (readable(Path(source).name), contents(Path(source)))
     if not data:
         raise DataError(f"{name}: is an empty file; an image is expected")
     try:
-        # Pillow's own size warning says nothing that the check below does not; as an error it is caught like one.
         with _opened(data) as image:
-            _check_size(name, image, max_pixels)
-            return unpack(name, image, data)
+            width, height = image.size
+            if width * height > max_pixels:
+                raise DataError(
+                    f"{name}: must have at most {max_pixels:,} pixels, got {width} x {height}; make it smaller"
+                )
+            found = _jpeg(image, data) if arrays and sys.modules.get("torch") is not None else None
+            return to_rgb(name, image) if found is None else found
     except DataError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -81,6 +91,15 @@ def _decoded(
     except Exception as error:  # a hostile file may raise anything inside a decoder
         harm = "is cut off: its end is missing" if "truncated" in str(error).lower() else "is damaged"
         raise DataError(f"{name}: {harm}; save or send it again") from error
+
+
+def decoder_version() -> str:
+    """Return the libraries that decode images and their versions: pixels of a JPEG differ between decoders."""
+    jpeg = "libjpeg_turbo" if features.check_feature("libjpeg_turbo") else "jpg"
+    found = [("Pillow", PIL.__version__), (jpeg.replace("_", "-"), features.version(jpeg))]
+    if _simplejpeg() is not None:
+        found.append(("simplejpeg", metadata.version("simplejpeg")))
+    return ", ".join(f"{name} {version}" for name, version in found)
 
 
 def pixels_of(data: bytes) -> int:
@@ -101,75 +120,55 @@ def is_animated(data: bytes) -> bool:
         return False
 
 
+def contents(path: Place) -> bytes:
+    """Return a file's bytes; errors name the file."""
+    with explained(readable(name_of(path)), "cannot be read"):
+        return path.read_bytes()
+
+
 def _opened(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
-def contents(path: Path | UrlPath) -> bytes:
-    """Return a file's bytes; errors name the file."""
+def _jpeg(image: Image.Image, data: bytes) -> NDArray[np.uint8] | None:
+    """Decode a plain JPEG by simplejpeg; `None` if it is something else."""
+    decoder = _simplejpeg()
+    if decoder is None or image.format != "JPEG" or image.mode != "RGB" or _orientation(image) != 1:
+        return None
     try:
-        return path.read_bytes()
-    except (OSError, ValueError) as error:  # a ValueError if the name holds a NUL character
-        why = getattr(error, "strerror", None) or error
-        raise DataError(f"{readable(path.name)}: cannot be read ({why})") from error
-
-
-def _check_size(name: str, image: Image.Image, max_pixels: int) -> None:
-    width, height = image.size
-    if width * height > max_pixels:
-        raise DataError(f"{name}: must have at most {max_pixels:,} pixels, got {width} x {height}; make it smaller")
-    if width < 1 or height < 1:
-        raise DataError(f"{name}: must have at least one pixel, got {width} x {height}")
-
-
-def _to_array(name: str, image: Image.Image, data: bytes) -> Image.Image | NDArray[np.uint8]:
-    unpacker = _unpacker() if sys.modules.get("torch") is not None else None
-    if unpacker is not None and image.format == "JPEG" and image.mode == "RGB" and _orientation(image) == 1:
-        try:
-            found: NDArray[np.uint8] = unpacker.decode_jpeg(data, "RGB")
-            return found
-        except Exception:  # it is stricter than Pillow about slight damage
-            pass
-    return _to_rgb(name, image, data)
+        found: NDArray[np.uint8] = decoder.decode_jpeg(data, "RGB")
+        return found
+    except Exception:  # it is stricter than Pillow about slight damage
+        return None
 
 
 @cache
-def _unpacker() -> Any:
-    """Return simplejpeg, if it is installed."""
+def _simplejpeg() -> Any:
     try:
         return importlib.import_module("simplejpeg")
     except ImportError:
         return None
 
 
-def _to_rgb(name: str, image: Image.Image, data: bytes) -> Image.Image:
+def to_rgb(name: str, image: Image.Image) -> Image.Image:
+    """Return an open image as 8-bit RGB, upright, transparent parts on white."""
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
         kind = "floating-point" if image.mode == "F" else "32-bit"
         raise DataError(
             f"{name}: must have 8 or 16 bits per channel, got a {kind} image; convert it so that white is 255 or 65535"
         )
     image.load()
+    orientation, upright = _orientation(image), image
     if image.mode in SIXTEEN_BIT or image.mode == "I":
         values = np.asarray(image).astype(np.int64)
-        upright: Image.Image = Image.fromarray(np.clip(values >> 8, 0, 255).astype(np.uint8))
-    else:
-        upright = image
-    upright = _upright(image, upright)
+        upright = Image.fromarray(np.clip(values >> 8, 0, 255).astype(np.uint8))
+        upright.getexif()[0x0112] = orientation
+    if orientation != 1:
+        upright = ImageOps.exif_transpose(upright)
     if upright.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         layered = upright.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered).convert("RGB")
     return upright if upright.mode == "RGB" else upright.convert("RGB")  # which would copy it
-
-
-def _upright(tagged: Image.Image, image: Image.Image) -> Image.Image:
-    """Rotate an image as its EXIF orientation says."""
-    orientation = _orientation(tagged)
-    if orientation == 1:
-        return image
-    if image is tagged:
-        return ImageOps.exif_transpose(image)
-    image.getexif()[0x0112] = orientation
-    return ImageOps.exif_transpose(image)
 
 
 def _orientation(image: Image.Image) -> int:
@@ -184,14 +183,7 @@ def _orientation(image: Image.Image) -> int:
 
 def _kind(data: bytes) -> str:
     """Describe a file that is not an image of a known format."""
-    start = data[:1024].lstrip().lower()
-    if start.startswith(b"<svg") or b"<svg" in start:
-        return "an SVG drawing; save it as PNG"
-    if start.startswith((b"<!doctype html", b"<html")):
-        return "a web page"
-    if start.startswith(b"%pdf"):
-        return "a PDF; save its image as PNG"
-    if b"ftypheic" in start or b"ftypavif" in start or b"ftypmif1" in start:
-        return "a HEIC or AVIF image; save it as JPEG"
-    known = sum(byte in TEXT for byte in start)
-    return "text" if start and known == len(start) else "something else"
+    start = data[:1024].lower()
+    found = next((kind for beginning, kind in OTHERS.items() if beginning in start), "")
+    text = all(byte in b"\t\n\r\f" or 32 <= byte < 127 for byte in start)
+    return found or ("text" if text else "something else")

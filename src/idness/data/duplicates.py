@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -34,17 +34,12 @@ CORRELATION, DIFFERENCE = 0.95, 24.0
 
 
 def digest(picture: Picture) -> bytes:
-    """Return the hash of an image's pixels followed by its perceptual hash."""
-    return exact(picture) + look(picture)
+    """Return the hash of an image's pixels followed by its perceptual hash.
 
-
-def digests(pictures: Sequence[Picture]) -> list[bytes]:
-    """Return the digests of several images; arrays of one size take a third of the time together."""
-    arrays = [picture for picture in pictures if isinstance(picture, np.ndarray)]
-    alike = len(arrays) == len(pictures) and len({array.shape for array in arrays}) == 1
-    if not alike or not _is_wide(arrays[0]):
-        return [digest(picture) for picture in pictures]
-    return [exact(array) + seen for array, seen in zip(arrays, _looks(arrays), strict=True)]
+    The latter has 64 bits, set where the image, small and grey, gets lighter from left to right.
+    """
+    small = np.asarray(_shrunk(picture, 9, 8))
+    return exact(picture) + np.packbits(small[:, 1:] > small[:, :-1]).tobytes()
 
 
 def exact(picture: Picture) -> bytes:
@@ -82,46 +77,13 @@ def _spread(images: ImageSet, most: int) -> list[int]:
     return [place for start, stop in list(pairwise(blocks))[::step] for place in range(start, stop)][:most]
 
 
-def look(picture: Picture) -> bytes:
-    """Return the perceptual hash: 64 bits, set where the image, small and grey, gets lighter from left to right."""
-    return _signs(np.asarray(_shrunk(picture, 9, 8)))
-
-
-def grey(picture: Picture, width: int, height: int) -> NDArray[np.float32]:
-    """Return a small grey version of an image."""
-    return np.asarray(_shrunk(picture, width, height), dtype=np.float32)
-
-
 def _shrunk(picture: Picture, width: int, height: int) -> Image.Image:
-    if isinstance(picture, np.ndarray) and not _is_rgb(picture):
+    if isinstance(picture, np.ndarray) and (picture.ndim != 3 or picture.shape[2] != 3):
         channels = picture.reshape(*picture.shape[:2], -1).astype(np.float32).mean(axis=2)
         image = Image.fromarray(channels.round().astype(np.uint8))
     else:
         image = (Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture).convert("L")
     return image.resize((width, height), Image.Resampling.BOX)
-
-
-def _looks(pictures: Sequence[NDArray[np.uint8]]) -> list[bytes]:
-    """Return the perceptual hashes of RGB images of one size, resized in one tall image.
-
-    The results are the same: box filters end exactly at the borders between images, and the width is reduced first, as Pillow does.
-    """
-    tall = Image.fromarray(np.concatenate(pictures)).convert("L")
-    across = tall.resize((9, tall.height), Image.Resampling.BOX)
-    seen = _signs(np.asarray(across.resize((9, 8 * len(pictures)), Image.Resampling.BOX)))
-    return [seen[place : place + LOOK] for place in range(0, len(seen), LOOK)]
-
-
-def _signs(small: NDArray[np.uint8]) -> bytes:
-    return np.packbits(small[:, 1:] > small[:, :-1]).tobytes()
-
-
-def _is_wide(picture: NDArray[np.uint8]) -> bool:
-    return _is_rgb(picture) and picture.shape[0] <= picture.shape[1]
-
-
-def _is_rgb(picture: Picture) -> bool:
-    return isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3
 
 
 def common(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> int:
@@ -142,12 +104,13 @@ def candidates(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> list[tupl
     if min(first.shape[1], second.shape[1]) < DIGEST or not len(first) or not len(second):
         return []
     ones, others = (np.ascontiguousarray(part[:, EXACT:DIGEST]).view(np.uint64).ravel() for part in (first, second))
-    rows = np.flatnonzero(_structured(ones))
+    bits = np.bitwise_count(ones)
+    rows = np.flatnonzero((bits >= STRUCTURE) & (bits <= 8 * LOOK - STRUCTURE))
     rows = rows[:: max(1, -(-len(rows) * len(others) // PAIRS))]
     found: list[tuple[int, int, int]] = []
     for start in range(0, len(rows), BLOCK):
         block = rows[start : start + BLOCK]
-        apart = _bits(ones[block, None] ^ others[None, :])
+        apart = np.bitwise_count(ones[block, None] ^ others[None, :])
         for place in np.flatnonzero(apart <= NEAR).tolist():
             row, other = divmod(place, len(others))
             found.append((int(apart[row, other]), int(block[row]), other))
@@ -157,26 +120,28 @@ def candidates(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> list[tupl
 
 
 def near(
-    first: NDArray[np.uint8],
-    second: NDArray[np.uint8],
-    pictures: tuple[ImageSet, ImageSet],
-    places: tuple[Places, Places],
+    first: NDArray[np.uint8], second: NDArray[np.uint8], sets: tuple[ImageSet, ImageSet], places: tuple[Places, Places]
 ) -> int:
-    """Return the number of images of one set that have a near-duplicate in another.
+    """Return the number of images of one set that have a near-duplicate in another, or in itself.
 
     Args:
         first: digests of one set.
-        second: digests of the other.
-        pictures: the two sets; similar images are read and compared.
+        second: digests of the other, or again of the first.
+        sets: the two sets; similar images are read and compared.
         places: the position of each row in its set.
     """
-    found: set[int] = set()
-    for row, other in candidates(first, second)[:COMPARED]:
-        if row not in found:
-            one = grey(pictures[0].picture(int(places[0][row])), SIDE, SIDE)
-            two = grey(pictures[1].picture(int(places[1][other])), SIDE, SIDE)
-            found |= {row} if same_look(one, two) else set()
-    return len(found)
+    pairs = candidates(first, second)[:COMPARED]
+    # Each set is read in order, since an image of a compressed array costs all that is before it.
+    small: list[dict[int, NDArray[np.float32]]] = []
+    for images, known, column in zip(sets, places, zip(*pairs, strict=True) if pairs else ((), ()), strict=True):
+        wanted = {row: images.picture(int(known[row])) for row in sorted(set(column), key=lambda row: known[row])}
+        small.append({row: np.asarray(_shrunk(image, SIDE, SIDE), np.float32) for row, image in wanted.items()})
+    return len({row for row, other in pairs if same_look(small[0][row], small[1][other])})
+
+
+def within(digests: NDArray[np.uint8], images: ImageSet, places: Places) -> tuple[int, int]:
+    """Return how many images of a set repeat an earlier one, and how many have a near-duplicate in the same set."""
+    return len(digests) - len(set(_hashes(digests))), near(digests, digests, (images, images), (places, places))
 
 
 def same_look(one: NDArray[np.float32], two: NDArray[np.float32]) -> bool:
@@ -185,25 +150,3 @@ def same_look(one: NDArray[np.float32], two: NDArray[np.float32]) -> bool:
     if spread < 1.0 or float(np.abs(one - two).mean()) > DIFFERENCE:
         return False
     return float(((one - one.mean()) * (two - two.mean())).mean()) / spread >= CORRELATION
-
-
-def _structured(looks: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    bits = _bits(looks)
-    return (bits >= STRUCTURE) & (bits <= 8 * LOOK - STRUCTURE)
-
-
-def _bits(values: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    """Return the number of bits that are set."""
-    counts: NDArray[np.uint8]
-    if hasattr(np, "bitwise_count"):
-        counts = np.bitwise_count(values)
-    else:  # NumPy 1
-        counts = _table()[np.ascontiguousarray(values)[..., None].view(np.uint16)].sum(axis=-1, dtype=np.uint8)
-    return counts
-
-
-@cache
-def _table() -> NDArray[np.uint8]:
-    bits = np.unpackbits(np.arange(65536, dtype=np.uint16).view(np.uint8)).reshape(65536, 16)
-    counts: NDArray[np.uint8] = bits.sum(axis=1, dtype=np.uint8)
-    return counts

@@ -1,6 +1,7 @@
-"""The benchmark that ships inside the package: real images, checked against their manifest, no download.
+"""The benchmarks that ship inside the package: real images, verified against their manifest, no download.
 
-Everything that knows its name, its networks, its classes and how its pictures are prepared is here.
+Each is a folder beside this file, named like the benchmark: `NAME.toml` defines it, `manifest.json` lists its sets, and the weights of
+its networks are `NETWORK.safetensors`. To add one, add the folder and an entry of `NETWORKS`.
 """
 
 from __future__ import annotations
@@ -8,59 +9,59 @@ from __future__ import annotations
 import io
 import json
 import tomllib
+import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, WebPImagePlugin
+from PIL import Image
 from pydantic import with_config
 from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
 from idness.core.documents import Document, checksum
-from idness.core.errors import DataError, StoreError, unknown_name
+from idness.core.errors import DataError, unknown_name
+from idness.data.sets import ArraySet, ImageSet, read_classes
 
-if TYPE_CHECKING:
-    from idness.data.preprocess import Preprocessing
-
-CIFAR6 = Path(__file__).parent / "cifar6"
-DEFINITION = CIFAR6 / "cifar6.toml"
-"""The benchmark that these images make."""
+HOME = Path(__file__).parent
+NETWORKS = {"photos": ("mobilenet_v2",), "cifar6": ("base", "ish")}
+"""The embedded benchmarks, each with its networks, the default one first; `cifar6:base` names a network."""
+DEFAULT = "photos"
+"""The benchmark that `idness bench` runs by default."""
 NAME = "cifar6"
-"""The benchmark's name, and what its networks' names begin with: `cifar6:base`."""
-NETWORKS = ("base", "ish")
-MODEL = f"{NAME}:base"
-"""The network that is used where none is named."""
-TEST_SET = "embedded:id_test"
+"""The benchmark whose sets need no prefix: `embedded:id_test` is `embedded:cifar6/id_test`."""
+CIFAR6 = HOME / NAME
 CIFAR10_LABELS = {"airplane": 0, "automobile": 1, "bird": 2, "deer": 4, "dog": 5, "truck": 9}
-"""The classes, and their labels in CIFAR-10."""
+"""The classes of cifar6, and their labels in CIFAR-10."""
 
 
 @with_config(extra="allow")
-class Entry(TypedDict):
-    """Describes one set in the manifest; there is more in it that nothing here needs."""
+class SetEntry(TypedDict):
+    """One set in the manifest; its shape is that of one image, or of its features if they are stored instead."""
 
     role: str
     count: int
+    shape: tuple[int, ...]
     classes: list[str]
     files: dict[str, str]
 
 
 @with_config(extra="allow")
-class Manifest(TypedDict):
-    """Describes all sets, and names the file that lists their images with its sha256."""
+class EmbeddedManifest(TypedDict):
+    """All sets, and the sha256 of the file that lists their images."""
 
-    sets: dict[str, Entry]
+    sets: dict[str, SetEntry]
     images: dict[str, str]
 
 
-_DOCUMENT = Document(content=Manifest, version=1, absent="install idness again", remedy="install idness again")
+_DOCUMENT = Document(content=EmbeddedManifest, version=1, absent="install idness again", remedy="install idness again")
 
 
 @dataclass(frozen=True)
 class EmbeddedSet:
-    """Holds one set of images: uint8 (N, 32, 32, 3), labels that index `classes`, and its role in the benchmark."""
+    """One set of images: uint8 (N, height, width, 3), labels that index `classes`, and its role in the benchmark."""
 
     name: str
     images: NDArray[np.uint8]
@@ -73,31 +74,45 @@ class EmbeddedSet:
 
 
 def owns(spec: str) -> bool:
-    """Say whether a network's name is one of the benchmark's, such as `cifar6:base`."""
-    return spec.partition(":")[0] == NAME
+    """Whether a network is an embedded one, such as `cifar6:base`."""
+    return spec.partition(":")[0] in NETWORKS
 
 
-def classes() -> tuple[str, ...]:
-    """Give the names of the classes, in the order of the networks' outputs."""
-    return tuple(CIFAR10_LABELS)
+def default_model(benchmark: str = NAME) -> str:
+    """Return the network that a benchmark uses by default."""
+    return f"{benchmark}:{NETWORKS[benchmark][0]}"
 
 
-def normalisation() -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Read the mean and std of each colour from the benchmark's definition: CIFAR's, in [0, 1]."""
-    described = tomllib.loads(DEFINITION.read_text(encoding="utf-8"))["preprocessing"]
+def id_test(spec: str) -> str:
+    """Return the ID test images of an embedded network, as `open_set` takes them."""
+    benchmark = spec.partition(":")[0]
+    return "embedded:id_test" if benchmark == NAME else f"embedded:{benchmark}/id_test"
+
+
+def definition(benchmark: str = NAME) -> Path:
+    """Return the file that defines a benchmark."""
+    return HOME / benchmark / f"{benchmark}.toml"
+
+
+def classes(benchmark: str = NAME) -> tuple[str, ...]:
+    """Return the names of the classes, in the order of the networks' outputs."""
+    return read_classes(_defined(benchmark)["classes"], HOME / benchmark)
+
+
+def preprocessing(benchmark: str = NAME) -> dict[str, Any]:
+    """Return the preprocessing of the networks, as `Preprocessing.from_dict` takes it: by default the size of the ID test images."""
+    side = list(manifest(root=HOME / benchmark)["sets"]["id_test"]["shape"][:2])
+    return {"resize": side[0], "crop": side[0], **_defined(benchmark)["preprocessing"]}
+
+
+def normalisation(benchmark: str = NAME) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and std of each colour, of values in [0, 1]."""
+    described = _defined(benchmark)["preprocessing"]
     return tuple(described["mean"]), tuple(described["std"])
 
 
-def preprocessing() -> Preprocessing:
-    """Say how any picture becomes the input of the benchmark's networks."""
-    from idness.data.preprocess import Preprocessing
-
-    mean, std = normalisation()
-    return Preprocessing(resize=32, crop=32, mean=mean, std=std)
-
-
 def from_cifar10(archive: Path, split: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Take the images of these classes out of an .npz of CIFAR-10, and their labels; split is train, val or test.
+    """Return the images of cifar6's classes in an .npz of CIFAR-10, and their labels; split is train, val or test.
 
     Validation is the last 84 (first two classes) or 83 training images of each class, in official order; training has
     all others. Test is the whole official test split of these classes.
@@ -116,7 +131,7 @@ def from_cifar10(archive: Path, split: str) -> tuple[NDArray[np.uint8], NDArray[
 
 
 def sets(role: str | None = None, *, root: Path = CIFAR6) -> list[str]:
-    """List the sets by name, all or those of one role: id_train, id_val, id_test, near, far, ood_val."""
+    """Return the names of a benchmark's sets, all or those of one role: id_train, id_val, id_test, near, far, ood_val."""
     entries = manifest(root=root)["sets"]
     roles = {name: entry["role"] for name, entry in entries.items()}
     if role is not None and role not in roles.values():
@@ -124,45 +139,98 @@ def sets(role: str | None = None, *, root: Path = CIFAR6) -> list[str]:
     return [name for name, found in roles.items() if role in (None, found)]
 
 
-def load(name: str, *, root: Path = CIFAR6) -> EmbeddedSet:
-    """Read one set and check every file of it by its sha256."""
-    described = manifest(root=root)
-    entry = _entry(described, name)
-    sheets = [_sheet(_DOCUMENT.bytes_of(root / file, digest)) for file, digest in entry["files"].items()]
-    try:
-        [(listing, digest)] = described["images"].items()
-        given = json.loads(_DOCUMENT.bytes_of(root / listing, digest))[name]["labels"]
-        labels = None if given is None else np.array(given, np.int64)
-        images = np.concatenate(sheets)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _DOCUMENT.damaged(root / "manifest.json", f"embedded set {name!r}: {error}") from error
-    count = entry["count"]
-    if len(images) != count or (labels is not None and len(labels) != count):
-        raise StoreError(f"embedded set {name!r}: must have {count} images, got {len(images)}; install idness again")
-    return EmbeddedSet(name, images, labels, tuple(entry["classes"]), entry["role"])
+def load(name: str, *, root: Path | None = None) -> EmbeddedSet:
+    """Read one set and verify the sha256 of its files; `photos/NAME` is a set of another benchmark than cifar6."""
+    root, name = _located(name, root)
+    entry = _entry(root, name)
+    if next(iter(entry["files"])).endswith(".safetensors"):
+        raise DataError(f"embedded set {name!r}: contains activations, not images; open it with `open_set`")
+    contents = [_DOCUMENT.bytes_of(root / file, digest) for file, digest in entry["files"].items()]
+    images = np.concatenate([_decoded(content).reshape(-1, *entry["shape"]) for content in contents])
+    return EmbeddedSet(name, images, _labels(root, name), tuple(entry["classes"]), entry["role"])
 
 
-def fingerprint(name: str, *, root: Path = CIFAR6) -> str:
-    """Hash what the manifest says of one set's files, so that other pixels give another fingerprint."""
-    return checksum(_entry(manifest(root=root), name)["files"])
+def activations(name: str) -> Path | None:
+    """Return the file of a set that is stored as activations; `None` if it has images."""
+    root, name = _located(name, None)
+    file = next(iter(_entry(root, name)["files"]))
+    return root / file if file.endswith(".safetensors") else None
 
 
-def manifest(*, root: Path = CIFAR6) -> Manifest:
-    """Read the manifest: roles, counts, classes, packages, and the sha256 of every file."""
+def open_embedded(name: str) -> ImageSet:
+    """Open one set without decoding its photographs, which happens when they are read."""
+    root, inner = _located(name, None)
+    entry = _entry(root, inner)
+    file, digest = next(iter(entry["files"].items()))
+    if file.endswith(".zip"):
+        archive = _DOCUMENT.bytes_of(root / file, digest)
+        return PhotoSet(archive, f"embedded:{name}", _labels(root, inner), entry["classes"])
+    found = load(name)
+    return ArraySet(found.images, f"embedded:{name}", found.labels, found.classes)
+
+
+class PhotoSet(ImageSet):
+    """Image files in a zip archive in memory, in the order of the archive."""
+
+    parallel = True
+
+    def __init__(
+        self, archive: bytes, source: str, labels: NDArray[np.int64] | None = None, classes: Sequence[str] = ()
+    ) -> None:
+        super().__init__(source, labels, classes)
+        with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+            self._files = [(entry.filename, opened.read(entry)) for entry in opened.infolist()]
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def item(self, index: int) -> str:
+        return self._files[index][0]
+
+    def encoded(self, index: int) -> bytes:
+        return self._files[index][1]
+
+
+def fingerprint(name: str, *, root: Path | None = None) -> str:
+    """Return a hash of one set's images, as the manifest has them."""
+    root, name = _located(name, root)
+    return checksum(_entry(root, name)["files"])
+
+
+def manifest(*, root: Path = CIFAR6) -> EmbeddedManifest:
+    """Read a benchmark's manifest: roles, counts, classes, packages, and the sha256 of every file."""
     return _DOCUMENT.read(root / "manifest.json")
 
 
-def _entry(described: Manifest, name: str) -> Entry:
-    if name not in described["sets"]:
-        raise unknown_name("embedded set", name, described["sets"])
-    return described["sets"][name]
+def _located(name: str, root: Path | None) -> tuple[Path, str]:
+    """Return the folder of a set and its name there."""
+    benchmark, _, rest = name.rpartition("/")
+    if benchmark and benchmark not in NETWORKS:
+        raise unknown_name("embedded benchmark", benchmark, NETWORKS)
+    return root or HOME / (benchmark or NAME), rest
 
 
-def _sheet(content: bytes) -> NDArray[np.uint8]:
-    """Decode images that stand one below the other in a picture 32 pixels wide."""
-    try:
-        with Image.open(io.BytesIO(content), formats=[WebPImagePlugin.WebPImageFile.format]) as picture:
-            return np.asarray(picture.convert("RGB"), np.uint8).reshape(-1, 32, 32, 3)
-    except OSError as error:
-        # The bytes are right, or bytes_of had told: it is Pillow that cannot.
-        raise StoreError("this Pillow cannot read WebP; install Pillow's official wheel") from error
+def _defined(benchmark: str) -> dict[str, Any]:
+    return tomllib.loads(definition(benchmark).read_text(encoding="utf-8"))
+
+
+def _entry(root: Path, name: str) -> SetEntry:
+    known = manifest(root=root)["sets"]
+    if name not in known:
+        raise unknown_name("embedded set", name, known)
+    return known[name]
+
+
+def _labels(root: Path, name: str) -> NDArray[np.int64] | None:
+    [(listing, digest)] = manifest(root=root)["images"].items()
+    given = json.loads(_DOCUMENT.bytes_of(root / listing, digest))[name]["labels"]
+    return None if given is None else np.array(given, np.int64)
+
+
+def _decoded(content: bytes) -> NDArray[np.uint8]:
+    """Decode an archive of image files, or a sheet: images of one size, one below the other."""
+    if content.startswith(b"PK"):
+        photos = PhotoSet(content, "embedded")
+        return np.stack([np.asarray(photos.picture(index)) for index in range(len(photos))])
+    with Image.open(io.BytesIO(content), formats=["WEBP"]) as picture:
+        return np.asarray(picture.convert("RGB"), np.uint8)

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from idness.core.errors import DataError, ModelError, OptionError
-from idness.core.extras import needed
+from idness.core.errors import DataError, ModelError, OptionError, needed
 from idness.data import embedded
 from idness.data.sets import Picture
 
@@ -200,7 +199,7 @@ def preprocessing_for(model: nn.Module, spec: str = "", weights: str | None = No
     if isinstance(own, Mapping):
         return Preprocessing.from_dict(own)
     if embedded.owns(spec):
-        return embedded.preprocessing()
+        return Preprocessing.from_dict(embedded.preprocessing(spec.partition(":")[0]))
     kind, _, name = spec.partition(":")
     if kind == "torchvision":
         return _of_torchvision(name, weights)
@@ -243,17 +242,15 @@ def _of_timm(model: nn.Module) -> Preprocessing:
 
 
 def _times(size: Size) -> str:
-    return " x ".join(str(side) for side in pair(size))
+    return " x ".join(str(side) for side in _pair(size))
 
 
-def _size(name: str, value: object) -> Size:
-    whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 16_384
-    if value is None or whole:
-        return value  # type: ignore[return-value]
-    sides = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    if len(sides) == 2 and all(isinstance(side, int) and 1 <= side <= 16_384 for side in sides):
-        return sides
-    raise OptionError(f"Preprocessing: {name} must be a length, or height and width, in [1, 16384]; got {value!r}")
+def _size(name: str, value: Any) -> Size:
+    sides = (value,) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
+    right = 1 <= len(sides) <= 2 and all(type(side) is int and 1 <= side <= 16_384 for side in sides)
+    if value is not None and not right:
+        raise OptionError(f"Preprocessing: {name} must be a length, or height and width, in [1, 16384]; got {value!r}")
+    return None if value is None else sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
 def _channels(name: str, value: object) -> tuple[float, ...]:
@@ -266,34 +263,34 @@ def _channels(name: str, value: object) -> tuple[float, ...]:
 def fitted(picture: Image.Image | Pixels, resize: Size, crop: Size, interpolation: str) -> Pixels:
     """Resize and crop an image, or an array (height, width, channels), to such an array: by torch if it is imported, else by Pillow."""
     height, width = picture.shape[:2] if isinstance(picture, np.ndarray) else (picture.height, picture.width)
-    if not resizes(resize, height, width):
+    if _target(resize, height, width) == (height, width):
         return _cropped(_array(picture), crop)
     if isinstance(resize, int) and crop is not None and max(height, width) > STRETCHED * min(height, width):
         # Only the centre survives the crop, so the rest of a strip need not be enlarged.
         keep = STRETCHED * min(height, width)
         picture = _cropped(_array(picture), (min(height, keep), min(width, keep)))
         height, width = picture.shape[:2]
-    target = _target(resize, width, height)
+    target = _target(resize, height, width)
     if sys.modules.get("torch") is not None and interpolation in ALIKE:
         return _cropped(_by_torch(_array(picture), target, interpolation), crop)
     if isinstance(picture, np.ndarray) and picture.shape[2] != 3:
         bands = [np.ascontiguousarray(picture[:, :, place]) for place in range(picture.shape[2])]
         return np.concatenate([fitted(Image.fromarray(band), resize, crop, interpolation) for band in bands], axis=2)
     image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
-    return _cropped(_array(image.resize(target, INTERPOLATIONS[interpolation])), crop)
+    return _cropped(_array(image.resize(target[::-1], INTERPOLATIONS[interpolation])), crop)
 
 
-def resizes(resize: Size, height: int, width: int) -> bool:
-    """Whether an image of this size is resized."""
-    if isinstance(resize, tuple):
-        return (height, width) != resize
-    return resize is not None and min(height, width) != resize
-
-
-def pair(size: Size) -> tuple[int, int]:
-    """Return height and width."""
+def _pair(size: Size) -> tuple[int, int]:
     assert size is not None
     return size if isinstance(size, tuple) else (size, size)
+
+
+def _target(resize: Size, height: int, width: int) -> tuple[int, int]:
+    """Return the height and width to which an image is resized."""
+    if not isinstance(resize, int):
+        return resize or (height, width)
+    scaled = int(resize * max(height, width) / min(height, width))
+    return (scaled, resize) if width <= height else (resize, scaled)
 
 
 def _array(picture: Image.Image | Pixels) -> Pixels:
@@ -301,21 +298,12 @@ def _array(picture: Image.Image | Pixels) -> Pixels:
     return array if array.ndim == 3 else array[:, :, None]
 
 
-def _target(resize: Size, width: int, height: int) -> tuple[int, int]:
-    """Return the width and height to which an image is resized."""
-    if not isinstance(resize, int):
-        return pair(resize)[::-1]
-    short, long = min(width, height), max(width, height)
-    scaled = int(resize * long / short)
-    return (resize, scaled) if width <= height else (scaled, resize)
-
-
 def _by_torch(array: Pixels, target: tuple[int, int], interpolation: str) -> Pixels:
     import torch
 
     # torch needs writable memory with positive strides.
     whole = torch.from_numpy(np.require(array, requirements=["C", "W"])).permute(2, 0, 1).unsqueeze(0)
-    found = torch.nn.functional.interpolate(whole, target[::-1], mode=interpolation, antialias=True)
+    found = torch.nn.functional.interpolate(whole, target, mode=interpolation, antialias=True)
     pixels: Pixels = found[0].permute(1, 2, 0).numpy()
     return pixels
 
@@ -323,7 +311,7 @@ def _by_torch(array: Pixels, target: tuple[int, int], interpolation: str) -> Pix
 def _cropped(array: Pixels, crop: Size) -> Pixels:
     if crop is None:
         return array
-    height, width = pair(crop)
+    height, width = _pair(crop)
     lack_y, lack_x = max(0, height - array.shape[0]), max(0, width - array.shape[1])
     if lack_y or lack_x:
         array = np.pad(array, ((lack_y // 2, (lack_y + 1) // 2), (lack_x // 2, (lack_x + 1) // 2), (0, 0)))

@@ -1,19 +1,21 @@
-"""Sets of images: what they have in common, those made of image files, and parts and sequences of other sets."""
+"""Sets of images: what they have in common, those made of image files or arrays, and parts and sequences of other sets."""
 
 from __future__ import annotations
 
 import glob
+import json
+import math
 import os
 import re
-import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import accumulate, islice
+from functools import cache
+from itertools import accumulate, groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +23,16 @@ from PIL import Image
 
 from idness.core.errors import DataError, StoreError
 from idness.core.files import atomic_write, key_of, sha256_of
-from idness.core.wording import abridged, readable
-from idness.data.decoding import SUFFIXES, contents, decode_picture
-from idness.data.urls import UrlPath
+from idness.core.text import abridged, readable
+from idness.data.decoding import MAX_PIXELS, SUFFIXES, contents, decode_picture
+from idness.data.urls import explained, is_dated, listing, name_of, state_of
+
+if TYPE_CHECKING:
+    from idness.data.urls import Place
 
 Picture = Image.Image | NDArray[np.uint8]
 AT_ONCE = 1024
 """Images that are hashed together."""
-SETTLED = 2.0
-"""Seconds after which another change of a file gets another change time on every common file system."""
 SET_SUFFIXES = frozenset({".npz", ".txt", ".parquet", ".arrow", ".tar"})
 """Suffixes of files that contain or list many images."""
 
@@ -53,40 +56,46 @@ class ImageSet(ABC):
     """The array or column that images are read from, if files hold several."""
 
     def __init__(self, source: str, labels: NDArray[np.int64] | None = None, classes: Sequence[str] = ()) -> None:
-        self.source = source
-        self.labels = labels
-        self.classes = tuple(classes)
+        self.source, self.labels, self.classes = source, labels, tuple(classes)
 
     @abstractmethod
     def __len__(self) -> int: ...
 
-    @abstractmethod
+    def encoded(self, index: int) -> bytes | None:
+        """Return the bytes of one image's file; `None` if images are arrays."""
+        return None
+
     def picture(self, index: int) -> Picture:
         """Read one image; a DataError says why it cannot be read."""
-
-    def encoded(self, index: int) -> bytes | None:
-        """Return the bytes of one image's file; None if images are arrays."""
-        return None
+        return decode_picture(self.encoded(index) or b"", name=self.item(index).rpartition("/")[2])
 
     def item(self, index: int) -> str:
         """Return the name of one image."""
         return str(index)
 
-    def files(self, start: int, stop: int) -> Iterable[Path | UrlPath]:
+    def values(self, column: str, start: int, stop: int) -> list[Any]:
+        """Return what a column of the user's says about a range of images."""
+        raise DataError(f"{self.source}: has no column {column!r}; columns are kept of Parquet tables and tar files")
+
+    def files(self, start: int, stop: int) -> Sequence[Place]:
         """Return the files that the images of a range are read from; empty if they are not read from files."""
         return ()
 
     def blocks(self) -> list[int] | None:
-        """Return where the blocks that are read as a whole start, and where the last ends; None if any order is equally fast."""
+        """Return where the blocks that are read as a whole start, and where the last ends; `None` if any order is equally fast."""
         return None
 
     def portion(self, start: int, stop: int) -> ImageSet:
         """Return a range of the images without labels, as a set that is cheap to send to a process on any machine."""
-        return Part(self, range(start, stop), f"{start}:{stop}")
+        return part_of(self, range(start, min(stop, len(self))), f"{start}:{stop}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"labels": None}
 
     def present(self) -> bool:
         """Whether any of its files exists, if it is made of files."""
-        return True
+        files = self.files(0, len(self))
+        return not files or any(file.exists() for file in files)
 
     def digest(self, index: int) -> str:
         """Return a hash of one image's content, or of the reason why it cannot be read."""
@@ -101,19 +110,18 @@ class ImageSet(ABC):
 
         Files in an object store are not read: the store itself sets their modification time on every change.
         """
-        files = list(self.files(start, stop))
-        if files and all(isinstance(file, UrlPath) and file.dated for file in files):
-            return self.state(start, stop) or ""
-        chosen = range(start, min(stop, len(self)))
+        files, chosen = self.files(start, stop), range(start, min(stop, len(self)))
+        known = self.state(start, stop) if files and all(map(is_dated, files)) else None
+        if known is not None:
+            return known
         if not self.parallel or len(chosen) < 2:
             return sha256_of(map(self.digest, chosen))
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            parts = (chosen[low : low + AT_ONCE] for low in range(0, len(chosen), AT_ONCE))
-            return sha256_of(found for part in parts for found in pool.map(self.digest, part))
+            return sha256_of(pool.map(self.digest, chosen))
 
     def state(self, start: int, stop: int) -> str | None:
-        """Return a hash of the state (size, times, inode) of the files of a range, without reading them; None if that proves nothing."""
-        states = [_state(file) for file in self.files(start, stop)]
+        """Return a hash of the state (size, times, inode) of the files of a range, without reading them; `None` if that proves nothing."""
+        states = [state_of(file) for file in self.files(start, stop)]
         if not states or None in states:
             return None
         items = (self.item(index) for index in range(start, min(stop, len(self))))
@@ -133,7 +141,7 @@ class FileSet(ImageSet):
 
     def __init__(
         self,
-        root: Path | UrlPath,
+        root: Place,
         items: Sequence[str],
         source: str,
         labels: NDArray[np.int64] | None = None,
@@ -151,11 +159,7 @@ class FileSet(ImageSet):
     def encoded(self, index: int) -> bytes:
         return contents(self.root / self.items[index])
 
-    def picture(self, index: int) -> Picture:
-        file = self.root / self.items[index]
-        return decode_picture(contents(file), name=readable(file.name))
-
-    def files(self, start: int, stop: int) -> Iterable[Path | UrlPath]:
+    def files(self, start: int, stop: int) -> Sequence[Place]:
         return [self.root / name for name in self.items[start:stop]]
 
     def digest(self, index: int) -> str:
@@ -164,117 +168,126 @@ class FileSet(ImageSet):
     def portion(self, start: int, stop: int) -> ImageSet:
         return FileSet(self.root.absolute(), self.items[start:stop], self.source)
 
-    def present(self) -> bool:
-        return any((self.root / name).exists() for name in self.items)
+
+class ArraySet(ImageSet):
+    """Images in an array (N, H, W), (N, H, W, channels) or (N, channels, H, W) of uint8; grey ones become RGB."""
+
+    def __init__(
+        self,
+        images: NDArray[np.uint8],
+        source: str,
+        labels: NDArray[np.int64] | None = None,
+        classes: Sequence[str] = (),
+    ) -> None:
+        super().__init__(source, labels, classes)
+        self.channels = check_images(source, images.dtype, images.shape)
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def picture(self, index: int) -> Picture:
+        return channels_last(self.images[index])
+
+    def portion(self, start: int, stop: int) -> ImageSet:
+        return ArraySet(self.images[start:stop], self.source)
 
 
-class Part(ImageSet):
-    """Some of the images of another set, such as the first thousand or every tenth."""
+class View(ImageSet):
+    """Images of other sets: some places of a sequence of sets, each set with a prefix for the names of its images."""
 
-    def __init__(self, whole: ImageSet, places: Sequence[int], note: str) -> None:
-        labels = None if whole.labels is None else whole.labels[np.asarray(places, np.int64)]
-        super().__init__(f"{whole.source}[{note}]", labels, whole.classes)
-        self.whole, self.places = whole, places
-        self.parallel, self.channels, self.reads = whole.parallel, whole.channels, whole.reads
+    def __init__(
+        self, parts: Sequence[tuple[ImageSet, str]], places: Sequence[int] | None = None, source: str = "images"
+    ) -> None:
+        sets = [part for part, _ in parts]
+        self.parts, self._starts = list(parts), [0, *accumulate(map(len, sets))]
+        self.places = range(self._starts[-1]) if places is None else places
+        known = [part.labels for part in sets if part.labels is not None]
+        alike = len(known) == len(sets) > 0 and len({part.classes for part in sets}) == 1
+        labels = np.concatenate(known)[np.asarray(self.places, np.int64)] if alike else None
+        super().__init__(source, labels, sets[0].classes if alike or len(sets) == 1 else ())
+        self.parallel = all(part.parallel for part in sets)
+        self.channels = sets[0].channels if sets else 3
+        self.reads = "\0".join(part.reads for part in sets)
 
     def __len__(self) -> int:
         return len(self.places)
 
     def item(self, index: int) -> str:
-        return self.whole.item(self.places[index])
-
-    def encoded(self, index: int) -> bytes | None:
-        return self.whole.encoded(self.places[index])
-
-    def picture(self, index: int) -> Picture:
-        return self.whole.picture(self.places[index])
-
-    def stamp(self, start: int, stop: int) -> str:
-        part = self.places[start:stop]
-        if isinstance(part, range) and part.step == 1:
-            return self.whole.stamp(part.start, part.stop)
-        return super().stamp(start, stop)
-
-    def files(self, start: int, stop: int) -> Iterable[Path | UrlPath]:
-        return dict.fromkeys(file for place in self.places[start:stop] for file in self.whole.files(place, place + 1))
-
-    def digest(self, index: int) -> str:
-        return self.whole.digest(self.places[index])
-
-    def portion(self, start: int, stop: int) -> ImageSet:
-        part = self.places[start:stop]
-        if isinstance(part, range) and part.step == 1:
-            return self.whole.portion(part.start, part.stop)
-        return Part(self.whole, part, f"{start}:{stop}")
-
-    def present(self) -> bool:
-        return self.whole.present()
-
-
-class JoinedSet(ImageSet):
-    """Several sets one after the other, each with a prefix for the names of its images."""
-
-    def __init__(self, parts: Sequence[tuple[ImageSet, str]]) -> None:
-        super().__init__("images")
-        self.parts = list(parts)
-        self.parallel = all(part.parallel for part, _ in self.parts)
-        self.channels = self.parts[0][0].channels if self.parts else 3
-        self.reads = "\0".join(part.reads for part, _ in self.parts)
-        self._starts = [0, *accumulate(len(part) for part, _ in self.parts)]
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    def item(self, index: int) -> str:
-        part, prefix, place = self._place(index)
+        part, prefix, place = self._at(index)
         return readable(f"{prefix}{part.item(place)}")
 
     def encoded(self, index: int) -> bytes | None:
-        part, _, place = self._place(index)
+        part, _, place = self._at(index)
         return part.encoded(place)
 
     def picture(self, index: int) -> Picture:
-        part, _, place = self._place(index)
+        part, _, place = self._at(index)
         return part.picture(place)
 
-    def files(self, start: int, stop: int) -> Iterable[Path | UrlPath]:
-        return dict.fromkeys(file for part, _, low, high in self._cut(start, stop) for file in part.files(low, high))
+    def digest(self, index: int) -> str:
+        part, _, place = self._at(index)
+        return part.digest(place)
+
+    def files(self, start: int, stop: int) -> Sequence[Place]:
+        runs = self._runs(start, stop)
+        return list(dict.fromkeys(file for part, _, low, high in runs for file in part.files(low, high)))
+
+    def values(self, column: str, start: int, stop: int) -> list[Any]:
+        return [value for part, _, low, high in self._runs(start, stop) for value in part.values(column, low, high)]
 
     def stamp(self, start: int, stop: int) -> str:
-        return sha256_of(part.stamp(low, high) for part, _, low, high in self._cut(start, stop))
+        runs = list(self._runs(start, stop))
+        if len(runs) > len(self.parts):
+            return super().stamp(start, stop)
+        found = [part.stamp(low, high) for part, _, low, high in runs]
+        return found[0] if len(found) == 1 else sha256_of(found)
 
     def portion(self, start: int, stop: int) -> ImageSet:
-        return JoinedSet([(part.portion(low, high), prefix) for part, prefix, low, high in self._cut(start, stop)])
+        return View([(part.portion(low, high), prefix) for part, prefix, low, high in self._runs(start, stop)])
 
-    def present(self) -> bool:
-        return any(part.present() for part, _ in self.parts)
+    def _at(self, index: int) -> tuple[ImageSet, str, int]:
+        place = self.places[index]
+        number = bisect_right(self._starts, place) - 1
+        return *self.parts[number], place - self._starts[number]
 
-    def _place(self, index: int) -> tuple[ImageSet, str, int]:
-        number = bisect_right(self._starts, index) - 1
-        return *self.parts[number], index - self._starts[number]
+    def _runs(self, start: int, stop: int) -> Iterator[tuple[ImageSet, str, int, int]]:
+        """Yield consecutive images of one set as one range, with the set and its prefix."""
+        places = ((index, *self._at(index)) for index in range(start, min(stop, len(self))))
+        for _, group in groupby(places, key=lambda found: (id(found[1]), found[3] - found[0])):
+            run = list(group)
+            _, part, prefix, low = run[0]
+            yield part, prefix, low, low + len(run)
 
-    def _cut(self, start: int, stop: int) -> Iterator[tuple[ImageSet, str, int, int]]:
-        """Yield the sets that a range covers, each with its prefix and its own range."""
-        for (part, prefix), first in zip(self.parts, self._starts, strict=False):
-            low, high = max(start - first, 0), min(stop - first, len(part))
-            if low < high:
-                yield part, prefix, low, high
+
+def part_of(whole: ImageSet, places: Sequence[int], note: str) -> ImageSet:
+    """Return some of the images of a set, such as the first thousand or every tenth."""
+    return View([(whole, "")], places, f"{whole.source}[{note}]")
 
 
 def select(images: ImageSet, options: Mapping[str, Any]) -> ImageSet:
-    """Return the range `rows = [start, stop]` of a set, then every n-th image so that at most `sample` are left, if given."""
-    rows, sample = options.get("rows"), options.get("sample")
+    """Return part of a set.
+
+    First the range `rows = [start, stop]`, then the first `per_class` images of each class if the set has labels, then every n-th image
+    so that at most `sample` are left; each if given.
+    """
+    rows, per_class, sample = (options.get(name) for name in ("rows", "per_class", "sample"))
     if rows is not None:
-        whole = isinstance(rows, Sequence) and len(rows) == 2 and all(isinstance(value, int) for value in rows)
+        whole = isinstance(rows, Sequence) and len(rows) == 2 and all(type(value) is int for value in rows)
         if not whole or not 0 <= rows[0] < rows[1] <= len(images):
             raise DataError(f"{images.source}: rows must be [start, stop] within {len(images)} images, got {rows!r}")
-        images = Part(images, range(rows[0], rows[1]), f"{rows[0]}:{rows[1]}")
+        images = part_of(images, range(rows[0], rows[1]), f"{rows[0]}:{rows[1]}")
+    for name, value in (("per_class", per_class), ("sample", sample)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise DataError(f"{images.source}: {name} must be a whole number of at least 1, got {value!r}")
+    if per_class is not None and images.labels is not None:
+        first = [np.flatnonzero(images.labels == label)[:per_class] for label in np.unique(images.labels)]
+        if sum(map(len, first)) < len(images):
+            images = part_of(images, np.sort(np.concatenate(first)).tolist(), f"{per_class} per class")
     if sample is not None:
-        if not isinstance(sample, int) or isinstance(sample, bool) or sample < 1:
-            raise DataError(f"{images.source}: sample must be a whole number of at least 1, got {sample!r}")
         step = max(1, -(-len(images) // sample))
         if step > 1:
-            images = Part(images, range(0, len(images), step), f"::{step}")
+            images = part_of(images, range(0, len(images), step), f"::{step}")
     return images
 
 
@@ -297,53 +310,66 @@ def stamp_of(images: ImageSet, start: int, stop: int, memory: Path | None) -> st
     return found
 
 
-def _state(file: Path | UrlPath) -> str | None:
-    """Describe a file by what changes whenever its content does; None if nothing is known to.
-
-    No program can set the change time (ctime) of a local file. Within its resolution a second change would not show, so a file that
-    has just been changed is not trusted. On Windows it is the time of creation.
-    """
-    try:
-        found = file.stat()
-    except OSError:
-        return "missing"
-    if not isinstance(found, os.stat_result):
-        return f"{found.st_size} {found.st_mtime_ns}" if isinstance(file, UrlPath) and file.dated else None
-    if os.name == "nt" or found.st_ctime > time.time() - SETTLED:
-        return None
-    return f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+def check_images(name: str, dtype: Any, shape: tuple[int, ...]) -> int:
+    """Check that an array contains images, and return their number of channels."""
+    axis = _channel_axis(shape[1:]) if len(shape) == 4 else None
+    if dtype != np.uint8 or (len(shape) != 3 and axis is None) or 0 in shape[1:]:
+        raise DataError(
+            f"{name}: images must be uint8 of shape (N, H, W), (N, H, W, channels) or (N, channels, H, W), got {dtype} of shape {shape}"
+        )
+    found = 1 if axis is None else shape[1 + axis]
+    if math.prod(shape[1:]) > found * MAX_PIXELS:
+        raise DataError(f"{name}: images must have at most {MAX_PIXELS:,} pixels, got shape {shape}; make them smaller")
+    return 3 if found == 1 else found
 
 
-def folder_set(root: Path | UrlPath, classes: Sequence[str] = ()) -> FileSet:
+def channels_last(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return an image as (H, W, channels), grey as RGB: converting it back to grey is exact."""
+    if image.ndim == 3 and _channel_axis(image.shape) == 0:
+        image = np.ascontiguousarray(image.transpose(1, 2, 0))
+    elif image.ndim == 2:
+        image = image[:, :, None]
+    return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image
+
+
+def _channel_axis(shape: tuple[int, ...]) -> int | None:
+    """Return the axis of the channels: one of length 1 or 3, else the shortest if it is the first or the last."""
+    for axis in (2, 0):
+        if shape[axis] in (1, 3):
+            return axis
+    return next((axis for axis in (2, 0) if shape[axis] < min(shape[1], shape[2 - axis])), None)
+
+
+def folder_set(root: Place, classes: Sequence[str] = ()) -> FileSet:
     """Open a folder of images: one folder per class, or all in one without labels; hidden and dangling entries are ignored.
 
     `classes` are the class folders in the order of the network's outputs; without them they are sorted, numbers as numbers.
     """
+    source, separator = name_of(root), os.sep if isinstance(root, Path) else "/"
     if not root.is_dir():
-        raise DataError(f"{root.name}: must be a folder of images, got {'a file' if root.exists() else 'nothing'}")
-    if isinstance(root, UrlPath):
-        names = [name for name in root.listing() if (root / name).suffix.lower() in SUFFIXES]
-    else:
-        names = []
-        for name, is_folder in _listed(str(root)):
+        raise DataError(f"{source}: must be a folder of images, got {'a file' if root.exists() else 'nothing'}")
+    if isinstance(root, Path):
+        names = list[str]()
+        for name, is_folder in _listed(str(root)):  # a class may be a link to another one
             below = _names_below(f"{root}{os.sep}{name}") if is_folder else []
             names += [f"{name}{os.sep}{file}" for file in below] if is_folder else [name]
+    else:
+        names = [name for name in listing(root) if name.lower().endswith(tuple(SUFFIXES))]
     folders: dict[str, list[str]] = {}
     for name in names:
-        head, separator, _ = name.partition("/" if isinstance(root, UrlPath) else os.sep)
-        folders.setdefault(head if separator else "", []).append(name)
+        folders.setdefault(name.partition(separator)[0] if separator in name else "", []).append(name)
     top = folders.pop("", [])
     if top or not folders:
-        return FileSet(root, [*top, *(file for name in in_order(folders) for file in folders[name])], root.name)
+        return FileSet(root, [*top, *(file for name in in_order(folders) for file in folders[name])], source)
     order = list(classes) or in_order(folders)
     unknown = sorted(set(folders) - set(order))
     if unknown:
         raise DataError(
-            f"{root.name}: {len(unknown)} of its {len(folders)} folders are not classes of the network"
+            f"{source}: {len(unknown)} of its {len(folders)} folders are not classes of the network"
             f" ({abridged(unknown)}); remove them or list them in classes"
         )
     labels = np.array([label for label, name in enumerate(order) for _ in folders.get(name, [])], dtype=np.int64)
-    return FileSet(root, [file for name in order for file in folders.get(name, [])], root.name, labels, order)
+    return FileSet(root, [file for name in order for file in folders.get(name, [])], source, labels, order)
 
 
 def in_order(names: Iterable[str]) -> list[str]:
@@ -358,7 +384,7 @@ def find_images(arguments: Iterable[str]) -> Iterator[Path]:
     for text in arguments:
         path = Path(text).expanduser()
         if path.is_dir():
-            found = images_below(path)
+            found = [path / name for name in _names_below(str(path))]
         elif path.exists():
             found = [path]
         else:
@@ -379,13 +405,8 @@ def file_sets(paths: Iterable[Path], count: int) -> Iterator[FileSet]:
         yield FileSet(Path(), names, "images")
 
 
-def images_below(folder: Path) -> list[Path]:
-    """Return the image files in a folder and in those below it, without hidden ones; a folder that cannot be read is an error."""
-    return [folder / name for name in _names_below(str(folder))]
-
-
 def _names_below(folder: str, seen: set[tuple[int, int]] | None = None) -> list[str]:
-    """Return their paths relative to the folder; each folder is visited once, however many links lead to it."""
+    """Return the paths of the image files below a folder, relative to it; each folder is visited once, however many links lead to it."""
     seen, state = set() if seen is None else seen, os.stat(folder)  # noqa: PTH116
     if (state.st_dev, state.st_ino) in seen:
         return []
@@ -397,38 +418,44 @@ def _names_below(folder: str, seen: set[tuple[int, int]] | None = None) -> list[
     return found
 
 
-def _listed(folder: str) -> list[tuple[str, bool]]:
-    """Return the image files and the folders in a folder, and whether each is a folder.
+def _listed(folder: str) -> Iterator[tuple[str, bool]]:
+    """Yield the image files and the folders in a folder in order, and whether each is a folder.
 
     The listing itself tells what an entry is: of a million files none is opened, unless it is a link.
     """
-    try:
-        with os.scandir(folder) as entries:
-            kinds = sorted((entry.name, _kind(entry)) for entry in entries if not entry.name.startswith("."))
-    except OSError as error:
-        raise DataError(
-            f"{folder}: cannot be read ({error.strerror}); its images would be missing unnoticed"
-        ) from error
     endings = tuple(SUFFIXES)
-    return [
-        (name, kind == "folder")
-        for name, kind in kinds
-        if kind == "folder" or (kind == "file" and name.lower().endswith(endings))
-    ]
+    with explained(folder, "cannot be read", "its images would be missing unnoticed"), os.scandir(folder) as entries:
+        visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    for entry in visible:
+        with suppress(OSError):  # a link that goes in circles
+            if entry.is_dir() or (entry.is_file() and entry.name.lower().endswith(endings)):
+                yield entry.name, entry.is_dir()
 
 
-def _kind(entry: os.DirEntry[str]) -> str:
-    try:
-        return "folder" if entry.is_dir() else "file" if entry.is_file() else "neither"
-    except OSError:  # a link that goes in circles
-        return "neither"
+@cache
+def imagenet_classes() -> tuple[str, ...]:
+    """Return the WordNet ids of ImageNet-1K's classes in their usual order, as its folders are named."""
+    return tuple(json.loads(Path(__file__).with_name("imagenet.json").read_text(encoding="utf-8")))
 
 
-def pick(source: str, kind: str, what: str, wanted: str | None, usual: Sequence[str], names: Sequence[str]) -> str:
-    """Return the array or column of images or labels: the one that is wanted, else the first usual one; labels may be missing."""
-    if wanted is not None and wanted not in names:
-        raise DataError(f"{source}: has no {kind} {wanted!r}; it has {', '.join(names)}")
-    found = wanted or next((name for name in usual if name in names), "")
-    if not found and what == "images":
-        raise DataError(f'{source}: which {kind} holds the {what}? It has {", ".join(names)}; set {what} = "..."')
-    return found
+def read_classes(given: str | Sequence[str], base: Path | None = None) -> tuple[str, ...]:
+    """Return class names in the order of a network's outputs.
+
+    `given` is a list of names, `imagenet`, a text file with one name per line (relative to `base`), or names separated by commas.
+    """
+    if not isinstance(given, str):
+        return tuple(given)
+    if given == "imagenet":
+        return imagenet_classes()
+    file = (base or Path()) / Path(given).expanduser()
+    if file.is_file():
+        with explained(file.name, "must be a text file with one class name per line"):
+            names = file.read_text(encoding="utf-8-sig").splitlines()
+    else:
+        names = given.split(",")
+    names = [name.strip() for name in names if name.strip()]
+    if len(names) < 2:
+        raise DataError(
+            f"classes must be a text file with one name per line, names separated by commas, or 'imagenet'; got {given!r}"
+        )
+    return tuple(names)

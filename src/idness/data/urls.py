@@ -1,23 +1,31 @@
-"""Files and folders named by URL, such as s3:// and gs://, through pyarrow's file systems or else fsspec's."""
+"""Files and folders on this machine or named by URL (https://, s3://, gs://), through universal_pathlib and fsspec."""
 
 from __future__ import annotations
 
-import fnmatch
-import io
+import os
 import re
-from functools import cache
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING
 from urllib.request import url2pathname
 
-from idness.core.errors import DataError
-from idness.core.extras import needed
-from idness.core.wording import masked
+from idness.core.errors import DataError, IdnessError, needed
+from idness.core.text import masked
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+    Place = Path | UPath
 
 URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 """How a URL begins; a single letter would be a drive."""
 DATED = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
 """Schemes of object stores, which set the modification time themselves on every change."""
+
+SETTLED = 2.0
+"""Seconds after which another change of a file gets another change time on every common file system."""
 
 
 def is_url(place: object) -> bool:
@@ -25,211 +33,80 @@ def is_url(place: object) -> bool:
     return URL.match(str(place)) is not None
 
 
-def local_path(url: str) -> Path | None:
-    """Return the path that a `file:` URL names; None for other URLs."""
-    scheme, _, rest = url.partition("://")
-    return Path(url2pathname(rest)) if scheme.lower() == "file" and rest.startswith("/") else None
-
-
-def located(place: str, base: Path | None = None) -> Path | UrlPath:
+def located(place: str, base: Path | None = None) -> Place:
     """Return a place by URL or on this machine, where relative paths begin at `base`."""
-    if is_url(place):
-        return local_path(place) or UrlPath(place)
-    return (base or Path()) / Path(place).expanduser()
+    scheme, _, rest = place.partition("://")
+    if scheme.lower() == "file" and rest.startswith("/"):
+        return Path(url2pathname(rest))
+    if not is_url(place):
+        return (base or Path()) / Path(place).expanduser()
+    paths = needed("upath", "a set by URL", "tables", DataError)
+    with explained(masked(place), "cannot be opened"):
+        found: UPath = paths.UPath(place.rstrip("/"))
+        found.fs  # noqa: B018  raises if the file system is unknown or its package is missing
+        return found
 
 
-class State(NamedTuple):
-    """Size and modification time of a file, named as `os.stat` names them."""
-
-    st_size: int
-    st_mtime_ns: int
-
-
-class UrlPath:
-    """A file or folder named by URL, with those methods of `pathlib.Path` that data sets need; `known` is its state if it was listed."""
-
-    def __init__(self, url: str, known: State | None = None) -> None:
-        self.url, self._known = url.rstrip("/"), known
-        self._listed: dict[str, State] = {}
-
-    def __str__(self) -> str:
-        return masked(self.url)  # for messages; `url` opens it
-
-    def __reduce__(self) -> tuple[type[UrlPath], tuple[str]]:
-        return UrlPath, (self.url,)  # without the listing: workers only read
-
-    def __truediv__(self, name: str) -> UrlPath:
-        return UrlPath(f"{self.url}/{name}", self._listed.get(name))
-
-    @property
-    def name(self) -> str:
-        """The last part of the name."""
-        return str(self).partition("?")[0].rpartition("/")[2].removeprefix("***@")
-
-    @property
-    def suffix(self) -> str:
-        """The suffix of the name, with its dot."""
-        stem, dot, ending = self.name.rpartition(".")
-        return f".{ending}" if dot and stem else ""
-
-    @property
-    def parent(self) -> UrlPath:
-        """The folder that it is in."""
-        return UrlPath(self.url.rpartition("/")[0])
-
-    @property
-    def dated(self) -> bool:
-        """Whether the modification time changes with every change of the content."""
-        return self.url.partition("://")[0].lower() in DATED and self.stat().st_mtime_ns > 0
-
-    def absolute(self) -> UrlPath:
-        """Return itself: a URL is always absolute."""
-        return self
-
-    def exists(self) -> bool:
-        """Whether a file or folder of this name exists."""
-        return self.is_file() or self.is_dir()
-
-    def is_file(self) -> bool:
-        """Whether it is a file."""
-        return self._known is not None or bool(self._info().is_file)
-
-    def is_dir(self) -> bool:
-        """Whether it is a folder, or in an object store a prefix of names."""
-        kind = _arrow_fs().FileType
-        return self._known is None and self._info().type == kind.Directory
-
-    def stat(self) -> State:
-        """Return the file's size and modification time."""
-        if self._known is None:
-            found = self._info()
-            if not found.is_file:
-                raise FileNotFoundError(2, "No such file", str(self))
-            self._known = _state(found)
-        return self._known
-
-    def native(self) -> Any:
-        """Open the file as a pyarrow file."""
-        system, path = _located(self.url)
-        try:
-            return system.open_input_file(path)
-        except Exception as error:  # each file system has errors of its own
-            raise OSError(5, _why(error), str(self)) from error
-
-    def open(self, mode: str = "rb") -> BinaryIO:
-        """Open the file for reading with seeks."""
-        return cast(BinaryIO, io.BufferedReader(_Reading(self.native())))
-
-    def read_bytes(self) -> bytes:
-        """Return the bytes of the file."""
-        with self.open() as file:
-            return file.read()
-
-    def read_text(self, encoding: str = "utf-8") -> str:
-        """Return the text of the file."""
-        return self.read_bytes().decode(encoding)
-
-    def glob(self, pattern: str) -> list[UrlPath]:
-        """Return the files of the folder that match; the pattern may start with the name of one folder."""
-        folder, _, ending = pattern.rpartition("/")
-        home = self / folder if folder else self
-        return [home / name for name in home.listing() if "/" not in name and fnmatch.fnmatchcase(name, ending)]
-
-    def listing(self) -> list[str]:
-        """Return the names of all files below the folder, sorted, without hidden ones."""
-        if not self._listed:
-            system, path = _located(self.url)
-            selector = _arrow_fs().FileSelector(path, recursive=True, allow_not_found=True)
-            try:
-                found = system.get_file_info(selector)
-            except Exception as error:  # as above
-                raise DataError(f"{self}: cannot be listed ({_why(error)})") from error
-            below = ((info.path[len(path.rstrip("/")) + 1 :], info) for info in found if info.is_file)
-            self._listed = {
-                name: _state(info) for name, info in sorted(below, key=lambda pair: pair[0]) if not _hidden(name)
-            }
-        return list(self._listed)
-
-    def _info(self) -> Any:
-        system, path = _located(self.url)
-        try:
-            return system.get_file_info(path)
-        except Exception as error:  # as above
-            raise DataError(f"{self}: cannot be opened ({_why(error)})") from error
+def exists(place: Place) -> bool:
+    """Whether a file or folder exists; a server that does not answer is an error."""
+    with explained(masked(place), "cannot be opened"):
+        return place.exists()
 
 
-class _Reading(io.RawIOBase):
-    """A pyarrow file as a Python file; all its errors become OSError."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return int(self._file.seek(offset, whence))
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            found = self._file.read(len(buffer))
-        except Exception as error:  # each file system has errors of its own
-            raise OSError(5, _why(error)) from error
-        buffer[: len(found)] = found
-        return len(found)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-        super().close()
+def name_of(place: Place) -> str:
+    """Return the last part of a place, without the query and the secrets of a URL."""
+    if isinstance(place, Path):
+        return place.name
+    return masked(place).partition("?")[0].rstrip("/").rpartition("/")[2].removeprefix("***@")
 
 
-def _hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in name.split("/"))
+def suffix_of(place: Place) -> str:
+    """Return the suffix of a place in lower case, with its dot."""
+    return Path(name_of(place)).suffix.lower()
 
 
-def _state(info: Any) -> State:
-    return State(int(info.size or 0), int(info.mtime_ns or 0))
+def listing(folder: Place) -> list[str]:
+    """Return the paths of all files below a folder by URL, relative to it and sorted, without hidden ones."""
+    with explained(masked(folder), "cannot be listed"):
+        root = folder.path.rstrip("/")  # type: ignore[union-attr]
+        names = (path[len(root) + 1 :] for path in folder.fs.find(folder.path))  # type: ignore[union-attr]
+        return sorted(name for name in names if name and not any(part[:1] == "." for part in name.split("/")))
 
 
-def _why(error: Exception) -> str:
-    return masked((str(error).splitlines() or [type(error).__name__])[0])[:200]
+def state_of(file: Place) -> str | None:
+    """Describe a file by what changes whenever its content does; `None` if nothing is known to.
 
-
-def _arrow_fs() -> Any:
-    return needed("pyarrow.fs", "a set by URL", "tables", DataError)
-
-
-@cache
-def _system(start: str) -> tuple[Any, bool]:
-    """Return the file system of URLs that start so, and whether it is one of pyarrow's own."""
-    arrow = _arrow_fs()
+    No program can set the change time (ctime) of a local file. Within its resolution a second change would not show, so a file that
+    has just been changed is not trusted. On Windows it is the time of creation.
+    """
     try:
-        return arrow.FileSystem.from_uri(start)[0], True
-    except (ValueError, NotImplementedError):  # a scheme unknown to this pyarrow
-        pass
-    except OSError as error:
-        raise DataError(f"{masked(start)}: its file system cannot be reached ({_why(error)})") from error
-    fsspec = needed("fsspec.core", "a set by URL", "tables", DataError)
+        found = file.stat()
+    except OSError:
+        return "missing"
+    if not isinstance(file, Path):
+        return f"{found.st_size} {found.st_mtime}" if is_dated(file) and found.st_mtime else None
+    if os.name == "nt" or found.st_ctime > time.time() - SETTLED:
+        return None
+    return f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+
+
+def is_dated(file: Place) -> bool:
+    """Whether a file is in an object store, whose modification times can be trusted."""
+    return not isinstance(file, Path) and file.protocol in DATED
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message without secrets."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return masked((text.splitlines() or [type(error).__name__])[0])[:200]
+
+
+@contextmanager
+def explained(name: str, problem: str, remedy: str = "") -> Iterator[None]:
+    """Convert whatever reading a file raises, be it damaged or far away, to a DataError of one line that names it."""
     try:
-        return arrow.PyFileSystem(arrow.FSSpecHandler(fsspec.url_to_fs(start)[0])), False
-    except (ImportError, ValueError) as error:
-        raise DataError(
-            f"{masked(start)}: no such file system ({_why(error)}); see fsspec's documentation for what to install"
-        ) from error
-    except Exception as error:  # each file system has errors of its own
-        raise DataError(
-            f"{masked(start)}: its file system cannot be opened ({_why(error)}); check the URL, or use a local copy"
-        ) from error
-
-
-def _located(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it."""
-    scheme, _, rest = url.partition("://")
-    system, own = _system(f"{scheme}://{rest.partition('/')[0]}/")
-    if not own:
-        return system, str(system.handler.fs._strip_protocol(url))
-    return system, f"/{rest.partition('/')[2]}" if scheme == "file" else rest
+        yield
+    except IdnessError:
+        raise
+    except Exception as error:  # each format and each file system has errors of its own
+        raise DataError(f"{name}: {problem} ({first_line(error)}){remedy and f'; {remedy}'}") from error

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from html import escape
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
@@ -15,11 +15,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 import torch
 from torch import Tensor
 
-from idness.core import checks
-from idness.core.checks import check_acts, check_edited, check_labels, check_match, check_options, one_of, warn_signed
 from idness.core.errors import InputError, NotFittedError, StoreError
-from idness.core.method_text import write_method
-from idness.core.types import Activations, Head, InputEditor
+from idness.core.options import check_options, one_of, write_method
+from idness.core.types import (
+    Activations,
+    Head,
+    InputEditor,
+    check_acts,
+    check_edited,
+    check_labelling,
+    check_labels,
+    check_match,
+    warn_signed,
+)
 from idness.detectors.kernels import sharing
 from idness.detectors.readouts import readout_for
 
@@ -38,17 +46,6 @@ FASTER = (
 def _first(cls: type, hook: str) -> Any:
     """Return a hook as the topmost class defines it, in terms of the other hooks."""
     return next(vars(base)[hook] for base in reversed(cls.__mro__) if hook in vars(base))
-
-
-def _after_parents(cls: Any, own: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Make `__post_init__` run the checks of parent classes first."""
-
-    @wraps(own)
-    def checked(self: Any) -> None:
-        super(cls, self).__post_init__()
-        own(self)
-
-    return checked
 
 
 class Detector(ABC):
@@ -117,8 +114,6 @@ class Detector(ABC):
             setattr(cls, "learn", lambda self, head, train, val: self.learn_many([self], head, train, val))  # noqa: B010
         if "rate_many" in vars(cls) and cls.rate is _first(cls, "rate"):
             setattr(cls, "rate", lambda self, acts: self.rate_many([self], acts)[0])  # noqa: B010
-        if "__post_init__" in vars(cls):
-            setattr(cls, "__post_init__", _after_parents(cls, vars(cls)["__post_init__"]))  # noqa: B010
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -177,6 +172,16 @@ class Detector(ABC):
     def summary(cls) -> str:
         """Return the first line of the class docstring, or an empty string."""
         return next(iter((cls.__doc__ or "").strip().splitlines()), "")
+
+    @classmethod
+    def paper(cls) -> str:
+        """Return the first paragraph of the module docstring, which names the method and cites its paper."""
+        return " ".join((sys.modules[cls.__module__].__doc__ or "").strip().partition("\n\n")[0].split())
+
+    @classmethod
+    def passes(cls) -> str:
+        """Return the number of forward passes per image, and of backward passes if there are any, as in `2 + 1`."""
+        return f"{cls.forward_passes} + {cls.backward_passes}" if cls.backward_passes else str(cls.forward_passes)
 
     @property
     @final
@@ -369,7 +374,7 @@ def fit_many(
     seen: list[Any] = [acts for acts in (train, val) if acts is not None] or [None]
     with sharing():
         for group in _grouped(detectors, type):
-            checks.check_labelling(group[0], head, (method := type(group[0])).takes_labels)
+            check_labelling(group[0], head, (method := type(group[0])).takes_labels)
             learned_from = _learned_from(group[0], head, train, val)
             if learned_from is not None and method.assumes_nonnegative:
                 warn_signed(group[0], learned_from)

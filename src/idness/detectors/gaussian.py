@@ -116,6 +116,17 @@ def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor]:
     return vectors.flip(1), torch.where(values > limit, values, 0.0).flip(0)
 
 
+def oas_shrinkage(covariance: Tensor, count: int) -> float:
+    """Return the oracle approximating shrinkage of Chen et al. (2010) for a covariance (D, D) of `count` independent rows.
+
+    It is near 0 for many rows and near 1 for few; 1 if all variances are equal.
+    """
+    width, mean = len(covariance), covariance.diagonal().mean()
+    power = covariance.square().mean()
+    excess = (count + 1) * (power - mean.square() / width)
+    return min(1.0, float((power + mean.square()) / excess)) if excess > 0 else 1.0
+
+
 @shared
 def whitening(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
     """Return a matrix V such that |x V|^2 is the squared Mahalanobis distance of x from the mean.
@@ -124,7 +135,7 @@ def whitening(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
 
     Args:
         covariance: (D, D) in float64; scores are small differences of distances in the thousands.
-        shrinkage: fraction in [0, 1) by which the covariance moves towards a multiple of the identity.
+        shrinkage: fraction in [0, 1] by which the covariance moves towards a multiple of the identity.
     """
     if not bool(covariance.any()):  # for example one image per class
         return covariance.new_zeros(len(covariance), 0)
@@ -192,7 +203,7 @@ def rank_deficit(classes: Moments) -> str | None:
         return None
     return (
         f"{classes.count} training images of {present} classes give a covariance of rank {rank} for {varying} features;"
-        f" use more than {varying + present} images, better ten times as many, or set shrinkage"
+        f" use more than {varying + present} images, better ten times as many, or set shrinkage=auto"
     )
 
 

@@ -100,21 +100,11 @@ def top_mask(features: Tensor, kept: int) -> Tensor:
 
 def scale_ratio(features: Tensor, percentile: float) -> Tensor:
     """Return r (N,), the sum of all activations of a row over the sum of its largest."""
-    return scale_ratios(features, [percentile])[0]
-
-
-def scale_ratios(features: Tensor, percentiles: Sequence[float]) -> list[Tensor]:
-    """Return the ratio of each row for several percentiles, with one sort for all of them."""
-    kept = [kept_count(features.shape[1], percentile) for percentile in percentiles]
+    kept = kept_count(features.shape[1], percentile)
     if features.device.type != "cpu" or torch.compiler.is_exporting() or features.requires_grad:
-        return [ratio_plain(features, count) for count in kept]
-    array = features.numpy()
-    total = features.sum(dim=1)
-    tops = _top_sums(array, kept) if len(set(kept)) > 1 else [_top_sum(array, kept[0])] * len(kept)
-    return [
-        safe_ratio(total, torch.from_numpy(top), features.shape[1] / count)
-        for top, count in zip(tops, kept, strict=True)
-    ]
+        return ratio_plain(features, kept)
+    top = torch.from_numpy(_top_sum(features.numpy(), kept))
+    return safe_ratio(features.sum(dim=1), top, features.shape[1] / kept)
 
 
 def ratio_plain(features: Tensor, kept: int) -> Tensor:
@@ -149,20 +139,6 @@ def _ramp(width: int) -> NDArray[np.float32]:
     """Return distinct negligible values: partial sorting is slow among equal values, such as the zeros of a ReLU."""
     found: NDArray[np.float32] = np.arange(1, width + 1, dtype=np.float32) * np.finfo(np.float32).tiny
     return found
-
-
-def _top_sums(array: NDArray[np.float32], kept: Sequence[int]) -> list[NDArray[np.float32]]:
-    """Return the sum of the largest values of each row for several counts, from one sort."""
-    width = array.shape[1]
-    counts = sorted(set(kept), reverse=True)
-    edges = [width - count for count in counts]
-    sums = np.empty((len(array), len(counts)), np.float32)
-    for start in range(0, len(array), ROWS):
-        block = np.sort(array[start : start + ROWS], axis=1)
-        pieces = np.add.reduceat(block, edges, axis=1)
-        # Each piece ends at the next edge; cumulative sums from the right extend it to the end of the row.
-        sums[start : start + ROWS] = pieces[:, ::-1].cumsum(axis=1)[:, ::-1]
-    return [np.ascontiguousarray(sums[:, counts.index(count)]) for count in kept]
 
 
 def kth_largest_products(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> list[Tensor]:

@@ -9,11 +9,14 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeGuard
 
 from idness.core.errors import IdnessError, OptionError, unknown_name
-from idness.core.method_text import read_method, split_methods, write_method
+from idness.core.options import read_method, split_methods, write_method
 from idness.core.scripts import MODULE, Script
 from idness.detectors.detector import Detector
 
 GROUP = "idness.methods"
+"""The package of built-in methods, and the entry-point group of plug-ins."""
+DESCRIBED = "rows formula assumes needs_train needs_labels needs_val assumes_nonnegative forward_passes backward_passes"
+"""Class variables of a method that `idness list --json` prints."""
 
 
 def available() -> dict[str, type[Detector]]:
@@ -21,9 +24,11 @@ def available() -> dict[str, type[Detector]]:
     return dict(_found())
 
 
-def look_again() -> None:
-    """Search for plug-ins again, for example after a package was installed while Python runs."""
-    _found.cache_clear()
+def describe_method(name: str) -> dict[str, Any]:
+    """Return name, summary, paper, options with defaults and class variables of a method, as `idness list --json` prints them."""
+    cls = _found()[name]
+    about = {"name": name, "summary": cls.summary(), "paper": cls.paper(), "options": cls().options()}
+    return about | {variable: getattr(cls, variable) for variable in DESCRIBED.split()}
 
 
 def rows(*, costly: bool = False) -> dict[str, Detector]:
@@ -34,6 +39,15 @@ def rows(*, costly: bool = False) -> dict[str, Detector]:
     alone = {name: cls for name, cls in _found().items() if not cls.of_run}
     listed = {row: cls(**fixed) for name, cls in alone.items() for row, fixed in (cls.rows or {name: {}}).items()}
     return {row: made for row, made in listed.items() if costly or made.input_edit is None}
+
+
+def variants(name: str) -> dict[str, Detector]:
+    """Return the rows of one method, or one of its rows, at their defaults."""
+    cls, fixed = find(name)
+    if cls.of_run:
+        raise unknown_name("method", name, rows(costly=True))
+    listed = cls.rows or {cls().name: {}}
+    return {row: cls(**options) for row, options in listed.items() if not fixed or row.lower() == name.lower()}
 
 
 def build(name: str, /, **options: Any) -> Detector:
@@ -50,7 +64,7 @@ def build(name: str, /, **options: Any) -> Detector:
     >>> build("scale", percentile=95).label()
     'scale(percentile=95)'
     """
-    cls, fixed = _find(name)
+    cls, fixed = find(name)
     return _made(cls, {**fixed, **options})
 
 
@@ -122,9 +136,14 @@ def _made(cls: type[Detector], options: Mapping[str, Any]) -> Detector:
     return cls(**options)
 
 
-def _find(name: str) -> tuple[type[Detector], Mapping[str, Any]]:
-    """Return the class of a method, with the options of a variant, ignoring case."""
-    wanted, known = name.lower(), _found()
+def find(name: str) -> tuple[type[Detector], Mapping[str, Any]]:
+    """Return the class of a method, with the options of a variant, ignoring case; a built-in method is imported alone."""
+    from idness import methods
+
+    wanted = name.lower()
+    if wanted in methods.NAMES:
+        return methods.method_class(wanted), {}
+    known = _found()
     names: dict[str, tuple[type[Detector], Mapping[str, Any]]] = {}
     # Until entry points were read, a plug-in uses its class name; files may contain it.
     names |= {cls.__name__.lower(): (cls, {}) for cls in known.values()}
@@ -144,7 +163,7 @@ def _find(name: str) -> tuple[type[Detector], Mapping[str, Any]]:
 def _found() -> dict[str, type[Detector]]:
     from idness import methods
 
-    found: dict[str, type[Detector]] = {name.lower(): getattr(methods, name) for name in methods.__all__}
+    found: dict[str, type[Detector]] = {name: methods.method_class(name) for name in methods.NAMES}
     for point in entry_points(group=GROUP):
         if point.name.lower() in map(str.lower, found):
             raise _bad(point, f"must have a unique name, got {point.name!r}")

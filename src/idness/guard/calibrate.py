@@ -1,31 +1,32 @@
-"""Makes a guard from a network's name and folders of images."""
+"""Preparing a guard from a network and images: choosing and fitting the detector, and checking the data."""
 
 from __future__ import annotations
 
-import os
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from itertools import combinations
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from idness.activations.extract import collect
-from idness.core.errors import DataError, IdnessWarning, InputError
-from idness.core.method_text import read_method
-from idness.core.progress import Listener, heard_warnings
+from idness.core.errors import DataError, InputError
+from idness.core.options import read_method
+from idness.core.progress import Progress, report_warnings
 from idness.core.types import Activations, InputEditor
-from idness.data import ActivationsSet, ImageSet
-from idness.data.open import open_argument
+from idness.data import ActivationsSet, ImageSet, Preprocessing
+from idness.data.duplicates import common
+from idness.data.open import ObjectSet, open_argument
+from idness.data.preprocess import preprocessing_for
 from idness.detectors.detector import Detector
 from idness.detectors.registry import build, parse
-from idness.guard.guard import Guard
-from idness.guard.inputs import InputWatch
-from idness.guard.neighbours import Gallery, chosen
-from idness.guard.suspicions import CAUTION, check_apart, classified, seen_before
-from idness.networks.open import ModelOptions, Network, open_network
+from idness.guard.gallery import MOST, Gallery
+from idness.guard.inputs import InputRange, InputWatch
+from idness.metrics import accuracy
+from idness.networks.load import trained_on
+from idness.networks.open import ModelOptions, Network, check_accuracy, open_network
 from idness.selection.recommend import (
     SEED,
     harmed_by_scaling,
@@ -35,226 +36,226 @@ from idness.selection.recommend import (
     scaling,
 )
 
-
-@dataclass
-class Prepared:
-    """Holds a guard, and an account of how it was made, line by line."""
-
-    guard: Guard
-    notes: list[str] = field(default_factory=list)
+CAUTION = "caution: "
+"""Prefix of remarks about why a guard may not keep its promise."""
 
 
-def prepare_guard(
-    model: str | ModelOptions,
-    data: str | Path,
+def prepare(
+    model: str | nn.Module | ModelOptions,
+    data: Any,
+    notes: list[str],
     *,
     method: str = "auto",
-    train: str | Path | None = None,
-    ood: str | Path | None = None,
-    recall: Sequence[float] | None = None,
-    false_alarm: Sequence[float] | None = None,
-    per_class: bool = False,
+    train: Any = None,
+    ood: Any = None,
     any_accuracy: bool = False,
     gallery: bool = True,
-    listener: Listener | None = None,
-) -> Prepared:
-    """Load a network, choose and fit a detector, and calibrate a guard on in-distribution images.
+    progress: Progress | None = None,
+    **options: Any,
+) -> tuple[Network, Detector, Activations, Activations | None, InputRange | None, Gallery | None]:
+    """Load a network, choose and fit a detector, and return both with the activations that calibrate.
 
-    A detector is never chosen or fitted on the images that calibrate. If one half of `data`, picked at random with a fixed seed, serves to
-    choose it (`auto`, `percentile=auto`) or to fit it (without `train`), the other half calibrates; otherwise all images do.
+    A detector is never chosen or fitted on the images that calibrate. If it is chosen (`auto`, `percentile=auto`) or fitted (without
+    `train`) on images of `data`, a random half with a fixed seed serves for that and the other half calibrates; otherwise all images do.
 
     Args:
-        model: the network's name, as `load_model` takes it, or its options.
-        data: in-distribution images that the network was not trained on: a folder, or any set that `open_set` takes.
-        method: a method such as `scale(percentile=85)`; `auto` takes the recommended one, `scale(percentile=auto)` for SCALE alone.
+        model: the network or its name, as `load_model` takes it, or its options.
+        data: in-distribution images that the network was not trained on, as `Guard.for_images` takes them.
+        notes: receives remarks, one line each.
+        method: a method such as `scale(percentile=85)`; `auto` takes the recommended one, `scale(percentile=auto)` the best percentile.
         train: images for detectors that learn, such as the network's training images.
         ood: OOD images, to choose a method by.
-        recall: share of in-distribution images to keep; several give several thresholds.
-        false_alarm: share that may be flagged, in place of recall.
-        per_class: whether each predicted class has its own threshold.
-        any_accuracy: whether to continue if accuracy on labelled images is at chance level.
+        any_accuracy: whether to continue even if accuracy on labelled images is at chance level.
         gallery: whether to keep thumbnails of some images for display.
-        listener: progress callback.
+        progress: progress callback.
+        options: fields of `ModelOptions`.
+
+    Returns:
+        The network, the fitted detector, the activations to calibrate on, those of OOD images if given, the range of the network's
+        input, and the gallery.
     """
-    options = model if isinstance(model, ModelOptions) else ModelOptions(model, engine="auto")
-    hear, notes = listener or Listener(), list[str]()
-    # What is misspelt or not there is told before anything runs.
-    twice = _looks_twice(method)
-    images = _open("data", data)
-    learned = None if train is None else _open("train", train, fitted=True)
-    flagged = None if ood is None else _open("ood", ood)
-    run = sum(len(part) for part in (images, learned, flagged) if isinstance(part, ImageSet))
-    with heard_warnings(lambda text: notes.append(f"{CAUTION}{text}")):
-        network = open_network(options, images=images, expected=run)
-    split, how = network.split, network.preprocessing
-    ending = f" ({split.ending})" if split.ending else ""
-    notes.insert(0, f"network {options.model}, final layer {split.layer!r}{ending}; pictures: {how.describe()}")
+    if not isinstance(model, ModelOptions):
+        model = ModelOptions(model, engine="auto")
+    unknown = set(options) - {field.name for field in fields(ModelOptions)}
+    if unknown:
+        raise TypeError(f"for_images() got an unexpected keyword argument {min(unknown)!r}")
+    if isinstance(options.get("preprocessing"), Mapping):
+        options["preprocessing"] = Preprocessing.from_dict(dict(options["preprocessing"]))
+    model, progress = replace(model, **options), progress or Progress()
+    full = model.preprocessing or (preprocessing_for(model.model) if isinstance(model.model, nn.Module) else None)
+    # Everything that can be wrong with the arguments is found before anything runs. A method that is chosen by measuring never
+    # changes images.
+    measured = method == "auto" or read_method(method)[0].lower() == "scale"
+    editor = None if measured else parse(method).input_edit
+    images, learned = _open("data", data, full), None if train is None else _open("train", train, full)
+    outliers = None if ood is None else _open("ood", ood, full)
+    assert isinstance(images, ImageSet)
+    if full is not None and isinstance(images, ObjectSet) and images.prepared:
+        model = replace(model, preprocessing=replace(full, resize=None, crop=None))  # the tensors have their size
+    run = sum(len(part) for part in (images, learned, outliers) if isinstance(part, ImageSet))
+    warned: list[str] = []
+    with report_warnings(lambda text: warned.append(f"{CAUTION}{text}")):
+        network = open_network(model, images=images, expected=run)
+    split, ending = network.split, f" ({network.split.ending})" if network.split.ending else ""
+    how = network.preprocessing
+    notes += [f"network {network.name}, final layer {split.layer!r}{ending}; preprocessing: {how.describe()}", *warned]
     if network.engine is not None:
         notes.append(f"engine: {network.engine.describe()}")
     if split.multi_label:
-        notes.append("an image may get several labels, or none (multi-label): scores add up what each label says")
+        notes.append("multi-label network: an image may have several labels or none, and scores sum over the labels")
     watch = InputWatch()
-    ids = _read(network, images, notes, hear, edit_with=twice, watch=watch)
+    ids = _activations(network, images, notes, progress, editor, watch)
     if images.labels is not None:
-        notes += classified(ids, network, any_accuracy=any_accuracy)
-    taught = None if learned is None else _taught(network, learned, notes, hear, twice)
-    others = None if flagged is None else _read(network, flagged, notes, hear)
-    notes += seen_before(ids, options.located()[1])
-    check_apart({"data": ids, "train": taught, "ood": others}, notes)
-    detector, learn, rows = choose(method, network, ids, taught, None if others is None else others.acts, notes, hear)
-    guard = Guard(split, detector, preprocessing=how, class_names=network.class_names, spec=network.spec)
-    if learn is not None:
-        guard.fit(learn)
-    calibrate = ids.acts[rows]
-    guard.calibrate(calibrate, recall, false_alarm=false_alarm, per_class=per_class)
-    guard.input_range = watch.found(how)
-    if gallery:
-        guard.gallery = _gallery(guard, images, calibrate)
-    return Prepared(guard, notes)
+        notes += _accuracy_notes(ids, any_accuracy=any_accuracy)
+    fitted = None if learned is None else _activations(network, learned, notes, progress, editor)
+    if fitted is not None and isinstance(learned, ImageSet) and learned.labels is not None:
+        notes += _accuracy_notes(fitted, any_accuracy=True)
+    others = None if outliers is None else _activations(network, outliers, notes, progress)
+    notes += _trained_on_notes(ids, model.located()[1])
+    _check_disjoint({"data": ids, "train": fitted, "ood": others}, notes)
+    outside = None if others is None else others.acts
+    detector, learn, rows = choose_detector(method, network, ids, fitted, outside, notes, progress)
+    if learn is not None or not detector.fitted:
+        detector.fit(split.head, learn)
+    acts = ids.acts[rows]
+    kept = _gallery(detector, images, acts) if gallery else None
+    network = replace(network, how=full or how)
+    return network, detector, acts, outside, watch.found(how), kept
 
 
-def guard_for(model: str, images: str | os.PathLike[str], recall: float, **options: Any) -> Guard:
-    """Make a guard as `prepare_guard` does; fields of `ModelOptions` are options too. Its cautions are warnings."""
-    own = {field.name: options.pop(field.name) for field in fields(ModelOptions) if field.name in options}
-    opened = ModelOptions(model, **({"engine": "auto"} | own))
-    made = prepare_guard(opened, images if isinstance(images, str) else Path(images), recall=[recall], **options)
-    for note in made.notes:
-        if note.startswith(CAUTION):
-            warnings.warn(note.removeprefix(CAUTION), IdnessWarning, stacklevel=3)
-    return made.guard
-
-
-@overload
-def _open(name: str, data: str | Path) -> ImageSet: ...
-@overload
-def _open(name: str, data: str | Path, *, fitted: bool) -> ImageSet | ActivationsSet: ...
-def _open(name: str, data: str | Path, *, fitted: bool = False) -> ImageSet | ActivationsSet:
-    images = open_argument(name, data)
-    if isinstance(images, ActivationsSet):
-        if fitted:
-            return images
+def _open(name: str, data: Any, how: Preprocessing | None) -> ImageSet | ActivationsSet:
+    images = open_argument(name, data, normalised=None if how is None else (how.mean, how.std))
+    if isinstance(images, ActivationsSet) and name != "train":
         raise DataError(f"{images.source}: is a file of activations; a guard is calibrated on images")
     if len(images) == 0:
-        raise DataError(f"{images.source}: holds no images; supported names end in .jpg, .png, .webp, ...")
+        raise DataError(f"{images.source}: contains no images; supported names end in .jpg, .png, .webp, ...")
     return images
 
 
-def _read(
+def _activations(
     network: Network,
-    images: ImageSet,
+    data: ImageSet | ActivationsSet,
     notes: list[str],
-    hear: Listener,
-    *,
-    edit_with: InputEditor | None = None,
+    progress: Progress,
+    editor: InputEditor | None = None,
     watch: InputWatch | None = None,
 ) -> ActivationsSet:
-    """Run a set through the network; what cannot be read and what is there twice is left out and noted."""
-    look = None if watch is None else lambda inputs, _: watch.note(inputs)
-    found = collect(network, images, distinct=True, edit=look, edit_with=edit_with, listener=hear)
-    notes += [f"skipped {images.item(index)}: {reason}" for index, reason in found.acts.skipped]
-    repeated = len(images) - len(found.acts) - len(found.acts.skipped)
-    if repeated:
-        notes.append(
-            f"{images.source}: left out {repeated} images that are there twice; copies would spoil the guarantee"
-        )
-    return found
-
-
-def _taught(
-    network: Network, learned: ImageSet | ActivationsSet, notes: list[str], hear: Listener, twice: InputEditor | None
-) -> ActivationsSet:
-    """Run training images through the network, or read their stored activations."""
-    if isinstance(learned, ImageSet):
-        found = _read(network, learned, notes, hear, edit_with=twice)
-        notes += [] if learned.labels is None else classified(found, network, any_accuracy=True)
+    """Run the network over a set, or read its stored activations; unreadable and repeated images are left out and noted."""
+    if isinstance(data, ActivationsSet) and editor is not None:
+        raise InputError(f"train={data.source}: contains activations, and this method changes images; pass the images")
+    edit = None if watch is None else lambda inputs, _: watch.note(inputs)
+    found = collect(network, data, distinct=True, edit=edit, edit_with=editor, progress=progress)
+    if isinstance(data, ActivationsSet):
+        notes += [f"skipped row {row} of {data.source}: {reason}" for row, reason in found.acts.skipped]
         return found
-    if twice is not None:
-        raise InputError(
-            f"train={learned.source}: holds what the network makes of images, and this method changes the images; give the images"
-        )
-    found = collect(network, learned)
-    notes += [f"skipped row {row} of {learned.source}: {reason}" for row, reason in found.acts.skipped]
+    notes += [f"skipped {data.item(index)}: {reason}" for index, reason in found.acts.skipped]
+    repeated = len(data) - len(found.acts) - len(found.acts.skipped)
+    if repeated:
+        notes.append(f"{data.source}: left out {repeated} duplicate images, which would invalidate the guarantee")
     return found
 
 
-def _looks_twice(method: str) -> InputEditor | None:
-    """Give the detector that was asked for if it changes the images; whatever is chosen by measuring never does."""
-    measured = method == "auto" or read_method(method)[0].lower() == "scale"
-    return None if measured else parse(method).input_edit
-
-
-def choose(
+def choose_detector(
     method: str,
     network: Network,
     ids: ActivationsSet,
-    taught: ActivationsSet | None,
+    fitted: ActivationsSet | None,
     ood: Activations | None,
     notes: list[str],
-    hear: Listener,
+    progress: Progress,
 ) -> tuple[Detector, Activations | None, Tensor]:
-    """Return the detector, the activations that it learns from (None if nothing), and the rows of `ids` that calibrate.
-
-    A detector is chosen and learns on one half of `ids`, and the other half calibrates, unless neither needs images of `ids`.
-    """
+    """Return the detector, the activations that it learns from (`None` if none), and the rows of `ids` that calibrate."""
     count = len(ids.acts)
+    if count < 2:
+        raise InputError(
+            f"{ids.name}: needs images to choose or fit a method on and others to calibrate, got {count}; add images"
+        )
     part, order = learning_half(ids)
-    measured = True
+    name, options = ("auto", {}) if method == "auto" else read_method(method)
+    measured = method == "auto" or options.get("percentile") == "auto"
     if method == "auto":
-        _check_halves(ids, count)
-        found = recommend_for(network, part, learn=None if taught is None else taught.acts, ood=ood, listener=hear)
+        found = recommend_for(network, part, learn=None if fitted is None else fitted.acts, ood=ood, progress=progress)
         notes += [f"auto: {found.why} {found.risk}".strip(), *(f"not tried: {reason}" for reason in found.left_out)]
         detector, measured = found.detector, bool(found.aurocs)
-    elif read_method(method)[1].get("percentile") == "auto":
-        _check_halves(ids, count)
-        detector = _scaled(method, scaling(network, part, ood=ood, listener=hear), notes)
+    elif measured:
+        gains = scaling(network, part, ood=ood, progress=progress)
+        best = scale_percentile(gains)
+        if best is None:
+            detector = build("ebo")
+            notes.append("scale(percentile=auto): no percentile helps this network; the plain energy score is used")
+        else:
+            detector = build(name, **{**options, "percentile": best})
+            gain = f"{gains[best]:+.2f} logits of AUROC over the energy score"
+            notes.append(f"scale(percentile=auto): {best:g} gains most, {gain}")
     else:
-        detector, measured = parse(method), False
+        detector = parse(method)
         if detector.name == "scale":
-            gains = scaling(network, ids, ood=ood, listener=hear)
+            gains = scaling(network, ids, ood=ood, progress=progress)
             warning = harmed_by_scaling(gains, float(detector.options()["percentile"]))
             notes += [f"{CAUTION}{warning}"] if warning else []
     if measured:
         detector.chosen_on(part.acts)
-    learns = detector.needs_train and taught is None
-    if learns:
-        _check_halves(ids, count)
+    learns = detector.needs_train and fitted is None
     rows = order[count // 2 :] if measured or learns else order
-    rest = f"{'the other' if len(rows) < count else 'all'} {len(rows):,} of {ids.name} calibrate"
-    uses = " and ".join(use for use, true in (("chosen", measured), ("fitted", learns)) if true)
-    said = f"the detector is {uses} on {count - len(rows):,} images picked at random (seed {SEED})" if uses else ""
     learn = ids.acts[order[: count // 2]] if learns else None
-    if taught is not None and detector.needs_train:
-        said = f"{said}{'; it' if said else 'the detector'} learns from {len(taught.acts):,} images of {taught.name}"
-        shuffled = torch.randperm(len(taught.acts), generator=torch.Generator().manual_seed(SEED))
-        learn = taught.acts[shuffled]
-    notes.append(f"{said or f'{detector.name} learns nothing from images'}; {rest}")
+    uses = " and ".join(use for use, true in (("chosen", measured), ("fitted", learns)) if true)
+    steps = [f"the detector is {uses} on {count - len(rows):,} random images (seed {SEED})"] if uses else []
+    if fitted is not None and detector.needs_train:
+        steps.append(f"the detector learns from {len(fitted.acts):,} images of {fitted.name}")
+        learn = fitted.acts[torch.randperm(len(fitted.acts), generator=torch.Generator().manual_seed(SEED))]
+    steps = steps or [f"{detector.name} needs no training data"]
+    steps.append(f"{'the other' if len(rows) < count else 'all'} {len(rows):,} images of {ids.name} calibrate")
+    notes.append("; ".join(steps))
     return detector, learn, rows
 
 
-def _check_halves(ids: ActivationsSet, count: int) -> None:
-    if count < 2:
-        raise InputError(
-            f"{ids.name}: needs images to learn or choose from and others to calibrate, got {count}; add images"
-        )
-
-
-def _scaled(method: str, gains: Mapping[float, float], notes: list[str]) -> Detector:
-    """Return SCALE at the percentile that gains most, or the plain energy score if none helps."""
-    name, options = read_method(method)
-    best = scale_percentile(gains)
-    if best is None:
-        notes.append(
-            "scale(percentile=auto): no percentile helps this network, so it is not scaled: the plain energy score"
-        )
-        return build("ebo")
-    notes.append(
-        f"scale(percentile=auto): {best:g} gains most, {gains[best]:+.2f} logits of AUROC over the energy score"
-    )
-    return build(name, **(options | {"percentile": best}))
-
-
-def _gallery(guard: Guard, images: ImageSet, acts: Activations) -> Gallery:
-    kept = acts[torch.tensor(chosen(len(acts)))]
+def _gallery(detector: Detector, images: ImageSet, acts: Activations) -> Gallery:
+    """Return a gallery of evenly spaced images."""
+    count = min(len(acts), MOST)
+    kept = acts[torch.tensor([index * len(acts) // count for index in range(count)])]
     assert kept.index is not None
     pictures = [images.picture(place) for place in kept.index.tolist()]
-    return Gallery.of(pictures, kept.features, kept.logits.argmax(dim=1), guard.detector.score(kept))
+    return Gallery.of(pictures, kept.features, kept.logits.argmax(dim=1), detector.score(kept))
+
+
+def _trained_on_notes(ids: ActivationsSet, weights: str | Path | None) -> list[str]:
+    """Return a caution if the network's run lists images of the set as training images."""
+    learned = trained_on(weights)
+    assert ids.acts.hashes is not None
+    shared = 0 if learned is None else common(ids.acts.hashes.numpy(), learned)
+    if not shared:
+        return []
+    return [
+        f"{CAUTION}the network was trained on at least {shared:,} of the {len(ids.acts):,} images of {ids.name}, so that the guard will"
+        " flag more ID images than it promises: calibrate on others"
+    ]
+
+
+def _check_disjoint(sets: Mapping[str, ActivationsSet | None], notes: list[str]) -> None:
+    """Refuse an image that is in two of the sets, and note near-duplicates."""
+    given = {name: found for name, found in sets.items() if found is not None}
+    for (first, one), (second, other) in combinations(given.items(), 2):
+        shared = one.shared_with(other)
+        if shared:
+            raise InputError(
+                f"{first}= and {second}= must have no image in common, got {shared:,} in both ({one.name}, {other.name});"
+                " remove them from one, since the guard would not keep its promise"
+            )
+        alike = one.near_to(other)
+        if alike:
+            notes.append(
+                f"{CAUTION}{alike:,} images of {one.name} ({first}) have near-duplicates in {other.name} ({second}); if they are copies,"
+                " the guard may not keep its promise: remove them from one"
+            )
+
+
+def _accuracy_notes(found: ActivationsSet, *, any_accuracy: bool) -> list[str]:
+    """Return the accuracy on labelled images; refuse accuracy at chance level unless `any_accuracy` is set."""
+    source, acts = found.name, found.acts
+    classes = acts.logits.shape[1]
+    if acts.labels is None:
+        return [f"{source}: its classes are not the network's {classes}; labels are not used"]
+    note = f"{source}: {len(acts):,} images, accuracy {100 * accuracy(acts.logits, acts.labels):.1f} %"
+    predicted = acts.logits.argmax(dim=1).numpy()
+    wrong = check_accuracy(source, acts.labels.numpy(), predicted, classes, any_accuracy=any_accuracy)
+    return [note, f"{CAUTION}{wrong}"] if wrong else [note]

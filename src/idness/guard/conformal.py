@@ -1,7 +1,7 @@
-"""Split-conformal p-values and thresholds: how unusual a score is among scores of in-distribution images.
+"""Split-conformal p-values and thresholds: how unusual a score is among the scores of in-distribution images.
 
-Under exchangeability of the calibration images and the new one, P(p <= alpha) <= alpha for an in-distribution image,
-whatever the network and the detector; docs/guarantee.md says what that does and does not promise.
+If the calibration images and a new in-distribution image are exchangeable, P(p <= alpha) <= alpha for any network and detector;
+docs/guarantee.md explains what that does and does not promise.
 """
 
 from __future__ import annotations
@@ -14,61 +14,82 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from idness.core.checks import check_fraction
 from idness.core.errors import InputError, OptionError
+from idness.core.options import check_fraction
+from idness.guard.verdict import images_for_fdr
 
 PLACES = 9
-"""Decimals to which products of rates and counts are rounded: 1 - 0.95 is not 0.05 in binary, and a rank must not hang on that."""
+"""Decimals to which products of rates and counts are rounded: 1 - 0.95 is not 0.05 in binary, and must not change a rank."""
 CONSTANT = 1e-6
-"""By how much scores must differ, relative to their size, to be more than rounding."""
+"""Relative difference up to which scores count as equal."""
 
 
 def check_spread(method: str, scores: Tensor, logits: Tensor, blank: Tensor) -> None:
-    """Refuse scores that are all the same, unless it is because the network is sure of every image: such a guard never flags.
+    """Refuse scores that are all equal, because such a guard never flags anything, unless the network is sure of every image.
 
     Args:
-        method: who gave the scores.
+        method: the detector's name, for the message.
         scores: of in-distribution images.
         logits: of some of them.
-        blank: the score of an image without any feature.
+        blank: the score of an image whose features are all zero.
     """
-    if len(scores) < 2 or not _same(scores):
+    if len(scores) < 2 or not _constant(scores):
         return
-    if float(blank.min()) < float(scores.min()) and not (len(logits) > 1 and bool(_same(logits))):
+    if float(blank.min()) < float(scores.min()) and not (len(logits) > 1 and _constant(logits)):
         return
     raise InputError(
-        f"calibrate: {method} gives all {len(scores):,} in-distribution images nearly the same score, {float(scores.min()):.7g},"
-        " so that no image could ever be told from them; are the network's weights and its input right? else use another method"
+        f"calibrate: {method} scores all {len(scores):,} in-distribution images nearly the same ({float(scores.min()):.7g}), so that"
+        " nothing could be flagged; check the weights and the preprocessing, or use another method"
     )
 
 
-def _same(values: Tensor) -> bool:
-    """Tell whether what images give is the same for all, up to rounding."""
+def _constant(values: Tensor) -> bool:
     return bool((values.amax(dim=0) - values.amin(dim=0) <= CONSTANT * values.abs().amax(dim=0)).all())
 
 
-def needed(recall: float) -> int:
-    """Count the calibration images without which no score could ever be called out-of-distribution at this recall."""
-    return max(1, math.ceil(round(1 / false_alarm_rate(recall), PLACES)) - 1)
+def calibration_images(recall: float, confidence: float | None = None) -> int:
+    """Return the smallest number of calibration images with which any image can be flagged at this recall.
+
+    Example:
+        >>> calibration_images(0.95), calibration_images(0.95, confidence=0.95)
+        (19, 59)
+    """
+    rate = false_alarm_rate(recall)
+    if confidence is not None:  # the lowest of n scores is a valid threshold with probability 1 - recall^n
+        return math.ceil(round(math.log(1 - confidence) / math.log(1 - rate), PLACES))
+    return max(1, math.ceil(round(1 / rate, PLACES)) - 1)
+
+
+def recommended(recall: float, confidence: float | None = None, share: float = 0.8) -> int:
+    """Return a number of calibration images at which the guard flags at least `share` of the allowed false alarms on average.
+
+    With fewer images a threshold with confidence is so low that it detects less than the promise allows.
+    """
+    size, rate = calibration_images(recall, confidence), false_alarm_rate(recall)
+    while _rank(recall, size, confidence) < share * rate * (size + 1):
+        size = math.ceil(1.05 * size)
+    return size
 
 
 def false_alarm_rate(recall: float) -> float:
-    """Turn a recall into the share of in-distribution images that may be flagged, free of binary dust."""
+    """Return the fraction of in-distribution images that may be flagged, without binary rounding errors."""
     return round(1 - recall, 12)
 
 
 def wanted_recalls(
-    recall: float | Sequence[float] | None, false_alarm: float | Sequence[float] | None
+    recall: float | Sequence[float] | None, false_alarm: float | Sequence[float] | None, confidence: float | None = None
 ) -> tuple[float, ...]:
-    """Give the recalls that were asked for, as such or as false-alarm rates; 0.95 where neither was."""
+    """Return the recalls that were asked for, directly or as false-alarm rates; 0.95 by default. Checks the confidence too."""
+    if confidence is not None:
+        check_fraction("calibrate", "confidence", confidence)
     if recall is not None and false_alarm is not None:
-        raise OptionError("calibrate: give recall or false_alarm, got both; false_alarm is 1 - recall")
+        raise OptionError("calibrate: got both recall and false_alarm; pass one, false_alarm is 1 - recall")
     if false_alarm is not None:
-        recall = [round(1 - rate, 12) for rate in _listed("false_alarm", false_alarm)]
-    return _listed("recall", 0.95 if recall is None else recall)
+        recall = [false_alarm_rate(rate) for rate in _fractions("false_alarm", false_alarm)]
+    return _fractions("recall", 0.95 if recall is None else recall)
 
 
-def _listed(name: str, value: float | Sequence[float]) -> tuple[float, ...]:
+def _fractions(name: str, value: float | Sequence[float]) -> tuple[float, ...]:
     values = tuple(value) if isinstance(value, Sequence) else (value,)
     if not values:
         raise OptionError(f"calibrate: {name} must be at least one number in (0, 1), got none")
@@ -77,12 +98,42 @@ def _listed(name: str, value: float | Sequence[float]) -> tuple[float, ...]:
     return tuple(float(each) for each in values)
 
 
-@dataclass(frozen=True, eq=False)
-class Calibration:
-    """Holds scores of in-distribution images, sorted within groups: one group, or one per predicted class.
+def plan(
+    recall: float, confidence: float | None = None, fdr: float | None = None, images: int = 1000, ood: float = 0.01
+) -> list[tuple[str, int]]:
+    """Return the promises that can be made, each with the number of calibration images that it needs.
 
     Args:
-        scores: the scores, each group's in rising order, one group after another.
+        recall: fraction of in-distribution images to keep.
+        confidence: the probability with which a guard keeps its rate; 0.95 if `None`.
+        fdr: the false discovery rate of a screening; 0.1 if `None`.
+        images: the number of images that are screened together.
+        ood: the fraction of them that is expected to be flagged.
+    """
+    rate, sure, false = f"{100 * false_alarm_rate(recall):.4g} %", confidence or 0.95, fdr or 0.1
+    wanted_recalls(recall, None, sure)
+    check_fraction("plan", "fdr", false)
+    found, confident = max(1, round(ood * images)), f"with {100 * sure:g} % confidence"
+    return [
+        (f"flag at most {rate} of ID images on average", calibration_images(recall)),
+        (f"flag at most {rate} of ID images {confident}", calibration_images(recall, sure)),
+        (
+            f"the same, with an average rate of at least {80 * false_alarm_rate(recall):.4g} %",
+            recommended(recall, sure),
+        ),
+        (
+            f"flag {found:,} of {images:,} images together, at most {100 * false:g} % of them ID on average",
+            images_for_fdr(images, found, false),
+        ),
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Scores of in-distribution images, sorted within groups: one group, or one per predicted class.
+
+    Args:
+        scores: the scores, one group after another, each in ascending order.
         sizes: the number of scores in each group.
     """
 
@@ -90,54 +141,41 @@ class Calibration:
     sizes: Tensor
 
     def __post_init__(self) -> None:
-        whole = self.sizes.ndim == 1 and not self.sizes.is_floating_point() and not bool((self.sizes < 0).any())
-        if not whole or self.scores.ndim != 1 or len(self.scores) == 0 or int(self.sizes.sum()) != len(self.scores):
-            raise InputError(
-                f"Calibration: sizes must be counts that add up to the number of scores, got {int(self.sizes.sum())}"
-                f" and shape {tuple(self.scores.shape)}"
-            )
-        if not bool(torch.isfinite(self.scores).all()):
-            raise InputError("Calibration: scores must be finite, got NaN or Inf")
-        falls = (self.scores.diff() < 0).nonzero().flatten() + 1
-        if not bool(torch.isin(falls, self.sizes.cumsum(0)).all()):
-            raise InputError("Calibration: scores must rise within each group, got others")
+        if int(self.sizes.sum()) != len(self.scores) or not bool(torch.isfinite(self.scores).all()):
+            raise InputError("Calibration: scores must be finite, and as many as the sizes of the groups add up to")
 
     @staticmethod
     def pooled(scores: Tensor) -> Calibration:
-        """Take all scores as one group."""
+        """Return a calibration with all scores in one group."""
         return Calibration(scores.detach().float().sort().values, torch.tensor([len(scores)], device=scores.device))
 
     @staticmethod
     def by_class(scores: Tensor, labels: Tensor, classes: int) -> Calibration:
-        """Group scores by predicted class (Mondrian), so that the promise holds within each class."""
-        rising = scores.detach().float().sort()
-        grouped = labels[rising.indices].sort(stable=True)
-        return Calibration(rising.values[grouped.indices], torch.bincount(labels, minlength=classes))
+        """Return a calibration with a group per predicted class (Mondrian), so that the promise holds within each class."""
+        ascending = scores.detach().float().sort()
+        grouped = labels[ascending.indices].sort(stable=True)
+        return Calibration(ascending.values[grouped.indices], torch.bincount(labels, minlength=classes))
 
     @property
     def per_class(self) -> bool:
-        """Whether each predicted class has scores of its own."""
+        """Whether each predicted class has its own group."""
         return len(self.sizes) > 1
 
     @cached_property
     def ceiling(self) -> float:
-        """The score above which one is far from all of calibration: as far above the highest as that is above the median."""
+        """The score above which an image is suspicious: as far above the highest score as that is above the median."""
         ordered = self.scores.sort().values.double()
         return float(2 * ordered[-1] - ordered[len(ordered) // 2])
 
     def __len__(self) -> int:
         return len(self.scores)
 
-    def score_groups(self) -> list[list[float]]:
-        """Give the scores of each group in rising order, as plain numbers."""
-        return [part.tolist() for part in torch.split(self.scores.cpu().double(), self.sizes.tolist())]
-
     def group(self, labels: Tensor) -> Tensor:
-        """Say which group each image is compared with."""
+        """Return the index of the group that each image is compared with."""
         return labels.clamp(min=0) if self.per_class else torch.zeros_like(labels)
 
     def p_values(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Compute (1 + number of calibration scores <= s) / (n + 1) for each image."""
+        """Return (1 + number of calibration scores <= s) / (n + 1) for each image."""
         group = self.group(labels)
         return (1 + self.count(scores, group)).float() / (1 + self.sizes[group]).float()
 
@@ -156,41 +194,49 @@ class Calibration:
             step >>= 1
         return found
 
-    def thresholds(self, recall: float, names: Sequence[str] | None = None) -> Tensor:
-        """Find the score of each group below which p <= 1 - recall; fewer images than that needs are refused.
+    def thresholds(self, recall: float, names: Sequence[str] | None = None, confidence: float | None = None) -> Tensor:
+        """Return the score of each group below which an image is flagged: p <= 1 - recall, or lower for a confidence.
 
         Args:
-            recall: share of in-distribution images to keep.
+            recall: fraction of in-distribution images to keep.
             names: class names for the message.
+            confidence: the probability, over calibration sets, with which the false-alarm rate is at most 1 - recall; if `None`,
+                its average over calibration sets is.
+
+        Raises:
+            InputError: if a group has too few images for this recall.
         """
         check_fraction("calibrate", "recall", recall)
-        least = needed(recall)
+        least = calibration_images(recall, confidence)
         short = (self.sizes < least).nonzero().flatten().tolist()
         if short:
-            raise InputError(self._too_few(recall, least, short, names))
+            raise InputError(self._too_few(recall, least, short, names, confidence))
         # p <= alpha exactly when at most k - 1 calibration scores are <= s, that is when s is below the k-th smallest.
-        ranks = [math.floor(round(false_alarm_rate(recall) * (size + 1), PLACES)) for size in self.sizes.tolist()]
-        starts = self.sizes.cumsum(0) - self.sizes
-        return self.scores[starts + torch.tensor(ranks, device=starts.device) - 1]
+        ranks = [_rank(recall, size, confidence) for size in self.sizes.tolist()]
+        return self.scores[self.sizes.cumsum(0) - self.sizes + torch.tensor(ranks, device=self.sizes.device) - 1]
 
-    def spread(self, recall: float, level: float = 0.95) -> tuple[float, float]:
-        """Give the range in which the false-alarm rate of this very calibration set lies with probability `level`.
+    def spread(self, recall: float, level: float = 0.95, confidence: float | None = None) -> tuple[float, float]:
+        """Return the interval in which the false-alarm rate of one calibration set of this size lies with probability `level`.
 
-        Over calibration sets of n images it follows a Beta(k, n + 1 - k) distribution, whatever the detector, when scores have no ties.
+        Over calibration sets of n images the rate follows Beta(k, n + 1 - k) for any detector whose scores have no ties.
         """
         from scipy.stats import beta
 
         size = int(self.sizes.min())
-        rank = math.floor(round(false_alarm_rate(recall) * (size + 1), PLACES))
+        rank = _rank(recall, size, confidence)
         low, high = beta.interval(level, rank, size + 1 - rank)
         return float(low), float(high)
 
     def to(self, device: torch.device | str) -> Calibration:
-        """Move to a device."""
+        """Return a copy on a device."""
         return Calibration(self.scores.to(device), self.sizes.to(device))
 
-    def _too_few(self, recall: float, least: int, short: list[int], names: Sequence[str] | None) -> str:
-        promise = f"calibrate: a false-alarm rate of {false_alarm_rate(recall):g} needs at least {least} in-distribution images"
+    def _too_few(
+        self, recall: float, least: int, short: list[int], names: Sequence[str] | None, confidence: float | None
+    ) -> str:
+        sure = "" if confidence is None else f" with {100 * confidence:g} % confidence"
+        rate = f"a false-alarm rate of {false_alarm_rate(recall):g}{sure}"
+        promise = f"calibrate: {rate} needs at least {least} in-distribution images"
         if not self.per_class:
             return f"{promise}, got {len(self)}; add images or lower recall"
         worst = ", ".join(f"{names[i] if names else i}: {int(self.sizes[i])}" for i in short[:3])
@@ -198,3 +244,16 @@ class Calibration:
             f"{promise} predicted as each class, got too few in {len(short)} classes ({worst});"
             " add images, lower recall or use one threshold for all"
         )
+
+
+def _rank(recall: float, size: int, confidence: float | None = None) -> int:
+    """Return which of `size` calibration scores, counted from the lowest, is the threshold.
+
+    The rate below the k-th lowest score follows Beta(k, n + 1 - k). It is at most alpha on average if k <= alpha (n + 1), and with
+    confidence c if P(X < k) <= 1 - c for the number X ~ Binomial(n, alpha) of scores in the lowest alpha of the distribution.
+    """
+    if confidence is None:
+        return math.floor(round(false_alarm_rate(recall) * (size + 1), PLACES))
+    from scipy.stats import binom
+
+    return int(binom.ppf(round(1 - confidence, 12), size, false_alarm_rate(recall)))

@@ -8,13 +8,9 @@ most LEVEL (Ville's inequality). Vovk, Gammerman and Shafer, "Algorithmic Learni
 
 from __future__ import annotations
 
-import base64
-import json
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +34,7 @@ class Drift:
     """The evidence that images have changed since calibration.
 
     Args:
-        evidence: the largest factor by which the bets have multiplied their wealth in this period.
+        evidence: the largest factor by which the bets have multiplied their wealth in this period, or that which raised the alarm.
         alarm: whether it reached 1 / LEVEL, now or within the last HELD images.
         images: number of images seen.
     """
@@ -53,43 +49,6 @@ class Drift:
         return min(1.0, 1 / self.evidence)
 
 
-class Calibrated(Protocol):
-    """Knows the scores of the calibration images: a `Calibration`, or what an exported guard carries of one."""
-
-    def score_groups(self) -> list[list[float]]:
-        """Give the scores in rising order: of all images, or of those of each predicted class."""
-
-
-@dataclass(frozen=True)
-class KnownScores:
-    """Holds the scores of the calibration images as an exported guard carries them, which torch is not needed for."""
-
-    groups: list[list[float]]
-
-    def score_groups(self) -> list[list[float]]:
-        """Give the scores in rising order: of all images, or of those of each predicted class."""
-        return self.groups
-
-    def text(self) -> str:
-        """Write the scores in little space and to the last bit."""
-        scores = np.array([score for group in self.groups for score in group], dtype="<f4")
-        sizes = [len(group) for group in self.groups]
-        return json.dumps({"sizes": sizes, "scores": base64.b64encode(scores.tobytes()).decode()})
-
-    @staticmethod
-    def parse(text: str) -> KnownScores:
-        """Read what `text` wrote; anything else is a ValueError."""
-        found = json.loads(text)
-        sizes: list[int] = found["sizes"]
-        scores = np.frombuffer(base64.b64decode(found["scores"], validate=True), dtype="<f4").astype(np.float64)
-        if not sizes or min(sizes) < 0 or sum(sizes) != len(scores) or not np.isfinite(scores).all():
-            raise ValueError("sizes must be counts that add up to the number of scores, which must be finite")
-        groups = [scores[start:end].tolist() for start, end in pairwise(np.cumsum([0, *sizes]))]
-        if any(low > high for group in groups for low, high in pairwise(group)):
-            raise ValueError("scores must rise within each group")
-        return KnownScores(groups)
-
-
 class _Urn:
     """The ranks of new scores among the calibration scores of one group, with exact probabilities of the next rank."""
 
@@ -101,7 +60,7 @@ class _Urn:
         self.empty()
 
     def empty(self) -> None:
-        """Forget the new scores."""
+        """Remove the new scores."""
         self._below, self._inside, self._count = np.zeros(len(CUTS)), np.zeros(len(CUTS)), 0
 
     def shares(self) -> NDArray[np.float64]:
@@ -110,7 +69,7 @@ class _Urn:
         return drawn / (self._gaps + self._count)
 
     def add(self, score: float, random: np.random.Generator) -> NDArray[np.bool_]:
-        """Take a score, and return whether its rank is below each cut."""
+        """Add a score and return whether its rank is below each cut."""
         gap = bisect_left(self._known, (score, float(random.random())))
         self._below += gap < self._whole
         self._inside += gap == self._whole
@@ -120,28 +79,29 @@ class _Urn:
 
 
 class DriftWatch:
-    """Monitors scores as they come.
+    """A monitor of the scores of new images.
 
     Args:
-        calibration: the scores of the calibration images.
+        groups: the calibration scores of each group, a guard's `groups`.
     """
 
-    def __init__(self, calibration: Calibrated) -> None:
+    def __init__(self, groups: Sequence[Sequence[float]]) -> None:
         self._random = np.random.default_rng(0)
-        self._urns = [_Urn(group, self._random) for group in calibration.score_groups()]
+        self._urns = [_Urn(group, self._random) for group in groups]
         self.last = Drift()
         self._since_alarm: int | None = None
+        self._best = self._raised = 1.0
         self._bets: NDArray[np.float64]
         self._begin()
 
     def observe(self, scores: Iterable[float], groups: Iterable[int] | None = None) -> Drift:
-        """Take scores in the order of their images, with the group of each if every class has a threshold of its own."""
-        listed = list(scores)
-        for score, group in zip(listed, [0] * len(listed) if groups is None else groups, strict=True):
-            self._take(score, group)
+        """Add scores in the order of their images, with the class of each if thresholds are per class, and return the state."""
+        values = list(scores)
+        for score, group in zip(values, [0] * len(values) if groups is None else groups, strict=True):
+            self._add(score, group)
         return self.last
 
-    def _take(self, score: float, group: int) -> None:
+    def _add(self, score: float, group: int) -> None:
         if self._count == PERIOD:
             self._begin()
         self._count += 1
@@ -151,41 +111,44 @@ class DriftWatch:
         self._waiting -= (1 - AT_ONCE) / PERIOD
         self._bets = (self._bets + (1 - AT_ONCE) / PERIOD / self._bets.size) * _odds(chances, won)
         wealth = self._waiting + float(self._bets.sum())
-        best = max(1.0 if self._count == 1 else self.last.evidence, wealth)
+        self._best = max(self._best, wealth)
         rang = wealth >= 1 / LEVEL
         if rang:
-            self._since_alarm = 0
+            self._since_alarm, self._raised = 0, wealth
         elif self._since_alarm is not None:
             self._since_alarm += 1
         alarm = self._since_alarm is not None and self._since_alarm < HELD
-        self.last = Drift(best, alarm, self.last.images + 1)
+        self.last = Drift(max(self._best, self._raised) if alarm else self._best, alarm, self.last.images + 1)
         if rang:
-            self._begin()  # once more from the start: does it continue?
+            self._begin()  # a lasting change raises the alarm again
 
     def _begin(self) -> None:
         for urn in self._urns:
             urn.empty()
-        self._count, self._waiting = 0, 1 - AT_ONCE
+        self._count, self._waiting, self._best = 0, 1 - AT_ONCE, 1.0
         shape = (len(STAKES), len(CUTS) + 1)
         self._bets = np.full(shape, AT_ONCE / np.prod(shape))
 
 
 def _events(below: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Turn shares below the cuts into shares of the events: the low ranks, the high ranks and those between."""
+    """Return the shares of the events from those below the cuts: low ranks, high ranks and those between."""
     half = len(CUTS) // 2
     return np.concatenate((below[:half], 1 - below[half:], below[half : half + 1] - below[half - 1 : half]))
 
 
 def _odds(chances: NDArray[np.float64], won: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return what each stake on each event leaves of the wealth, at fair odds: 1 on average."""
+    """Return the factor by which each stake on each event multiplies the wealth at fair odds: 1 on average."""
     return 1 - STAKES + STAKES * won / chances
 
 
-def watched(calibration: Calibrated, seen: Sequence[tuple[float, int]]) -> Drift:
-    """Monitor scores and groups of images that are all available: in random order, as folders hold one class after another."""
-    watch, found = DriftWatch(calibration), Drift()
-    alarm = False
-    for place in np.random.default_rng(0).permutation(len(seen)):
-        found = watch.observe([seen[place][0]], [seen[place][1]])
-        alarm = alarm or found.alarm
-    return replace(found, alarm=alarm)
+def drift_warning(groups: Sequence[Sequence[float]], seen: Sequence[tuple[float, int]]) -> str:
+    """Return a warning if images, by (score, class), differ as a whole from those that calibrated; empty if they do not."""
+    watch = DriftWatch(groups)
+    # Folders are sorted by class, which is no drift.
+    order = np.random.default_rng(0).permutation(len(seen))
+    if not any(watch.observe([seen[place][0]], [seen[place][1]]).alarm for place in order):
+        return ""
+    return (
+        "these images differ from those that the guard was calibrated on, so that its promise does not apply to them;"
+        f" this is a false alarm in at most {100 * LEVEL:g} of 100 cases"
+    )

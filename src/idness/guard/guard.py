@@ -1,76 +1,72 @@
-"""Decides whether an image is one that a network can be trusted with."""
+"""A guard: decides for each image whether it is out-of-distribution for a classifier."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.utils.data import DataLoader
 
-from idness.core.errors import InputError, NotFittedError
+from idness.core.errors import IdnessWarning, InputError, NotFittedError
+from idness.core.progress import Progress
 from idness.core.types import Activations
-from idness.detectors.detector import LARGEST, Detector
+from idness.data import ImageSet, Preprocessing
+from idness.data.open import ObjectSet, open_argument, open_images
+from idness.detectors.detector import Detector, Enhancer
 from idness.detectors.registry import parse
-from idness.guard.conformal import Calibration, check_spread, wanted_recalls
-from idness.guard.facts import facts, promise
-from idness.guard.graph import FAR_ABOVE, NOT_FINITE
+from idness.guard.conformal import Calibration, check_spread, false_alarm_rate, wanted_recalls
 from idness.guard.inputs import InputRange, InputWatch
-from idness.guard.verdict import Verdict
-from idness.networks.modules import fingerprint
-from idness.networks.open import example_for
+from idness.guard.verdict import FAR_ABOVE, LOWEST, NOT_FINITE, Detection, Verdict, fdr_shortfall
+from idness.networks.modules import module_fingerprint
+from idness.networks.open import ModelOptions, Network, example_for
 from idness.networks.split import SplitModel
 
 if TYPE_CHECKING:
-    from PIL import Image
-
-    from idness.data import Preprocessing
-    from idness.guard.neighbours import Gallery
+    from idness.guard.gallery import Gallery
 
 
 SHARED = 0.01
-"""Share of calibration images that a detector may have seen, as data sets contain duplicates. Such a share s raises the false-alarm
-rate by a factor of at most 1 / (1 - s): from 5 % to 5.05 %."""
+"""Fraction of calibration images that a detector may have seen, since data sets contain duplicates. A fraction s raises the
+false-alarm rate by a factor of at most 1 / (1 - s): from 5 % to 5.05 %."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Rule:
-    """What decides: replaced as a whole, so that other threads see the old rule or the new one."""
+class Rule:
+    """Everything that decides, replaced as a whole so that other threads see the old rule or the new one."""
 
     calibration: Calibration
     thresholds: Mapping[float, Tensor]
     fingerprint: str
-
-    @staticmethod
-    def of(calibration: Calibration, recalls: Sequence[float], fingerprint: str, names: Sequence[str] | None) -> _Rule:
-        return _Rule(calibration, {recall: calibration.thresholds(recall, names) for recall in recalls}, fingerprint)
-
-    @property
-    def recalls(self) -> tuple[float, ...]:
-        return tuple(self.thresholds)
-
-    def to(self, device: torch.device) -> _Rule:
-        moved = {recall: limits.to(device) for recall, limits in self.thresholds.items()}
-        return replace(self, calibration=self.calibration.to(device), thresholds=moved)
+    confidence: float | None = None
 
 
 class Guard(nn.Module):
-    """Puts a detector and a calibrated threshold behind a classifier.
+    """A classifier with a detector and a calibrated threshold.
 
-    The class is the plain network's: a guard never changes a prediction, it only says when not to trust it.
+    The predicted class is the plain network's: a guard never changes a prediction, it only flags the ones not to trust.
 
     Args:
         model: any torch classifier, or a SplitModel.
         detector: a detector, or its text such as `scale(percentile=85)`.
-        layer: the final linear layer's name, where it should not be searched.
-        multi_label: whether an image may get several labels, or none, where the network does not show it.
-        preprocessing: how a picture becomes the network's input; needed for `judge`, and saved with the guard.
-        class_names: the classes' names, in the order of the logits.
-        spec: the network's name, as `load_model` takes it, so that a saved guard finds it again.
+        layer: the final linear layer's name, if it should not be searched.
+        multi_label: whether an image may have several labels or none, if the network does not show it.
+        preprocessing: the network's preprocessing; needed for `judge`, and saved with the guard.
+        class_names: the names of the classes, in the order of the logits.
+        spec: the network's name, as `load_model` takes it, so that a saved guard can load it.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, 3))
+        >>> guard = Guard(net, "ebo").calibrate(DataLoader(torch.rand(99, 3, 4, 4), 33), recall=0.9)
+        >>> guard(torch.rand(5, 3, 4, 4)).is_ood.shape
+        torch.Size([5])
     """
 
     def __init__(
@@ -80,11 +76,13 @@ class Guard(nn.Module):
         *,
         layer: str | None = None,
         multi_label: bool | None = None,
-        preprocessing: Preprocessing | None = None,
+        preprocessing: Preprocessing | Mapping[str, Any] | None = None,
         class_names: Sequence[str | int] | None = None,
         spec: str | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(preprocessing, Mapping):
+            preprocessing = Preprocessing.from_dict(dict(preprocessing))
         if not isinstance(model, SplitModel):
             model = SplitModel(model, layer, example=example_for(preprocessing), multi_label=multi_label)
         self.split = model
@@ -93,8 +91,10 @@ class Guard(nn.Module):
         self.preprocessing = preprocessing
         self.class_names = None if class_names is None else tuple(str(name) for name in class_names)
         self.spec = spec
-        self._rule: _Rule | None = None
+        self._rule: Rule | None = None
         self.gallery: Gallery | None = None
+        self.detection: Detection | None = None
+        """How many OOD images were flagged when the guard was made; `None` if there were none."""
         self.image_shape: tuple[int, ...] | None = None
         self.input_range: InputRange | None = None
         classes = self.split.classes
@@ -103,31 +103,91 @@ class Guard(nn.Module):
                 f"Guard: class_names must name the network's {classes} classes, got {len(self.class_names)}"
             )
 
+    @classmethod
+    def for_images(
+        cls,
+        model: str | nn.Module | ModelOptions,
+        images: Any,
+        recall: float | Sequence[float] | None = None,
+        *,
+        false_alarm: float | Sequence[float] | None = None,
+        per_class: bool = False,
+        confidence: float | None = None,
+        notes: list[str] | None = None,
+        **options: Any,
+    ) -> Guard:
+        """Make a guard from a network and in-distribution images; preprocessing and method are chosen automatically.
+
+        Args:
+            model: the network, or its name as `load_model` takes it, such as `torchvision:resnet50` or `my_net.py:make`.
+            images: in-distribution images that the network was not trained on: a folder or any set that `open_set` takes, a list of
+                paths, arrays or PIL images, a data set of such images or of pairs with labels, a Hugging Face `Dataset`, or a data
+                set or DataLoader of tensors, whose normalisation is then needed as `preprocessing`.
+            recall: as for `calibrate`.
+            false_alarm: as for `calibrate`.
+            per_class: as for `calibrate`.
+            confidence: as for `calibrate`.
+            notes: a list to which remarks are appended; without it, cautions are warnings.
+            options: `method`, `train`, `ood` and the other arguments of `idness.guard.calibrate.prepare`, and the fields of
+                `ModelOptions`, such as `weights` and `preprocessing`.
+        """
+        from idness.core.scripts import approve
+        from idness.guard.calibrate import CAUTION, prepare
+
+        recalls = wanted_recalls(recall, false_alarm, confidence)
+        remarks: list[str] = [] if notes is None else notes
+        network, detector, acts, outliers, values, gallery = prepare(model, images, remarks, **options)
+        names, spec = network.class_names, network.spec or None
+        guard = cls(network.split, detector, preprocessing=network.how, class_names=names, spec=spec)
+        guard.calibrate(acts, recalls, per_class=per_class, confidence=confidence)
+        guard.input_range, guard.gallery = values, gallery
+        if outliers is not None:
+            guard.detection = Detection(int(guard.decide(outliers).is_ood.sum()), len(outliers))
+        approve(network.spec)
+        for remark in remarks if notes is None else ():
+            if remark.startswith(CAUTION):
+                warnings.warn(remark.removeprefix(CAUTION), IdnessWarning, stacklevel=2)
+        return guard
+
     @property
     def calibration(self) -> Calibration | None:
-        """The scores of the calibration images; None before `calibrate`."""
+        """The scores of the calibration images; `None` before `calibrate`."""
         return None if self._rule is None else self._rule.calibration
 
     @property
-    def recalls(self) -> tuple[float, ...]:
-        """The recalls that it decides at; the first one is `Verdict.is_ood`."""
-        return () if self._rule is None else self._rule.recalls
+    def groups(self) -> list[list[float]] | None:
+        """The calibration scores of each group in ascending order, as plain numbers; `None` before `calibrate`."""
+        if self._rule is None:
+            return None
+        known = self._rule.calibration
+        return [part.tolist() for part in torch.split(known.scores.cpu().double(), known.sizes.tolist())]
 
     @property
-    def fingerprint(self) -> str:
-        """The hash of the network's weights at calibration; empty before."""
-        return "" if self._rule is None else self._rule.fingerprint
+    def confidence(self) -> float | None:
+        """The probability with which this guard keeps its false-alarm rate; `None` if the rate holds on average."""
+        return None if self._rule is None else self._rule.confidence
+
+    @property
+    def recalls(self) -> tuple[float, ...]:
+        """The calibrated recalls; the first one decides `Verdict.is_ood`."""
+        return () if self._rule is None else tuple(self._rule.thresholds)
+
+    def rule(self) -> Rule:
+        """Return everything that decides; raises `NotFittedError` before `calibrate`."""
+        if self._rule is None:
+            raise NotFittedError("Guard: is not calibrated; call calibrate(loader) with in-distribution images first")
+        return self._rule
 
     def fit(self, train: Iterable[Any] | Activations, *, val: Iterable[Any] | Activations | None = None) -> Self:
-        """Let the detector learn from in-distribution images; take others than for `calibrate`.
+        """Fit the detector on in-distribution images, which must not be those of `calibrate`.
 
         Args:
             train: a loader of images, with labels for methods that need them, or activations.
-            val: as train, for methods that prefer validation images.
+            val: the same, for methods that prefer validation images.
         """
         known = self._acts(train)
         self.detector.fit(self.split.head, known, val=None if val is None else self._acts(val))
-        self._rule = None  # its scores are of another detector now
+        self._rule = None  # its scores are another detector's
         return self
 
     def calibrate(
@@ -137,18 +197,21 @@ class Guard(nn.Module):
         *,
         false_alarm: float | Sequence[float] | None = None,
         per_class: bool = False,
+        confidence: float | None = None,
     ) -> Self:
-        """Set the threshold so that at most 1 - recall of in-distribution images are called OOD.
+        """Set the threshold so that on average at most 1 - recall of in-distribution images are flagged.
 
         Args:
-            data: in-distribution images that neither network nor detector learned from: a loader, or activations. Refused if more than
-                1 % of them are known to the detector.
-            recall: share of in-distribution images to keep; several give several thresholds, the first decides. 0.95 where neither this nor
-                `false_alarm` is given.
-            false_alarm: share of in-distribution images that may be flagged, in place of recall.
-            per_class: whether each predicted class has a threshold of its own, so that the promise holds within each.
+            data: in-distribution images that neither network nor detector learned from: a loader, or activations. Refused if the
+                detector has seen more than 1 % of them.
+            recall: fraction of in-distribution images to keep; several give several thresholds, of which the first decides. 0.95 if
+                neither this nor `false_alarm` is given.
+            false_alarm: fraction of in-distribution images that may be flagged, instead of recall.
+            per_class: whether each predicted class has its own threshold, so that the promise holds within each class.
+            confidence: the probability with which this very guard, not only the average guard, keeps its false-alarm rate, such as
+                0.95; the threshold is lower for it, and more images are needed.
         """
-        recalls = wanted_recalls(recall, false_alarm)
+        recalls = wanted_recalls(recall, false_alarm, confidence)
         if not self.detector.fitted:
             if self.detector.needs_train:
                 raise NotFittedError(
@@ -156,228 +219,336 @@ class Guard(nn.Module):
                 )
             self.detector.fit(self.split.head)
         watch = InputWatch()
-        labels, scores = self._collect([data] if isinstance(data, Activations) else self._stream(data, watch))
-        classes = self.split.classes
-        fresh = Calibration.by_class(scores, labels, classes) if per_class else Calibration.pooled(scores)
-        self.adopt(fresh, recalls, fingerprint(self.model))
-        self.input_range = watch.found(self.preprocessing)
+        acts = self._acts(data if isinstance(data, Activations) else watch.noted(data))
+        labels, scores, finite = self._score(acts)
+        if not bool(finite.all()):
+            row = int((~finite).nonzero()[0])
+            raise InputError(f"calibrate: {NOT_FINITE} for image {row}; drop it or check the network")
+        shared = int(torch.isin(acts.digests, self.detector.seen_rows()).sum())
+        if shared > max(1, SHARED * len(acts)):
+            raise InputError(
+                f"calibrate: {shared:,} of {len(acts):,} images are among those that {self.detector.name} learned from or was chosen"
+                " on, so the guard would flag more ID images than it promises; calibrate on other images"
+            )
+        check_spread(self.detector.label(), scores, acts.logits, self.detector.score(self.blank()))
+        fresh = Calibration.by_class(scores, labels, self.split.classes) if per_class else Calibration.pooled(scores)
+        self.adopt(fresh, recalls, module_fingerprint(self.model), confidence)
+        self.image_shape, self.input_range = watch.shape, watch.found(self.preprocessing)
         return self
 
-    def adopt(self, calibration: Calibration, recalls: Sequence[float], fingerprint: str) -> Self:
-        """Decide by a calibration that was made before, of the network whose weights have this hash."""
-        self._rule = _Rule.of(calibration, wanted_recalls(recalls, None), fingerprint, self.class_names)
+    def adopt(
+        self, calibration: Calibration, recalls: Sequence[float], fingerprint: str, confidence: float | None = None
+    ) -> Self:
+        """Use an existing calibration, made with the network whose weights have this hash."""
+        limits = {
+            recall: calibration.thresholds(recall, self.class_names, confidence)
+            for recall in wanted_recalls(recalls, None, confidence)
+        }
+        self._rule, self.detection = Rule(calibration, limits, fingerprint, confidence), None
         return self
 
     def set_recall(self, *recalls: float) -> Self:
-        """Decide at other recalls from now on, with the same calibration images; safe while other threads decide."""
-        rule = self._ready()
-        return self.adopt(rule.calibration, recalls, rule.fingerprint)
+        """Decide at other recalls from now on, with the same calibration images and confidence; thread-safe."""
+        rule = self.rule()
+        return self.adopt(rule.calibration, recalls, rule.fingerprint, rule.confidence)
 
     def forward(self, images: Tensor) -> Verdict:
-        """Decide for a batch of images as the network takes them, or for one.
+        """Decide for a batch of preprocessed images, or for one.
 
-        An image with values that none had at calibration is OOD with its reason, whatever its score.
+        An image with values outside the range at calibration is OOD, with the reason, whatever its score.
         """
-        self._ready()
+        self.rule()
         batch = images.unsqueeze(0) if images.ndim == 3 else images
         rejected = {} if self.input_range is None else self.input_range.rejected(batch)
         return self.decide(self.look(batch), rejected)
 
     def look(self, images: Tensor) -> Activations:
-        """Run a batch through the network, as often as the detector needs."""
+        """Return the activations of a batch of preprocessed images, with the second pass of detectors that need one."""
         return self.split.split(images, edit_with=self.detector.input_edit)
 
     def decide(self, acts: Activations, rejected: Mapping[int, str] | None = None) -> Verdict:
         """Decide from activations.
 
         Args:
-            acts: what the network made of images.
+            acts: the activations of the images.
             rejected: rows that are OOD whatever their activations, each with its reason.
         """
-        rule = self._ready()
+        rule = self.rule()
         calibration = rule.calibration
         label, score, finite = self._score(acts)
         reasons = dict(rejected or {}) | dict.fromkeys((~finite).nonzero().flatten().tolist(), NOT_FINITE)
         refused = torch.zeros_like(finite)
         refused[list(reasons)] = True
-        score = score.masked_fill(refused, -LARGEST)
+        score = score.masked_fill(refused, LOWEST)
         group = calibration.group(label)
         levels = {recall: (score < limits[group]) | refused for recall, limits in rule.thresholds.items()}
         return Verdict(
             label,
             score,
             calibration.p_values(score, label),
-            levels[rule.recalls[0]],
+            next(iter(levels.values())),
             levels,
             dict(sorted(reasons.items())),
             self.class_names,
             dict.fromkeys((score > calibration.ceiling).nonzero().flatten().tolist(), FAR_ABOVE),
         )
 
-    def judge(self, *pictures: str | os.PathLike[str] | bytes | Image.Image) -> Verdict:
-        """Decide for pictures: paths, bytes of image files, or PIL images."""
-        # What the guard has normalised itself is normalised rightly, however dark the pictures are.
-        return self.decide(self.look(torch.stack([self.prepare(picture) for picture in pictures])))
-
-    def prepare(self, picture: str | os.PathLike[str] | bytes | Image.Image) -> Tensor:
-        """Turn one picture into the network's input."""
-        from PIL import Image
-
-        from idness.data.decoding import decode_picture
-
-        if self.preprocessing is None:
-            raise InputError(
-                "Guard: has no preprocessing, so it takes tensors only; give Guard(..., preprocessing=...)"
-            )
-        if isinstance(picture, Image.Image):
-            return self.preprocessing(picture)
-        return self.preprocessing(decode_picture(picture if isinstance(picture, bytes) else Path(picture)))
-
-    def threshold(self, recall: float | None = None) -> Tensor:
-        """Return the score below which an image is called OOD: one per class, or a single one.
+    def judge(self, *images: Any) -> Verdict:
+        """Decide for images as a program has them; one that cannot be read does not fail the others.
 
         Args:
-            recall: share of in-distribution images to keep; any that the calibration images are enough for, by default the first
-                one that was calibrated.
+            images: paths, bytes of image files, PIL images, uint8 arrays or tensors (H, W, 3) or (3, H, W), or one folder, list or
+                batch of them. A batch of preprocessed float tensors goes to `guard(images)`.
+
+        Returns:
+            A verdict with the images' names; a row that cannot be read is flagged, with its error.
         """
-        rule = self._ready()
-        wanted = rule.recalls[0] if recall is None else recall
-        found = rule.thresholds.get(wanted)
-        return rule.calibration.thresholds(wanted, self.class_names) if found is None else found
+        self.rule()
+        several = len(images) == 1 and (isinstance(images[0], list | tuple) or getattr(images[0], "ndim", 0) == 4)
+        folder = len(images) == 1 and isinstance(images[0], str | os.PathLike) and Path(images[0]).is_dir()
+        found = open_images([str(images[0])]) if folder else ObjectSet(images[0] if several else images)
+        return Verdict.concat(list(self.verdicts(found)))
+
+    def screen(
+        self, images: Any, fdr: float = 0.1, *, batch: int | None = None, progress: Progress | None = None
+    ) -> Verdict:
+        """Judge many images together, and flag so many that on average at most `fdr` of the flagged ones are in-distribution.
+
+        Args:
+            images: a folder or any set that `open_set` takes, a data set, a list of images, or a DataLoader of preprocessed batches.
+            fdr: the false discovery rate, in (0, 1).
+            batch: images per batch; by default, what suits the network.
+            progress: progress callback.
+
+        Returns:
+            A verdict whose `is_ood` is `select(fdr)`; warns if there are too few calibration images to flag anything.
+        """
+        calibration = self.rule().calibration
+        if isinstance(images, DataLoader):
+            batches = (found[0] if isinstance(found, tuple | list) else found for found in images)
+            verdict = Verdict.concat([self(each) for each in batches]).screened(fdr)
+        else:
+            found = open_argument("images", images)
+            if not isinstance(found, ImageSet):
+                raise InputError("screen: images= must contain images, got activations; use guard.decide(activations)")
+            verdict = Verdict.concat(list(self.verdicts(found, batch=batch, progress=progress))).screened(fdr)
+        tested = [p for row, p in enumerate(verdict.p_value.tolist()) if row not in verdict.reasons]
+        shortfall = fdr_shortfall(tested, int(calibration.sizes.min()), fdr)
+        if shortfall:
+            warnings.warn(f"Guard: {shortfall}", IdnessWarning, stacklevel=2)
+        return verdict
+
+    def batch_size(self, wanted: int | None = None) -> int:
+        """Return the batch size; without a fixed input size each image is a batch of its own."""
+        if self.preprocessing is None or self.preprocessing.size is None:
+            return 1
+        return wanted or Network(self.split, self.preprocessing).batch
+
+    def verdicts(
+        self, images: ImageSet, *, batch: int | None = None, progress: Progress | None = None
+    ) -> Iterator[Verdict]:
+        """Yield the verdicts on a set, batch by batch; an image that cannot be read has an error."""
+        from idness.activations.extract import run_images
+
+        if self.preprocessing is None:
+            raise InputError("Guard: has no preprocessing and takes tensors only; pass Guard(..., preprocessing=...)")
+        network, edit = Network(self.split, self.preprocessing), self.detector.input_edit
+        size = self.batch_size(batch)
+        for read, acts in run_images(network, images, batch_size=size, edit_with=edit, progress=progress):
+            yield self.decide(acts.to(self.split.device)).of_batch(images, read)
+
+    def threshold(self, recall: float | None = None) -> Tensor:
+        """Return the score below which an image is flagged: one per class, or a single one.
+
+        Args:
+            recall: fraction of in-distribution images to keep, the first calibrated one by default; any recall that there are enough
+                calibration images for.
+        """
+        rule = self.rule()
+        if recall is None:
+            return next(iter(rule.thresholds.values()))
+        return rule.calibration.thresholds(recall, self.class_names, rule.confidence)
 
     def promise(self) -> str:
-        """Say in one sentence what the guard guarantees."""
-        rule = self._ready()
-        return promise(rule.calibration, rule.recalls[0])
+        """Return the guarantee in one sentence."""
+        rule = self.rule()
+        known, recall = rule.calibration, self.recalls[0]
+        low, high = known.spread(recall, confidence=rule.confidence)
+        kind = "On average" if rule.confidence is None else f"With {100 * rule.confidence:g} % confidence"
+        return (
+            f"{kind} at most {100 * false_alarm_rate(recall):.4g} % of in-distribution images"
+            f"{' of each predicted class' if known.per_class else ''} are flagged, as long as they come from the same source as the"
+            f" {len(known):,} calibration images; a single calibration of this size has a rate between {100 * low:.1f} and"
+            f" {100 * high:.1f} % in 95 of 100 cases."
+        )
 
     def save(self, path: str | os.PathLike[str], *, bundle: bool = False) -> Path:
         """Write the guard to a folder as safetensors and JSON.
 
         Args:
-            path: the folder: new, empty, or one of an earlier guard, which is replaced.
-            bundle: whether to put a copy of the network's weights beside it, so that the folder can be moved alone.
+            path: the folder: new, empty, or of an earlier guard, which is replaced.
+            bundle: whether to include a copy of the network's weights, so that the folder can be moved alone.
         """
-        from idness.guard.file import save_guard
+        from idness.guard.storage import save_guard
 
-        self._ready()
         return save_guard(self, path, bundle=bundle)
 
     @classmethod
-    def for_images(cls, model: str, images: str | os.PathLike[str], recall: float = 0.95, **options: Any) -> Guard:
-        """Make a guard for a network and a folder of ID images: resizing, normalisation and the method are found by the tool.
-
-        Args:
-            model: the network, as `load_model` takes it, such as `torchvision:resnet50` or `my_net.py:make`.
-            images: ID images that the network was not trained on: a folder, or any set that `open_set` takes.
-            recall: share of ID images to keep.
-            options: `weights`, `method` and the other arguments of `idness.guard.calibrate.prepare_guard`.
-        """
-        from idness.guard.calibrate import guard_for
-
-        return guard_for(model, images, recall, **options)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], model: nn.Module | SplitModel | None = None) -> Guard:
-        """Read a guard from a folder; its network is checked to be the one it was calibrated with.
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        model: str | nn.Module | SplitModel | None = None,
+        *,
+        weights: str | Path | None = None,
+        engine: str | None = None,
+        images: int | None = None,
+        device: str = "cpu",
+    ) -> Guard:
+        """Read a guard from a folder, and check that its network is the one it was calibrated with.
 
         Args:
             path: the folder.
-            model: the network; without it, it is loaded by the name that was saved.
+            model: the network or its name; by default, the network that the guard names.
+            weights: the network's weights, if it is loaded by name.
+            engine: what runs the network, as for `ModelOptions`; the unchanged network if `None`.
+            images: the number of images to expect, for the choice of the engine.
+            device: where the network runs; `auto` takes a GPU if there is one.
         """
-        from idness.guard.file import load_guard
+        from idness.guard.storage import load_guard
 
-        return load_guard(path, model)
+        return load_guard(cls, Path(path), model, weights, engine, images, device)
+
+    def push_to_hub(self, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
+        """Upload the guard, its network's weights and a model card to the Hugging Face Hub.
+
+        Args:
+            repo_id: the repository, such as `me/my-guard`; it is created if it does not exist.
+            private: whether a new repository is private.
+            token: an access token; by default, that of `hf auth login`.
+
+        Returns:
+            The address of the commit.
+        """
+        from idness.guard.hub import push_guard
+
+        return push_guard(self, repo_id, private=private, token=token)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str | os.PathLike[str],
+        model: str | nn.Module | SplitModel | None = None,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        **options: Any,
+    ) -> Guard:
+        """Load a guard from the Hugging Face Hub, its cache or a folder.
+
+        Args:
+            repo_id: the repository or the folder.
+            model: the network or its name; by default, the network that the guard names.
+            revision: a branch, tag or commit of the repository.
+            token: an access token; by default, that of `hf auth login`.
+            **options: the other arguments of `load`.
+        """
+        from idness.guard.hub import fetch_guard
+
+        return cls.load(fetch_guard(os.fspath(repo_id), revision=revision, token=token), model, **options)
 
     def to_onnx(self, path: str | os.PathLike[str], *, example: Tensor | None = None, force: bool = False) -> Path:
         """Write network, detector and threshold as one ONNX graph: `images` to `label, score, p_value, is_ood`.
 
         Args:
             path: the file, which ends in `.onnx`.
-            example: a batch of the network's input, where neither preprocessing nor calibration on images tell its size.
-            force: overwrite a file that idness did not export.
+            example: a batch of the network's input, if its size is known neither from the preprocessing nor from calibration.
+            force: whether to overwrite a file that idness did not export.
         """
         from idness.guard.onnx import to_onnx
 
-        self._ready()
-        return to_onnx(self, path, example=example, force=force)
-
-    def _score(self, acts: Activations) -> tuple[Tensor, Tensor, Tensor]:
-        """Give label, score and whether the row was finite; a row that is not has label -1 and the lowest score."""
-        finite = acts.finite
-        if bool(finite.all()):
-            return acts.logits.argmax(dim=1), self.detector.score(acts), finite
-        label = acts.logits.argmax(dim=1).masked_fill(~finite, -1)
-        score = torch.full_like(acts.logits[:, 0], -LARGEST)
-        if bool(finite.any()):
-            score[finite] = self.detector.score(acts[finite])
-        return label, score, finite
-
-    def _collect(self, parts: Iterable[Activations]) -> tuple[Tensor, Tensor]:
-        labels, scores, seen = [], [], 0
-        first, shared, known = None, 0, self.detector.seen_rows()
-        for part in parts:
-            first = first or part
-            label, score, finite = self._score(part)
-            if not bool(finite.all()):
-                row = seen + int((~finite).nonzero()[0])
-                raise InputError(f"calibrate: {NOT_FINITE} for image {row}; drop it or check the network")
-            labels.append(label)
-            scores.append(score)
-            seen += len(part)
-            shared += int(torch.isin(part.digests, known).sum()) if len(known) else 0
-        if shared > max(1, SHARED * seen):
-            raise InputError(
-                f"calibrate: {shared:,} of {seen:,} images are among those that {self.detector.name} learned from or was chosen on,"
-                " so the guard would flag more ID images than it promises; calibrate on other images"
-            )
-        if not seen:
-            raise InputError("calibrate: needs in-distribution images, got none; is the folder or loader empty?")
-        assert first is not None
-        check_spread(self.detector.label(), torch.cat(scores), first.logits, self.detector.score(self.blank()))
-        return torch.cat(labels), torch.cat(scores)
+        return to_onnx(self, GuardGraph(self), path, example, force)
 
     def blank(self) -> Activations:
-        """Make the activations of an image without any feature."""
+        """Return the activations of an image whose features are all zero."""
         features = torch.zeros(1, self.split.width, dtype=torch.float32, device=self.split.device)
         blank = Activations(features, self.split.head(features))
         return blank if self.detector.input_edit is None else replace(blank, edited=blank)
 
-    def _stream(self, data: Iterable[Any], watch: InputWatch) -> Iterator[Activations]:
-        """Run batches through the network, and remember the shape and the values of their images."""
-
-        def noted() -> Iterator[Any]:
-            for batch in data:
-                images = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
-                if isinstance(images, Tensor):
-                    self.image_shape = tuple(images.shape[1:])
-                    watch.note(images)
-                yield batch
-
-        return self.split.stream(noted(), edit_with=self.detector.input_edit)
+    def _score(self, acts: Activations) -> tuple[Tensor, Tensor, Tensor]:
+        """Return label, score and whether a row is finite; a row that is not has label -1 and the lowest score."""
+        finite = acts.finite
+        label = acts.logits.argmax(dim=1).masked_fill(~finite, -1)
+        score = torch.full_like(acts.logits[:, 0], LOWEST)
+        if bool(finite.any()):
+            score[finite] = self.detector.score(acts if bool(finite.all()) else acts[finite])
+        return label, score, finite
 
     def _acts(self, data: Iterable[Any] | Activations) -> Activations:
         if isinstance(data, Activations):
             return data
         return self.split.extract(data, edit_with=self.detector.input_edit)
 
-    def _ready(self) -> _Rule:
-        if self._rule is None:
-            raise NotFittedError("Guard: is not calibrated; call calibrate(loader) with in-distribution images first")
-        return self._rule
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move what is not a parameter along with the network; scores stay in float32 whatever its precision."""
+        """Move detector and thresholds along with the network; scores stay in float32 whatever its precision."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = self.split.device
         self.detector.to(device)
-        self._rule = self._rule and self._rule.to(device)
+        if self._rule is not None:
+            moved = {recall: limits.to(device) for recall, limits in self._rule.thresholds.items()}
+            self._rule = replace(self._rule, calibration=self._rule.calibration.to(device), thresholds=moved)
         return self
 
     def extra_repr(self) -> str:
-        """Show method and calibration where torch prints the module."""
-        return ", ".join(f"{key}: {value}" for key, value in facts(self) if key != "promise")
+        """Return method and calibration for torch's text of the module."""
+        found = [f"network: {self.spec or type(self.model).__name__}", f"method: {self.detector.label()}"]
+        if self._rule is None:
+            return ", ".join([*found, "not calibrated"])
+        known = self._rule.calibration
+        found.append(f"calibrated on {len(known):,} images" + (", per class" if known.per_class else ""))
+        for recall, limits in self._rule.thresholds.items():
+            low, high = float(limits.min()), float(limits.max())
+            below = f"{low:.4g}" + (f" to {high:.4g}" if high > low else "")
+            found.append(f"recall {recall:g}: OOD if ID-ness is below {below}")
+        return ", ".join(found)
 
-    def _repr_html_(self) -> str:
-        """Show what the guard does and promises in a notebook."""
-        rows = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in facts(self))
-        return f"<table>{rows}</table>"
+
+class GuardGraph(nn.Module):
+    """The decision of a guard as plain tensor operations, which can be exported.
+
+    It runs a copy of the network: exporting changes a network temporarily, while other threads may be using it.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        super().__init__()
+        rule = guard.rule()
+        self.split = guard.split.copy()
+        self.model = self.split.model
+        self.detector, self.calibration = guard.detector, rule.calibration
+        self.input_range = guard.input_range
+        detector, self.edited = guard.detector, None
+        if isinstance(detector, Enhancer) and type(detector).edit is not Enhancer.edit:
+            self.edited = detector.edit(guard.split.head)  # does not depend on the image: a constant of the graph
+
+    def forward(self, images: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        features, logits = (value.float() for value in self.split.look(images))
+        # A sum is finite if every value is, and is cheaper than testing each; sums do not overflow for in-distribution images.
+        finite = (features * 0).sum(dim=1) + (logits * 0).sum(dim=1) == 0
+        features, logits = (torch.where(finite.unsqueeze(1), value, 0.0) for value in (features, logits))
+        score = self._rate(features, logits).float()
+        score = torch.where(score.isnan(), LOWEST, score).clamp(LOWEST, -LOWEST)
+        label = torch.where(finite, logits.argmax(dim=1), -1)
+        if self.input_range is not None:
+            finite = finite & self.input_range.contains(images)
+        score = torch.where(finite, score, LOWEST)
+        group = self.calibration.group(label)
+        is_ood = (score < threshold[group]) | ~finite
+        return label, score, self.calibration.p_values(score, label), is_ood
+
+    def _rate(self, features: Tensor, logits: Tensor) -> Tensor:
+        if self.edited is not None and isinstance(self.detector, Enhancer):
+            return self.detector.read(linear(self.detector.shape(features), self.edited.weight, self.edited.offset))
+        # Without the checks of `Activations`, whose len() would fix the batch size of the graph.
+        acts = object.__new__(Activations)
+        for name, value in (("features", features), ("logits", logits), ("labels", None), ("edited", None)):
+            object.__setattr__(acts, name, value)
+        return self.detector.rate(acts)

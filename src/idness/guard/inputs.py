@@ -1,34 +1,36 @@
-"""What the network's input was like at calibration, so that input of another kind is told: a score alone may not show it."""
+"""The range and statistics of the network's input at calibration: input of another kind is rejected whatever its score."""
 
 from __future__ import annotations
 
-import math
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from idness.core.errors import IdnessWarning, InputError
+from idness.core.errors import IdnessWarning
 from idness.data import Preprocessing
+from idness.networks.split import unpack
 
 KNOWN, SEEN = 0.5, 1.0
-"""By how much of its width the range is widened: resizing overshoots where it is known, a few images show less than all of it."""
+"""Fraction of its width by which the range is widened: for overshoots of resizing if the preprocessing is known, else for unseen values."""
 FAR = 2.0
-"""Standard deviations between images by which the mean of a batch must differ to be told."""
+"""Standard deviations between images by which the mean of a batch must differ to be reported."""
 SEVERAL = 8
-"""Images without which a batch tells nothing about how it was normalised."""
+"""Smallest batch whose statistics are compared."""
 
 
 @dataclass(frozen=True)
 class InputRange:
-    """Holds which values the network's input has, and how the means and the contrasts of its images are distributed.
+    """The range of the network's input values, and the distribution of its images' means and contrasts.
 
     Args:
-        low: the lowest value that an image may hold.
-        high: the highest one.
-        brightness: mean and standard deviation, over images, of the mean of an image's values; none where no image was seen.
-        contrast: the same of the standard deviation of an image's values.
+        low: the lowest allowed value.
+        high: the highest allowed value.
+        brightness: mean and standard deviation, over images, of the mean of an image's values; `None` if no image was seen.
+        contrast: the same for the standard deviation of an image's values.
     """
 
     low: float
@@ -36,34 +38,26 @@ class InputRange:
     brightness: tuple[float, float] | None = None
     contrast: tuple[float, float] | None = None
 
-    def __post_init__(self) -> None:
-        numbers = (self.low, self.high, *(self.brightness or ()), *(self.contrast or ()))
-        if not self.low <= self.high or not all(math.isfinite(number) for number in numbers):
-            raise InputError(f"InputRange: low and high must be finite and in order, got {self.low} and {self.high}")
-
-    def holds(self, images: Tensor) -> Tensor:
-        """Say of each image whether all its values are among those that it may hold."""
+    def contains(self, images: Tensor) -> Tensor:
+        """Return for each image whether all its values are in the range."""
         flat = images.flatten(1).float()
         return (flat.amin(dim=1) >= self.low) & (flat.amax(dim=1) <= self.high)
 
     def rejected(self, images: Tensor) -> dict[int, str]:
-        """Give the rows of images that are not of this kind, each with its reason, and warn of what is odd about the batch."""
-        inside = self.holds(images)
-        odd = self.suspicion(images) if bool(inside.all()) else None
-        if odd is not None:
-            warnings.warn(f"Guard: {odd}", IdnessWarning, stacklevel=3)
-        return {int(row): self.reason(images[row]) for row in (~inside).nonzero().flatten()}
-
-    def reason(self, image: Tensor) -> str:
-        """Say why an image is not of this kind."""
-        found = f"{float(image.min()):.4g} to {float(image.max()):.4g}"
-        return (
-            f"the input's values, {found}, are not like those at calibration, {self.low:.4g} to {self.high:.4g};"
-            " normalise it in the same way"
-        )
+        """Return the reason for each row of images outside the range; warn if the statistics of the others are suspicious."""
+        inside = self.contains(images)
+        if bool(inside.all()) and (doubt := self.suspicion(images)):
+            warnings.warn(f"Guard: {doubt}", IdnessWarning, stacklevel=3)
+        return {
+            int(
+                row
+            ): f"input values of {float(images[row].min()):.4g} to {float(images[row].max()):.4g} are outside the range at"
+            f" calibration, {self.low:.4g} to {self.high:.4g}; normalise the image in the same way"
+            for row in (~inside).nonzero().flatten()
+        }
 
     def suspicion(self, images: Tensor) -> str | None:
-        """Say what is odd about a batch as a whole; none where nothing is, or where it is too small to tell."""
+        """Describe how the statistics of a batch differ from calibration; `None` if they do not, or the batch is too small."""
         if len(images) < SEVERAL:
             return None
         flat = images.flatten(1).float()
@@ -72,7 +66,7 @@ class InputRange:
             known = getattr(self, name)
             if known is not None and abs(float(value) - known[0]) > FAR * max(known[1], 1e-6 * (self.high - self.low)):
                 return (
-                    f"the {name} of the input, {float(value):.3g} on average, is far from that at calibration,"
+                    f"the mean {name} of the input, {float(value):.3g}, is far from that at calibration,"
                     f" {known[0]:.3g} ± {known[1]:.2g}; is it normalised in the same way?"
                 )
         return None
@@ -80,52 +74,54 @@ class InputRange:
 
 @dataclass
 class InputWatch:
-    """Gathers what batches of input are like, while they go by."""
+    """Collects the range and statistics of batches of input."""
 
-    low: float = math.inf
-    high: float = -math.inf
+    shape: tuple[int, ...] | None = None
+    ends: list[Tensor] = field(default_factory=list)
     means: list[Tensor] = field(default_factory=list)
     contrasts: list[Tensor] = field(default_factory=list)
 
+    def noted(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches of a loader, and take their images into account."""
+        for batch in loader:
+            self.note(unpack(batch)[0])
+            yield batch
+
     def note(self, images: Tensor) -> Tensor:
-        """Look at a batch, and give it back as it is."""
-        if images.numel() and images.ndim > 1:
-            flat = images.detach().flatten(1).float()
-            self.low, self.high = min(self.low, float(flat.min())), max(self.high, float(flat.max()))
-            self.means.append(flat.mean(dim=1).cpu())
-            self.contrasts.append(flat.std(dim=1).cpu())
+        """Take a batch into account and return it unchanged."""
+        flat = images.detach().flatten(1).float()
+        self.shape = tuple(images.shape[1:])
+        self.ends.append(torch.stack(flat.aminmax()).cpu())
+        self.means.append(flat.mean(dim=1).cpu())
+        self.contrasts.append(flat.std(dim=1).cpu())
         return images
 
-    def found(self, how: Preprocessing | None) -> InputRange | None:
-        """Give the range: that of all pictures where it is known how they become input, else what was seen, widened."""
-        if not self.means or not math.isfinite(self.high - self.low):
-            return of_preprocessing(how)
-        ends = of_preprocessing(how) or widened(self.low, self.high, SEEN)
-        return InputRange(ends.low, ends.high, _spread(self.means), _spread(self.contrasts))
+    def found(self, preprocessing: Preprocessing | None) -> InputRange | None:
+        """Return the range of all possible images if the preprocessing is known, else of those that were seen, widened."""
+        known = range_of(preprocessing)
+        if not self.ends or not bool(torch.stack(self.ends).isfinite().all()):
+            return known
+        ends = known or _widened(float(torch.stack(self.ends).min()), float(torch.stack(self.ends).max()), SEEN)
+        return replace(ends, brightness=_mean_and_std(self.means), contrast=_mean_and_std(self.contrasts))
 
 
-def of_preprocessing(how: Preprocessing | None) -> InputRange | None:
-    """Give the range of values that pictures have after preprocessing; none where it is not known."""
-    if how is None:
+def range_of(preprocessing: Preprocessing | None) -> InputRange | None:
+    """Return the range of values of preprocessed images; `None` if the preprocessing is unknown."""
+    if preprocessing is None:
         return None
-    dark = [-mean / std for mean, std in zip(how.mean, how.std, strict=True)]
-    light = [(1 - mean) / std for mean, std in zip(how.mean, how.std, strict=True)]
-    return widened(min(dark), max(light), KNOWN)
+    mean, std = torch.tensor([preprocessing.mean, preprocessing.std], dtype=torch.float64)
+    return _widened(float((-mean / std).min()), float(((1 - mean) / std).max()), KNOWN)
 
 
-def widened(low: float, high: float, share: float) -> InputRange:
-    """Widen a range by a share of its width on both sides."""
+def _widened(low: float, high: float, share: float) -> InputRange:
     margin = share * max(high - low, 1e-6)
-    return InputRange(short(low - margin), short(high + margin))
+    return InputRange(_six_digits(low - margin), _six_digits(high + margin))
 
 
-def _spread(parts: list[Tensor]) -> tuple[float, float] | None:
+def _mean_and_std(parts: list[Tensor]) -> tuple[float, float]:
     values = torch.cat(parts).double()
-    if not bool(torch.isfinite(values).all()):
-        return None
-    return short(values.mean()), short(values.std(correction=0))
+    return _six_digits(values.mean()), _six_digits(values.std(correction=0))
 
 
-def short(value: float | Tensor) -> float:
-    """Round to six digits: more mean nothing here, and no digit of a file should be without meaning."""
+def _six_digits(value: float | Tensor) -> float:
     return float(f"{float(value):.6g}")

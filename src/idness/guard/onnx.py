@@ -1,79 +1,129 @@
-"""Writes a guard as one ONNX graph: network, detector, p-value and decision."""
+"""A guard as one ONNX graph: exporting it from torch, and running it with onnxruntime alone.
+
+torch is imported by the functions that export, so that an exported guard starts without it.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import linear
+import numpy as np
 
-from idness.core.errors import ExportError, StoreError
+from idness.core.errors import ExportError, StoreError, needed
 from idness.core.files import atomic_write, check_writable
-from idness.core.types import Activations, Head
-from idness.detectors.detector import LARGEST, Detector, Enhancer
-from idness.guard.drift import KnownScores
-from idness.guard.file import describe
-from idness.guard.graph import SUFFIX
-from idness.networks.modules import inference
+from idness.core.progress import Progress
+from idness.data.batches import read_batches
+from idness.data.preprocess import Preprocessing
+from idness.data.sets import ImageSet
+from idness.guard.verdict import FAR_ABOVE, NOT_FINITE, Verdict
 
 if TYPE_CHECKING:
-    from idness.guard.guard import Guard
+    from torch import Tensor
 
+    from idness.guard.guard import Guard, GuardGraph
+
+SUFFIX = ".onnx"
+BATCH = 16
 OPSET = 20
 TOLERANCE = 1e-4
 OUTPUTS = ("label", "score", "p_value", "is_ood")
-REFUSED = (
-    "the network with {name} cannot be written as ONNX ({reason}); methods that run the network again or use data-dependent"
-    " control flow cannot be exported: serve such a guard with idness serve"
-)
-NEEDED = "needs onnx, onnxscript and onnxruntime; run pip install 'idness[onnx]'"
+THRESHOLD = "threshold"
+"""The optional input that replaces the calibrated threshold."""
+TRITON = "# Written by idness export."
+"""First line of a Triton configuration."""
+NOWHERE = os.devnull + "/no-external-data"
+"""A folder that cannot exist: the only one from which a graph may take data of other files."""
 
 
-class GuardGraph(nn.Module):
-    """Computes a guard's verdict as plain tensors: what is exported.
+class GraphGuard:
+    """A guard exported by `Guard.to_onnx`: network, detector and threshold in one graph; does not need torch.
 
-    It runs a copy of the network, as tracing changes a network for as long as it takes, and others may be using it.
+    Args:
+        path: the file.
     """
 
-    def __init__(self, guard: Guard) -> None:
-        super().__init__()
-        calibration = guard.calibration
-        assert calibration is not None  # Guard.to_onnx has looked
-        self.split = guard.split.copy()
-        self.model = self.split.model
-        self.detector, self.calibration = guard.detector, calibration
-        self.limits, self.input_range = guard.threshold(), guard.input_range
-        # The edited head does not depend on the image: it goes into the graph as it is.
-        self.edited = _edited_head(guard.detector, guard.split.head)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise StoreError(f"{path}: does not exist; write it with idness export")
+        try:
+            self.session = _session(self.path)
+            metadata = self.session.get_modelmeta().custom_metadata_map
+            self.facts: dict[str, Any] = json.loads(metadata["idness"])
+            # Version 0.1 exported neither method nor promise.
+            self.method = str(metadata.get("method", self.facts["detector"]["method"]))
+            self.promise = str(metadata.get("promise", ""))
+            self.ceiling = float(json.loads(metadata.get("ceiling", "Infinity")))
+            how, names = self.facts.get("preprocessing"), self.facts.get("class_names")
+            self.class_names: tuple[str, ...] | None = None if names is None else tuple(map(str, names))
+            # Version 0.1 exported no scores: drift is not monitored then.
+            self.groups = unpack_scores(metadata["calibration"]) if "calibration" in metadata else None
+        except StoreError:
+            raise
+        except Exception as error:  # onnxruntime has its own errors for each way in which a file can be wrong
+            raise StoreError(
+                f"{path}: is damaged, or was not written by idness export; export the guard again"
+            ) from error
+        if not isinstance(how, dict):
+            raise StoreError(f"{path}: has no preprocessing; export a guard that has one")
+        self.preprocessing = Preprocessing.from_dict(how)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        features, logits = (value.float() for value in self.split.look(images))
-        # A sum is finite when every value is, and cheaper than looking at each; features whose sum overflows are no ID image's.
-        finite = (features * 0).sum(dim=1) + (logits * 0).sum(dim=1) == 0
-        features, logits = (torch.where(finite.unsqueeze(1), value, 0.0) for value in (features, logits))
-        score = self._rate(features, logits).float()
-        score = torch.where(score.isnan(), -LARGEST, score).clamp(-LARGEST, LARGEST)
-        label = torch.where(finite, logits.argmax(dim=1), -1)
-        if self.input_range is not None:
-            finite = finite & self.input_range.holds(images)
-        score = torch.where(finite, score, -LARGEST)
-        group = self.calibration.group(label)
-        is_ood = (score < self.limits[group]) | ~finite
-        return label, score, self.calibration.p_values(score, label), is_ood
+    def batch_size(self, wanted: int | None = None) -> int:
+        """Return the batch size; without a fixed input size each image is a batch of its own."""
+        return (wanted or BATCH) if self.preprocessing.size is not None else 1
 
-    def _rate(self, features: Tensor, logits: Tensor) -> Tensor:
-        if self.edited is not None and isinstance(self.detector, Enhancer):
-            return self.detector.read(linear(self.detector.shape(features), self.edited.weight, self.edited.offset))
-        return self.detector.rate(_traced(features, logits))
+    def verdicts(
+        self, images: ImageSet, *, batch: int | None = None, progress: Progress | None = None
+    ) -> Iterator[Verdict]:
+        """Yield the verdicts on a set, batch by batch; an image that cannot be read has an error."""
+        size = self.batch_size(batch)
+        spans = ((start, min(start + size, len(images))) for start in range(0, len(images), size))
+        for read in read_batches(images, self.preprocessing, spans):
+            if progress is not None:
+                progress.advance(read.stop - read.start)
+            yield self(self.preprocessing.normalize_array(read.pixels)).of_batch(images, read)
+
+    def __call__(self, images: np.ndarray[Any, Any]) -> Verdict:
+        """Decide for a batch of preprocessed images; the verdict holds NumPy arrays."""
+        nothing: list[Any] = [np.zeros(0)] * len(OUTPUTS)
+        label, score, p_value, is_ood = self.session.run(None, {"images": images}) if len(images) else nothing
+        reasons = dict.fromkeys(np.flatnonzero(label < 0).tolist(), NOT_FINITE)
+        cautions = dict.fromkeys(np.flatnonzero(score > self.ceiling).tolist(), FAR_ABOVE)
+        return Verdict(label, score, p_value, is_ood, {}, reasons, self.class_names, cautions)
+
+
+def _session(path: Path) -> Any:
+    """Open a graph on the CPU; one whose data is in other files is refused, since it could name any file of this machine."""
+    runtime = needed("onnxruntime", "score", "onnx", StoreError)
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", NOWHERE)
+    return runtime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
+
+
+def pack_scores(groups: Sequence[Sequence[float]]) -> str:
+    """Return the scores of the calibration images, group by group, as a short text without loss."""
+    scores = np.concatenate(groups).astype("<f4")
+    sizes = [len(group) for group in groups]
+    return json.dumps({"sizes": sizes, "scores": base64.b64encode(scores.tobytes()).decode()})
+
+
+def unpack_scores(text: str) -> list[list[float]]:
+    """Return the scores of `pack_scores`."""
+    found = json.loads(text)
+    scores = np.frombuffer(base64.b64decode(found["scores"]), dtype="<f4").astype(np.float64)
+    return [part.tolist() for part in np.split(scores, np.cumsum(found["sizes"])[:-1])]
 
 
 def check_target(path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -92,87 +142,109 @@ def _is_ours(path: Path) -> bool:
         return any(entry.key == "idness" for entry in _onnx().load(path, load_external_data=False).metadata_props)
     except ExportError:  # onnx is not installed
         raise
-    except Exception:  # a foreign file fails to parse in any way
+    except Exception:  # another program's file can fail in any way
         return False
 
 
-def to_onnx(guard: Guard, path: str | os.PathLike[str], *, example: Tensor | None = None, force: bool = False) -> Path:
-    """Export a guard and check the file against torch; refuses rather than writing a graph that decides otherwise.
+def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], example: Tensor | None, force: bool) -> Path:
+    """Export a guard by its graph; the other arguments are those of `Guard.to_onnx`.
 
-    Every method of idness that takes one pass of the network can be expressed. A third party's cannot where its `rate`
-    branches on values or leaves torch; that is said, and nothing is written.
+    The file is compared with torch before it is written. Methods that need a second pass of the network cannot be exported, nor can
+    those of other packages whose `rate` branches on values or leaves torch.
     """
+    import torch
+
+    from idness.guard.storage import describe
+    from idness.networks.modules import inference
+
     check_target(path, force=force)
+    name = guard.detector.name
     if guard.detector.input_edit is not None:
-        raise ExportError(REFUSED.format(name=guard.detector.name, reason="it needs gradients"))
+        raise _refused(name, "it needs gradients")
     if guard.split.dtype == torch.float64:
         raise ExportError(
             "to_onnx: the network is in float64, which onnxruntime cannot run; convert it with model.float() and calibrate again"
         )
     onnx = _onnx()
     images = _example(guard, example)
-    graph = GuardGraph(guard)
     expected = guard(images)
     with inference(graph), _quiet():
-        proto = _export(graph, images, guard.detector.name)
-    facts = describe(guard)
-    _annotate(
-        onnx,
-        proto,
-        {
-            "idness": json.dumps(facts, ensure_ascii=False),
-            "threshold": json.dumps(guard.threshold().tolist()),
-            "ceiling": json.dumps(graph.calibration.ceiling),
-            "calibration": KnownScores(graph.calibration.score_groups()).text(),
-        },
-    )
+        try:
+            program = torch.onnx.export(
+                graph,
+                (images, guard.threshold()),
+                dynamo=True,
+                external_data=False,
+                opset_version=OPSET,
+                input_names=["images", THRESHOLD],
+                output_names=list(OUTPUTS),
+                dynamic_shapes=({0: torch.export.Dim("batch", min=1)}, None),
+            )
+        except Exception as error:  # whatever the network or another package's method made the exporter raise
+            cause = error.__cause__ or error  # the exporter's own text is advice on its use
+            reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+            raise _refused(name, reason[:200]) from error
+    assert program is not None
+    proto = program.model_proto
+    # An input with an initial value is optional.
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(guard.threshold().cpu().numpy(), THRESHOLD))
+    proto.producer_name = "idness"
+    proto.doc_string = "images -> label, score (ID-ness, higher is more in-distribution), p_value, is_ood"
+    metadata = {
+        "idness": json.dumps(describe(guard), ensure_ascii=False),
+        "threshold": json.dumps(guard.threshold().tolist()),
+        "method": guard.detector.label(),
+        "promise": guard.promise(),
+        "ceiling": json.dumps(graph.calibration.ceiling),
+        "calibration": pack_scores(guard.groups or ()),
+    }
+    onnx.helper.set_model_props(proto, metadata)
     return atomic_write(path, proto.SerializeToString(), lambda part: _check(part, images, expected, guard))
 
 
-def _export(graph: nn.Module, images: Tensor, name: str) -> Any:
-    try:
-        program = torch.onnx.export(
-            graph,
-            (images,),
-            dynamo=True,
-            external_data=False,
-            opset_version=OPSET,
-            input_names=["images"],
-            output_names=list(OUTPUTS),
-            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
-        )
-    except (
-        Exception
-    ) as error:  # the exporter raises whatever the network or a third party's method made it stumble over
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ExportError(REFUSED.format(name=name, reason=reason[:200])) from error
-    assert program is not None
-    return program.model_proto
+def to_triton(guard: Guard, folder: str | os.PathLike[str], name: str, *, force: bool = False) -> Path:
+    """Write a guard into a Triton model repository as NAME/config.pbtxt and NAME/1/model.onnx; return the folder NAME.
 
+    Args:
+        guard: the guard.
+        folder: the model repository.
+        name: the model's name.
+        force: whether to overwrite files that idness did not write.
+    """
+    model = Path(folder) / name
+    config, graph = model / "config.pbtxt", model / "1" / f"model{SUFFIX}"
+    if config.exists() and not force and not config.read_text(encoding="utf-8", errors="replace").startswith(TRITON):
+        raise StoreError(f"{config}: exists and was not written by idness; choose another folder or pass force=True")
+    session = _session(guard.to_onnx(graph, force=force))
+    kinds = {"tensor(float)": "TYPE_FP32", "tensor(int64)": "TYPE_INT64", "tensor(bool)": "TYPE_BOOL"}
 
-def _annotate(onnx: Any, proto: Any, facts: dict[str, str]) -> None:
-    proto.producer_name = "idness"
-    proto.doc_string = "images -> label, score (ID-ness, higher is more in-distribution), p_value, is_ood"
-    onnx.helper.set_model_props(proto, facts)
+    def listed(values: Sequence[Any], more: str = "") -> list[str]:
+        sides = [", ".join(str(side if isinstance(side, int) else -1) for side in value.shape) for value in values]
+        return [
+            f'  {{ name: "{value.name}" data_type: {kinds[value.type]} dims: [ {dims} ]{more} }}'
+            for value, dims in zip(values, sides, strict=True)
+        ]
+
+    inputs = listed(session.get_inputs()) + listed(session.get_overridable_initializers(), " optional: true")
+    # Triton accepts optional inputs of this kind only without its own batching.
+    lines = [TRITON, f'name: "{name}"', 'backend: "onnxruntime"', "max_batch_size: 0"]
+    lines += ["input [", ",\n".join(inputs), "]", "output [", ",\n".join(listed(session.get_outputs())), "]"]
+    atomic_write(config, "\n".join(lines) + "\n")
+    return model
 
 
 def _check(file: Path, images: Tensor, expected: Any, guard: Guard) -> None:
     """Run the file and compare it with torch, for the batch it was traced with and for one image.
 
-    Differences count relative to the score, or to the range of the calibration scores where that is larger: a
-    difference of large distances may be near zero and still be rounded at their size.
+    Differences are relative to the score, or to the range of the calibration scores if that is larger: a difference of large
+    distances may be near zero and still be rounded at their size.
     """
-    import numpy as np
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
-    spread = max(1.0, score_range(guard))
+    session, known = _session(file), guard.rule().calibration.scores
+    scale = max(1.0, float(known.max() - known.min()))
     for count in (len(images), 1):
         label, score, p_value, _ = session.run(None, {"images": images[:count].cpu().numpy()})
         wanted = expected.score[:count].cpu().numpy()
-        error = float(np.max(np.abs(score - wanted) / np.maximum(spread, np.abs(wanted))))
+        error = float(np.max(np.abs(score - wanted) / np.maximum(scale, np.abs(wanted))))
         same = bool(np.array_equal(label, expected.label[:count].cpu().numpy())) and p_value.shape == (count,)
         if not same or not error <= TOLERANCE:
             raise ExportError(
@@ -181,53 +253,36 @@ def _check(file: Path, images: Tensor, expected: Any, guard: Guard) -> None:
             )
 
 
-def score_range(guard: Guard) -> float:
-    """Give the range of the calibration scores."""
-    assert guard.calibration is not None
-    return float(guard.calibration.scores.max() - guard.calibration.scores.min())
-
-
 def _example(guard: Guard, example: Tensor | None) -> Tensor:
+    import torch
+
     if example is None:
         how = guard.preprocessing
         shape = guard.image_shape if how is None or how.size is None else (how.channels, *how.size)
         if shape is None:
-            raise ExportError("to_onnx: the size of the network's images is not known; give example=, a batch of them")
+            raise ExportError("to_onnx: the size of the network's input is unknown; pass example=, a batch of it")
         example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     if len(example) == 1:
-        example = example.repeat(2, *(1 for _ in example.shape[1:]))  # a batch of one would be taken for a fixed size
+        example = example.repeat(2, *(1 for _ in example.shape[1:]))  # a batch of one would become a fixed size
     return example[:2].to(guard.split.device, guard.split.dtype)
 
 
-def _traced(features: Tensor, logits: Tensor) -> Activations:
-    """Join tensors without the checks of `Activations`, whose len() would fix the batch size of the graph."""
-    acts = object.__new__(Activations)
-    for name, value in (("features", features), ("logits", logits), ("labels", None), ("edited", None)):
-        object.__setattr__(acts, name, value)
-    return acts
-
-
-def _edited_head(detector: Detector, head: Head) -> Head | None:
-    """Give the head that a method makes of the network's, or none where it leaves it."""
-    if isinstance(detector, Enhancer) and type(detector).edit is not Enhancer.edit:
-        return detector.edit(head)
-    return None
+def _refused(name: str, reason: str) -> ExportError:
+    return ExportError(
+        f"the network with {name} cannot be written as ONNX ({reason}); TorchScript and int8 networks, and methods that run the"
+        " network again or use data-dependent control flow, cannot be exported: serve such a guard with idness serve"
+    )
 
 
 def _onnx() -> Any:
-    try:
-        import onnx
-        import onnxruntime
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ExportError(f"to_onnx: {NEEDED}") from error
-    del onnxruntime
-    return onnx
+    for module in ("onnxruntime", "onnxscript"):
+        needed(module, "to_onnx", "onnx", ExportError)
+    return needed("onnx", "to_onnx", "onnx", ExportError)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's progress lines and notes to itself; what matters comes back as an error."""
+    """Suppress the exporter's progress lines and remarks; failures are still raised."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,31 +1,121 @@
-"""What a guard says of images: class, score, p-value and decision."""
+"""The decisions of a guard for images: class, score, p-value and whether they are out-of-distribution."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
-from typing import Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from idness.guard.conformal import false_alarm_rate
+from idness.core.errors import InputError
+from idness.core.options import check_fraction
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from idness.data.batches import Batch
+    from idness.data.sets import ImageSet
+
+NOT_FINITE = "the network's output is not finite (NaN or Inf)"
+FAR_ABOVE = (
+    "ID-ness is far above that of every calibration image; check that the input is preprocessed as at calibration"
+)
+LOWEST = float(np.finfo(np.float32).min)
+"""The score of images that are rejected whatever their activations."""
+SHOWN = 50
+"""Rows of the table in a notebook."""
+ROUNDING = 1 + 1e-6
+"""Tolerance for q-values, since p-values are float32."""
+ARRAYS, TEXTS = ("label", "score", "p_value", "is_ood"), ("reasons", "cautions", "errors")
+"""Fields of a verdict with an entry per row, and with texts by row."""
+
+
+def q_values(p_values: ArrayLike) -> NDArray[np.float64]:
+    """Return the q-value of each image: the smallest false discovery rate at which Benjamini and Hochberg flag it.
+
+    Example:
+        >>> q_values([0.01, 0.04, 0.9, 0.02]).round(3).tolist()
+        [0.04, 0.053, 0.9, 0.04]
+    """
+    p = np.asarray(p_values, np.float64)
+    order = np.argsort(p)
+    ratios = p[order] * len(p) / np.arange(1, len(p) + 1)
+    found = np.empty_like(p)
+    found[order] = np.minimum.accumulate(ratios[::-1])[::-1]
+    return np.minimum(found, 1.0)
+
+
+def images_for_fdr(images: int, discoveries: int, fdr: float) -> int:
+    """Return how many calibration images it takes to flag this many of the images at a false discovery rate."""
+    return max(1, math.ceil(round(images / (fdr * discoveries), 9)) - 1)
+
+
+def fdr_shortfall(p_values: ArrayLike, calibration: int, fdr: float) -> str:
+    """Return why no image can be flagged at this rate if there are too few calibration images; empty if there are enough.
+
+    The lowest p-value is 1 / (n + 1), so that at least m / (fdr (n + 1)) of m images must have it before any can be flagged.
+    """
+    p = np.asarray(p_values, np.float64)
+    lowest = int((p <= ROUNDING / (calibration + 1)).sum())
+    least = math.ceil(len(p) / (fdr * (calibration + 1) * ROUNDING)) if len(p) else 0
+    if lowest == 0 or bool((q_values(p) <= fdr * ROUNDING).any()) or lowest >= least:
+        return ""
+    return (
+        f"too few calibration images for a false discovery rate of {fdr:g}: with {calibration:,} of them, at least {least:,} of {len(p):,}"
+        f" images must score below all calibration images, and {lowest:,} {'does' if lowest == 1 else 'do'}; calibrate on"
+        f" {images_for_fdr(len(p), lowest, fdr):,} images or raise the rate"
+    )
+
+
+def screen_records(records: Sequence[Mapping[str, Any]], fdr: float) -> list[dict[str, Any]]:
+    """Return records with a `q_value`, and with `is_ood` decided by it; those without a p-value are left as they are."""
+    check_fraction("screen", "fdr", fdr)
+    found = [dict(record) for record in records]
+    tested = [record for record in found if record.get("p_value") is not None and not record.get("reason")]
+    for record, q in zip(tested, q_values([record["p_value"] for record in tested]), strict=True):
+        record |= {"q_value": float(q), "is_ood": bool(q <= fdr * ROUNDING)}
+    return found
+
+
+@dataclass(frozen=True)
+class Detection:
+    """The number of OOD images that a guard flags, of how many."""
+
+    flagged: int
+    images: int
+
+    def __str__(self) -> str:
+        """The detection rate with its 95 % interval (Clopper-Pearson)."""
+        from scipy.stats import binomtest
+
+        low, high = binomtest(self.flagged, self.images).proportion_ci()
+        return (
+            f"{100 * self.flagged / self.images:.1f} % of OOD images are flagged ({self.flagged:,} of {self.images:,};"
+            f" 95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """Holds one decision per image.
+    """One decision per image; the arrays are tensors, or NumPy arrays if an exported guard decided.
 
     Args:
-        label: the plain network's class, -1 where its output was not finite.
+        label: the plain network's class; -1 if its output was not finite.
         score: ID-ness; higher is more in-distribution.
-        p_value: share of in-distribution images that score no higher; small means OOD.
-        is_ood: whether the image is called out-of-distribution.
-        levels: the decisions for each recall that the guard was calibrated for; `is_ood` is the first of them.
+        p_value: fraction of in-distribution images that score no higher; small means OOD.
+        is_ood: whether the image is out-of-distribution.
+        levels: the decisions at each recall that the guard was calibrated for; `is_ood` is the first of them.
         reasons: why an image was rejected without a score, by row.
-        class_names: names of the classes, where known.
-        cautions: what is odd about an image that is not rejected for it, by row.
+        class_names: the names of the classes, if known.
+        cautions: what is suspicious about an image that was not rejected, by row.
+        names: the names of the images, if known.
+        errors: why an image could not be read, by row; such an image is in `reasons` too.
+        fdr: the false discovery rate that decided, if one did.
     """
 
     label: Tensor
@@ -36,6 +126,9 @@ class Verdict:
     reasons: Mapping[int, str] = field(default_factory=dict)
     class_names: tuple[str, ...] | None = None
     cautions: Mapping[int, str] = field(default_factory=dict)
+    names: Sequence[str] | None = None
+    errors: Mapping[int, str] = field(default_factory=dict)
+    fdr: float | None = None
 
     def __len__(self) -> int:
         return len(self.label)
@@ -44,64 +137,141 @@ class Verdict:
         return (self[row] for row in range(len(self)))
 
     def __getitem__(self, row: int) -> Verdict:
-        """Select one image; the tensors keep their batch dimension."""
+        """Return the verdict on one image; the arrays keep their batch dimension."""
         row = range(len(self))[row]
         part = slice(row, row + 1)
-        return Verdict(
-            self.label[part],
-            self.score[part],
-            self.p_value[part],
-            self.is_ood[part],
-            {recall: flags[part] for recall, flags in self.levels.items()},
-            {0: self.reasons[row]} if row in self.reasons else {},
-            self.class_names,
-            {0: self.cautions[row]} if row in self.cautions else {},
+        own: dict[str, Any] = {name: getattr(self, name)[part] for name in ARRAYS}
+        for name in TEXTS:
+            texts = getattr(self, name)
+            own[name] = {0: texts[row]} if row in texts else {}
+        levels = {recall: flags[part] for recall, flags in self.levels.items()}
+        return replace(self, **own, levels=levels, names=None if self.names is None else self.names[part], fdr=None)
+
+    @staticmethod
+    def concat(parts: Sequence[Verdict]) -> Verdict:
+        """Join the verdicts of one guard row after row."""
+        import torch
+
+        if not parts:
+            raise InputError("judge: needs at least one image, got none")
+        own: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]).cpu() for name in ARRAYS}
+        starts = list(accumulate((len(part) for part in parts[:-1]), initial=0))
+        for name in TEXTS:
+            texts = [(start, getattr(part, name)) for start, part in zip(starts, parts, strict=True)]
+            own[name] = {start + row: text for start, found in texts for row, text in found.items()}
+        levels = {recall: torch.cat([part.levels[recall] for part in parts]).cpu() for recall in parts[0].levels}
+        names = None if parts[0].names is None else [name for part in parts for name in part.names or ()]
+        return replace(parts[0], **own, levels=levels, names=names)
+
+    def of_batch(self, images: ImageSet, batch: Batch) -> Verdict:
+        """Return the verdict on a batch of a set, with names; images that could not be read are inserted and flagged."""
+        named = replace(self, names=[images.item(row) for row in range(batch.start, batch.stop)])
+        if not batch.skipped:
+            return named
+        errors = {row - batch.start: why for row, why in batch.skipped}
+        count = batch.stop - batch.start
+        rows = [row for row in range(count) if row not in errors]
+
+        def spread(values: Any, fill: float) -> Any:
+            array = isinstance(values, np.ndarray)
+            found: Any = np.full(count, fill, values.dtype) if array else values.new_full((count,), fill)
+            found[rows] = values
+            return found
+
+        reasons = {rows[row]: text for row, text in self.reasons.items()}
+        return replace(
+            named,
+            label=spread(self.label, -1),
+            score=spread(self.score, LOWEST),
+            p_value=spread(self.p_value, 0.0),
+            is_ood=spread(self.is_ood, True),
+            levels={recall: spread(flags, True) for recall, flags in self.levels.items()},
+            reasons=dict(sorted((reasons | {row: f"cannot be read: {why}" for row, why in errors.items()}).items())),
+            cautions={rows[row]: text for row, text in self.cautions.items()},
+            errors=errors,
         )
 
     def at(self, recall: float) -> Tensor:
-        """Decide again for another recall, from the p-values; with few calibration images a high recall flags nothing."""
-        rejected = torch.zeros_like(self.is_ood)
-        rejected[list(self.reasons)] = True
-        # p-values are float32: 1/20 must count as 0.05.
-        return rejected | (self.p_value.double() <= false_alarm_rate(recall) * (1 + 1e-6))
+        """Return the decisions at another recall, from the p-values; with few calibration images a high recall flags nothing."""
+        flags = self.p_value <= round(1 - recall, 12)  # in float32, in which 1/20 is 0.05
+        flags[list(self.reasons)] = True
+        return flags
+
+    def q_values(self) -> Tensor:
+        """Return the q-value of each image: the smallest false discovery rate at which it is flagged in this batch.
+
+        Images that were rejected without a score have q-value 0, and do not count as tested.
+        """
+        scored = [row for row in range(len(self)) if row not in self.reasons]
+        found = np.zeros(len(self))
+        found[scored] = q_values(np.asarray(self.p_value.tolist())[scored])
+        plain: Any = self.p_value
+        result: Any = found if isinstance(plain, np.ndarray) else plain.double().new_tensor(found)
+        return cast("Tensor", result)
+
+    def select(self, fdr: float = 0.1) -> Tensor:
+        """Return a mask of the images to flag so that on average at most `fdr` of the flagged ones are in-distribution.
+
+        Benjamini-Hochberg on the conformal p-values: for a batch of images that is judged together. `is_ood` decides for each image
+        alone, and flags its rate of false alarms of all in-distribution images, however few OOD images there are.
+
+        Args:
+            fdr: the false discovery rate, in (0, 1).
+        """
+        check_fraction("select", "fdr", fdr)
+        return self.q_values() <= fdr * ROUNDING
+
+    def screened(self, fdr: float) -> Verdict:
+        """Return the verdict with `is_ood` decided by `select(fdr)`, and q-values in its records."""
+        return replace(self, is_ood=self.select(fdr), fdr=fdr, levels={})
 
     def name(self, row: int) -> str:
-        """Name the class of a row; its number where names are unknown."""
+        """Return the name of a row's class, or its number if names are unknown."""
         label = int(self.label[row])
         if label < 0:
             return "none"
         return self.class_names[label] if self.class_names else str(label)
 
     def records(self) -> list[dict[str, Any]]:
-        """Give one plain dictionary per image, as printed and served."""
-        return [
-            {
+        """Return one plain dictionary per image, as printed and served; an image that could not be read has its name and error."""
+        found = []
+        q = None if self.fdr is None else self.q_values().tolist()
+        for row in range(len(self)):
+            record: dict[str, Any] = {} if self.names is None else {"image": self.names[row]}
+            if row in self.errors:
+                found.append(record | {"error": self.errors[row]})
+                continue
+            record |= {
                 "label": int(self.label[row]),
                 "class": self.name(row),
                 "score": float(self.score[row]),
                 "p_value": float(self.p_value[row]),
+                **({} if q is None else {"q_value": q[row]}),
                 "is_ood": bool(self.is_ood[row]),
                 "reason": self.reasons.get(row),
                 "caution": self.cautions.get(row),
             }
-            for row in range(len(self))
-        ]
+            found.append(record)
+        return found
 
     def __repr__(self) -> str:
-        flagged = int(self.is_ood.sum())
-        return f"Verdict({len(self)} images, {flagged} out-of-distribution)"
+        unread = f", {len(self.errors)} of which cannot be read" if self.errors else ""
+        count = f"{len(self)} image{'' if len(self) == 1 else 's'}"
+        return f"Verdict({count}, {int(self.is_ood.sum())} out-of-distribution{unread})"
 
     def _repr_html_(self) -> str:
-        """Show the first rows as a table in a notebook; the decision is a word and a colour."""
+        """Return the first rows as a table for a notebook."""
         rows = []
-        for row, record in enumerate(self.records()[:50]):
-            colour, word = ("#b3261e", "out") if record["is_ood"] else ("#1a7f4b", "in")
-            odd = record["reason"] or record["caution"]
-            note = f" <small>{escape(odd)}</small>" if odd else ""
+        for row in range(min(len(self), SHOWN)):
+            colour, word = ("#b3261e", "out") if bool(self.is_ood[row]) else ("#1a7f4b", "in")
+            remark = self.reasons.get(row) or self.cautions.get(row)
+            note = f" <small>{escape(remark)}</small>" if remark else ""
+            name = str(row) if self.names is None else escape(self.names[row])
+            numbers = f"<td>{float(self.score[row]):.4g}</td><td>{float(self.p_value[row]):.4f}</td>"
             rows.append(
-                f"<tr><td>{row}</td><td>{escape(record['class'])}</td><td>{record['score']:.4g}</td><td>{record['p_value']:.4f}</td>"
+                f"<tr><td>{name}</td><td>{escape(self.name(row))}</td>{numbers}"
                 f'<td><b style="color:#fff;background:{colour};padding:0 .4em">{word}</b>{note}</td></tr>'
             )
-        more = f"<p>and {len(self) - 50} more</p>" if len(self) > 50 else ""
+        more = f"<p>and {len(self) - SHOWN} more</p>" if len(self) > SHOWN else ""
         head = "<tr><th>image</th><th>class</th><th>ID-ness</th><th>p-value</th><th>verdict</th></tr>"
         return f"<table>{head}{''.join(rows)}</table>{more}"

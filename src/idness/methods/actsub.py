@@ -1,7 +1,5 @@
 """ActSub -- Zöngür et al., "Activation Subspaces for Out-of-Distribution Detection", ICCV 2025."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -10,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from idness.core.checks import check_at_most_images, count, percent, positive
+from idness.core.options import check_at_most_images, count, percent, positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import head_axes
-from idness.detectors.kernels import mean_largest_products, scale_ratios, shared, unit
+from idness.detectors.kernels import mean_largest_products, scale_ratio, shared, unit
 from idness.detectors.readouts import energy
 
 
@@ -34,6 +32,7 @@ class ActSub(Detector):
     )
     assumes = "both what the head uses and what it ignores separate ID from OOD images"
     needs_train = True
+    assumes_nonnegative = True
     uses_head = True
     grid = {"percentile": (85.0, 90.0, 92.5, 95.0, 97.5), "power": (0.5, 1.0, 1.5, 2.0)}
     other = {"k": 3}
@@ -54,10 +53,9 @@ class ActSub(Detector):
         first = detectors[0]
         decisive = acts.features @ first.basis_ @ first.basis_.T
         cosines = _rest_similarity(acts.features, first.basis_, first.bank_, tuple({one.k: None for one in detectors}))
-        ratios = scale_ratios(decisive, [detector.percentile for detector in detectors])
         # W (a f) + b = f (W a) + b: one product serves every percentile.
         plain, offset = linear(decisive, first.head_.weight), first.head_.offset
-        factors = {detector.percentile: ratio.exp() for detector, ratio in zip(detectors, ratios, strict=True)}
+        factors = {each: scale_ratio(decisive, each).exp() for each in {one.percentile for one in detectors}}
         shaped = {each: energy(torch.addcmul(offset, plain, factor.unsqueeze(1))) for each, factor in factors.items()}
         # Negative cosines count as 0: a negative number has no power.
         near = {k: -(1 - cosine.clamp(0.0, 1 - 1e-6)).log() for k, cosine in cosines.items()}

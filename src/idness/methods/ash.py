@@ -1,13 +1,11 @@
 """ASH -- Djurisic et al., "Extremely Simple Activation Shaping for Out-of-Distribution Detection", ICLR 2023."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from idness.core.checks import one_of, percent
+from idness.core.options import one_of, percent
 from idness.detectors.detector import Enhancer
 from idness.detectors.kernels import kept_count, safe_ratio, top_mask
 

@@ -1,13 +1,11 @@
 """CADRef -- Ling et al., "CADRef: Robust Out-of-Distribution Detection via Class-Aware Decoupled Relative Feature Leveraging", CVPR 2025"""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from idness.core.checks import one_of
+from idness.core.options import one_of
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import Moments

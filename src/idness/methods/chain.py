@@ -1,7 +1,5 @@
 """Chains of edits, such as DICE+ReAct (Sun and Li, ECCV 2022)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -38,6 +36,7 @@ class Chain(Enhancer):
     steps: Any = "react(percentile=90)+dice(percentile=10)"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.steps = detectors_in(self, "steps")
         for step in self.steps:
             if not isinstance(step, Enhancer) or isinstance(step, Chain):

@@ -1,7 +1,5 @@
 """ConfBranch -- DeVries & Taylor, "Learning Confidence for Out-of-Distribution Detection in Neural Networks", 2018."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

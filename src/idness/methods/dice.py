@@ -1,14 +1,12 @@
 """DICE -- Sun and Li, "DICE: Leveraging Sparsification for Out-of-Distribution Detection", ECCV 2022."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 
-from idness.core.checks import percent
+from idness.core.options import percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
 from idness.detectors.gaussian import mean_features
@@ -17,7 +15,7 @@ from idness.detectors.kernels import percentiles
 
 @dataclass(kw_only=True)
 class DICE(Enhancer):
-    """Keep only the weights of the head with the largest mean contribution on training images.
+    """Set to zero all weights of the head but those with the largest mean contribution on training images.
 
     Args:
         percentile: percentage of all C x D weights that are set to zero.

@@ -1,12 +1,10 @@
 """EBO -- Liu et al., "Energy-based Out-of-distribution Detection", NeurIPS 2020."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from idness.core.checks import positive
+from idness.core.options import positive
 from idness.core.types import Activations
 from idness.detectors.detector import Detector
 from idness.detectors.readouts import readout_for

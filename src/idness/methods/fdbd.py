@@ -1,7 +1,5 @@
 """fDBD -- Liu and Qin, "Fast Decision Boundary based Out-of-Distribution Detector", ICML 2024."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +25,8 @@ class FDBD(Detector):
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         self.centre_ = mean_features(train).float()
-        apart = _distances(head.weight.double())
+        weight = head.weight.double()
+        apart = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
         # There is no boundary between a class and itself, or one with the same weights.
         self.closeness_ = torch.where(apart > 0, 1 / apart, 0.0).float()
 
@@ -37,13 +36,3 @@ class FDBD(Detector):
         distances = (largest - acts.logits) * self.closeness_[predicted.squeeze(1)]
         mean = distances.sum(dim=1) / max(1, acts.logits.shape[1] - 1)
         return mean / lengths(acts.features - self.centre_).clamp(min=1e-12)
-
-
-def _distances(rows: Tensor) -> Tensor:
-    """Return the distances (C, C) between rows by one matrix product; tiny ones are recomputed exactly."""
-    squares = rows.square().sum(dim=1)
-    sums = squares.unsqueeze(1) + squares
-    found = sums - 2 * rows @ rows.T
-    first, second = torch.nonzero(found < 1e-6 * sums, as_tuple=True)
-    found[first, second] = (rows[first] - rows[second]).square().sum(dim=1)
-    return found.sqrt()

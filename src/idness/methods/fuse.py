@@ -1,7 +1,5 @@
 """Fuse -- several detectors as one score, standardized on ID images alone; idness, 2026."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ import torch
 from torch import Tensor
 
 from idness.core.errors import IdnessWarning, InputError, OptionError
-from idness.core.types import Activations, Head
+from idness.core.types import Activations, Head, is_signed
 from idness.detectors.detector import Detector
 from idness.detectors.registry import detectors_in
 
@@ -25,7 +23,7 @@ class Fuse(Detector):
 
     Methods fail on different images. The parts are fitted on training images and standardized on validation images; if
     only one of both is given, each gets half of it. With few images, or images of few classes, only parts that need
-    hardly any training data are used.
+    hardly any training data are used; if some features are negative, only parts that do not require non-negative ones.
 
     Args:
         parts: detectors, or text such as `vra+actsub+vim`.
@@ -41,6 +39,7 @@ class Fuse(Detector):
     parts: Any = "vra(low=60, high=99)+actsub(percentile=85, power=2, k=10)+vim(share=50)+nci(alpha=0.001)"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.parts = detectors_in(self, "parts")
         if any(isinstance(part, Fuse) for part in self.parts):
             raise OptionError(f"Fuse: a part must be a method other than fuse, got {self.parts!r}")
@@ -55,15 +54,31 @@ class Fuse(Detector):
         # Parts that were left out are not fitted; their weight is zero.
         return ((f"part{i}", part) for i, part in enumerate(self.parts) if part.fitted or not self.fitted)
 
+    @property
+    def used(self) -> list[str]:
+        """The names of the parts that are in use, after `fit`."""
+        return [part.name for part, weight in zip(self.parts, self.weights_, strict=True) if weight != 0]
+
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         train, val = _halves(train, val)
         # Parts that learn nothing, or only percentiles of all activations, need hardly any images.
         scarce = _scarce(head, train, val)
-        used = [not scarce or not part.needs_train or part.needs_val for part in self.parts]
+        signed = is_signed(train) or is_signed(val)
+        suited = [not (signed and part.assumes_nonnegative) for part in self.parts]
+        if not any(suited):
+            raise InputError(
+                "Fuse: all parts require non-negative features (post-ReLU); add others, such as vim or gen"
+            )
+        enough = [not scarce or not part.needs_train or part.needs_val for part in self.parts]
+        used = [one and other for one, other in zip(suited, enough, strict=True)]
         if not any(used):
-            raise InputError(f"Fuse: needs at least {2 * LEAST} ID images of all classes, got {len(train) + len(val)}")
-        if not all(used):
-            left = ", ".join(part.name for part, kept in zip(self.parts, used, strict=True) if not kept)
+            shown = len(torch.unique(train.logits.argmax(dim=1)))
+            raise InputError(
+                f"Fuse: needs at least {2 * LEAST} ID images of all classes, got {len(train) + len(val)} images that the"
+                f" network assigns to {shown} of {head.classes} classes"
+            )
+        if not all(enough):
+            left = ", ".join(part.name for part, kept in zip(self.parts, enough, strict=True) if not kept)
             text = f"Fuse: {len(train)} ID images to learn from are too few, or of too few classes, for {left}"
             warnings.warn(f"{text}; give at least {2 * LEAST} images of all classes", IdnessWarning, stacklevel=5)
         weights, means = [], []

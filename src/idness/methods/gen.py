@@ -1,7 +1,5 @@
 """GEN -- Liu et al., "GEN: Pushing the Limits of Softmax-Based Out-of-Distribution Detection", CVPR 2023."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -9,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from idness.core.checks import count, positive
+from idness.core.options import count, positive
 from idness.core.types import Activations
 from idness.detectors.detector import Detector
 

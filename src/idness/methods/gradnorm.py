@@ -1,13 +1,11 @@
 """GradNorm -- Huang et al., "On the Importance of Gradients for Detecting Distributional Shifts in the Wild", NeurIPS 2021."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from idness.core.checks import positive
+from idness.core.options import positive
 from idness.core.types import Activations
 from idness.detectors.detector import Detector
 

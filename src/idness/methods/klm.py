@@ -1,7 +1,5 @@
 """KLM -- Hendrycks et al., "Scaling Out-of-Distribution Detection for Real-World Settings" (KL matching), ICML 2022."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

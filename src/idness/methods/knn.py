@@ -1,14 +1,12 @@
 """KNN -- Sun et al., "Out-of-Distribution Detection with Deep Nearest Neighbors", ICML 2022."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from torch import Tensor
 
-from idness.core.checks import check_at_most_images, count
+from idness.core.options import check_at_most_images, count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.kernels import kth_largest_products, unit

@@ -1,17 +1,13 @@
 """LTS -- Djurisic et al., "Logit Scaling for Out-of-Distribution Detection", 2024."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from torch import Tensor
 
-from idness.core.checks import percent
+from idness.core.options import percent
 from idness.core.types import Activations
 from idness.detectors.detector import Detector
-from idness.detectors.kernels import scale_ratios
+from idness.detectors.kernels import scale_ratio
 from idness.detectors.readouts import energy
 
 
@@ -31,7 +27,6 @@ class LTS(Detector):
 
     percentile: float = percent(95.0)
 
-    @classmethod
-    def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
-        ratios = scale_ratios(acts.features.clamp(min=0), [detector.percentile for detector in detectors])
-        return [energy(acts.logits * ratio.square().unsqueeze(1)) for ratio in ratios]
+    def rate(self, acts: Activations) -> Tensor:
+        ratio = scale_ratio(acts.features.clamp(min=0), self.percentile)
+        return energy(acts.logits * ratio.square().unsqueeze(1))

@@ -1,18 +1,17 @@
 """MDS -- Lee et al., "A Simple Unified Framework for Detecting Out-of-Distribution Samples and Adversarial Attacks", NeurIPS 2018."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from idness.core.checks import check_share
-from idness.core.errors import IdnessWarning
+from idness.core.errors import IdnessWarning, InputError
+from idness.core.options import check_share
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.gaussian import Moments, class_moments, nearest_squared, rank_deficit, whitening
+from idness.detectors.gaussian import Moments, class_moments, nearest_squared, oas_shrinkage, rank_deficit, whitening
 from idness.detectors.kernels import shared
 
 
@@ -24,7 +23,7 @@ class MDS(Detector):
 
     Args:
         shrinkage: fraction in [0, 1) by which the covariance moves towards a multiple of the identity, for few training
-            images; 0 in the paper.
+            images; `auto` chooses it by the number of images and features (OAS). 0 in the paper.
     """
 
     formula = r"-\min_c\, (a - \mu_c)^\top \Sigma^{-1} (a - \mu_c)"
@@ -33,24 +32,35 @@ class MDS(Detector):
     needs_labels = True
     other = {"shrinkage": 0.1}
 
-    shrinkage: float = 0.0
+    shrinkage: Any = 0.0
 
     def __post_init__(self) -> None:
-        check_share(self, "shrinkage")
+        if self.shrinkage != "auto":
+            check_share(self, "shrinkage")
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         classes = class_moments(train, self.place)
+        freedom = classes.count - int(classes.present.sum())
+        if not freedom:
+            raise InputError(
+                f"needs classes with at least two training images, got {classes.count} images of as many classes; add images, or"
+                " use knn or vim"
+            )
         lacking = None if self.shrinkage else rank_deficit(classes)
         if lacking is not None:
             warnings.warn(f"{type(self).__name__}: {lacking}", IdnessWarning, stacklevel=5)
         self.centre_ = classes.mean
-        self.whitening_ = whitening(classes.within, self.shrinkage)
+        self.whitening_ = self.whiten(classes.within, freedom)
         self.means_ = _whitened_means(classes, self.whitening_)
 
     @staticmethod
     def place(features: Tensor) -> Tensor:
         """Return the points (N, D) between which distances are measured, in float64; subclasses normalize them."""
         return features.double()
+
+    def whiten(self, covariance: Tensor, freedom: int) -> Tensor:
+        """Return the whitening matrix of a covariance with this many degrees of freedom, shrunk as the option says."""
+        return whitening(covariance, oas_shrinkage(covariance, freedom) if self.shrinkage == "auto" else self.shrinkage)
 
     def rate(self, acts: Activations) -> Tensor:
         return -self.nearest(acts.features).float()

@@ -1,8 +1,7 @@
 """Mahalanobis++ -- Mueller and Hein, "Mahalanobis++: Improving OOD Detection via Feature Normalization", ICML 2025."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -18,12 +17,14 @@ class MDSPP(MDS):
     fit well; their directions fit it better.
 
     Args:
-        shrinkage: fraction in [0, 1) by which the covariance moves towards a multiple of the identity, for few training
-            images.
+        shrinkage: fraction in [0, 1) by which the covariance moves towards a multiple of the identity, 0 in the paper;
+            `auto` chooses it by the number of images and features (OAS).
     """
 
     formula = r"-\min_c\, (\bar a - \mu_c)^\top \Sigma^{-1} (\bar a - \mu_c)"
     assumes = "directions of classes are Gaussian with one covariance"
+
+    shrinkage: Any = "auto"
 
     @staticmethod
     def place(features: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """MLS -- Hendrycks et al., "Scaling Out-of-Distribution Detection for Real-World Settings", ICML 2022."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """MSP -- Hendrycks and Gimpel, "A Baseline for Detecting Misclassified and Out-of-Distribution Examples", ICLR 2017."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,12 +1,10 @@
 """NCI -- Liu and Qin, "Detecting Out-of-Distribution Through the Lens of Neural Collapse", CVPR 2025."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from idness.core.checks import positive
+from idness.core.options import positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import mean_features

@@ -1,7 +1,5 @@
 """NECO -- Ben Ammar et al., "NECO: NEural Collapse Based Out-of-distribution detection", ICLR 2024."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -9,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from idness.core.checks import one_of, percent
+from idness.core.options import one_of, percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import feature_moments, principal_axes

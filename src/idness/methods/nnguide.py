@@ -1,14 +1,12 @@
 """NNGuide -- Park et al., "Nearest Neighbor Guidance for Out-of-Distribution Detection", ICCV 2023."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from torch import Tensor
 
-from idness.core.checks import check_at_most_images, count
+from idness.core.options import check_at_most_images, count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.kernels import mean_largest_products, unit

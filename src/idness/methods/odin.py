@@ -1,13 +1,11 @@
 """ODIN -- Liang et al., "Enhancing The Reliability of Out-of-distribution Image Detection in Neural Networks", ICLR 2018."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from idness.core.checks import positive
+from idness.core.options import positive
 from idness.core.types import Activations
 from idness.detectors.detector import InputEdit, input_gradient
 from idness.detectors.readouts import msp

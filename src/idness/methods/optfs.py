@@ -1,14 +1,12 @@
 """OptFS -- Zhao et al., "Towards Optimal Feature-Shaping Methods for Out-of-Distribution Detection", ICLR 2024."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from idness.core.checks import count
+from idness.core.options import count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
 

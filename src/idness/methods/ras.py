@@ -1,7 +1,5 @@
 """RAS -- Guglielmo and Masana, "Ranked Activation Shift for Post-Hoc Out-of-Distribution Detection", ECCV 2026."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,14 +1,12 @@
 """ReAct -- Sun et al., "ReAct: Out-of-distribution Detection With Rectified Activations", NeurIPS 2021."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from torch import Tensor
 
-from idness.core.checks import percent
+from idness.core.options import percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
 from idness.detectors.kernels import percentiles
@@ -21,16 +19,17 @@ class ReAct(Enhancer):
     The percentile is that of validation images if there are any, else of training images.
 
     Args:
-        percentile: percentage of activations below the clip.
+        percentile: percentage of activations below the clip; 90 in the paper. On a CIFAR-10 DenseNet-101 90 costs 14 points
+            of AUROC against EBO on iSUN, and 99 costs none there or on the embedded network.
     """
 
     formula = r"E(W \min(a, P_p) + b)"
     assumes = "OOD images activate a few features far too much"
     needs_train = True
     needs_val = True
-    grid = {"percentile": (85.0, 90.0, 95.0, 99.0)}
+    grid = {"percentile": (85.0, 90.0, 95.0, 97.0, 98.0, 99.0, 99.5, 99.9)}
 
-    percentile: float = percent(90.0)
+    percentile: float = percent(99.0)
 
     @classmethod
     def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:

@@ -1,7 +1,5 @@
 """Relation -- Kim et al., "Neural Relation Graph: A Unified Framework for Identifying Label Noise and Outlier Data", NeurIPS 2023."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -9,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from idness.core.checks import positive
+from idness.core.options import positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.kernels import row_blocks, unit

@@ -1,14 +1,12 @@
 """Residual -- Wang et al., "ViM: Out-Of-Distribution with Virtual-logit Matching", CVPR 2022 (its feature part alone)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from torch import Tensor
 
-from idness.core.checks import percent
+from idness.core.options import percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import residual_spaces

@@ -1,13 +1,11 @@
 """RMDS -- Ren et al., "A Simple Fix to Mahalanobis Distance for Improving Near-OOD Detection", 2021."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from idness.core.types import Activations, Head
-from idness.detectors.gaussian import class_moments, whitening, whitening_of
+from idness.detectors.gaussian import class_moments, whitening_of
 from idness.methods.mds import MDS
 
 
@@ -16,8 +14,8 @@ class RMDS(MDS):
     """Squared Mahalanobis distance to the mean of all data minus that to the nearest class mean.
 
     Args:
-        shrinkage: fraction in [0, 1) by which the covariance moves towards a multiple of the identity, for few training
-            images.
+        shrinkage: fraction in [0, 1) by which covariances move towards a multiple of the identity, for few training
+            images; `auto` chooses it by the number of images and features (OAS). 0 in the paper.
     """
 
     formula = (
@@ -32,7 +30,7 @@ class RMDS(MDS):
         if len(train) < head.width and not self.shrinkage:
             self.background_ = whitening_of(self.place(train.features) - self.centre_)
         else:
-            self.background_ = whitening(class_moments(train, self.place).around(self.centre_), self.shrinkage)
+            self.background_ = self.whiten(class_moments(train, self.place).around(self.centre_), len(train) - 1)
 
     def rate(self, acts: Activations) -> Tensor:
         background = ((self.place(acts.features) - self.centre_) @ self.background_).square().sum(dim=1)

@@ -1,7 +1,5 @@
 """Relative Mahalanobis++ -- Mueller and Hein, "Mahalanobis++: Improving OOD Detection via Feature Normalization", ICML 2025."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from idness.methods.mdspp import MDSPP
@@ -13,8 +11,8 @@ class RMDSPP(MDSPP, RMDS):
     """Squared Mahalanobis distance to the mean of all data minus that to the nearest class, on features of length 1.
 
     Args:
-        shrinkage: fraction in [0, 1) by which the covariance moves towards a multiple of the identity, for few training
-            images.
+        shrinkage: fraction in [0, 1) by which covariances move towards a multiple of the identity, 0 in the paper; `auto`
+            chooses it by the number of images and features (OAS).
     """
 
     formula = (

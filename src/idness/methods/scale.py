@@ -1,18 +1,14 @@
 """SCALE -- Xu et al., "Scaling for Training Time and Post-hoc Out-of-distribution Detection Enhancement", ICLR 2024."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
 
-from idness.core.checks import percent
+from idness.core.options import percent
 from idness.core.types import Activations
 from idness.detectors.detector import Enhancer
-from idness.detectors.kernels import ROWS, scale_ratio, scale_ratios
+from idness.detectors.kernels import scale_ratio
 
 
 @dataclass(kw_only=True)
@@ -36,21 +32,7 @@ class Scale(Enhancer):
         return features * scale_ratio(features, self.percentile).exp().unsqueeze(1)
 
     def shaped_logits(self, acts: Activations) -> Tensor:
-        return self._scaled(acts.logits, scale_ratio(acts.features, self.percentile))
-
-    @classmethod
-    def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
-        if torch.compiler.is_exporting():
-            return [detector.rate(acts) for detector in detectors]
-        # One pass over the features for all percentiles, and logits in blocks that fit the processor's cache.
-        ratios = scale_ratios(acts.features, [detector.percentile for detector in detectors])
-        return [detector._rate_parts(acts.logits, ratio) for detector, ratio in zip(detectors, ratios, strict=True)]
-
-    def _rate_parts(self, logits: Tensor, ratio: Tensor) -> Tensor:
-        parts = zip(torch.split(logits, ROWS), torch.split(ratio, ROWS), strict=True)
-        return torch.cat([self.read(self._scaled(*part)) for part in parts])
-
-    def _scaled(self, logits: Tensor, ratio: Tensor) -> Tensor:
         # W (a exp(r)) + b = exp(r) (z - b) + b: no second matrix product.
         bias = self.head_.offset
-        return torch.addcmul(bias, logits - bias, ratio.exp().unsqueeze(1))
+        factor = scale_ratio(acts.features, self.percentile).exp().unsqueeze(1)
+        return torch.addcmul(bias, acts.logits - bias, factor)

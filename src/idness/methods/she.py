@@ -2,14 +2,12 @@
 Hopfield Energy", ICLR 2023.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from idness.core.checks import one_of
+from idness.core.options import one_of
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import Moments, mean_features

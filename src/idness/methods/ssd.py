@@ -1,14 +1,12 @@
 """SSD -- Sehwag et al., "SSD: A Unified Framework for Self-Supervised Outlier Detection", ICLR 2021."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from idness.core.checks import check_at_most_images, count
+from idness.core.options import check_at_most_images, count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import nearest_squared, whitening_of

@@ -1,7 +1,5 @@
 """TempScale -- Guo et al., "On Calibration of Modern Neural Networks", ICML 2017."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

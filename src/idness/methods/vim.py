@@ -1,7 +1,5 @@
 """ViM -- Wang et al., "ViM: Out-Of-Distribution with Virtual-logit Matching", CVPR 2022."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self

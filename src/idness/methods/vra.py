@@ -1,7 +1,5 @@
 """VRA -- Xu et al., "VRA: Variational Rectified Activation for Out-of-distribution Detection", NeurIPS 2023."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -9,8 +7,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from idness.core.checks import percent
 from idness.core.errors import OptionError
+from idness.core.options import percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
 from idness.detectors.kernels import percentiles
@@ -30,6 +28,7 @@ class VRA(Enhancer):
     formula = r"E(W a' + b), \quad a'_j = 0 \ \text{if} \ a_j < P_{low}, \ \text{else} \ \min(a_j, P_{high})"
     assumes = "small features carry little information, and OOD images activate a few far too much"
     needs_train = True
+    assumes_nonnegative = True
     needs_val = True
     grid = {"low": (50.0, 60.0, 70.0), "high": (90.0, 95.0, 99.0)}
 
@@ -37,6 +36,7 @@ class VRA(Enhancer):
     high: float = percent(99.0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.low >= self.high:
             raise OptionError(f"VRA: low must be below high ({self.high:g}), got {self.low:g}")
 

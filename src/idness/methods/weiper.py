@@ -1,7 +1,5 @@
 """WeiPer+KLD -- Granz et al., "WeiPer: OOD Detection using Weight Perturbations of Class Projections", NeurIPS 2024."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -10,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from idness.core.checks import count, positive
+from idness.core.options import count, positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.kernels import row_blocks, unit
@@ -18,8 +16,6 @@ from idness.detectors.kernels import row_blocks, unit
 BINS = 100  # the authors use 80 for a vision transformer
 EXACT = 5_000
 """Number of perturbed logits per image below which they are computed in float64."""
-HELD = 1 << 25
-"""Maximum number of perturbed logits kept in memory while fitting."""
 
 
 @dataclass(kw_only=True)
@@ -85,11 +81,9 @@ class WeiPer(Detector):
         noise = unit(drawn).to(plain)
         self.weights_ = plain + self.delta * plain.norm(dim=1, keepdim=True) * noise
         # One range for all features, and one for all perturbed logits.
-        few = len(features) * len(plain) <= HELD
-        kept = list(self._perturbed(features, head)) if few else None
-        ends = torch.cat([torch.stack(logits.aminmax()) for _, logits in kept or self._perturbed(features, head)])
+        ends = torch.cat([torch.stack(logits.aminmax()) for _, logits in self._perturbed(features, head)])
         self.spans_ = torch.stack([torch.stack(values.to(plain).aminmax()) for values in (features, ends)])
-        self.usual_ = self._measures(kept or self._perturbed(features, head)).mean(dim=0)
+        self.usual_ = self._measures(self._perturbed(features, head)).mean(dim=0)
 
     def _perturbed(self, features: Tensor, head: Head) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield blocks of features and their perturbed logits (N, copies, C), in the precision of the weights."""

@@ -1,4 +1,4 @@
-"""Networks of our own: the small ResNet of the embedded benchmark, and CIDER's projection around any classifier."""
+"""Networks of our own: those of the embedded benchmarks, and CIDER's projection around any classifier."""
 
 from __future__ import annotations
 
@@ -35,14 +35,8 @@ class PreactBlock(nn.Module):
 class SmallResNet(nn.Module):
     """A pre-activation ResNet for 32 x 32 images that a CPU can train.
 
-    It ends in a 1 x 1 convolution to many channels, BatchNorm, ReLU and the mean over all places: non-negative
-    features as in the paper's DenseNet, and enough of them for a percentile of a row to be meaningful.
-
-    Args:
-        classes: number of classes.
-        stem: channels of the first convolution.
-        plan: (channels, stride) of each block.
-        features: number of features.
+    It ends in a 1 x 1 convolution to many channels, BatchNorm, ReLU and the mean over all places: non-negative features as in the
+    paper's DenseNet, and enough of them for a percentile of a row to be meaningful. `plan` has (channels, stride) of each block.
     """
 
     def __init__(self, classes: int, stem: int, plan: Sequence[tuple[int, int]], features: int) -> None:
@@ -88,6 +82,73 @@ def build(name: str, classes: int) -> nn.Module:
     return NETWORKS[name](classes)
 
 
+# MobileNetV2 of the benchmark `photos`, without torchvision but with its names of weights
+
+PLAN = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+"""Factor by which the first convolution widens, channels, number of blocks, stride of the first."""
+SCALE = ".scale"
+"""Suffix of the scales of weights that are stored as 16-bit integers."""
+
+
+def _convolution(width_in: int, width_out: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    convolution = nn.Conv2d(width_in, width_out, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(width_out), nn.ReLU6(inplace=True))
+
+
+class InvertedResidual(nn.Module):
+    """A widening 1 x 1, a depthwise 3 x 3 and a narrowing 1 x 1 convolution, added to the input if the shapes allow."""
+
+    def __init__(self, width_in: int, width_out: int, stride: int, factor: int) -> None:
+        super().__init__()
+        wide = width_in * factor
+        widening = [] if factor == 1 else [_convolution(width_in, wide, 1)]
+        narrowing = nn.Conv2d(wide, width_out, 1, bias=False), nn.BatchNorm2d(width_out)
+        self.conv = nn.Sequential(*widening, _convolution(wide, wide, 3, stride, wide), *narrowing)
+        self.adds = stride == 1 and width_in == width_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output."""
+        out: Tensor = self.conv(x)
+        return x + out if self.adds else out
+
+
+class MobileNetV2(nn.Module):
+    """MobileNetV2 of width 1 -- Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", CVPR 2018.
+
+    3.5 M parameters, 1,280 non-negative features.
+
+    Args:
+        classes: the number of classes.
+    """
+
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [_convolution(3, 32, 3, 2)]
+        width = 32
+        for factor, channels, count, stride in PLAN:
+            for place in range(count):
+                layers.append(InvertedResidual(width, channels, stride if place == 0 else 1, factor))
+                width = channels
+        self.features = nn.Sequential(*layers, _convolution(width, 1280, 1))
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, classes))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of a batch of normalised images."""
+        logits: Tensor = self.classifier(self.features(images).mean((2, 3)))
+        return logits
+
+
+def unpacked(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return stored weights in float32, integers multiplied by the scale of their channel."""
+    return {
+        name: value.float() * stored.get(name + SCALE, 1.0)
+        for name, value in stored.items()
+        if not name.endswith(SCALE)
+    }
+
+
+# CIDER
+
 BACKBONE, FIRST, LAST = "backbone.", "projection.0.weight", "fc.weight"
 """The prefix of the weights of CIDER's network, and two of them that no other network has together."""
 
@@ -95,13 +156,7 @@ BACKBONE, FIRST, LAST = "backbone.", "projection.0.weight", "fc.weight"
 class ProjectedNetwork(nn.Module):
     """The network that CIDER trains: a classifier, a projection to the unit sphere, and prototypes as the final layer.
 
-    Its features have length 1; KNN on them is CIDER's detector.
-
-    Args:
-        backbone: the classifier.
-        final: its final linear layer.
-        classes: the number of classes.
-        width: the number of features.
+    Its features have length 1; KNN on them is CIDER's detector. `final` is the final linear layer of `backbone`.
     """
 
     def __init__(self, backbone: nn.Module, final: nn.Linear, classes: int, width: int = 128) -> None:

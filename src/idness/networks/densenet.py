@@ -27,7 +27,7 @@ class Layer(nn.Module):
         return torch.cat([x, self.conv2(self.bn2(inner).relu())], dim=1)
 
 
-class Block(nn.Module):
+class DenseBlock(nn.Module):
     """Layers of which each sees the output of all before it."""
 
     def __init__(self, width: int) -> None:
@@ -62,9 +62,9 @@ class DenseNet(nn.Module):
         first, second = 2 * GROWTH, (2 * GROWTH + grown) // 2
         third = (second + grown) // 2
         self.conv1 = nn.Conv2d(3, first, 3, padding=1, bias=False)
-        self.block1, self.trans1 = Block(first), Transition(first + grown)
-        self.block2, self.trans2 = Block(second), Transition(second + grown)
-        self.block3 = Block(third)
+        self.block1, self.trans1 = DenseBlock(first), Transition(first + grown)
+        self.block2, self.trans2 = DenseBlock(second), Transition(second + grown)
+        self.block3 = DenseBlock(third)
         self.bn1 = nn.BatchNorm2d(third + grown)
         self.fc = nn.Linear(third + grown, classes)
 

@@ -1,4 +1,4 @@
-"""How a network runs: by which engine, in batches of how many images, and in which precision."""
+"""Engines that run a network, and the choice of engine, batch size and precision."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import ctypes
 import importlib.metadata
 import io
 import logging
-import os
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,8 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from idness.core.errors import IdnessWarning, ModelError, OptionError
-from idness.core.extras import needed
+from idness.core.errors import IdnessWarning, ModelError, OptionError, needed
 from idness.networks.modules import call, inference
 
 if TYPE_CHECKING:
@@ -53,13 +50,13 @@ SIDE, LARGE_BATCH, SMALL_BATCH = 64, 64, 16
 MEMORY = 1 << 30
 """Most bytes that the layers of one batch may take."""
 BYTES_PER_PIXEL = 768
-"""Bytes that a network needs for each input pixel: its widest layers have about 64 float32 channels, three of them held at once."""
+"""Bytes that a network needs for each input pixel: about 64 float32 channels, of which three layers are kept at once."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 @dataclass(frozen=True)
 class ChosenEngine:
-    """Which engine was asked for, which one runs, its version, the batch size, the reason, and the number of images it was chosen for."""
+    """The engine that was asked for, the one that runs, its version, the batch size, the reason, and the expected number of images."""
 
     asked: str
     used: str
@@ -80,16 +77,13 @@ class ChosenEngine:
 class EngineRunner:
     """Runs a network by an engine that is built on its first images, and again if its weights change.
 
-    Args:
-        asked: `eager`, `compiled`, `onnxruntime`, `openvino`, or `auto`: onnxruntime on a CPU if it is installed and there is enough
-            work to repay the export, else eager. If the engine cannot run the network, eager does; a warning names the reason
-            unless the engine is `auto`'s choice.
-        images: the number of images to expect.
+    `auto` is onnxruntime on a CPU if it is installed and `images` are enough to repay the export, else eager. If the engine cannot run the
+    network, eager does; a warning names the reason unless the engine is `auto`'s choice.
     """
 
     def __init__(self, asked: str = "auto", images: int = UNKNOWN) -> None:
         if asked not in CHOICES:
-            raise OptionError(f"engine must be one of {', '.join(CHOICES)}; got {asked!r}")
+            raise OptionError(f"engine must be one of {', '.join(CHOICES)}, got {asked!r}")
         self.asked, self.images = asked, images
         self.chosen: ChosenEngine | None = None
         self._run: Run | None = None
@@ -112,7 +106,7 @@ class EngineRunner:
         return self._run(images)
 
     def prepare(self, split: SplitModel, images: Tensor) -> ChosenEngine:
-        """Choose and build the engine on these images, unless it is there for the weights as they are now."""
+        """Choose and build the engine on these images, unless it is built for the weights as they are now."""
         with self._lock:
             stamp = [(id(value), value._version) for value in (*split.model.parameters(), *split.model.buffers())]
             if self.chosen is None or stamp != self._stamp:
@@ -124,21 +118,18 @@ class EngineRunner:
         if split.device.type == "cpu":
             keep_memory()
         used, why = (self.asked, "as asked") if self.asked != "auto" else self._rule(split, images)
-        plain = self.asked == "auto" and self.images < SMALL
         try:
-            run = split.run if plain else build_engine(used, split, images)
+            run = split.run if self.asked == "auto" and self.images < SMALL else build_engine(used, split, images)
         except ModelError as error:
             why = f"{used} cannot run the network: {error}"
             if self.asked != "auto":
-                warnings.warn(
-                    f"engine {used} cannot run the network, eager is used: {error}", IdnessWarning, stacklevel=4
-                )
+                text = f"engine {used} cannot run the network, eager is used: {error}"
+                warnings.warn(text, IdnessWarning, stacklevel=4)
             used, run = "eager", build_engine("eager", split, images)
-        batch = batch_for(images.shape[2:])
-        return ChosenEngine(self.asked, used, engine_version(used), batch, why, self.images), run
+        return ChosenEngine(self.asked, used, engine_version(used), batch_for(images.shape[2:]), why, self.images), run
 
     def _rule(self, split: SplitModel, images: Tensor) -> tuple[str, str]:
-        """Choose an engine for `auto`, and say why."""
+        """Choose an engine for `auto`; return it with the reason."""
         if split.device.type != "cpu":
             return "eager", f"the network is on {split.device.type}"
         if self.images * prod(images.shape[2:]) < MUCH:
@@ -149,18 +140,14 @@ class EngineRunner:
 
 
 def batch_for(size: Sequence[int]) -> int:
-    """Return the batch size for inputs of this height and width: what suits a CPU's cache, and fits in its memory."""
+    """Return the batch size for inputs of this height and width: it suits a CPU's cache, and its layers fit in memory."""
     usual = LARGE_BATCH if max(size, default=0) <= SIDE else SMALL_BATCH
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not available on every system
-        free = 8 * MEMORY
-    return max(1, min(usual, min(MEMORY, free // 8) // max(1, BYTES_PER_PIXEL * prod(size))))
+    return max(1, min(usual, MEMORY // max(1, BYTES_PER_PIXEL * prod(size))))
 
 
 @cache
 def keep_memory() -> None:
-    """Let this process keep the memory that it frees.
+    """Configure malloc so that this process keeps the memory that it frees.
 
     glibc returns every large block to the kernel, which clears it page by page for the next layer: for MobileNetV2 that takes
     longer than the network itself.
@@ -175,16 +162,17 @@ def build_engine(name: str, split: SplitModel, images: Tensor) -> Run:
     """Build an engine and check that it gives the network's features for some of these images, together and alone."""
     few = images[:FEW]
     try:
-        if split.device.type != "cpu" and name in ("onnxruntime", "openvino"):
+        if split.device.type != "cpu" and name != "eager":
             raise ModelError(f"it runs on the CPU, the network is on {split.device.type}")
         run = ENGINES[name](split, few)
-        expected = split.run(few)[0] if name != "eager" else None
-        for count in {len(few), 1} if expected is not None else ():
-            assert expected is not None
+        if name == "eager":
+            return run
+        expected = split.run(few)[0]
+        for count in {len(few), 1}:
             far = distance(run(few[:count])[0], expected[:count])
             if not far <= CLOSE:
                 raise ModelError(f"its features differ by {far:.1g} (relative, allowed {CLOSE:g})")
-    except Exception as error:  # exporters and compilers may raise anything
+    except Exception as error:  # exporters may raise anything
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ModelError((lines[0] if lines else type(error).__name__)[:200]) from error
     return run
@@ -193,7 +181,7 @@ def build_engine(name: str, split: SplitModel, images: Tensor) -> Run:
 def engine_version(name: str) -> str:
     """Return the version of the package behind an engine; empty if it is not installed."""
     try:
-        return importlib.metadata.version("torch" if name in ("eager", "compiled") else name)
+        return importlib.metadata.version("torch" if name == "eager" else name)
     except importlib.metadata.PackageNotFoundError:
         return ""
 
@@ -230,21 +218,6 @@ def _eager(split: SplitModel, images: Tensor) -> Run:
     return split.run
 
 
-def _compiled(split: SplitModel, images: Tensor) -> Run:
-    """Run the network compiled by torch.compile, which takes a C++ compiler half a minute."""
-    graph = _Features(split.copy())
-    shapes = ({0: torch.export.Dim("batch", min=1)},)
-    with inference(graph), _quiet():
-        program = torch.export.export(graph, (_two_or_more(images),), dynamic_shapes=shapes)
-        compiled = torch.compile(program.module(), dynamic=True)
-
-    def features(batch: Tensor) -> Tensor:
-        with torch.inference_mode(False), torch.no_grad(), _quiet():
-            return compiled(batch.contiguous()).clone()  # type: ignore[no-any-return]  # its memory is the graph's
-
-    return _with_head(split, images, features)
-
-
 def _onnxruntime(split: SplitModel, images: Tensor) -> Run:
     onnxruntime = needed("onnxruntime", "engine onnxruntime", "onnx", ModelError)
     options, threads = onnxruntime.SessionOptions(), torch.get_num_threads()
@@ -272,7 +245,6 @@ def _openvino(split: SplitModel, images: Tensor) -> Run:
 
 ENGINES: dict[str, Callable[[SplitModel, Tensor], Run]] = {
     "eager": _eager,
-    "compiled": _compiled,
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
 }
@@ -304,45 +276,38 @@ class _Features(nn.Module):
 
 
 def exported(split: SplitModel, images: Tensor) -> bytes:
-    """Export a network up to its features to ONNX, for any number of images.
-
-    Tracing takes a second; if it fails, torch's newer exporter takes ten.
-    """
+    """Export a network up to its features to ONNX, for any number of images."""
     needed("onnx", "engine", "onnx", ModelError)
-    file, graph, few = io.BytesIO(), _Features(split.copy()), _two_or_more(images)
-    names: dict[str, Any] = {"input_names": ["images"], "output_names": ["features"]}
+    file, graph = io.BytesIO(), _Features(split.copy())
+    few = torch.cat([images, images])[:2]  # the exporter takes a batch of one for a fixed size
+    axes = {"images": {0: "batch"}, "features": {0: "batch"}}
     with inference(graph), _quiet():
-        try:
-            axes = {"images": {0: "batch"}, "features": {0: "batch"}}
-            torch.onnx.export(graph, (few,), file, dynamo=False, opset_version=OPSET, dynamic_axes=axes, **names)  # type: ignore[arg-type]
-            return file.getvalue()
-        except Exception:  # an unsupported operation, or a torch without this exporter
-            needed("onnxscript", "engine", "onnx", ModelError)
-            shapes = ({0: torch.export.Dim("batch", min=1)},)
-            program = torch.onnx.export(graph, (few,), dynamo=True, external_data=False, dynamic_shapes=shapes, **names)
-            assert program is not None
-            return bytes(program.model_proto.SerializeToString())
-
-
-def _two_or_more(images: Tensor) -> Tensor:
-    """Return two images: a batch of one would be taken for a fixed size."""
-    return images[:2] if len(images) > 1 else torch.cat([images, images])
+        # By tracing, which takes a second; torch's newer exporter takes ten.
+        torch.onnx.export(
+            graph,
+            (few,),
+            file,  # type: ignore[arg-type]
+            dynamo=False,
+            opset_version=OPSET,
+            input_names=["images"],
+            output_names=["features"],
+            dynamic_axes=axes,
+        )
+    return file.getvalue()
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence exporters and compilers; their errors are raised."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.utils.cpp_extension", "torch._dynamo")]
-    levels = [logger.level for logger in loggers]
+    """Silence exporters; their errors are raised."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
+        logger.setLevel(logging.ERROR)
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logger.setLevel(level)
 
 
 def fold(model: nn.Module, images: Tensor) -> int:
@@ -381,7 +346,7 @@ def fold(model: nn.Module, images: Tensor) -> int:
 
 
 def _move_channels_last(model: nn.Module) -> None:
-    """Give each convolution its own channels-last weights; the shared ones stay as they are."""
+    """Replace the weights of convolutions by channels-last copies; the shared ones stay as they are."""
     for module in model.modules():
         weight = module._parameters.get("weight") if type(module) is nn.Conv2d else None
         if weight is not None and not weight.is_contiguous(memory_format=torch.channels_last):
@@ -392,8 +357,6 @@ def _move_channels_last(model: nn.Module) -> None:
 # Precision
 
 PRECISIONS = ("fp32", "bf16", "auto")
-GAIN = 1.2
-"""Speed-up from which `auto` uses bfloat16 in spite of its rounding."""
 # Some machines announce instructions that they cannot run; the process then dies without an error to catch.
 PROBE = """
 import torch
@@ -405,7 +368,7 @@ with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
 
 @dataclass(frozen=True)
 class ChosenPrecision:
-    """Which precision was asked for, which one is used, and why."""
+    """The precision that was asked for, the one that is used, and the reason."""
 
     asked: str
     used: Precision
@@ -415,44 +378,21 @@ class ChosenPrecision:
 AS_ASKED = ChosenPrecision("fp32", "fp32", "as asked")
 
 
-def choose_precision(
-    asked: str, split: SplitModel, images: Tensor | None, clock: Callable[[], float] = time.perf_counter
-) -> ChosenPrecision:
-    """Choose the precision of forward passes.
-
-    Args:
-        asked: fp32, bf16, or auto, which uses bf16 if it is clearly faster on these images.
-        split: the network.
-        images: a batch to measure on; `None` if there is nothing to run.
-        clock: returns the time in seconds.
-    """
+def choose_precision(asked: str, split: SplitModel, images: Tensor | None) -> ChosenPrecision:
+    """Choose the precision of forward passes: as asked, or for `auto` bf16 on a GPU and fp32 on a CPU."""
     if asked not in PRECISIONS:
-        raise OptionError(f"precision must be one of {', '.join(PRECISIONS)}; got {asked!r}")
+        raise OptionError(f"precision must be one of {', '.join(PRECISIONS)}, got {asked!r}")
     if images is None:
         return ChosenPrecision("fp32", "fp32", "no images to run")
     if asked == "fp32":
         return AS_ASKED
-    problem = bf16_problem() if split.device.type == "cpu" else ""
-    if problem and asked == "bf16":
-        raise OptionError(f"precision bf16 cannot be used on this machine ({problem}); use fp32")
+    on_cpu = split.device.type == "cpu"
+    if asked == "auto":
+        return ChosenPrecision(asked, "fp32" if on_cpu else "bf16", f"the network is on {split.device.type}")
+    problem = bf16_problem() if on_cpu else ""
     if problem:
-        return ChosenPrecision(asked, "fp32", f"bf16 cannot be used on this machine ({problem})")
-    if asked == "bf16":
-        return ChosenPrecision(asked, "bf16", "as asked")
-
-    def seconds(precision: Precision) -> float:
-        split.split(images[:8], precision=precision)  # warms up
-        times = []
-        for _ in range(3):
-            start = clock()
-            split.split(images, precision=precision).logits.cpu()  # waits for a GPU
-            times.append(clock() - start)
-        return min(times)
-
-    gain = seconds("fp32") / max(seconds("bf16"), 1e-9)
-    if gain < GAIN:
-        return ChosenPrecision(asked, "fp32", f"bf16 is {gain:.1f} times as fast, which is not worth its rounding")
-    return ChosenPrecision(asked, "bf16", f"bf16 is {gain:.1f} times as fast")
+        raise OptionError(f"precision bf16 cannot be used on this machine ({problem}); use fp32")
+    return ChosenPrecision(asked, "bf16", "as asked")
 
 
 @cache

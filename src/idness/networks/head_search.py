@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, is_dataclass, replace
+from math import prod
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
 
 from idness.core.errors import ModelError
 from idness.core.types import Head
-from idness.networks.linear_steps import Step, is_function, is_linear, recorded
 from idness.networks.modules import as_input, call, copied, inference
 
 SIZES = (32, 224, 64, 96, 128, 256, 299, 384, 28)
 """Image sizes tried in this order if a network is probed without an example."""
-FEW, MANY = 3, 16
-"""Images that a network is probed with first, and if those are not enough to explain its output."""
-MOST_PARTS = 64
+PROBED = 4
+"""Number of images that a network is probed with."""
+LOGITS = "@logits"
+"""The name of the network's output as its own features."""
 TOLERANCE = 1e-5
 """Largest difference between the recovered and the real output, relative to the largest output of the image."""
 TOLERANCES = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -38,7 +44,7 @@ ENDINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
 }
 """Functions that networks apply to their logits, by name."""
-_UNDOINGS: dict[str, Callable[[Tensor], Tensor]] = {
+_INVERSES: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda output: output,
     "softmax": lambda output: _centred(output.log()),
     "log-softmax": lambda output: _centred(output),  # noqa: PLW0108  # defined below
@@ -50,9 +56,156 @@ class NotProbedError(ModelError):
     """No input that was tried fits the network."""
 
 
+# Linear steps of a forward pass
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One linear step of a forward pass: a layer, or a call of a function, at every place of an image.
+
+    `key` is the layer's dotted name (empty for the whole network) or the function's, such as `linear()`. `features` (N, D) are the
+    mean of its input over all places, with which a linear step commutes; `weight` is (C, D); `dtype` is that of its output.
+    """
+
+    key: str
+    features: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    dtype: torch.dtype
+
+    @property
+    def logits(self) -> Tensor:
+        """The output in float32, one row per image; computed again, as the network may change its own in place."""
+        kind = torch.promote_types(self.features.dtype, torch.float32)
+        bias = None if self.bias is None else self.bias.to(kind)
+        return linear(self.features.to(kind), self.weight.to(kind), bias).float()
+
+    @staticmethod
+    def of_layer(name: str, module: nn.Module) -> Step:
+        """Return a layer's weights as a step without input; the layer is not changed."""
+        # In training mode, reading the weight of a layer with spectral norm would update its buffers.
+        with inference(module):
+            if "weight" not in module._parameters and module._forward_pre_hooks:
+                module = copied(module)  # its weight is computed before each call
+                module(_parameters(module)[0][:1] * 0)
+            weight, bias = _parameters(module)
+        return Step(name, weight.flatten(1)[:0], weight.flatten(1), bias, weight.dtype)
+
+
+@contextmanager
+def recorded(model: nn.Module, wanted: set[str] | None = None) -> Iterator[list[Step]]:
+    """Collect a network's linear steps while the block runs it; other threads may run the same network meanwhile.
+
+    `wanted` has the layers and functions to record; all are recorded if it is `None`.
+    """
+    steps: list[Step] = []
+    mine = get_ident()
+
+    def note(key: str, entered: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor) -> None:
+        features = _pooled(entered, weight) if wanted is None or key in wanted else None
+        if features is not None:
+            steps.append(Step(key, features, weight.flatten(1), bias, output.dtype))
+
+    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def layer_ran(module: nn.Module, entered: tuple[Any, ...], output: Any) -> None:
+            # All threads share the layer and its hooks.
+            if get_ident() != mine or not entered or not isinstance(output, Tensor):
+                return
+            before = len(steps)
+            parameters = _parameters(module)
+            del steps[before:]  # the functions that compute a parametrized weight
+            note(name, entered[0], *parameters, output)
+
+        return layer_ran
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if (wanted is None or name in wanted) and is_linear(module):
+                stack.callback(module.register_forward_hook(hook(name)).remove)
+        if wanted is None or any(map(is_function, wanted)):
+            stack.enter_context(_Functions(note))
+        yield steps
+
+
+def is_function(key: str) -> bool:
+    """Whether this names a function, or the network's output, and not a layer."""
+    return key.endswith("()") or key == LOGITS
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is a linear layer, or a convolution that sees one place at a time or all of them."""
+    if isinstance(module, nn.Conv2d):
+        padded = module.padding != "valid" if isinstance(module.padding, str) else any(module.padding)
+        return module.groups == 1 and tuple(module.stride) == (1, 1) and not padded
+    return isinstance(module, nn.Linear)
+
+
+def _parameters(module: nn.Module) -> tuple[Tensor, Tensor | None]:
+    weight, bias = module.weight, module.bias
+    assert isinstance(weight, Tensor)
+    assert bias is None or isinstance(bias, Tensor)
+    return weight, bias
+
+
+def _pooled(entered: Tensor, weight: Tensor) -> Tensor | None:
+    """Return the mean input over all places; `None` for a convolution that sees several places but not all."""
+    if weight.ndim == 2:
+        return entered if entered.ndim <= 2 else entered.flatten(1, -2).mean(dim=1)
+    if prod(entered.shape[1:]) == prod(weight.shape[1:]):
+        return entered.flatten(1)
+    return entered.flatten(2).mean(dim=2) if weight.shape[2:] == (1, 1) and entered.ndim == 4 else None
+
+
+class _Functions(TorchFunctionMode):
+    """Records calls of the functions that compute linear steps; torch keeps such modes apart by thread."""
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        super().__init__()
+        self.note = note
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        output = func(*args, **options)
+        if func in _READERS and isinstance(output, Tensor) and output.ndim > 1:
+            read = _READERS[func](*args, **options)
+            if read is not None:
+                self.note(*read, output)
+        return output
+
+
+Read = tuple[str, Tensor, Tensor, Tensor | None]
+"""The key, input, weight and bias of a function's call."""
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Read | None:
+    return ("linear()", input, weight, bias) if weight.ndim == 2 else None
+
+
+def _matmul(input: Tensor, other: Any = None, *, mat2: Any = None) -> Read | None:
+    other = mat2 if other is None else other
+    usable = isinstance(other, Tensor) and other.ndim == 2 and input.ndim > 1
+    return ("matmul()", input, other.t(), None) if usable else None
+
+
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Read | None:
+    return ("addmm()", mat1, alpha * mat2.t(), beta * input) if input.ndim == 1 else None
+
+
+_READERS: dict[Any, Callable[..., Read | None]] = {
+    linear: _linear,
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm), _matmul),
+    **dict.fromkeys((torch.addmm, Tensor.addmm), _addmm),
+}
+
+
+# How the output is made of steps
+
+
 @dataclass(frozen=True)
-class Part:
-    """A linear step that the output is made of: which of the calls of a layer or function, counted from the last (-1), and its factor."""
+class HeadPart:
+    """A step that the output is made of: which of a layer's or function's calls, counted from the last (-1), and its factor."""
 
     key: str
     call: int = -1
@@ -61,35 +214,21 @@ class Part:
     def __str__(self) -> str:
         return self.key if self.call == -1 else f"{self.key}[{self.call}]"
 
-    @staticmethod
-    def parse(text: str) -> Part:
-        """Read what `str` writes."""
-        found = re.fullmatch(r"(.*)\[(-\d+)\]", text)
-        return Part(text) if found is None else Part(found[1], int(found[2]))
 
-    def among(self, steps: Sequence[Step]) -> Step | None:
-        """Return its step of a forward pass, or `None`."""
-        own = [step for step in steps if self.key in (step.layer, step.function)]
-        return own[self.call] if len(own) >= -self.call else None
-
-
-def parts_of(layer: str) -> tuple[Part, ...]:
-    """Read the names of layers whose logits are added, joined by `+`."""
-    return tuple(Part.parse(text) for text in layer.split("+"))
+def parts_of(layer: str) -> tuple[HeadPart, ...]:
+    """Read the names of layers whose logits are added, joined by `+`, as `Recipe.layer` writes them."""
+    found = [(text, re.fullmatch(r"(.*)\[(-\d+)\]", text)) for text in layer.split("+")]
+    return tuple(HeadPart(text) if match is None else HeadPart(match[1], int(match[2])) for text, match in found)
 
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """How a network's output is made of linear steps.
+    """How a network's output is made of linear steps: the ending is applied to the sum of the parts and the offset (C,).
 
-    Args:
-        parts: the steps; the logits are their sum.
-        ending: the function applied to the logits, one of `ENDINGS`.
-        offset: constants added to the logits beside the steps' own biases (C,).
-        answer: where the output is in the network's return value, one of `answers`.
+    `answer` is where the output is in the network's return value, one of `answers`.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[HeadPart, ...]
     ending: str = ""
     offset: Tensor | None = None
     answer: str = ""
@@ -108,22 +247,21 @@ class Recipe:
             said.append("plus constants")
         return ", ".join([*said, self.ending] if self.ending else said)
 
-    def wanted(self) -> dict[str, int]:
-        """Return the layers and functions to record, and how many of the last calls of each."""
-        found: dict[str, int] = {}
-        for part in self.parts:
-            found[part.key] = max(found.get(part.key, 0), -part.call)
-        return found
+    def wanted(self) -> set[str]:
+        """Return the layers and functions to record."""
+        return {part.key for part in self.parts}
 
-    def steps(self, seen: Sequence[Step]) -> list[Step]:
+    def steps(self, seen: Sequence[Step], output: Any) -> list[Step]:
         """Return its steps of a forward pass."""
-        found = [(part, part.among(seen)) for part in self.parts]
-        unused = next((part for part, step in found if step is None), None)
-        if unused is not None:
-            raise ModelError(
-                f"SplitModel: layer {str(unused)!r} was not used for this batch; name the final layer with layer="
-            )
-        return [step for _, step in found if step is not None]
+        if self.layer == LOGITS:
+            return [_output_step(output)]
+        known = {str(part): step for part, step in _numbered(seen)}
+        for part in map(str, self.parts):
+            if part not in known:
+                raise ModelError(
+                    f"SplitModel: layer {part!r} was not used for this batch; name the final layer with layer="
+                )
+        return [known[str(part)] for part in self.parts]
 
     def head(self, steps: Sequence[Step]) -> Head:
         """Return the head that turns the features into the logits."""
@@ -134,55 +272,38 @@ class Recipe:
             bias = bias if step.bias is None else scale * step.bias.detach().float() + bias
         return Head(weight.clone(), bias)
 
-    def features(self, steps: Sequence[Step]) -> Tensor:
-        """Return the inputs of the parts, side by side."""
-        return steps[0].features if len(steps) == 1 else torch.cat([step.features for step in steps], dim=1)
-
     def logits(self, steps: Sequence[Step]) -> Tensor:
         """Return the sum of the parts' outputs in float32."""
-        pairs = zip(self.parts, steps, strict=True)
-        total = _sum([step.logits if part.scale == 1 else part.scale * step.logits for part, step in pairs])
+        scaled = [step.logits * part.scale for part, step in zip(self.parts, steps, strict=True)]
+        total = scaled[0] if len(scaled) == 1 else torch.stack(scaled).sum(dim=0)
         return total if self.offset is None else total + self.offset.to(total.device)
 
     def explains(self, steps: Sequence[Step], output: Any) -> bool:
         """Whether the network's output follows from its steps; images that give NaN or Inf do not count."""
-        found = answers(output, len(steps[0].output)).get(self.answer)
+        found = answers(output).get(self.answer)
         if found is None:
             return False
-        if not self.describe() and found is steps[0].output and steps[0].kept:
-            return True
         return close(ENDINGS[self.ending](self.logits(steps)), as_rows(found), _allowed(found, *steps))
+
+
+# Searching
 
 
 def search_head(
     model: nn.Module, example: Tensor | None, layer: str | None = None
 ) -> tuple[Recipe, Tensor, Sequence[Step]]:
-    """Find how a network's output is made of linear steps, and return it with the images used and the steps.
-
-    Args:
-        model: the network; a copy of it is run.
-        example: a batch of images, if the network takes unusual ones.
-        layer: the names of the layers, if they are known.
-    """
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ModelError(
-            "SplitModel: the layers of a TorchScript network cannot be recorded; pass the network that it was made from,"
-            f" or {identity_lines('C')}, where C is its number of classes"
-        )
+    """Find how a network's output is made of linear steps, and return it with the images used and the steps."""
     problem: Exception | None = None
-    for images in [example] if example is not None else example_inputs(model):
+    for images in [example[:PROBED]] if example is not None else example_inputs(model):
         try:
-            steps, output = probe(model, images[:FEW])
+            steps, output = probe(model, images)
         except Exception as error:  # a network may raise anything for an input that it does not take
             problem = problem or error
             continue
         recipe = explain(steps, output, layer)
-        if recipe is None and len(images) > FEW:
-            steps, output = probe(model, images[:MANY])
-            recipe = explain(steps, output, layer)
         if recipe is None:
-            raise ModelError(f"SplitModel: {type(model).__name__} {_refusal(model, steps, output, layer)}")
-        return recipe, images[:FEW], recipe.steps(steps)
+            raise ModelError(f"SplitModel: {type(model).__name__} {_refusal(output, layer)}")
+        return recipe, images, recipe.steps(steps, output)
     reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200] if problem else "no input fits"
     raise NotProbedError(
         f"SplitModel: {type(model).__name__} could not be probed ({reason}); pass example=, a batch of its images, or layer="
@@ -202,7 +323,7 @@ def example_inputs(model: nn.Module) -> Iterator[Tensor]:
     """Yield noise of the sizes that a network may take, those that it declares first."""
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)), None)
     if isinstance(first, nn.Linear):
-        yield torch.randn(MANY, first.in_features, generator=torch.Generator().manual_seed(0))
+        yield torch.randn(PROBED, first.in_features, generator=torch.Generator().manual_seed(0))
     channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
     declared = list(dict.fromkeys(_declared_shapes(model, channels)))
     for shape in [*declared, *((channels, size, size) for size in SIZES)]:
@@ -211,8 +332,8 @@ def example_inputs(model: nn.Module) -> Iterator[Tensor]:
 
 def noise(shape: tuple[int, ...]) -> Tensor:
     """Return noise images that differ in brightness and contrast, so that a network's outputs differ too."""
-    rows = torch.arange(MANY).view(-1, *(1 for _ in shape))
-    return torch.rand((MANY, *shape), generator=torch.Generator().manual_seed(0)) * (1 + rows % 3) - 0.5 * (rows % 4)
+    rows = torch.arange(PROBED).view(-1, *(1 for _ in shape))
+    return torch.rand((PROBED, *shape), generator=torch.Generator().manual_seed(0)) * (1 + rows % 3) - 0.5 * rows
 
 
 def _declared_shapes(model: nn.Module, channels: int) -> Iterator[tuple[int, ...]]:
@@ -232,63 +353,33 @@ def _declared_shapes(model: nn.Module, channels: int) -> Iterator[tuple[int, ...
 
 def check_layer(model: nn.Module, layer: str) -> None:
     """Refuse names of layers that cannot be a head."""
-    named = [(name, module) for name, module in model.named_modules() if is_linear(module)]
-    # Of convolutions that see more than one place, only the last layer may be a head.
-    names = [
-        name
-        for place, (name, module) in enumerate(named, 1)
-        if isinstance(module, nn.Linear) or tuple(module.kernel_size) == (1, 1) or place == len(named)
-    ]
+    names = [name for name, module in model.named_modules() if is_linear(module)]
     if any(part.key not in names and not is_function(part.key) for part in parts_of(layer)):
         raise ModelError(
             f"SplitModel: layer must name an nn.Linear of the model, got {layer!r}; it has {', '.join(names[-5:]) or 'none'}"
         )
 
 
-def identity_lines(classes: int | str) -> str:
-    """Return the two lines that give any network a head: the identity, with the logits as features."""
-    return (
-        f"add two lines: head = nn.Linear({classes}, {classes}, bias=False); head.weight.data = torch.eye({classes}) and"
-        " model = nn.Sequential(model, head) (methods then see its logits alone)"
-    )
-
-
-def _refusal(model: nn.Module, steps: Sequence[Step], output: Any, layer: str | None) -> str:
-    """Describe what a network ends in if it has no head that can be recovered, and what helps."""
-    found = answers(output, len(steps[-1].output)) if steps else {}
-    if steps and not found:
+def _refusal(output: Any, layer: str | None) -> str:
+    """Describe why a network has no head that can be recovered, and what helps."""
+    found = list(answers(output).values())
+    if not found:
         what = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         return f"returns {what}, not one row of logits per image; make its forward return the logits (N, C)"
-    wanted = next(iter(found.values()), output)
-    classes = as_rows(wanted).shape[-1] if isinstance(wanted, Tensor) and wanted.ndim else "C"
-    helps = identity_lines(classes)
-    kinds = [(name, type(module).__module__, module) for name, module in model.named_modules()]
-    quantized = ("torch.ao.nn.quantized", "torch.nn.quantized", "torchao.")
-    int8 = [name for name, kind, module in kinds if kind.startswith(quantized) and hasattr(module, "weight")]
-    if int8:
-        return f"has int8 layers (the last is {int8[-1]!r}) without a float head; leave its last layer in float, or {helps}"
-    if layer is not None:
-        return f"does not return the output of layer={layer!r} or a softmax, sigmoid or multiple of it; drop layer=, or {helps}"
-    if any(isinstance(module, torch.jit.ScriptModule) for _, _, module in kinds):
-        return f"ends inside TorchScript, whose layers cannot be recorded; {helps}"
-    fits = [step for step in steps if step.shape in {tuple(as_rows(value).shape) for value in found.values()}]
-    if not fits:
-        return f"does not end in a linear layer with {classes} outputs; {helps}"
+    head = "a linear layer" if layer is None else f"layer {layer!r}"
     return (
-        f"changes the output of its last linear layer {fits[-1].key!r} in a way that cannot be undone, such as a ReLU or a mean"
-        f" of probabilities; return that layer's output, or {helps}"
+        f"returns {as_rows(found[0]).shape[1]} outputs that are not those of {head}, their softmax or sigmoid, a multiple or a sum;"
+        f" pass layer='{LOGITS}' to use its output as features and logits, or return a linear layer's output"
     )
 
 
 # What a network returns
 
 
-def answers(output: Any, count: int) -> dict[str, Tensor]:
+def answers(output: Any) -> dict[str, Tensor]:
     """Return the tensors in a network's return value that may be logits, one row per image, by their place in it."""
     found = {name: value for name, value in _tensors(output, "") if value.is_floating_point() and value.numel()}
-    fit = {
-        name: value for name, value in found.items() if value.ndim and len(value) == count and as_rows(value).ndim == 2
-    }
+    fit = {name: value for name, value in found.items() if value.ndim and as_rows(value).ndim == 2}
     return dict(sorted(fit.items(), key=lambda item: item[0] != "logits"))
 
 
@@ -311,86 +402,79 @@ def close(found: Tensor, wanted: Tensor, tolerance: float = TOLERANCE) -> bool:
 
 def _allowed(wanted: Tensor, *steps: Step) -> float:
     """Return the tolerance of the lowest precision involved."""
-    return max(TOLERANCES.get(value.dtype, TOLERANCE) for value in (wanted, *(step.output for step in steps)))
+    return max(TOLERANCES.get(dtype, TOLERANCE) for dtype in (wanted.dtype, *(step.dtype for step in steps)))
 
 
-def _tensors(output: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+def _tensors(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(output, Tensor):
         yield path, output
     elif isinstance(output, Mapping):
         for key, value in output.items():
             yield from _tensors(value, f"{path}.{key}" if path else str(key))
-    elif isinstance(output, tuple) and hasattr(output, "_fields"):
-        yield from _tensors(dict(zip(output._fields, output, strict=True)), path)
+    elif hasattr(output, "_asdict"):  # a named tuple
+        yield from _tensors(output._asdict(), path)
     elif isinstance(output, tuple | list):
-        for place, value in enumerate(output):
-            yield from _tensors(value, f"{path}[{place}]")
-    elif is_dataclass(output) and not isinstance(output, type):
-        yield from _tensors({entry.name: getattr(output, entry.name) for entry in fields(output)}, path)
-    elif isinstance(getattr(output, "logits", None), Tensor):
-        yield "logits", output.logits
+        yield from _tensors(dict(enumerate(output)), path)
+    elif is_dataclass(output) or hasattr(output, "logits"):
+        yield from _tensors(vars(output), path)
+
+
+def _output_step(output: Any) -> Step:
+    """Return the step `@logits`: the identity, with the network's output as features."""
+    rows = as_rows(next(iter(answers(output).values()), torch.empty(0, 0)))
+    return Step(LOGITS, rows, torch.eye(rows.shape[1], device=rows.device), None, rows.dtype)
 
 
 # Explaining the output
 
 
 def explain(steps: Sequence[Step], output: Any, layer: str | None = None) -> Recipe | None:
-    """Find how a network's output is made of its linear steps, the last ones first; `None` if they do not explain it.
-
-    Args:
-        steps: the steps of one forward pass.
-        output: the network's return value.
-        layer: the names of the parts, as `Recipe.layer` gives them, if they are known.
-    """
-    found: dict[str, tuple[Recipe, list[Step]]] = {}
-    for name, tensor in (answers(output, len(steps[-1].output)) if steps else {}).items():
+    """Find how a network's output is made of its linear steps, the last ones first; `None` if they do not explain it."""
+    candidates = _numbered(steps)
+    if layer is not None:
+        named = parts_of(layer)
+        candidates = [pair for pair in _numbered([_output_step(output), *steps]) if pair[0] in named]
+    found: dict[str, Recipe] = {}
+    for name, tensor in answers(output).items():
         rows = as_rows(tensor)
-        parts = _numbered(steps) if layer is None else [(part, part.among(steps)) for part in parts_of(layer)][::-1]
-        usable = [(part, step) for part, step in parts if step is not None and step.shape == rows.shape]
+        usable = [pair for pair in candidates if (len(pair[1].features), len(pair[1].weight)) == rows.shape]
         recipe = _fitting(usable, rows)
         if recipe is not None:
-            recipe = replace(recipe, answer=name)
-            if name == "logits":
-                return recipe
-            found[name] = recipe, recipe.steps(steps)
-        elif name == "logits" and layer is None:
-            return None  # other outputs may be anything
+            found[name] = replace(recipe, answer=name)
+        if name == "logits" and (recipe is not None or layer is None):
+            return found.get(name)  # other outputs may be anything
     # Features beside logits are not logits: outputs from which others are computed do not count.
-    widths = {name: sum(step.weight.shape[1] for step in own) for name, (_, own) in found.items()}
-    ends = [
-        recipe
-        for name, (recipe, own) in found.items()
-        if not any(own[0].weight.shape[0] == width for other, width in widths.items() if other != name)
-    ]
-    heads = {recipe.layer: recipe for recipe in reversed(ends)}
-    if len(heads) > 1:
-        listed = ", ".join(f"layer={name!r}" for name in reversed(heads))
-        raise ModelError(f"SplitModel: the network returns the outputs of {len(heads)} heads; name one: {listed}")
-    return next(iter(heads.values()), None)
+    heads = {name: recipe.head(recipe.steps(steps, output)) for name, recipe in found.items()}
+    ends = {
+        recipe.layer: recipe
+        for name, recipe in reversed(found.items())
+        if not any(heads[name].classes == heads[other].width for other in found if other != name)
+    }
+    if len(ends) > 1:
+        listed = ", ".join(f"layer={name!r}" for name in reversed(ends))
+        raise ModelError(f"SplitModel: the network returns the outputs of {len(ends)} heads; name one: {listed}")
+    return next(iter(ends.values()), None)
 
 
-def _numbered(steps: Sequence[Step]) -> list[tuple[Part, Step | None]]:
-    """Return each step with its name and number, the last step first."""
-    seen: dict[str, int] = {}
-    found: list[tuple[Part, Step | None]] = []
+def _numbered(steps: Sequence[Step]) -> list[tuple[HeadPart, Step]]:
+    """Return each step with its name and number: layers before functions, the last step first."""
+    calls: Counter[str] = Counter()
+    found: list[tuple[HeadPart, Step]] = []
     for step in reversed(steps):
-        for key in {step.key, step.function}:
-            seen[key] = seen.get(key, 0) - 1
-        found.append((Part(step.key, seen[step.key]), step))
-    return found
+        calls[step.key] -= 1
+        found.append((HeadPart(step.key, calls[step.key]), step))
+    return sorted(found, key=lambda pair: is_function(pair[0].key))
 
 
-def _fitting(usable: Sequence[tuple[Part, Step]], wanted: Tensor) -> Recipe | None:
-    """Find one step that explains the output, as it is or with a factor and constants, or else a weighted sum of steps."""
-    for part, step in usable:
-        if step.output is wanted and step.kept:
-            return Recipe((part,))
+def _fitting(usable: Sequence[tuple[HeadPart, Step]], wanted: Tensor) -> Recipe | None:
+    """Find one step that explains the output, as it is or with a factor and constants, or else a weighted sum of layers."""
     for ending, end in ENDINGS.items():
         for part, step in usable:
             if close(end(step.logits), wanted, _allowed(wanted, step)):
                 return Recipe((part,), ending)
-    single, together = [[pair] for pair in usable], [usable[:MOST_PARTS]] if len(usable) > 1 else []
-    for groups, constants in ((single, False), (single, True), (together, False)):
+    single = [[pair] for pair in usable]
+    layers = [pair for pair in usable if not is_function(pair[0].key)]
+    for groups, constants in ((single, False), (single, True), ([layers] if len(layers) > 1 else [], False)):
         for ending in ENDINGS:
             for group in groups:
                 recipe = _fitted(group, wanted, ending, constants=constants)
@@ -399,37 +483,33 @@ def _fitting(usable: Sequence[tuple[Part, Step]], wanted: Tensor) -> Recipe | No
     return None
 
 
-def _fitted(group: Sequence[tuple[Part, Step]], wanted: Tensor, ending: str, *, constants: bool) -> Recipe | None:
+def _fitted(group: Sequence[tuple[HeadPart, Step]], wanted: Tensor, ending: str, *, constants: bool) -> Recipe | None:
     """Fit a factor for each step, and a constant per class, by least squares; `None` if they do not explain the output."""
-    target = _UNDOINGS[ending](wanted.detach().double())
-    if not bool(torch.isfinite(target).all()) or not float(target.abs().max()) > 0:
+    wanted = wanted.detach().cpu()
+    target = _INVERSES[ending](wanted.double())
+    made = torch.stack([step.logits.detach().double().cpu() for _, step in group])
+    made = _centred(made) if "softmax" in ending else made
+    apart = target - target.mean(dim=0)
+    enough = (len(target) - constants) * target.shape[1] >= max(3 * constants, 2 * len(group))
+    if not enough or not bool(torch.isfinite(target).all()) or not apart.abs().max() > VARIES * target.abs().max():
         return None
-    varies = float((target - target.mean(dim=0)).abs().max()) > VARIES * float(target.abs().max())
-    unknown, rows = len(group), target
-    if (constants or unknown > 1 or target.shape[1] == 1) and not varies:
+    # Constants do not change the differences between images.
+    columns, rows = (made - made.mean(dim=1, keepdim=True), apart) if constants else (made, target)
+    solved = torch.linalg.lstsq(columns.flatten(1).T, rows.reshape(-1, 1), driver="gelsd").solution[:, 0]
+    negligible = 1e-4 * float(solved.abs().max())
+    scales = [_tidy(scale) if abs(scale) > negligible else 0.0 for scale in solved.tolist()]
+    parts = [replace(part, scale=scale) for (part, _), scale in zip(group, scales, strict=True) if scale]
+    if not parts or (len(parts) == 1) != (len(group) == 1):
         return None
-    logits = [step.logits.detach().double() for _, step in group]
-    made = [_centred(one) if "softmax" in ending else one for one in logits]
-    if constants:  # fitted to the differences between images, which constants do not change
-        made, rows, unknown = [one - one.mean(dim=0) for one in made], target - target.mean(dim=0), 3
-    if (len(target) - constants) * target.shape[1] < (2 * unknown if len(group) > 1 else unknown):
-        return None
-    columns = torch.stack([one.flatten() for one in made], dim=1).cpu()
-    scales = torch.linalg.lstsq(columns, rows.flatten().cpu().unsqueeze(1), driver="gelsd").solution[:, 0]
-    kept = [place for place, scale in enumerate(scales.tolist()) if abs(scale) > 1e-4 * float(scales.abs().max())]
-    tidy = [_tidy(float(scales[place])) for place in kept]
-    if not kept or (len(kept) == 1) != (len(group) == 1):
-        return None
-    offset = None
+    factors = torch.tensor(scales, dtype=torch.double).view(-1, 1, 1)
+    total, offset = (factors * made).sum(dim=0), None
     if constants:
-        if float((tidy[0] * made[0] - rows).abs().max()) > 100 * TOLERANCE * float(rows.abs().max()):
+        if not close(factors[0] * columns[0], rows, 100 * TOLERANCE):
             return None  # the constants alone explain whatever does not differ between images
-        offset = (target - tidy[0] * (_centred(logits[0]) if "softmax" in ending else logits[0])).mean(dim=0)
-    total = _sum([scale * logits[place] for scale, place in zip(tidy, kept, strict=True)])
-    total = total if offset is None else total + offset
-    if not close(ENDINGS[ending](total), wanted, _allowed(wanted, *(group[place][1] for place in kept))):
+        offset = (target - total).mean(dim=0)
+        total = total + offset
+    if not close(ENDINGS[ending](total), wanted, _allowed(wanted, *(step for _, step in group))):
         return None
-    parts = [replace(group[place][0], scale=scale) for scale, place in zip(tidy, kept, strict=True)]
     return Recipe(tuple(reversed(parts)), ending, None if offset is None else offset.float())
 
 
@@ -441,9 +521,5 @@ def _tidy(scale: float) -> float:
     return scale
 
 
-def _sum(values: Sequence[Tensor]) -> Tensor:
-    return values[0] if len(values) == 1 else torch.stack(list(values)).sum(dim=0)
-
-
 def _centred(logits: Tensor) -> Tensor:
-    return logits - logits.mean(dim=1, keepdim=True)
+    return logits - logits.mean(dim=-1, keepdim=True)

@@ -1,31 +1,55 @@
-"""Loads networks by name, and weights without ever running a pickle."""
+"""Loads networks by name, weights without ever running a pickle, and the folders that `idness train` writes."""
 
 from __future__ import annotations
 
+import json
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from idness.core.errors import ModelError, ScriptError, unknown_name
-from idness.core.extras import needed
-from idness.core.scripts import Script
-from idness.data import embedded
-from idness.networks.architectures import BACKBONE, LAST, NETWORKS, ProjectedNetwork, build, is_projected, small_resnet
-from idness.networks.run_folder import WEIGHTS, located
+from idness.core.errors import IdnessError, ModelError, ScriptError, needed, unknown_name
+from idness.core.scripts import Script, approved
+from idness.core.text import shorten
+from idness.data import Preprocessing, embedded
+from idness.data.duplicates import EXACT
+from idness.networks.architectures import (
+    BACKBONE,
+    LAST,
+    NETWORKS,
+    MobileNetV2,
+    ProjectedNetwork,
+    build,
+    is_projected,
+    small_resnet,
+    unpacked,
+)
+from idness.networks.hugging_face import PREFIX, load_hugging_face
 from idness.networks.split import final_linear
 
 FORMS = (
-    "torchvision:NAME, torchvision:NAME:WEIGHTS, timm:NAME, path/to/file.py:FUNCTION or"
+    "torchvision:NAME, torchvision:NAME:WEIGHTS, timm:NAME, hf:NAME, hf:FOLDER, path/to/file.py:FUNCTION or"
     " path/to/file.py:FUNCTION(argument=value), small_resnet, tiny_resnet, a folder that idness train wrote"
-    + "".join(f", {embedded.NAME}:{name}" for name in embedded.NETWORKS)
+    + "".join(f", {benchmark}:{name}" for benchmark, names in embedded.NETWORKS.items() for name in names)
 )
+LOG, WEIGHTS = "log.csv", "weights.safetensors"
+IMAGES, DIGESTS = "images.safetensors", "digests"
+"""The file with the hashes of the training images, and the tensor in it."""
+KEPT = ("arch", "classes", "mean", "std", "size", "preprocessing")
+"""The entries of the weights' metadata."""
+INTERPOLATION = "bicubic"
+"""How training resizes images."""
 PREFIXES = ("module.", "_orig_mod.", "model.")
 """Prefixes of wrappers; removed if every parameter name has one and the network's own names do not."""
 
@@ -35,11 +59,11 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
 
     Args:
         spec: `torchvision:resnet50`, `torchvision:resnet50:IMAGENET1K_V1` for exactly these weights,
-            `timm:vit_base_patch16_224`, `path/to/file.py:function`, with arguments as in
-            `path/to/file.py:function(width=2)`, a folder written by `idness train`, one of our architectures, or an
-            embedded network.
-        weights: a safetensors file or a checkpoint; `none` leaves the network untrained. Without it, torchvision, timm and
-            embedded networks have their pretrained weights and a run folder its own. Weights for another number of
+            `timm:vit_base_patch16_224`, `hf:microsoft/resnet-50` or `hf:./folder` of `save_pretrained`,
+            `path/to/file.py:function`, with arguments as in `path/to/file.py:function(width=2)`, a folder written by
+            `idness train`, one of our architectures, or an embedded network.
+        weights: a safetensors file or a checkpoint; `none` leaves the network untrained. Without it, torchvision, timm, Hugging
+            Face and embedded networks have their pretrained weights and a run folder its own. Weights for another number of
             classes replace the final layer.
 
     Returns:
@@ -48,14 +72,15 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
     Raises:
         ModelError: if there is no such network, or the weights do not fit it.
     """
-    spec, weights = located(spec, weights)
+    spec, weights = located_model(spec, weights)
     script = Script.named(spec)
     source, _, name = spec.partition(":") if ":" in spec else ("", "", spec)
     makers: dict[str, Callable[[str, bool], nn.Module]] = {
         "": _own,
         "torchvision": _torchvision,
         "timm": _timm,
-        embedded.NAME: _embedded,
+        "hf": load_hugging_face,
+        **{benchmark: partial(_embedded, benchmark) for benchmark in embedded.NETWORKS},
     }
     if script is not None:
         model = _from_file(script)
@@ -74,15 +99,10 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
 def load_for_training(
     spec: str, classes: int, init: str = "", seed: int = 0, *, example: Tensor | None = None
 ) -> nn.Module:
-    """Make a network for these classes; one with another number of outputs gets a new final layer.
+    """Return a network for these classes; one with another number of outputs gets a new final layer.
 
-    Args:
-        spec: `small_resnet`, `torchvision:NAME`, `timm:NAME`, or `path/to/file.py:FUNCTION`, also with arguments.
-        classes: the number of classes.
-        init: a weights file or the folder of a run; `pretrained` for the network's own weights, or exactly which, as in
-            `torchvision:resnet50:IMAGENET1K_V1`; empty for none.
-        seed: the seed of the initial weights.
-        example: a batch of images, for a network that takes no other size.
+    `init` is a weights file or the folder of a run; `pretrained` for the network's own weights, or exactly which, as in
+    `torchvision:resnet50:IMAGENET1K_V1`; empty for none. `example` is a batch of images, for a network that takes no other size.
     """
     torch.manual_seed(seed)
     exact = init.startswith(("torchvision:", "timm:"))
@@ -164,7 +184,7 @@ def _read_checkpoint(file: Path) -> Any:
 
 
 def _with_projection(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """Put CIDER's projection around a network whose weights have one."""
+    """Wrap a network whose weights have one in CIDER's projection."""
     _fit_heads(
         model, {name.removeprefix(BACKBONE): value for name, value in state.items() if name.startswith(BACKBONE)}
     )
@@ -173,7 +193,7 @@ def _with_projection(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module
 
 
 def _fit_heads(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Give linear layers as many outputs as their weights have, for a network that was tuned to other classes."""
+    """Resize linear layers to as many outputs as their weights have, for a network that was tuned to other classes."""
     for name, module in list(model.named_modules()):
         weight = state.get(f"{name}.weight")
         if not name or type(module) is not nn.Linear or weight is None or weight.ndim != 2:
@@ -210,11 +230,12 @@ def _timm(name: str, pretrained: bool) -> nn.Module:
     return _fetched(f"timm:{name}", lambda: timm.create_model(name, pretrained=pretrained))
 
 
-def _embedded(name: str, pretrained: bool) -> nn.Module:
-    if name not in embedded.NETWORKS:
-        raise unknown_name("embedded network", name, embedded.NETWORKS)
-    weights = embedded.CIFAR6 / f"{name}.safetensors"
-    return load_weights(small_resnet(), weights) if pretrained else small_resnet()
+def _embedded(benchmark: str, name: str, pretrained: bool) -> nn.Module:
+    if name not in embedded.NETWORKS[benchmark]:
+        raise unknown_name("embedded network", name, embedded.NETWORKS[benchmark])
+    model = small_resnet() if benchmark == "cifar6" else MobileNetV2()
+    weights = embedded.HOME / benchmark / f"{name}.safetensors"
+    return _load_state(model, unpacked(read_weights(weights)), weights) if pretrained else model
 
 
 def _from_file(script: Script) -> nn.Module:
@@ -234,3 +255,71 @@ def _fetched(what: str, make: Callable[[], nn.Module]) -> nn.Module:
         raise ModelError(
             f"{what}: its pretrained weights could not be downloaded ({error}); pass a file as weights=, or weights='none'"
         ) from error
+
+
+# Run folders
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a weights file says of its network; empty if it was not written by `idness train`."""
+
+    architecture: str = ""
+    class_names: tuple[str, ...] = ()
+    preprocessing: Preprocessing | None = None
+
+
+def facts_of(weights: str | Path | None) -> Facts:
+    """Read what a weights file says of its network."""
+    file = Path(weights or "")
+    if file.suffix != ".safetensors" or not file.is_file():
+        return Facts()
+    try:
+        with safe_open(file, framework="pt") as opened:
+            values = {name: json.loads(text) for name, text in (opened.metadata() or {}).items() if name in KEPT}
+        return Facts(str(values.get("arch", "")), tuple(map(str, values.get("classes", ()))), _preprocessing(values))
+    except (SafetensorError, OSError, ValueError, TypeError, IdnessError):
+        return Facts()  # of another program, or damaged, which loading the weights reports
+
+
+def located_model(model: str, weights: str | Path | None = None) -> tuple[str, str | Path | None]:
+    """Return the network's name and weights, those in it for a run's folder; the path of `hf:FOLDER` becomes absolute."""
+    if model.startswith(PREFIX) and Path(model.removeprefix(PREFIX)).is_dir():
+        return f"{PREFIX}{Path(model.removeprefix(PREFIX)).resolve()}", weights
+    folder = Path(model)
+    if not model or not folder.is_dir():
+        return model, weights
+    file = folder / WEIGHTS
+    if not file.is_file():
+        raise ModelError(f"{folder}: has no {WEIGHTS}; pass a folder that idness train wrote, once it is done")
+    found = facts_of(file).architecture
+    if not found:
+        raise ModelError(f"{file}: does not name its network; pass model='NAME', weights={str(file)!r}")
+    return approved(found, f"the network of {folder}", f", weights={str(file)!r}"), weights or file
+
+
+def trained_on(weights: str | Path | None) -> NDArray[np.uint8] | None:
+    """Read the hashes of a network's training images; `None` if there are none."""
+    file = Path(weights or "").parent / IMAGES
+    if weights is None or not file.is_file():
+        return None
+    try:
+        found: NDArray[np.uint8] = load_arrays(file)[DIGESTS]
+        if found.dtype != np.uint8 or found.ndim != 2 or found.shape[1] != EXACT:
+            raise ValueError(f"{DIGESTS} must be (N, {EXACT}) bytes, got {found.dtype} {found.shape}")
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise ModelError(
+            f"{file}: is damaged ({shorten(str(error), 200)}); delete it to continue without the check for training images"
+        ) from error
+    return found
+
+
+def _preprocessing(values: Mapping[str, Any]) -> Preprocessing | None:
+    """Read the preprocessing; runs of 0.1 have mean, std and size instead. Without a size, images are not resized."""
+    if "preprocessing" in values:
+        return Preprocessing.from_dict(values["preprocessing"])
+    if "mean" not in values or "std" not in values:
+        return None
+    size = values.get("size")
+    resize = {} if size is None else {"resize": tuple(size), "interpolation": INTERPOLATION}
+    return Preprocessing.from_dict({"mean": values["mean"], "std": values["std"], **resize})

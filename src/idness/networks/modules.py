@@ -24,10 +24,13 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def fingerprint(model: nn.Module) -> str:
+def module_fingerprint(model: nn.Module) -> str:
     """Return the SHA-256 of a network's parameters and buffers: names, shapes, types and bytes."""
     digest = hashlib.sha256()
     for name, value in sorted(unwrap(model).state_dict().items()):
+        if not isinstance(value, Tensor):  # such as the packed weights of int8 layers
+            digest.update(f"{name}:{value};".encode())
+            continue
         tensor = value.detach().cpu().contiguous()
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -121,7 +124,7 @@ class _SwitchedOff:
 
     @contextmanager
     def hold(self, objects: Iterable[Any]) -> Iterator[None]:
-        """Keep the attribute off while the block runs."""
+        """Switch the attribute off while the block runs."""
         listed = list(objects)
         with self._lock:
             for each in listed:

@@ -1,11 +1,14 @@
-"""Opens a network: loads and splits it, and resolves its preprocessing, class names, precision and engine."""
+"""Opens a network: loads and splits it, and resolves its preprocessing, class names, precision and engine.
+
+Class names are matched in the second half: how the labels of a data set and the outputs of a network belong together.
+"""
 
 from __future__ import annotations
 
-import inspect
 import json
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from idness.core.errors import DataError, IdnessWarning, ModelError
-from idness.core.files import key_of, sha256
+from idness.core.errors import DataError, IdnessWarning, ModelError, needed
+from idness.core.files import key_of
 from idness.core.scripts import Script
-from idness.data import Batch, ImageSet, Preprocessing, preprocessing_for
+from idness.data import Batch, ImageSet, Preprocessing, embedded, preprocessing_for
 from idness.data.batches import limit_threads, read_sample
 from idness.data.preprocess import WAY
-from idness.networks.class_names import by_chance, class_names_for, places_of
+from idness.data.sets import imagenet_classes
 from idness.networks.engines import (
     AS_ASKED,
     UNKNOWN,
@@ -32,15 +35,22 @@ from idness.networks.engines import (
     choose_precision,
 )
 from idness.networks.head_search import noise
-from idness.networks.load import load_model
-from idness.networks.modules import as_input, fingerprint
-from idness.networks.run_folder import facts_of, located
+from idness.networks.load import facts_of, load_model, located_model
+from idness.networks.modules import as_input, module_fingerprint
 from idness.networks.split import SplitModel
 
+Numbers = NDArray[np.int64]
 SAMPLE = 64
 """Number of images that are read to find the head, measure the precision and check the normalisation."""
 FEW_RIGHT = 0.3
 """Accuracy below which class names taken from folders come with a warning."""
+ENOUGH = 16
+"""Labelled images below which accuracy is not judged."""
+COUNTED = 64
+"""Most images that count as independent: an untrained network gives all images of a class the same answer, so thousands of them
+are little more evidence than a few dozen."""
+CHANCE = 0.01
+"""Probability of reaching an accuracy by luck above which it is at chance level."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +65,8 @@ class ModelOptions:
         class_names: the names of its classes in the order of its outputs, if the network's own are missing or wrong. By default
             they are those of a labelled data set if its labels agree with the network's predictions.
         preprocessing: the preprocessing, if the network's own is missing or wrong.
-        precision: fp32, bf16, or auto, which measures both.
-        engine: eager, compiled, onnxruntime, openvino or auto; the unchanged network if `None`.
+        precision: fp32, bf16, or auto (bf16 on a GPU).
+        engine: eager, onnxruntime, openvino or auto; the unchanged network if `None`.
         device: the device; auto takes a GPU if there is one.
         threads: the number of threads of the network and of decoding together; all cores if `None`.
     """
@@ -74,21 +84,14 @@ class ModelOptions:
 
     def located(self) -> tuple[str, str | Path | None]:
         """Return the network's name (empty for a module) and weights, also for a run folder."""
-        return located(self.model if isinstance(self.model, str) else "", self.weights)
+        return located_model(self.model if isinstance(self.model, str) else "", self.weights)
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
     """A network that is ready to run, and everything that decides its activations.
 
-    Args:
-        split: the network as features and head.
-        how: its preprocessing; `None` if unknown, and then it runs on no image.
-        precision: the precision of its forward passes.
-        spec: its name, if it was loaded by name.
-        class_names: the names of its classes in the order of its outputs, if they are known.
-        size: the height and width of every input, if they are to be the same.
-        engine: the engine, if it was chosen.
+    `how` is its preprocessing, `None` if unknown; `size` is the height and width of every input, if they are to be the same.
     """
 
     split: SplitModel
@@ -121,7 +124,7 @@ class Network:
     @cached_property
     def weights_sha256(self) -> str:
         """The hash of its parameters and buffers."""
-        return fingerprint(self.split.model)
+        return module_fingerprint(self.split.model)
 
     @cached_property
     def identity(self) -> str:
@@ -129,7 +132,8 @@ class Network:
         settings = json.dumps(self.preprocessing.to_dict(), sort_keys=True)
         layer = ": ".join(filter(None, (self.split.layer, self.split.ending)))
         engine = [self.engine.key()] if self.engine is not None and self.engine.key() else []
-        code = _code(self.spec, self.split.model)
+        script = Script.named(self.spec)
+        code = "" if script is None else script.identity()
         return key_of(
             WAY, self.weights_sha256, repr(self.split.model), layer, code, settings, self.precision.used, *engine
         )
@@ -145,7 +149,7 @@ class Network:
             return None
         return torch.tensor(places)[labels]
 
-    def predict(self, pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
+    def predict(self, pixels: NDArray[np.uint8]) -> Numbers:
         """Return the predicted classes of images as they are read."""
         return self.split.split(self.preprocessing.normalize(pixels)).logits.argmax(dim=1).cpu().numpy()
 
@@ -185,10 +189,14 @@ def open_network(
         limit_threads(options.threads)
     spec, weights = options.located()
     model = options.model
-    loaded = (load_model(spec, weights) if isinstance(model, str) else model).to(_device(options.device))
+    loaded = (load_model(spec, weights) if isinstance(model, str) else model).to(find_device(options.device))
     facts = facts_of(weights)
     own = facts.preprocessing or preprocessing_for(loaded, spec, None if weights is None else str(weights))
-    known, guess = _for_channels(options.preprocessing or own, loaded, images)
+    known = options.preprocessing or own
+    channels = 1 if input_channels(loaded) == 1 else 3 if images is None else images.channels
+    if channels != 3:
+        known = known and known.of_channels(channels)
+    guess = known or Preprocessing().of_channels(channels)
     part, sample = (None, None) if images is None else read_sample(images, guess, SAMPLE, workers=workers)
     example = example_for(guess) if sample is None else guess.normalize(sample.pixels)
     split = _split(loaded, options, spec, known, example, sampled=sample is not None)
@@ -229,19 +237,6 @@ def input_channels(model: nn.Module) -> int | None:
     """Return the number of channels of a network's images, by its first convolution; `None` if it has none."""
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     return None if first is None else first.in_channels
-
-
-def _for_channels(
-    known: Preprocessing | None, model: nn.Module, images: ImageSet | None
-) -> tuple[Preprocessing | None, Preprocessing]:
-    """Return the known preprocessing, and the one to try if it is unknown, for as many channels as the network has."""
-    unusual = images.channels if images is not None and images.channels != 3 else None
-    if input_channels(model) == 1:
-        unusual = 1
-    if unusual is None:
-        return known, known or Preprocessing()
-    known = known and known.of_channels(unusual)
-    return known, known or Preprocessing().of_channels(unusual)
 
 
 def _split(
@@ -311,22 +306,8 @@ def _unknown(name: str, tried: str = "", remedy: str = "") -> ModelError:
     )
 
 
-def _code(spec: str, model: nn.Module) -> str:
-    """Hash the code of a network that a Python file makes: the same weights may compute something else in other code."""
-    script = Script.named(spec)
-    if script is None:
-        return ""
-    files = set()
-    for kind in {type(module) for module in model.modules()}:
-        try:
-            files.add(Path(inspect.getfile(kind)).resolve())
-        except (TypeError, OSError):  # classes that were made at run time
-            continue
-    own = [file for file in sorted(files - {script.file.resolve()}) if "site-packages" not in file.parts]
-    return key_of(script.identity(), *map(sha256, own)) if own else script.identity()
-
-
-def _device(wanted: str) -> torch.device:
+def find_device(wanted: str) -> torch.device:
+    """Return a device by name; `auto` is a GPU if there is one."""
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -338,3 +319,93 @@ def _device(wanted: str) -> torch.device:
             f"device must be auto, cpu, cuda or another available one, got {wanted!r} ({why}); use device='cpu'"
         ) from error
     return device
+
+
+# Class names
+
+
+def by_chance(right: int, count: int, classes: int) -> bool:
+    """Whether luck alone may give so many correct predictions."""
+    counted, share = min(count, COUNTED), 1 / max(classes, 2)
+    found = round(counted * right / max(count, 1))
+    # The tail of a binomial, without scipy.stats, which takes long to import.
+    tail = (math.comb(counted, k) * share**k * (1 - share) ** (counted - k) for k in range(found, counted + 1))
+    return sum(tail) > CHANCE
+
+
+def check_accuracy(source: str, labels: Numbers, predicted: Numbers, classes: int, *, any_accuracy: bool) -> str:
+    """Return a warning if accuracy on labelled images is at chance level, an error unless `any_accuracy` is set."""
+    right, count = int((labels == predicted).sum()), len(labels)
+    if count < ENOUGH or not by_chance(right, count, classes):
+        return ""
+    text = (
+        f"{source}: accuracy is {100 * right / count:.1f} % on {count:,} labelled images, chance level for {classes} classes;"
+        " check the weights, the order of the classes and the preprocessing"
+    )
+    if not any_accuracy:
+        raise ModelError(f"{text}, or pass any_accuracy=True to continue")
+    return text
+
+
+def places_of(names: Sequence[str], known: Sequence[str] | None, classes: int) -> list[int] | None:
+    """Return the network's output index of each class name of a data set, or `None` if they are other classes.
+
+    Names are compared first: with the network's (`known`), with ImageNet's, as numbers. Classes are matched by position only if there are
+    as many and none of them has a name of the network's: a data set that shares some names would be matched wrongly.
+    """
+    for listed in (known, imagenet_classes() if classes == len(imagenet_classes()) else None):
+        exact, plain = (
+            {key(name): number for number, name in reversed(list(enumerate(listed or ())))} for key in (str, _plain)
+        )
+        places = [exact.get(name, plain.get(_plain(name))) for name in names]
+        found = [place for place in places if place is not None]
+        if len(found) == len(names):
+            return found
+        if found:
+            return None
+    if all(name.isdecimal() for name in names) and len({int(name) for name in names}) == len(names):
+        numbers = [int(name) for name in names]
+        if max(numbers, default=classes) < classes:
+            return numbers
+    return list(range(classes)) if len(names) == classes else None
+
+
+def class_names_for(model: nn.Module, spec: str, classes: int) -> tuple[str, ...] | None:
+    """Return a network's class names: its own `class_names`, or those it was published with; `None` if unknown."""
+    own = getattr(model, "class_names", None)
+    if isinstance(own, Sequence) and not isinstance(own, str):
+        if len(own) != classes:
+            raise ModelError(f"class_names of the network must name its {classes} classes, got {len(own)}")
+        return tuple(str(name) for name in own)
+    known = _published(model, spec)
+    return known if known is not None and len(known) == classes else None  # else it was tuned to other classes
+
+
+def _published(model: nn.Module, spec: str) -> tuple[str, ...] | None:
+    if embedded.owns(spec):
+        return embedded.classes(spec.partition(":")[0])
+    kind, _, name = spec.partition(":")
+    if kind == "torchvision":
+        models = needed("torchvision.models", spec, "models", ModelError)
+        entry = next(iter(models.get_model_weights(name.partition(":")[0])), None)
+        return tuple(entry.meta["categories"]) if entry is not None and "categories" in entry.meta else None
+    if kind == "timm" or hasattr(model, "pretrained_cfg"):
+        data = needed("timm.data", type(model).__name__, "models", ModelError)
+        subset = data.infer_imagenet_subset(model)
+        info = None if subset is None else data.ImageNetInfo(subset)
+        if info is None:
+            return None
+        # Folders of the usual thousand classes are known by their numbers anyway, and words are easier to read.
+        named = info.label_descriptions() if info.num_classes() == len(imagenet_classes()) else info.label_names()
+        return tuple(named)
+    labels = getattr(getattr(model, "config", None), "id2label", None)
+    if isinstance(labels, Mapping) and sorted(labels) == list(range(len(labels))):
+        listed = tuple(str(labels[number]) for number in range(len(labels)))
+        # Hugging Face's default names are LABEL_0, LABEL_1, ...
+        return None if all(name == f"LABEL_{number}" for number, name in enumerate(listed)) else listed
+    return None
+
+
+def _plain(name: str) -> str:
+    """Return a name for comparison: case, spaces, dashes and underscores do not count."""
+    return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())

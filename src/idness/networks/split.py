@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
@@ -12,11 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from idness.core.errors import DataError, InputError, ModelError
-from idness.core.progress import shown
+from idness.core.progress import show_progress
 from idness.core.types import Activations, Head, InputEditor
 from idness.networks.engines import EngineRunner, Precision
-from idness.networks.head_search import NotProbedError, Recipe, check_layer, explain, parts_of, probe, search_head
-from idness.networks.linear_steps import Step, is_function, recorded
+from idness.networks.head_search import (
+    NotProbedError,
+    Recipe,
+    Step,
+    check_layer,
+    is_function,
+    parts_of,
+    probe,
+    recorded,
+    search_head,
+)
 from idness.networks.modules import as_input, best_layout, call, copied, differentiable, inference, unwrap
 
 _DECIDING = Lock()
@@ -39,7 +49,7 @@ class SplitModel:
         example: a batch of images for the search, if the network takes unusual input.
         multi_label: whether an image may have several labels or none; by default it may if the network ends in a sigmoid,
             or declares it by `config.problem_type` as Hugging Face's do.
-        engine: what runs it: `eager`, `compiled`, `onnxruntime`, `openvino` or `auto`; the unchanged network if `None`.
+        engine: what runs it: `eager`, `onnxruntime`, `openvino` or `auto`; the unchanged network if `None`.
 
     Raises:
         ModelError: if no head is found.
@@ -66,31 +76,37 @@ class SplitModel:
         if not isinstance(model, nn.Module):
             raise ModelError(f"SplitModel: model must be a torch nn.Module, got {type(model).__name__}")
         self.model = unwrap(model)
-        self._layer, self._example, self._multi_label = layer, example, multi_label
-        self._recipe: Recipe | None = None
-        self._shape: tuple[int, int] | None = None
+        self._multi_label = multi_label
         self._layout: torch.memory_format | None = torch.preserve_format
         self._moves_weights = False
         self.runner = None if engine is None else EngineRunner(engine)
         if layer is not None:
             check_layer(self.model, layer)
-        if layer is None or example is not None:
-            self._find()
+        self._example: Tensor | None = None
+        try:
+            self._recipe, self._example, steps = search_head(self.model, example, layer)
+        except NotProbedError:
+            if layer is None:
+                raise
+            # The first batch shows whether the layer's output is the network's.
+            self._recipe = Recipe(parts_of(layer))
+            steps = self._weights()
+        self._sizes = steps[0].weight.shape[0], sum(step.weight.shape[1] for step in steps)
 
     @property
     def layer(self) -> str:
         """The name of the final layer, or of several whose logits are added, joined by `+`."""
-        return self._recipe.layer if self._recipe is not None else self._layer or ""
+        return self._recipe.layer
 
     @property
     def ending(self) -> str:
         """A short description of what follows the final layer; empty if nothing does."""
-        return self._found().describe()
+        return self._recipe.describe()
 
     @property
     def head(self) -> Head:
         """The head that turns features into logits: weight and bias as they are now, in float32."""
-        head = self._found().head(self._weights())
+        head = self._recipe.head(self._weights())
         if head.classes > 1:
             return replace(head, multi_label=self.multi_label)
         return Head(_two_of(head.weight, 0), _two_of(head.offset, 0))
@@ -98,20 +114,20 @@ class SplitModel:
     @property
     def multi_label(self) -> bool:
         """Whether an image may have several labels or none."""
-        if self._multi_label is not None or self._sizes()[0] == 1:
-            return bool(self._multi_label) and self._sizes()[0] > 1
+        if self._multi_label is not None or self._sizes[0] == 1:
+            return bool(self._multi_label) and self._sizes[0] > 1
         declared = (getattr(getattr(module, "config", None), "problem_type", "") for module in self.model.modules())
-        return self._found().ending == "sigmoid" or "multi_label_classification" in declared
+        return self._recipe.ending == "sigmoid" or "multi_label_classification" in declared
 
     @property
     def classes(self) -> int:
         """The number of classes."""
-        return max(2, self._sizes()[0])
+        return max(2, self._sizes[0])
 
     @property
     def width(self) -> int:
         """The number of features."""
-        return self._sizes()[1]
+        return self._sizes[1]
 
     @property
     def device(self) -> torch.device:
@@ -125,8 +141,9 @@ class SplitModel:
 
     def copy(self) -> SplitModel:
         """Return the same over a copy of the network that shares its parameters and nothing else."""
-        other = SplitModel(copied(self.model), self.layer, multi_label=self.multi_label)
-        other._recipe, other._example = self._found(), self._example
+        other = copy.copy(self)
+        other.model, other.runner, other._multi_label = copied(self.model), None, self.multi_label
+        other._layout, other._moves_weights = torch.preserve_format, False
         return other
 
     def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,13 +182,13 @@ class SplitModel:
             progress: whether to show a progress bar on standard error.
             edit_with: edits the images for a second pass, as `Detector.input_edit` does.
         """
-        with shown(quiet=not progress) as listener:
-            listener.phase("network", len(loader) if isinstance(loader, Sized) else None)
+        with show_progress(quiet=not progress) as bar:
+            bar.phase("network", len(loader) if isinstance(loader, Sized) else None)
             for batch in loader:
                 images, labels = unpack(batch)
                 # Per batch: a generator that is abandoned half-way must not leave the network in another mode.
                 acts = self.split(images, precision=precision, edit_with=edit_with)
-                listener.advance(1)
+                bar.advance(1)
                 yield replace(acts.to("cpu"), labels=labels)
 
     def extract(
@@ -186,7 +203,7 @@ class SplitModel:
         return Activations.concat(self.stream(loader, precision=precision, progress=progress, edit_with=edit_with))
 
     def free_layout(self, *, weights: bool) -> None:
-        """Let the first batch choose the memory layout of images, and of the weights if nobody else uses them."""
+        """Choose the memory layout of images by the first batch, and that of the weights if nobody else uses them."""
         self._layout, self._moves_weights = None, weights
 
     def _laid_out(self, images: Tensor) -> Tensor:
@@ -199,32 +216,23 @@ class SplitModel:
 
     def _split_twice(self, images: Tensor, precision: Precision, editor: InputEditor) -> Activations:
         seen: list[Activations] = []
+        name = type(editor).__name__
         if not images.is_floating_point():
             dtype = str(images.dtype).removeprefix("torch.")
-            raise InputError(f"{type(editor).__name__}: images must be floating point to be changed, got {dtype}")
-
-        if any(value.is_inference() for value in self.model.parameters()):
-            raise ModelError(
-                f"{type(editor).__name__}: the network was created under torch.inference_mode() and gives no gradients;"
-                " create it outside, or use a method of one forward pass"
-            )
+            raise InputError(f"{name}: images must be floating point to be changed, got {dtype}")
 
         def network(batch: Tensor) -> tuple[Tensor, Tensor]:
             # A copy, as some networks normalise their input in place.
             features, logits = self._checked(self._laid_out(batch.clone()), precision)
             if batch.requires_grad and not logits.requires_grad:
                 raise ModelError(
-                    f"{type(editor).__name__}: the network gives no gradient for its images; use a method of one forward pass"
+                    f"{name}: the network gives no gradient for its images; use a method of one forward pass"
                 )
             seen.append(Activations(features, logits))
             return features, logits
 
         with differentiable(self.model):
             changed = editor.perturb(network, images.detach().clone()).detach()
-        if changed.shape != images.shape:
-            raise InputError(
-                f"{type(editor).__name__}: perturb must keep the images' shape {tuple(images.shape)}, got {tuple(changed.shape)}"
-            )
         # The editor's pass over the unchanged images is the first pass.
         plain = seen[0] if seen else self.split(images, precision=precision)
         return replace(plain, edited=self.split(changed, precision=precision))
@@ -235,68 +243,28 @@ class SplitModel:
             raise InputError(f"SplitModel: precision must be fp32 or bf16, got {precision!r}")
         recipe = self._recipe
         autocast = nullcontext() if precision == "fp32" else torch.autocast(images.device.type, torch.bfloat16)
-        with recorded(self.model, (recipe or Recipe(parts_of(self.layer))).wanted()) as seen, autocast:
+        with recorded(self.model, recipe.wanted()) as seen, autocast:
             output = call(self.model, images)
-        if recipe is None:
-            recipe = self._settled(seen, output)
-        steps = recipe.steps(seen)
-        features, logits = recipe.features(steps), recipe.logits(steps)
+        steps = recipe.steps(seen, output)
+        features, logits = torch.cat([step.features for step in steps], dim=1), recipe.logits(steps)
         # While exporting there are no values to compare, and asking for the length would fix it.
-        if not torch.compiler.is_exporting():
-            if features.ndim != 2 or len(features) != len(images):
-                raise ModelError(
-                    f"SplitModel: the features at {self.layer!r} must be one row per image, got shape {tuple(features.shape)}"
-                )
-            if not recipe.explains(steps, output):
-                after = f" with {recipe.describe()}" if recipe.describe() else ""
-                raise ModelError(
-                    f"SplitModel: the network's output for these images does not follow from its layer {self.layer!r}{after},"
-                    " as it did when it was probed; pass example=, a batch of its images"
-                )
+        if not torch.compiler.is_exporting() and not recipe.explains(steps, output):
+            after = f" with {recipe.describe()}" if recipe.describe() else ""
+            raise ModelError(
+                f"SplitModel: the network's output for these images does not follow from its layer {self.layer!r}{after},"
+                " as it did when it was probed; pass example=, a batch of its images"
+            )
         return features, logits if logits.shape[1] > 1 else _two_of(logits, 1)
-
-    def _find(self) -> None:
-        recipe, self._example, steps = search_head(self.model, self._example, self._layer)
-        self._recipe, self._shape = recipe, _shape_of(steps)
-
-    def _found(self) -> Recipe:
-        """Return the recipe; if a layer was named and no image has run yet, noise shows what follows it."""
-        if self._recipe is None:
-            try:
-                self._find()
-            except NotProbedError:
-                # The first batch shows whether the layer's output is the network's.
-                self._recipe = Recipe(parts_of(self.layer))
-        assert self._recipe is not None
-        return self._recipe
-
-    def _settled(self, seen: list[Step], output: Any) -> Recipe:
-        """Find out from the first batch what follows a layer that was named."""
-        steps = Recipe(parts_of(self.layer)).steps(seen)
-        recipe = explain(seen, output, self.layer)
-        if recipe is None:  # one image may not be enough
-            return self._found()
-        self._recipe, self._shape = recipe, _shape_of(steps)
-        return recipe
 
     def _weights(self) -> list[Step]:
         """Return the parts of the head with their present weights."""
-        recipe = self._found()
-        if not any(is_function(part.key) for part in recipe.parts):
-            return [Step.of_layer(part.key, self.model.get_submodule(part.key)) for part in recipe.parts]
+        parts = self._recipe.parts
+        if not any(is_function(part.key) for part in parts):
+            return [Step.of_layer(part.key, self.model.get_submodule(part.key)) for part in parts]
         # Computed weights, as those of a cosine classifier, exist only while the network runs.
-        assert self._example is not None
-        return recipe.steps(probe(self.model, self._example)[0])
-
-    def _sizes(self) -> tuple[int, int]:
-        """Return the numbers of outputs and features; a layer that was named need not run for it."""
-        if self._shape is None:
-            named = [part.key for part in parts_of(self.layer)]
-            if any(map(is_function, named)):
-                self._shape = _shape_of(self._weights())
-            else:
-                self._shape = _shape_of([Step.of_layer(key, self.model.get_submodule(key)) for key in named])
-        return self._shape
+        if self._example is None:
+            raise ModelError(f"SplitModel: layer {self.layer!r} needs images; pass example=, a batch of them")
+        return self._recipe.steps(*probe(self.model, self._example))
 
 
 def final_linear(
@@ -332,11 +300,6 @@ def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
     )
 
 
-def _shape_of(steps: Sequence[Step]) -> tuple[int, int]:
-    """Return the numbers of outputs and features of steps side by side."""
-    return steps[0].weight.shape[0], sum(step.weight.shape[1] for step in steps)
-
-
 def _two_of(yes: Tensor, dim: int) -> Tensor:
-    """Make two classes of one output: the softmax of (-z / 2, z / 2) is the sigmoid of z, and neither class is preferred."""
+    """Return two classes for one output: the softmax of (-z / 2, z / 2) is the sigmoid of z, and neither class is preferred."""
     return torch.cat([-0.5 * yes, 0.5 * yes], dim=dim)

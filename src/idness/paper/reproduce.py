@@ -1,27 +1,23 @@
-"""Runs the paper's tables on what data there is, and puts ours beside theirs: `idness reproduce`."""
+"""Run the paper's tables on the available data and compare them with the paper: `idness reproduce`."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from idness.benchmark.parts import MethodResult
-from idness.benchmark.protocol import Benchmark
-from idness.benchmark.results import Report, results_folder
+from idness.benchmark.protocol import Benchmark, Settings
+from idness.benchmark.results import MethodResult, results_folder
 from idness.benchmark.runner import run
-from idness.benchmark.settings import Settings
 from idness.core.errors import DataError, IdnessError
-from idness.core.files import OutputFolder, key_of, sha256
-from idness.core.progress import Listener
+from idness.core.files import OutputFolder
+from idness.core.progress import Progress
 from idness.networks import densenet
-from idness.paper import load, names
-from idness.paper.comparison import Entry, Outcome, compare, markdown, missing, slips
-from idness.paper.locate import Located, Missing, locate
-from idness.paper.tables import PRINTED, PaperRow, PaperTable
-from idness.report.tables import markdown_lines
+from idness.paper.compare import P_VALUE, Entry, Reproduction, TableOutcome, compare_table
+from idness.paper.datasets import DataSet, Located, locate
+from idness.paper.tables import PRINTED, PaperRow, PaperTable, load, names
 
 MODELS = {
     "cifar10": f"{densenet.__file__}:cifar10",
@@ -30,35 +26,7 @@ MODELS = {
     "imagenet-react": "torchvision:resnet50",
 }
 P_VALUE_IMAGES = 1000
-SUMMARY, PAGE, KEY = "reproduce.json", "reproduce.md", "reproduced.key"
-
-
-@dataclass
-class Reproduction:
-    """Collects the outcomes of all tables that were asked for."""
-
-    outcomes: list[Outcome]
-
-    def to_json(self) -> str:
-        """Write all numbers as JSON."""
-        values = {outcome.table.name: outcome.to_dict() for outcome in self.outcomes}
-        return json.dumps({"tables": values}, indent=1, allow_nan=False) + "\n"
-
-    def to_markdown(self) -> str:
-        """Write what was measured as Markdown, then what was not and why, then the slips of the paper itself."""
-        measured = [outcome for outcome in self.outcomes if outcome.measured]
-        lines = ["# The paper, reproduced\n", *(markdown(outcome) for outcome in measured)]
-        if others := [outcome for outcome in self.outcomes if not outcome.measured]:
-            lines += ["## Not reproduced\n"]
-            lines += [f"- {line}" for outcome in others for line in not_reproduced(outcome)]
-        if gaps := missing(self.outcomes):
-            lines += ["\n## What is missing\n", *markdown_lines(gaps)]
-        said = [f"- {line}" for line in slips(self.outcomes)]
-        return "\n".join([*lines, "\n## Where the paper contradicts itself\n", *said]) + "\n"
-
-    def save(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write JSON and Markdown."""
-        return reproduction_folder(folder).write({SUMMARY: self.to_json(), PAGE: self.to_markdown()})
+SUMMARY, PAGE = "reproduce.json", "reproduce.md"
 
 
 def reproduction_folder(path: str | os.PathLike[str], *, force: bool = False) -> OutputFolder:
@@ -81,136 +49,131 @@ def reproduce(
     *,
     out: str | os.PathLike[str] = "reproduced",
     settings: Settings | None = None,
-    listener: Listener | None = None,
+    progress: Progress | None = None,
 ) -> Reproduction:
-    """Run every table for which the data is on disk, and compare it with the paper number by number.
+    """Run every table whose data is available, and compare it with the paper number by number.
 
     Args:
         tables: names of tables; all if empty.
-        data: folders that hold the sets under their usual names.
-        out: where each benchmark's report and the comparison are written.
-        settings: batch size, precision, cache and the like; `weights` replaces the weights that would be looked for.
-        listener: hears of progress.
+        data: folders with the sets under their usual names.
+        out: folder for the report of each benchmark and the comparison.
+        settings: batch size, precision, cache and so on; `weights` replaces the weights that would be searched for.
+        progress: progress callback.
     """
     wanted = [load(name) for name in tables or names()]
     for folder in data:
         if not Path(folder).is_dir():
-            raise DataError(f"data={str(folder)!r} does not exist; it must be a folder that holds the sets")
+            raise DataError(f"data={str(folder)!r} does not exist; pass a folder with the sets")
     roots = [Path(folder) for folder in data] or [Path("data")]
-    # The paper's numbers stand beside ours: those of a network that is not the paper's show it, and do not stop the others.
+    # A network that is not the paper's shows in the numbers; it must not stop the other tables.
     asked = replace(settings or Settings(), any_accuracy=True)
     target = reproduction_folder(out)
     target.check()
     target.record(target.files)  # before the benchmarks write into folders below it
-    lab = _Lab(roots, target, asked, listener or Listener())
+    lab = _Lab(roots, target, asked, progress or Progress())
     done = Reproduction([lab.outcome(table) for table in wanted])
-    done.save(lab.out)
+    target.write({SUMMARY: done.to_json(), PAGE: done.to_markdown()})
     return done
-
-
-def not_reproduced(outcome: Outcome) -> list[str]:
-    """Name a table without any number of ours in a line, with what hindered it."""
-    table = outcome.table
-    return [f"{table.name}: {table.title} ({table.where})", *outcome.notes, *outcome.failed.values()]
 
 
 class _Lab:
     """Reproduces tables; each benchmark that they share is located and run once."""
 
-    def __init__(self, roots: list[Path], out: OutputFolder, settings: Settings, listener: Listener) -> None:
-        self.roots, self.out, self.settings, self.listener = roots, out, settings, listener
+    def __init__(self, roots: list[Path], out: OutputFolder, settings: Settings, progress: Progress) -> None:
+        self.roots, self.out, self.settings, self.progress = roots, out, settings, progress
         self.located: dict[str, Located] = {}
-        self.results: dict[str, dict[str, MethodResult]] = {}
-        self.failed: dict[str, dict[str, str]] = {}
-        self.theory: list[str] = []  # what the paper's section 3 says of the sets at hand
-        self.trained: dict[str, str] = {}  # rows of Table 5 that could not be run, by name
+        self.results: dict[str, tuple[dict[str, MethodResult], dict[str, str]]] = {}
 
-    def outcome(self, table: PaperTable) -> Outcome:
+    def outcome(self, table: PaperTable) -> TableOutcome:
         """Reproduce one table as far as the data goes."""
         if table.name == "cifar":
             return self._averages(table)
         where = self._where(table.benchmark)
-        result = Outcome(table, images=where.images, missing=list(where.missing), notes=_deviations(table, where))
+        result = TableOutcome(table, sets=list(where.sets), notes=_deviations(table, where))
         try:
             if table.kind == "p-values":
-                result.entries = self._p_values(table, where)
-                result.notes += self.theory
+                result.entries, notes = self._p_values(table, where)
+                result.notes += notes
             else:
-                found = self._trained(table, where) if table.name == "training" else self._rows(table, where)
-                result.entries = compare(table, found, load("imagenet-sets") if table.benchmark == "imagenet" else None)
+                found, result.failed = self._rows(table, where)
+                details = load("imagenet-sets") if table.benchmark == "imagenet" else None
+                result.entries = compare_table(table, found, details)
                 result.folder = table.benchmark if found else None
-                failed = self.failed.get(table.benchmark, {})
-                rows = [row for row in table.rows if row.method and row.training in (None, "none")]
-                result.failed = {row.name: failed[key] for row in rows if (key := _key(row)) in failed}
-                result.failed |= self.trained if table.name == "training" else {}
         except IdnessError as error:
-            result.entries = compare(table, {})
+            result.entries = compare_table(table, {})
             result.notes.append(f"could not be run: {error}")
         if table.name == "training":
             lacking = [row for row in table.rows if not row.weights and self._fine_tuned(row) is None]
-            result.missing += [_untrained(table, row, self.roots[0]) for row in lacking]
-            result.notes += [f"{row.name}: {row.recipe}" for row in table.rows if row.recipe]
+            result.sets += [_untrained(table, row, self.roots[0]) for row in lacking]
         return result
 
     def _where(self, name: str) -> Located:
         if name not in self.located:
-            weights = None if self.settings.weights is None else Path(self.settings.weights)
-            self.located[name] = locate(name, self.roots, weights)
+            self.progress.phase("searching data sets", None)
+            given = self.settings.weights
+            weights = Path(given) if given is not None else None
+            self.located[name] = locate(name, self.roots, weights, progress=self.progress)
         return self.located[name]
 
-    def _rows(self, table: PaperTable, where: Located) -> dict[str, MethodResult]:
-        """Give the results by row; a benchmark runs once for all tables that need it."""
-        if where.benchmark is None or where.weights is None:
-            return {}
-        name = table.benchmark
-        if name not in self.results:
-            self.results[name] = self._run(name, where.benchmark, where, where.weights, _methods(name))
-        return _by_row(table.rows, self.results[name])
+    def _rows(self, table: PaperTable, where: Located) -> tuple[dict[str, MethodResult], dict[str, str]]:
+        """Return the results of a table's rows by name, and why others could not be run.
 
-    def _trained(self, table: PaperTable, where: Located) -> dict[str, MethodResult]:
-        """Give the results of networks that were trained differently, each with its own weights."""
-        found = self._rows(replace(table, rows=tuple(row for row in table.rows if row.weights)), where)
+        Rows of a network that was trained differently are run with its weights.
+        """
+        found: dict[str, MethodResult] = {}
+        failed: dict[str, str] = {}
+        if where.benchmark is None:
+            return found, failed
         for row in table.rows:
-            weights = self._fine_tuned(row)
-            if weights is not None and where.benchmark is not None and row.method:
-                folder = f"{table.benchmark}-{row.training}"
-                try:
-                    found |= _by_row([row], self._run(folder, where.benchmark, where, weights, [row.method]))
-                    if reasons := self.failed[folder]:
-                        self.trained[row.name] = "; ".join(reasons.values())
-                except IdnessError as error:  # one network that cannot be used must not blank the others' rows
-                    self.trained[row.name] = str(error)
-        return found
+            fine_tuned = self._fine_tuned(row)
+            plain = row.weights or row.training in (None, "none")
+            if not row.method or not (fine_tuned if not plain else where.weights):
+                continue
+            folder = table.benchmark if plain else f"{table.benchmark}-{row.training}"
+            methods = _methods(table.benchmark) if plain else [row.method]
+            try:
+                results, reasons = self._run(folder, where, where.weights if plain else fine_tuned, methods)
+            except IdnessError as error:
+                if plain:
+                    raise
+                failed[row.name] = str(error)  # one unusable network must not blank the other rows
+                continue
+            key = row.method.replace(" ", "")
+            found |= {row.name: results[key]} if key in results else {}
+            failed |= {row.name: reasons[key]} if key in reasons else {}
+        return found, failed
 
     def _fine_tuned(self, row: PaperRow) -> Path | None:
-        """Find the weights that `idness train` left in a folder named after the training method."""
+        """Return the weights that `idness train` left in a folder named after the training method."""
         places = [root / (row.training or "") / "weights.safetensors" for root in self.roots]
         return next((place for place in places if not row.weights and place.is_file()), None)
 
     def _run(
-        self, folder: str, benchmark: Benchmark, where: Located, weights: Path, methods: list[str]
-    ) -> dict[str, MethodResult]:
-        """Run a benchmark and write its report, unless the report of the same run is there."""
-        place = results_folder(self.out.path / folder, force=self.out.force)
-        model = MODELS[benchmark.name]
-        key = key_of(sha256(weights), json.dumps(where.identity, sort_keys=True), *methods, model.rpartition(":")[2])
-        report = _unchanged(place.path, key)
-        if report is None:
+        self, folder: str, where: Located, weights: Path | None, methods: list[str]
+    ) -> tuple[dict[str, MethodResult], dict[str, str]]:
+        """Run a benchmark once, write its report, and return results and failures by method."""
+        from idness.report import write_html
+        from idness.report.tables import write_tables
+
+        if folder not in self.results:
+            assert where.benchmark is not None
+            place = results_folder(self.out.path / folder, force=self.out.force)
             place.check()
             settings = replace(self.settings, data=where.root, weights=weights, methods=methods, partial=True)
-            report = run(benchmark, model, settings, self.listener)
-            _write(report, place, load(_tables_of(benchmark.name)[0]).fpr or "")
-            place.write({KEY: key + "\n"})
-        self.failed[folder] = report.failed
-        return report.methods
+            report = run(where.benchmark, MODELS[where.benchmark.name], settings, self.progress)
+            fpr = load(_tables_of(where.benchmark.name)[0]).fpr
+            report.save(place)
+            write_tables(report, place, "id" if fpr == "fpr_at_id_recall" else "ood")
+            write_html(place, report)
+            self.results[folder] = report.methods, report.failed
+        return self.results[folder]
 
-    def _averages(self, table: PaperTable) -> Outcome:
+    def _averages(self, table: PaperTable) -> TableOutcome:
         """Fill the table of averages from the two tables that it averages."""
-        result = Outcome(table)
+        result = TableOutcome(table)
         for column, name in (("CIFAR-10", "cifar10"), ("CIFAR-100", "cifar100")):
             part = self.outcome(load(name))
-            result.images |= {f"{column} {shown}": pair for shown, pair in part.images.items()}
-            result.missing += [gap for gap in part.missing if gap not in result.missing]
+            result.sets += [replace(item, name=f"{column} {item.name}") for item in part.sets]
             means = {(entry.row, entry.metric): entry for entry in part.entries if entry.column == "average"}
             for row in table.rows:
                 for place, metric in enumerate(PRINTED):
@@ -219,61 +182,31 @@ class _Lab:
                     result.entries.append(replace(entry, theirs=row.means[column][place]) if whole else entry)
         return result
 
-    def _p_values(self, table: PaperTable, where: Located) -> list[Entry]:
-        measured: dict[str, float] = {}
+    def _p_values(self, table: PaperTable, where: Located) -> tuple[list[Entry], list[str]]:
+        """Compute the mean p-value of each set, and the terms of the paper's proposition as notes."""
+        from idness.paper.studies import load_study_data, proposition, scaling
+        from idness.paper.studies.gaussian import gaussianity
+
+        found: dict[str, float] = {}
+        notes: list[str] = []
         if where.benchmark is not None and where.weights is not None:
-            key = key_of(sha256(where.weights), json.dumps(where.identity, sort_keys=True), str(P_VALUE_IMAGES))
-            name = f"{table.name}.json"
-            kept = _kept(self.out.path / name, key)
-            measured, self.theory = kept or self._measured(table, where.benchmark, where)
-            content = {"key": key, "mean_p": measured, "theory": self.theory}
-            self.out.write({name: json.dumps(content, indent=1) + "\n"})
-        return [
-            Entry("chi-square", shown, "mean_p", value, measured.get(shown)) for shown, value in table.values.items()
-        ]
-
-    def _measured(self, table: PaperTable, benchmark: Benchmark, where: Located) -> tuple[dict[str, float], list[str]]:
-        """Compute the mean p-value of each set that the table has, by its printed name, and the terms of the paper's proposition."""
-        from idness.paper.studies import proposition, ratios
-        from idness.paper.studies.gaussianity import gaussianity
-        from idness.paper.studies.specimen import take_specimen
-
-        printed = {name.lower(): name for name in table.values}
-        settings = replace(self.settings, data=where.root, weights=where.weights)
-        specimen = take_specimen(
-            MODELS[benchmark.name], benchmark, settings=settings, limit=P_VALUE_IMAGES, listener=self.listener
-        )
-        found = {}
-        for part in specimen.before_relu:
-            name = table.id if part is specimen.ids else printed.get(part.name)
-            if name is not None and part.acts.pre_relu is not None:
-                found[name] = gaussianity(part.name, part.acts.pre_relu).mean_p
-        return found, [f"section 3: {step.study(specimen).line}" for step in (proposition, ratios)]
-
-
-def _by_row(rows: Sequence[PaperRow], results: Mapping[str, MethodResult]) -> dict[str, MethodResult]:
-    """Give results by the row's name."""
-    return {row.name: results[key] for row in rows if (key := _key(row)) in results}
-
-
-def _key(row: PaperRow) -> str:
-    """Give the name of a row in a benchmark's results, which has no spaces."""
-    return (row.method or "").replace(" ", "")
-
-
-def _kept(place: Path, key: str) -> tuple[dict[str, float], list[str]] | None:
-    """Read the p-values of an earlier run on the same weights and images, and what was found beside them."""
-    try:
-        stored = json.loads(place.read_text(encoding="utf-8"))
-        if stored["key"] != key:
-            return None
-        return {str(name): float(value) for name, value in stored["mean_p"].items()}, list(stored.get("theory", []))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+            printed = {name.lower(): name for name in table.values}
+            settings = replace(self.settings, data=where.root, weights=where.weights)
+            model = MODELS[where.benchmark.name]
+            data = load_study_data(
+                model, where.benchmark, settings=settings, limit=P_VALUE_IMAGES, progress=self.progress
+            )
+            for part in data.before_relu:
+                name = table.id if part is data.ids else printed.get(part.name)
+                if name is not None and part.acts.pre_relu is not None:
+                    found[name] = gaussianity(part.name, part.acts.pre_relu).mean_p
+            notes = [f"section 3: {step(data).line}" for step in (proposition.study, scaling.ratios)]
+        values = [Entry("chi-square", name, P_VALUE, value, found.get(name)) for name, value in table.values.items()]
+        return values, notes
 
 
 def _methods(name: str) -> list[str]:
-    """List the methods of all tables of a benchmark, each once."""
+    """Return the methods of all tables of a benchmark, each once."""
     rows = [row for table in _tables_of(name) for row in load(table).rows if row.training in (None, "none")]
     return list(dict.fromkeys(row.method for row in rows if row.method))
 
@@ -282,37 +215,16 @@ def _tables_of(name: str) -> list[str]:
     return [table for table in names() if load(table).benchmark == name and load(table).kind == "fpr-auroc"]
 
 
-def _unchanged(folder: Path, key: str) -> Report | None:
-    """Give the report of an earlier run on the same weights, images and methods."""
-    try:
-        if (folder / KEY).read_text(encoding="utf-8").strip() == key:
-            return Report.load(folder)
-    except (OSError, IdnessError):
-        return None
-    return None
-
-
-def _write(report: Report, folder: OutputFolder, fpr: str) -> None:
-    """Write the folder that a benchmark writes."""
-    from idness.report import write_html
-    from idness.report.tables import write_tables
-
-    report.save(folder)
-    write_tables(report, folder, "id" if fpr == "fpr_at_id_recall" else "ood")
-    write_html(folder, report)
-
-
 def _deviations(table: PaperTable, where: Located) -> list[str]:
     learners = [row.name for row in table.rows if row.method and row.method.startswith(("dice", "chain"))]
-    if learners and "id_train" in where.images:
-        return [f"{', '.join(learners)}: means over {where.images['id_train'][0]:,} training images"]
-    return []
+    train = next((item.found for item in where.sets if item.name == "id_train"), None)
+    return [f"{', '.join(learners)}: means over {train:,} training images"] if learners and train else []
 
 
-def _untrained(table: PaperTable, row: PaperRow, root: Path) -> Missing:
-    """Say which command trains the network of a row, on the images that its benchmark looks for."""
+def _untrained(table: PaperTable, row: PaperRow, root: Path) -> DataSet:
+    """Return the missing weights of a row, with the command that trains them on the images of its benchmark."""
     spec = Benchmark.load(table.benchmark).id["train"]
     where = f"--data {root / spec['path']} --root {root / spec['root']} --out {root / (row.training or '')}"
     model = MODELS[table.benchmark]
-    command = f"idness train {where} --arch {model} --method {row.training} {row.train.format(model=model)}"
-    return Missing(f"weights of {row.name}", "98 MB once trained", command)
+    command = f"idness train {where} --model {model} --method {row.training} {row.train.format(model=model)}"
+    return DataSet(table.benchmark, f"weights of {row.name}", "98 MB once trained", command)

@@ -1,4 +1,4 @@
-"""Reads the paper's tables, and finds where their numbers do not add up."""
+"""The paper's tables as data, and where their numbers contradict each other."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Pair = tuple[float, float]
 PRINTED = ("fpr", "auroc")
 OTHER_FILES = ("archives.toml", "slips.toml", "sources.toml")
 ROUNDING = 0.0101
-"""How far a printed average may be from the mean of its printed parts: half a unit for each, and rounding in between."""
+"""The largest rounding error of a printed average: half a unit for each part, and rounding in between."""
 
 
 @dataclass(frozen=True)
 class PaperRow:
-    """Keeps one printed row: a method, and perhaps the training of its network.
+    """A printed row: a method, and perhaps the training of its network.
 
-    `method` is written as the command line takes it, with the options of the paper; none where we have no equal. `cells` are by
-    OOD set, `means` by group of sets, `spread` (plus-minus) by either; all in percent. `epochs` are original plus extended.
-    `train` are the options of `idness train` that make its network, and `recipe` says where they come from.
+    `method` is written as for the command line, with the paper's options; `None` if idness does not have it. `cells` are by OOD set,
+    `means` by group of sets, `spread` (plus-minus) by either; all in percent. `epochs` are original plus extended. `train` has the
+    options of `idness train` for its network, and `recipe` their source.
     """
 
     name: str
@@ -44,11 +44,11 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """Keeps one table of the paper with its protocol.
+    """A table of the paper with its protocol.
 
-    `where` is its place in the paper and `benchmark` the one that has its sets. A table of `kind` `fpr-auroc` has rows, groups (the
-    sets that each average is over) and `fpr`, which of our two it prints; one of `p-values` has their means by set in `values`.
-    `detail` names the table that has the single sets of this one.
+    `where` is its place in the paper and `benchmark` the one with its sets. A table of `kind` `fpr-auroc` has rows, groups (the sets
+    of each average) and `fpr`, the name of the FPR that it prints; one of `p-values` has their means by set in `values`. `detail`
+    names the table with the single sets of this one.
     """
 
     name: str
@@ -65,13 +65,6 @@ class PaperTable:
     note: str = ""
     detail: str | None = None
     id: str | None = None
-
-    def row(self, name: str) -> PaperRow:
-        """Find a row by its printed name."""
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise unknown_name(f"row of {self.name}", name, [row.name for row in self.rows])
 
     @property
     def columns(self) -> list[str]:
@@ -90,7 +83,7 @@ _TABLE = TypeAdapter(PaperTable)
 
 @dataclass(frozen=True)
 class Slip:
-    """Names a place where the paper contradicts itself: `average` (not the mean of its parts), `disagreement` of tables, or `text`."""
+    """A place where the paper contradicts itself: `average` (not the mean of its parts), `disagreement` of tables, or `text`."""
 
     kind: str
     table: str = ""
@@ -122,12 +115,12 @@ def load(name: str) -> PaperTable:
 
 
 def listed_slips() -> list[Slip]:
-    """Read the slips that we know of."""
+    """Read the known slips."""
     return [Slip(**entry) for entry in _read("slips")["slips"]]
 
 
 def find_slips() -> list[Slip]:
-    """Find the averages that are not the mean of their parts, and the cells that two tables print differently."""
+    """Find averages that are not the mean of their parts, and cells that two tables print differently."""
     tables = {name: load(name) for name in names()}
     found = [slip for table in tables.values() for slip in _wrong_averages(table)]
     for table in tables.values():

@@ -1,4 +1,4 @@
-"""What a person looks at: tables, figures, the answer, and one HTML page that holds them all."""
+"""Tables, figures and the HTML page of a benchmark's results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["write_html"]
 
 
 def write_html(folder: str | os.PathLike[str], report: Report | None = None) -> Path:
-    """Write `report.html` into a folder: of a report, or of the results that the folder holds; return its path."""
+    """Write `report.html` into a folder, of a report or of the results in the folder; return its path."""
     from idness.report.page import write_html as write
 
     return write(folder, report)

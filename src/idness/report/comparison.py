@@ -1,4 +1,4 @@
-"""Shows a comparison of results: in the terminal, as Markdown, and as one HTML page."""
+"""A comparison of results in the terminal, as Markdown, and as one HTML page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 from idness.benchmark.compare import Block, Change, Comparison, Value
 from idness.core.files import OutputFolder
-from idness.core.wording import listed, percent, points, sentence, shown
+from idness.core.text import listed, percentage, points, sentence, shorten
 from idness.metrics import FPRS, WITH_INTERVAL, meaning, title
 from idness.report.page import render_page
 from idness.report.tables import Cell, Heading, Table, markdown
@@ -18,21 +18,21 @@ from idness.report.tables import Cell, Heading, Table, markdown
 def tables(
     comparison: Comparison, metrics: Sequence[str] = WITH_INTERVAL, kinds: Sequence[str] = ("group", "set")
 ) -> list[Table]:
-    """Make one table per metric and group or set: each entrant's value, and the differences from the first."""
+    """Return one table per metric and group or set: the values of each result, and the differences from the first."""
     return [_table(comparison, block) for block in comparison.blocks if block.metric in metrics and block.kind in kinds]
 
 
 def legend(comparison: Comparison) -> list[str]:
-    """Say how to read the numbers."""
-    several = [shown(name) for name, runs in zip(comparison.names, comparison.runs, strict=True) if runs > 1]
+    """Return how to read the numbers."""
+    several = [shorten(name) for name, runs in zip(comparison.names, comparison.runs, strict=True) if runs > 1]
     changes = [change for block in comparison.blocks for line in block.lines for change in line.changes]
     tested = any(change.low is not None for change in changes)
     how = (
-        ", with 95 % intervals; ✓ better and ✗ worse where the interval excludes zero"
+        ", with 95 % intervals; ✓ better and ✗ worse if the interval excludes zero"
         if tested
-        else "; nothing says which of them are more than chance"
+        else "; without intervals, their significance is unknown"
     )
-    lines = [f"Percent. Differences are from {shown(comparison.names[0])}, in points{how}."]
+    lines = [f"Percent. Differences are from {shorten(comparison.names[0])}, in points{how}."]
     if tested and len(several) < len(comparison.names):
         lines.append("Paired tests on the same images: DeLong for AUROC, bootstrap for FPR.")
     if several:
@@ -40,20 +40,20 @@ def legend(comparison: Comparison) -> list[str]:
             f"Mean ± standard deviation over seeds for {listed(several)}; seeds against seeds by Welch's test."
         )
     if 0 < len(several) < len(comparison.names):
-        lines.append("One run against several has no interval: measure more seeds.")
-    return [*lines, *(shown(f"{sentence(note)}.", 400) for note in comparison.notes)]
+        lines.append("One run against several has no interval; measure more seeds.")
+    return [*lines, *(shorten(f"{sentence(note)}.", 400) for note in comparison.notes)]
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """Write every table as Markdown."""
-    heading = f"# {' against '.join(shown(name) for name in comparison.names)}\n"
+    """Return every table as Markdown."""
+    heading = f"# {' against '.join(shorten(name) for name in comparison.names)}\n"
     notes = "\n".join(f"- {line}" for line in legend(comparison)) + "\n"
     return "\n".join([heading, notes, *map(markdown, tables(comparison))])
 
 
 def to_html(comparison: Comparison) -> str:
-    """Write every table as one page that needs nothing else."""
-    names, recall = " against ".join(shown(name) for name in comparison.names), comparison.recall
+    """Return every table as one self-contained page."""
+    names, recall = " against ".join(shorten(name) for name in comparison.names), comparison.recall
     parts = [
         {
             "id": metric,
@@ -88,12 +88,12 @@ def write(comparison: Comparison, folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def _where(block: Block) -> str:
-    return f"{shown(block.name)} OOD" if block.kind == "group" else shown(block.name)
+    return f"{shorten(block.name)} OOD" if block.kind == "group" else shorten(block.name)
 
 
 def _table(comparison: Comparison, block: Block) -> Table:
     lower = block.metric in FPRS
-    first, *others = (shown(name, 16) for name in comparison.names)
+    first, *others = (shorten(name, 16) for name in comparison.names)
     best: Literal["ascending", "descending"] = "ascending" if lower else "descending"
     headings = [Heading(name, best=best) for name in (first, *others)]
     headings += [Heading(f"{name}\nminus {first}", best=best) for name in others]
@@ -101,18 +101,19 @@ def _table(comparison: Comparison, block: Block) -> Table:
     for line in block.lines:
         top = (min if lower else max)(value.mean for value in line.values)
         values = [_value(value, value.mean == top) for value in line.values]
-        rows.append([Cell(shown(line.row)), *values, *map(_change, line.changes)])
+        rows.append([Cell(shorten(line.row)), *values, *map(_change, line.changes)])
     heading = f"{title(block.metric, comparison.recall)}, {_where(block)}"
     return Table(heading, [Heading("method", best="ascending", words=True), *headings], rows)
 
 
 def _value(value: Value, best: bool) -> Cell:
-    spread = "" if value.spread is None else f" ± {percent(value.spread)}"
-    return Cell(percent(value.mean) + spread, "leads" if best else "", sort=f"{value.mean:.6f}")
+    spread = "" if value.spread is None else f" ± {percentage(value.spread)}"
+    return Cell(percentage(value.mean) + spread, "leads" if best else "", sort=f"{value.mean:.6f}")
 
 
 def _change(change: Change) -> Cell:
     if change.low is None or change.high is None:
         return Cell(points(change.value), sort=f"{change.value:.6f}")
     interval = f"{points(change.low)} to {points(change.high)}"
-    return Cell(points(change.value), change.verdict, interval, f"{change.value:.6f}", hint=f"p = {change.p_value:.2g}")
+    hint, sort = f"p = {change.p_value:.2g}", f"{change.value:.6f}"
+    return Cell(points(change.value), change.verdict, f" [{interval}]", interval, sort, hint)

@@ -1,9 +1,10 @@
-"""The one look of every figure: colour-blind safe, a second channel beside colour, the same bytes from run to run."""
+"""The look of every figure: colour-blind safe, distinguishable without colour, and reproducible to the byte."""
 
 from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -22,17 +23,17 @@ from idness.core.files import atomic_write
 
 TEMPLATES = Path(__file__).parent / "templates"
 INK = "#1b1f24"
-"""Text and axes; becomes the page's own text colour in an inlined SVG."""
+"""Text and axes; an inlined SVG uses the text colour of its page instead."""
 MUTED = "#8a9099"
 """Grid, reference lines and secondary text; readable on white and on near black."""
 PAPER = "#ffffff"
 ID_COLOUR = "#0072b2"
 OOD_COLOUR = "#d55e00"
 
-# Okabe and Ito's palette without its yellow, which vanishes on white, and without black, which vanishes on black.
+# The palette of Okabe and Ito without yellow, invisible on white, and black, invisible on black.
 PALETTE = (ID_COLOUR, OOD_COLOUR, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", MUTED)
 LIGHTENED = {colour: f"var(--{name}, {colour})" for name, colour in (("blue", ID_COLOUR), ("green", PALETTE[2]))}
-"""The two darkest colours, which a page lightens where its ground is dark."""
+"""The two darkest colours, which a page lightens in dark mode."""
 FONTS = "'DejaVu Sans', Verdana, sans-serif"
 LINES: tuple[Any, ...] = (
     "-",
@@ -44,7 +45,6 @@ LINES: tuple[Any, ...] = (
     (0, (2, 2)),
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++")
 
 _RC: dict[str, Any] = {
     "axes.axisbelow": True,
@@ -62,7 +62,7 @@ _RC: dict[str, Any] = {
     "figure.constrained_layout.use": True,
     "figure.dpi": 100,
     "figure.facecolor": PAPER,
-    # DejaVu comes with matplotlib, so that the layout is the same everywhere.
+    # DejaVu comes with matplotlib, so the layout is the same everywhere.
     "font.family": ["DejaVu Sans"],
     "font.size": 9,
     "grid.alpha": 0.28,
@@ -90,23 +90,22 @@ _RC: dict[str, Any] = {
 
 _FONTS = re.compile(r"font-family: [^;\"]+")
 _COORDINATES = re.compile(r'\b(?:d|x|y|transform)="[^"]+"')
-_DECIMALS = re.compile(r"(?<=\d\.\d\d)\d+")
+_UNUSED = re.compile(r"<metadata>.*?</metadata>\s*", re.DOTALL)
 
 
 class Mark(NamedTuple):
-    """Gives one series its look: a colour and, for those who do not see it, a line, a marker and a hatch."""
+    """The look of one series: a colour and, to be distinguishable without it, a line style and a marker."""
 
     colour: str
     line: Any
     marker: str
-    hatch: str
 
 
 def mark(index: int) -> Mark:
-    """Give the look of the index-th series; past the palette, colours return with other lines and markers."""
+    """Return the look of a series; colours repeat with other line styles and markers."""
     size = len(PALETTE)
     other = (index + index // size) % size
-    return Mark(PALETTE[index % size], LINES[other], MARKERS[other], HATCHES[other])
+    return Mark(PALETTE[index % size], LINES[other], MARKERS[other])
 
 
 @cache
@@ -123,8 +122,9 @@ def templates() -> Environment:
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Apply the look to all figures made inside the block, and to none after it."""
-    with mpl.rc_context(_RC):
+    """Apply the style within the block; characters that the font lacks are no warning, since pages have other fonts."""
+    with mpl.rc_context(_RC), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*[Gg]lyph.*")
         yield
 
 
@@ -136,41 +136,45 @@ def new_figure(
     layout: Any = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Make a figure in the house style, outside pyplot, and its axes as `Figure.subplots` gives them."""
+    """Return a new figure in the house style, outside pyplot, and its axes as `Figure.subplots` returns them."""
     with house_style():
         figure = Figure(figsize=size, layout=layout)
         return figure, figure.subplots(rows, columns, **options)
 
 
 def axes_or_new(ax: Any = None, *, size: tuple[float, float] = (5.2, 3.2)) -> Any:
-    """Give the axes that were passed, or new ones in the house style."""
+    """Return the given axes, or new ones in the house style."""
     return new_figure(size=size)[1] if ax is None else ax
 
 
 def figure_of(ax: Axes) -> Any:
-    """Give the whole figure that axes belong to."""
+    """Return the figure that axes belong to."""
     return ax.get_figure(root=True) if hasattr(ax, "get_figure") else ax
 
 
 def figure_svg(figure: Any, *, alt: str = "", prefix: str = "", adaptive: bool = True) -> str:
-    """Render a figure as SVG text for a page, the same bytes each time.
+    """Return a figure as SVG text for a page, the same bytes each time.
 
     Args:
         figure: the figure, or axes of it.
-        alt: what the picture shows, for those who cannot see it.
-        prefix: put before every id, so that several figures can stand in one page.
-        adaptive: transparent, with text in the page's own colour; otherwise on white paper.
+        alt: a text alternative.
+        prefix: start of every id, so that several figures fit on one page.
+        adaptive: transparent, with text in the page's colour and coordinates rounded to a tenth; otherwise on white.
     """
     stream = io.StringIO()
-    paper = "none" if adaptive else PAPER
     with house_style():
         # A date or version in the file would make two equal runs differ.
-        figure_of(figure).savefig(stream, format="svg", metadata={"Date": None, "Creator": None}, facecolor=paper)
-    text = stream.getvalue()
+        options: dict[str, Any] = {
+            "metadata": {"Date": None, "Creator": None},
+            "facecolor": "none" if adaptive else PAPER,
+        }
+        figure_of(figure).savefig(stream, format="svg", **options)
+    text = _UNUSED.sub("", stream.getvalue())
     text = _FONTS.sub(f"font-family: {FONTS}", text[text.index("<svg") :])
-    text = _COORDINATES.sub(lambda match: _DECIMALS.sub("", match[0]), text)
+    decimals = r"(?<=\d\.\d)\d+" if adaptive else r"(?<=\d\.\d\d)\d+"
+    text = _COORDINATES.sub(lambda match: re.sub(decimals, "", match[0]), text)
     if adaptive:
-        text = text.replace(INK, "currentColor")
+        text = re.sub(r'<g id="[^"]*">', "<g>", text.replace(INK, "currentColor"))
     if prefix:
         text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", text)
     label = f' role="img" aria-label="{escape(alt, quote=True)}"' if alt else ' role="img"'
@@ -183,8 +187,8 @@ def save(figure: Any, path: str | Path, *, alt: str = "") -> list[Path]:
 
     Args:
         figure: the figure, or axes of it.
-        path: where to, without a suffix.
-        alt: what the image shows.
+        path: the files without their suffix.
+        alt: a text alternative.
     """
     return [
         atomic_write(Path(path).with_name(name), content)
@@ -201,8 +205,8 @@ def figure_files(figure: Any, name: str, *, alt: str = "") -> dict[str, bytes]:
     return {f"{name}.svg": svg.encode(), f"{name}.png": png.getvalue()}
 
 
-def legend(ax: Any, *, outside: bool = False, **options: Any) -> Any:
-    """Add a legend without a frame, beside the axes where there is no room inside."""
+def draw_legend(ax: Any, *, outside: bool = False, **options: Any) -> Any:
+    """Add a legend without a frame, beside the axes if `outside`."""
     with house_style():
         if outside:
             return ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, **options)
@@ -210,7 +214,7 @@ def legend(ax: Any, *, outside: bool = False, **options: Any) -> Any:
 
 
 def headline(ax: Any, title: str, *, x: str = "", y: str = "", at_top: bool = False) -> Any:
-    """Set title and axis labels at once; a title at the top of the axes is there, and no time goes into finding room."""
+    """Set title and axis labels; `at_top` fixes the position of the title, which saves time."""
     with house_style():
         ax.set_title(title, y=1.0 if at_top else None)
         ax.set_xlabel(x)
@@ -221,11 +225,10 @@ def headline(ax: Any, title: str, *, x: str = "", y: str = "", at_top: bool = Fa
 def two_histograms(
     ax: Any, first: ArrayLike, second: ArrayLike, labels: tuple[str, str], *, bins: int | None = None
 ) -> Any:
-    """Draw ID against OOD as filled outlines over common bins: ID plain and blue, OOD hatched and orange."""
+    """Draw ID and OOD values as histograms over common bins: ID plain and blue, OOD hatched and orange."""
     sides = [np.asarray(first, float), np.asarray(second, float)]
-    # The far half-percent on either side would squeeze all the rest into a few bins.
+    # The outer half percent on either side would squeeze the rest into a few bins.
     low, high = np.percentile(np.concatenate(sides), [0.5, 99.5])
-    # Few images in many bins are a comb.
     bins = bins or int(np.clip(np.sqrt(min(map(len, sides))), 12, 50))
     edges = np.linspace(low, high if high > low else low + 1.0, bins + 1)
     looks = ((ID_COLOUR, "", LINES[0]), (OOD_COLOUR, "////", LINES[1]))
@@ -234,7 +237,7 @@ def two_histograms(
             heights = np.histogram(values, edges)[0] / (len(values) * (edges[1] - edges[0]))
             ax.stairs(heights, edges, fill=True, color=colour, alpha=0.22, linewidth=0)
             if hatch:
-                # A patch of its own: in SVG the hatch of a coloured patch has the patch's colour and cannot be seen.
+                # Separate, because in SVG the hatch of a coloured patch has the colour of the patch.
                 ax.stairs(heights, edges, fill=True, facecolor="none", edgecolor=colour, hatch=hatch, linewidth=0)
             ax.stairs(heights, edges, color=colour, linestyle=line, linewidth=1.6, label=label)
         ax.set_yticks([])
@@ -244,7 +247,7 @@ def two_histograms(
 
 
 def say_beyond(ax: Any, values: ArrayLike, low: float = -np.inf, high: float = np.inf) -> None:
-    """Say below the axes what share of the values lies outside the picture, where any does."""
+    """Write the share of values outside the axes below them, if there are any."""
     words = beyond_words(values, low, high)
     if words:
         place = {"xycoords": "axes fraction", "xytext": (0, -18), "textcoords": "offset points"}
@@ -252,13 +255,7 @@ def say_beyond(ax: Any, values: ArrayLike, low: float = -np.inf, high: float = n
 
 
 def beyond_words(values: ArrayLike, low: float, high: float) -> str:
-    """Say what share of the values lies outside; nothing where none does."""
+    """Return the share of values outside an interval in words; empty if there are none."""
     array = np.asarray(values, float)
     share = 100 * float(((array < low) | (array > high)).mean())
     return "" if not share else f"{share:.2g} % beyond" if share >= 0.01 else "< 0.01 % beyond"
-
-
-def depth_words(values: ArrayLike, bottom: float) -> str:
-    """Say how far a curve falls that leaves the picture; nothing of one that stays."""
-    least = float(np.min(values))
-    return f", down to {least:.0f}" if least < bottom else ""

@@ -12,21 +12,26 @@ from typing import TYPE_CHECKING, Literal
 
 from markupsafe import Markup
 
-from idness.benchmark.answer import best_first, setting
-from idness.benchmark.parts import Answer, Metrics
-from idness.benchmark.results import TABLES, Report, results_folder
+from idness.benchmark.answer import best_first, setting, unnamed_setting
+from idness.benchmark.results import TABLES, Metrics, Report, results_folder
 from idness.core.errors import OptionError
-from idness.core.wording import percent
-from idness.metrics import FPRS, NAMES, WITH_INTERVAL, meaning, title
+from idness.core.text import percentage, shorten
+from idness.metrics import FPRS, LOWER, NAMES, SELECTIVE, WITH_INTERVAL, meaning, title
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-
-LONG = 9
-BEFORE = {"best": "★ ", "tie": "≈ "}
-SIGNS = {"better": " ✓", "worse": " ✗"}
+SIGNS = {"best": ("★ ", ""), "tie": ("≈ ", ""), "better": ("", " ✓"), "worse": ("", " ✗")}
+"""What stands before and after a marked cell in text."""
 BOLD = ("best", "leads")
+LONG = 9
+"""Headings of the terminal that are longer than this are broken at dashes."""
+WIDE, NARROW = 100, 80
+"""Columns of a terminal from which all intervals are shown, and columns that tables by set may take at least."""
+ROWS = 20
+"""Rows of the main table in the terminal, which fit on a screen."""
+ALWAYS = ("msp", "scale")
+"""Methods that are always shown: the baseline, and the one that the package is built on."""
 _LATEX = {
     "\\": r"\textbackslash ", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde ", "^": r"\textasciicircum ", "\n": " ", "±": r"$\pm$", "·": r"$\cdot$", "–": "--", "−": "$-$",
@@ -36,39 +41,41 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Cell:
-    """Keeps one entry of a table: its text, and what some forms add to it.
+    """One entry of a table.
 
     Args:
-        text: what every form prints.
-        mark: `best` of its column, a `tie` with that, what `leads` its line, or what is `better` or `worse` than another.
-        note: an interval or a setting; small on a page, in brackets elsewhere.
-        sort: what a page sorts by where that is not the text.
-        hint: what a page tells those who point at it.
-        drawing: what a page draws below.
+        text: the text in every form.
+        mark: `best` of its column, a `tie` with it, `leads` its row or column, `better` or `worse` than another, or the method to `use`.
+        plain: what text forms append.
+        note: small print of HTML.
+        sort: the sort key of HTML; the text if empty.
+        hint: the tooltip of HTML.
+        drawing: a drawing below the text in HTML.
     """
 
     text: str
     mark: str = ""
+    plain: str = ""
     note: str = ""
     sort: str = ""
     hint: str = ""
     drawing: Markup = field(default_factory=Markup)
 
     def __str__(self) -> str:
-        note = f" [{self.note}]" if self.note else ""
-        return f"{BEFORE.get(self.mark, '')}{self.text}{note}{SIGNS.get(self.mark, '')}"
+        before, after = SIGNS.get(self.mark, ("", ""))
+        return f"{before}{self.text}{self.plain}{after}"
 
 
 @dataclass(frozen=True)
 class Heading:
-    """Keeps the head of a column.
+    """The heading of a column.
 
     Args:
-        title: what stands in it; a line break is one where there is little room, and a space elsewhere.
-        note: small print below it on a page.
-        best: the direction that puts the best row on top; none where sorting makes no sense.
-        sorted: whether the rows come in that order.
-        words: whether the column holds words, not numbers.
+        title: the text; a line break is a space except in the terminal.
+        note: small print below it.
+        best: the direction that sorts the best row first; empty if the column cannot be sorted.
+        sorted: whether the rows are in that order.
+        words: whether the column contains words instead of numbers.
     """
 
     title: str
@@ -83,7 +90,7 @@ class Heading:
 
 @dataclass
 class Table:
-    """Keeps a table before it is written in some form; the first column names the rows."""
+    """A table, independent of its form; the first column names the rows."""
 
     title: str
     headings: list[Heading]
@@ -92,32 +99,26 @@ class Table:
 
 
 Column = tuple[Heading, list[Cell]]
-
-
-def of_columns(title: str, names: Sequence[Cell], columns: Sequence[Column], notes: Sequence[str] = ()) -> Table:
-    """Make a table of the names of its rows and its columns."""
-    rows = [[name, *(cells[place] for _, cells in columns)] for place, name in enumerate(names)]
-    first = Heading("method", best="ascending", words=True)
-    return Table(title, [first, *(heading for heading, _ in columns)], rows, list(notes))
+Interval = tuple[float, float] | None
 
 
 def markdown(table: Table) -> str:
-    """Write a table as Markdown, with its title and notes."""
+    """Return a table as Markdown, with its title and notes."""
     return "\n".join(
         [f"### {_md(table.title)}", "", *markdown_lines(table), "", *(f"{_md(note)}  " for note in table.notes), ""]
     )
 
 
 def markdown_lines(table: Table) -> list[str]:
-    """Write the lines of a table as Markdown, without its title and notes."""
-    lines = [[_md(str(heading)) for heading in table.headings]]
-    lines.append(["---" if heading.words else "--:" for heading in table.headings])
-    lines += [[f"**{_md(str(cell))}**" if cell.mark in BOLD else _md(str(cell)) for cell in row] for row in table.rows]
-    return [f"|{'|'.join(line)}|" if line is lines[1] else f"| {' | '.join(line)} |" for line in lines]
+    """Return the lines of a Markdown table, without its title and notes."""
+    rows = [[f"**{_md(str(cell))}**" if cell.mark in BOLD else _md(str(cell)) for cell in row] for row in table.rows]
+    rule = "|".join("---" if heading.words else "--:" for heading in table.headings)
+    first, *rest = (f"| {' | '.join(row)} |" for row in [[_md(str(heading)) for heading in table.headings], *rows])
+    return [first, f"|{rule}|", *rest]
 
 
 def latex(table: Table) -> str:
-    """Write a table as LaTeX, for the booktabs and amssymb packages."""
+    """Return a table as LaTeX, for the packages booktabs and amssymb."""
     body = [
         " & ".join(rf"\textbf{{{_tex(str(cell))}}}" if cell.mark in BOLD else _tex(str(cell)) for cell in row) + r" \\"
         for row in table.rows
@@ -140,7 +141,7 @@ def latex(table: Table) -> str:
 
 
 def rich_table(table: Table) -> RichTable:
-    """Make a table for the terminal."""
+    """Return a table for the terminal."""
     from rich.markup import escape
     from rich.table import Table as RichTable
 
@@ -153,14 +154,13 @@ def rich_table(table: Table) -> RichTable:
     return made
 
 
-def width(table: Table) -> int:
-    """Give the width of a table in the terminal."""
+def _width(table: Table) -> int:
+    """Return the width of a table in the terminal."""
     columns = zip(map(_broken, table.headings), *([str(cell) for cell in row] for row in table.rows), strict=True)
     return sum(max(len(line) for text in column for line in text.split("\n")) + 2 for column in columns) - 2
 
 
 def _broken(heading: Heading) -> str:
-    """Break the long name of a set where it has a dash."""
     text = str(heading)
     return text.replace("-", "-\n") if len(text) > LONG else text
 
@@ -173,17 +173,8 @@ def _tex(text: str) -> str:
     return "".join(_LATEX.get(char, char) for char in text)
 
 
-WIDE = 100
-NARROW = 80
-LEVEL = "≈ cannot be told apart from it"
-ROWS = 20
-"""Rows of the main table in the terminal: with headings, notes and the answer they fit a screen."""
-ALWAYS = ("msp", "scale")
-"""Rows that are shown however they do: what costs nothing, and what the package is built on."""
-
-
 def fpr_name(fpr: str) -> str:
-    """Give the metric of a convention, `id` or `ood`."""
+    """Return the metric of an FPR convention, `id` or `ood`."""
     name = f"fpr_at_{fpr}_recall"
     if name not in FPRS:
         raise OptionError(f"fpr must be id (ID is positive) or ood (OOD is positive), got {fpr!r}")
@@ -191,63 +182,72 @@ def fpr_name(fpr: str) -> str:
 
 
 def summary(report: Report, fpr: str = "id", *, wide: bool = True) -> Table:
-    """Make the main table: every method, the best first, AUROC and FPR by group, ID accuracy plain and shaped."""
-    name, rows, columns = fpr_name(fpr), best_first(report), []
+    """Return the main table: AUROC and FPR of every method by group, and its ID accuracy, best method first.
+
+    Args:
+        report: the results.
+        fpr: the FPR convention, `id` or `ood`.
+        wide: whether text forms have all intervals, or only those of the first column.
+    """
+    name, rows, found, columns = fpr_name(fpr), best_first(report), report.answer, list[Column]()
     methods = [report.methods[row] for row in rows]
     at = f"at {100 * report.recall:g} %\n{fpr.upper()} recall"
-    if report.answer is not None and len(report.benchmark.groups) > 1:
-        columns.append(_mean_column(report.answer))
+    if found is not None and len(report.benchmark.groups) > 1:
+        marks = ["best" if row == found.best else "tie" if row in found.ties else "" for row in rows]
+        means, ends = [found.auroc[row] for row in rows], [found.intervals[row] for row in rows]
+        columns.append(_numbers(Heading("mean\nAUROC", sorted=True), means, ends, marks, drawn=True))
     for group in report.benchmark.groups:
-        found = [method.groups[group] for method in methods]
-        columns.append(_metric_column(Heading(f"{group}\nAUROC"), found, "auroc", errors=wide or not columns))
-        columns.append(_metric_column(Heading(f"{group}\nFPR", at, "ascending"), found, name, errors=wide))
+        metrics = [method.groups[group] for method in methods]
+        errors = wide or not columns
+        columns.append(_metric(Heading(f"{shorten(group)}\nAUROC"), metrics, "auroc", errors=errors, drawn=True))
+        columns.append(_metric(Heading(f"{shorten(group)}\nFPR", at, "ascending"), metrics, name, errors=wide))
     accuracy = ""
     if report.id_accuracy is not None:
-        accuracy = f" · ID accuracy {percent(report.id_accuracy)} %"
-        columns.append(_column(Heading("ID acc.\nshaped"), [method.id_accuracy_shaped for method in methods]))
-    notes = [
-        f"FPR: {meaning(name, report.recall)} ({name}).",
-        "Percent; ± half of a 95 % interval; "
-        + ("best of each column in bold." if report.answer is None else f"★ best of its column, {LEVEL}."),
-    ]
-    heading = f"{report.benchmark.title} · {report.model.spec}{accuracy}"
-    return of_columns(heading, [Cell(row) for row in rows], columns, notes)
+        accuracy = f" · ID accuracy {percentage(report.id_accuracy)} %"
+        columns.append(_numbers(Heading("ID acc.\nshaped"), [method.id_accuracy_shaped for method in methods]))
+    signs = "★ best of its column, ≈ not significantly different from it." if found else "best of each column in bold."
+    notes = [f"FPR: {meaning(name, report.recall)} ({name}).", f"Percent; ± half of a 95 % interval; {signs}"]
+    return _by_method(report, f"{report.benchmark.title} · {report.model.spec}{accuracy}", columns, notes)
 
 
 def by_set(report: Report, metric: str = "auroc", sets: Sequence[str] | None = None, *, errors: bool = False) -> Table:
-    """Make the table of one metric by set, the best row first."""
-    columns, rows = [], best_first(report)
-    for name in sets or _sets(report):
-        found = [report.methods[row].sets[name] for row in rows]
-        heading = Heading(name, best="ascending" if metric in FPRS else "descending")
-        columns.append(_metric_column(heading, found, metric, errors=errors))
-    return of_columns(f"{title(metric, report.recall)} by set, percent", [Cell(row) for row in rows], columns)
+    """Return the table of one metric by data set, best method first."""
+    columns = []
+    for name in _sets(report) if sets is None else sets:
+        metrics = [report.methods[row].sets[name] for row in best_first(report)]
+        heading = Heading(shorten(name), best="ascending" if metric in LOWER else "descending")
+        columns.append(_metric(heading, metrics, metric, errors=errors))
+    return _by_method(report, f"{title(metric, report.recall)} by set, percent", columns)
+
+
+def selective(report: Report) -> tuple[str, ...]:
+    """Return the metrics of a classifier that rejects images; empty if the results have none."""
+    known = all(metrics.aurc is not None for method in report.methods.values() for metrics in method.sets.values())
+    return SELECTIVE if known else ()
 
 
 def options(report: Report) -> Table:
-    """Make the table of chosen options."""
+    """Return the table of chosen options."""
     rows, notes = [], left_out(report.failed)
     for row, method in ((row, report.methods[row]) for row in best_first(report)):
         how = f"best of {len(method.tried)}" if method.chosen_by == "validation" else method.chosen_by
-        value = "" if method.validation_auroc is None else percent(method.validation_auroc)
-        rows.append([Cell(row), Cell(setting(report, row) or "–"), Cell(how), Cell(value)])
+        value = "" if method.validation_auroc is None else percentage(method.validation_auroc)
+        rows.append([Cell(shorten(row, 60)), Cell(setting(report, row) or "–"), Cell(how), Cell(value)])
         notes += [f"{row}: setting dropped, {reason}" for reason in method.dropped]
     searched = any(method.chosen_by == "validation" for method in report.methods.values())
     how = "chosen on validation images" if searched else "not searched: the benchmark has no validation sets"
-    words = [Heading(name, words=True) for name in ("method", "options", "chosen")]
+    words = [Heading(name, best="ascending", words=True) for name in ("method", "options", "chosen")]
     return Table(f"options, {how}", [*words, Heading("val. AUROC")], rows, notes)
 
 
 def csv_text(report: Report) -> str:
-    """Write every number as CSV: one line per method and set or group, the best method first, values in [0, 1]."""
+    """Return every number as CSV: one line per method and set or group, best method first, values in [0, 1]."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     marks = [f"{name}_mark" for name in WITH_INTERVAL]
     bounds = [f"{name}_{end}" for name in WITH_INTERVAL for end in ("low", "high")]
-    writer.writerow(
-        ["method", "label", "rank", "use", "kind", "name", *NAMES, *bounds, *marks, "id_accuracy", "id_accuracy_shaped",
-         "seconds"]
-    )  # fmt: skip
+    first, last = ["method", "label", "rank", "use", "kind", "name"], ["id_accuracy", "id_accuracy_shaped", "seconds"]
+    writer.writerow([*first, *NAMES, *SELECTIVE, *bounds, *marks, *last])
     use = report.answer.use if report.answer else None
     for rank, row in enumerate(best_first(report), start=1):
         method = report.methods[row]
@@ -255,7 +255,7 @@ def csv_text(report: Report) -> str:
         seconds = round(sum(method.seconds.values()), 4)
         for kind, found in (("group", method.groups), ("set", method.sets)):
             for name, metrics in found.items():
-                values = [getattr(metrics, key) for key in NAMES]
+                values = [getattr(metrics, key) for key in (*NAMES, *SELECTIVE)]
                 limits = [value for key in WITH_INTERVAL for value in metrics.intervals.get(key, ("", ""))]
                 marked = [metrics.marks.get(key, "") for key in WITH_INTERVAL]
                 place = [row, method.label, rank, int(row == use), kind, name]
@@ -264,51 +264,40 @@ def csv_text(report: Report) -> str:
 
 
 def terminal_tables(report: Report, columns: int, fpr: str = "id", *, sets: bool = False) -> list[Table]:
-    """Choose and cut the tables so that they fit a terminal of so many columns.
+    """Return the tables that fit a terminal.
 
     Args:
         report: the results.
-        columns: the width.
-        fpr: the convention of the FPR, `id` or `ood`.
-        sets: whether to show every row, its options and its numbers by set, not only the best rows of the main table.
+        columns: the width of the terminal.
+        fpr: the FPR convention, `id` or `ood`.
+        sets: whether to show every method with its options and its numbers by set, instead of the best ones in the main table.
     """
     main = summary(report, fpr, wide=columns >= WIDE)
-    if not sets:
-        return [_shortened(report, main)]
-    per_set = [
-        table for metric in ("auroc", fpr_name(fpr)) for table in _cut_by_set(report, metric, max(columns, NARROW))
-    ]
-    return [options(report), *per_set, main]
-
-
-def _shortened(report: Report, table: Table) -> Table:
-    """Keep the best rows, the one to use, and those that everyone looks for."""
+    if sets:
+        by_sets = [_cut_by_set(report, metric, max(columns, NARROW)) for metric in ("auroc", fpr_name(fpr))]
+        return [options(report), *(table for tables in by_sets for table in tables), main]
     wanted = {*ALWAYS, report.answer.use if report.answer else ""}
-    asked = [row[0].text for row in table.rows if row[0].text in wanted]
-    room = ROWS - sum(name not in {row[0].text for row in table.rows[:ROWS]} for name in asked)
-    kept = [row for place, row in enumerate(table.rows) if place < room or row[0].text in wanted]
-    hidden = len(table.rows) - len(kept)
-    more = [f"{hidden} rows more are in results.md; --by-set prints them and the sets."] if hidden else []
-    return replace(table, rows=kept, notes=[*table.notes, *left_out(report.failed), *more])
+    asked = [row[0].text for row in main.rows if row[0].text in wanted]
+    room = ROWS - sum(name not in {row[0].text for row in main.rows[:ROWS]} for name in asked)
+    kept = [row for place, row in enumerate(main.rows) if place < room or row[0].text in wanted]
+    hidden = len(main.rows) - len(kept)
+    more = [f"{hidden} more methods are in results.md; --by-set prints all methods and sets."] if hidden else []
+    return [replace(main, rows=kept, notes=[*main.notes, *left_out(report.failed), *more])]
 
 
 def write_tables(report: Report, folder: str | os.PathLike[str], fpr: str = "id") -> list[Path]:
-    """Write the three files of tables into a folder."""
-    name = fpr_name(fpr)
-    tables = [summary(report, fpr), by_set(report, "auroc"), by_set(report, name), options(report)]
+    """Write `results.csv`, `results.md` and `results.tex` into a folder."""
+    metrics = ("auroc", fpr_name(fpr), *selective(report))
+    tables = [summary(report, fpr), *(by_set(report, metric) for metric in metrics), options(report)]
     answer = [] if report.answer is None else [report.answer.sentence, report.answer.cost, *report.answer.evidence]
     said = "\n\n".join(filter(None, (" ".join(answer[:2]), " ".join(answer[2:])))) + "\n\n" if answer else ""
     comment = "".join(f"% {line}\n" for line in answer if line)
-    texts = (
-        csv_text(report),
-        said + "\n".join(markdown(table) for table in tables),
-        comment + "\n".join(latex(table) for table in tables),
-    )
+    texts = csv_text(report), said + "\n".join(map(markdown, tables)), comment + "\n".join(map(latex, tables))
     return results_folder(folder).write(dict(zip(TABLES, texts, strict=True)))
 
 
 def left_out(failed: Mapping[str, str]) -> list[str]:
-    """Say which rows were left out and why, those of one reason together."""
+    """Return one line per reason for which methods were left out."""
     reasons: dict[str, list[str]] = {}
     for row, reason in failed.items():
         reasons.setdefault(reason, []).append(row)
@@ -320,39 +309,82 @@ def _sets(report: Report) -> list[str]:
 
 
 def _cut_by_set(report: Report, metric: str, room: int) -> list[Table]:
-    """Make one table by set, with error bars if there is room, or several if there is none for all sets."""
+    """Return one table by set, with intervals if there is room, or several tables if there is no room for all sets."""
     whole = by_set(report, metric, errors=True)
-    if width(whole) <= room:
+    if _width(whole) <= room:
         return [whole]
     parts: list[list[str]] = [[]]
     for name in _sets(report):
-        if parts[-1] and width(by_set(report, metric, [*parts[-1], name])) > room:
+        if parts[-1] and _width(by_set(report, metric, [*parts[-1], name])) > room:
             parts.append([])
         parts[-1].append(name)
     return [by_set(report, metric, part) for part in parts]
 
 
-def _mean_column(answer: Answer) -> Column:
-    """Write the mean AUROC by which rows are ordered."""
-    halves = [(high - low) / 2 for low, high in (answer.intervals[row] for row in answer.auroc)]
-    marks = ["best" if row == answer.best else "tie" if row in answer.ties else "" for row in answer.auroc]
-    return _column(Heading("mean\nAUROC", sorted=True), list(answer.auroc.values()), halves, marks)
+def _by_method(report: Report, title: str, columns: Sequence[Column], notes: Sequence[str] = ()) -> Table:
+    """Return a table with one row per method, best first."""
+    use, rows = report.answer.use if report.answer else None, []
+    for place, row in enumerate(best_first(report)):
+        mark, about = "use" if row == use else "", shorten(report.methods[row].about, 200)
+        name = Cell(shorten(row, 60), mark, note=shorten(unnamed_setting(report, row), 80), hint=about)
+        rows.append([name, *(cells[place] for _, cells in columns)])
+    first = Heading("method", best="ascending", words=True)
+    return Table(title, [first, *(heading for heading, _ in columns)], rows, list(notes))
 
 
-def _metric_column(heading: Heading, found: Sequence[Metrics], metric: str, *, errors: bool) -> Column:
-    ends = [metrics.intervals.get(metric) if errors else None for metrics in found]
-    halves = [None if end is None else (end[1] - end[0]) / 2 for end in ends]
+def _metric(heading: Heading, found: Sequence[Metrics], metric: str, *, errors: bool, drawn: bool = False) -> Column:
+    values = [getattr(metrics, metric) for metrics in found]
+    intervals = [metrics.intervals.get(metric) for metrics in found]
     marks = [metrics.marks.get(metric, "") for metrics in found]
-    return _column(heading, [getattr(metrics, metric) for metrics in found], halves, marks)
+    return _numbers(heading, values, intervals, marks, errors=errors, drawn=drawn)
 
 
-def _column(
-    heading: Heading, values: Sequence[float | None], halves: Sequence[float | None] = (), marks: Sequence[str] = ()
+def _numbers(
+    heading: Heading,
+    values: Sequence[float | None],
+    intervals: Sequence[Interval] = (),
+    marks: Sequence[str] = (),
+    *,
+    errors: bool = True,
+    drawn: bool = False,
 ) -> Column:
-    """Write numbers with half of their intervals; without marks of a test, all that print as the best one lead."""
-    texts = [percent(value) for value in values]
+    """Return a column of percentages; without marks of a test, all that print as the best one lead.
+
+    `errors` is whether text forms have the half of each interval, `drawn` whether HTML draws the intervals.
+    """
+    texts = [percentage(value) for value in values]
     known = [float(text) for text, value in zip(texts, values, strict=True) if value is not None]
     best = f"{(min if heading.best == 'ascending' else max)(known):.2f}" if known else ""
-    errors = ["" if half is None else f" ±{percent(half, 1)}" for half in halves or [None] * len(texts)]
     given = marks if any(marks) else ["leads" if text == best else "" for text in texts]
-    return heading, [Cell(text + error, mark) for text, error, mark in zip(texts, errors, given, strict=True)]
+    ends = intervals or [None] * len(texts)
+    scale = _scale([end for end in ends if end])
+    return heading, [
+        Cell(
+            text,
+            mark,
+            plain=f" ±{percentage((end[1] - end[0]) / 2, 1)}" if end and errors else "",
+            note=f"{percentage(end[0], 1)} – {percentage(end[1], 1)}" if end else "",
+            sort="" if value is None else f"{value:.6f}",
+            drawing=_whisker(value, end, scale) if drawn and end and value is not None else Markup(),
+        )
+        for text, value, end, mark in zip(texts, values, ends, given, strict=True)
+    ]
+
+
+def _scale(ends: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the scale of a column's whiskers, which one value far below all others does not squeeze."""
+    if not ends:
+        return 0.0, 1.0
+    lows, high = sorted(end[0] for end in ends), max(end[1] for end in ends)
+    quarter = lows[len(lows) // 4]
+    return max(lows[0], quarter - 2 * (high - quarter)), high
+
+
+def _whisker(value: float, end: tuple[float, float], scale: tuple[float, float]) -> Markup:
+    """Return a drawing of a value and its interval; an arrow if the value is below the scale."""
+    low, high = scale
+    span = (high - low) or 1.0
+    left, middle, right = (max(round(3 + 68 * (point - low) / span, 1), 3.0) for point in (end[0], value, end[1]))
+    shape = Markup('<line x1="{}" x2="{}" y1="4.5" y2="4.5"/><circle cx="{}" cy="4.5" r="2.8"/>')
+    shape = Markup('<path d="M8 1L2 4.5L8 8z"/>') if value < low else shape.format(left, right, middle)
+    return Markup('<svg class="whisker" viewBox="0 0 74 9" aria-hidden="true">{}</svg>').format(shape)

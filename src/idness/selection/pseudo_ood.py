@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from idness.activations.extract import collect
-from idness.core.progress import Listener
+from idness.core.progress import Progress
 from idness.core.types import Activations
 from idness.data import ActivationsSet
-from idness.data.sets import Part
+from idness.data.sets import part_of
 from idness.networks.open import Network
 
 TILES = 4
@@ -72,7 +72,7 @@ KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {make.__name__: make for mak
 
 
 def pseudo_activations(
-    network: Network, ids: ActivationsSet, *, every: int = 1, listener: Listener | None = None
+    network: Network, ids: ActivationsSet, *, every: int = 1, progress: Progress | None = None
 ) -> dict[str, Activations]:
     """Return the activations of pseudo-OOD images of each kind, made of every n-th ID image; empty if there are no images.
 
@@ -80,7 +80,7 @@ def pseudo_activations(
     """
     if ids.images is None or ids.acts.index is None:
         return {}
-    images = Part(ids.images, ids.acts.index[every - 1 :: every].tolist(), "for pseudo-OOD images")
+    images = part_of(ids.images, ids.acts.index[every - 1 :: every].tolist(), "for pseudo-OOD images")
     if len(images) == 0:
         return {}
     how = network.preprocessing
@@ -91,5 +91,5 @@ def pseudo_activations(
         def edit(inputs: Tensor, start: int, make: Callable[[Tensor, int], Tensor] = make) -> Tensor:
             return (make((inputs * std + mean).clamp(0, 1), start) - mean) / std
 
-        found[kind] = collect(network, images, name=f"{kind} ID images", limit=MOST, edit=edit, listener=listener).acts
+        found[kind] = collect(network, images, name=f"{kind} ID images", limit=MOST, edit=edit, progress=progress).acts
     return found

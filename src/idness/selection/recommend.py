@@ -1,8 +1,8 @@
-"""One recommendation of a method for a network, with its reasons: `auto`, `calibrate`, `doctor` and `bench` all ask here.
+"""One recommendation of a method for a network, with its reasons, for `auto`, `calibrate`, `doctor` and `bench`.
 
-With OOD images every method at every option competes on them. Without, the recommendation is `fuse`, which is above the
-energy score on every network that was tried, unless pseudo-OOD images made of the ID images show something far better;
-they rank methods well, but not well enough to decide by small differences. `results/auto.md` has the measurements.
+With OOD images, all methods and options are compared on them. Without, the recommendation is `fuse`, which is above the energy
+score on every convolutional network that was tried, unless pseudo-OOD images made of the ID images show something far better: they
+rank methods well, but not well enough to decide by small differences. `results/auto.md` has the measurements.
 """
 
 from __future__ import annotations
@@ -19,24 +19,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idness.activations.extract import collect
-from idness.activations.prerelu import capture
-from idness.core.checks import check_acts
+from idness.activations.extract import capture, collect
 from idness.core.errors import IdnessError, IdnessWarning, InputError
-from idness.core.normal import expit, logit
-from idness.core.progress import Listener
-from idness.core.types import Activations, Head
+from idness.core.progress import Progress
+from idness.core.text import listed
+from idness.core.types import Activations, Head, check_acts, is_signed
 from idness.data import ActivationsSet, ImageSet, embedded
 from idness.data.duplicates import EXACT
 from idness.data.open import open_argument
 from idness.detectors.detector import Detector, fit_many, score_many
 from idness.detectors.kernels import kept_count
 from idness.detectors.registry import build, rows, short
+from idness.intervals import expit, logit
 from idness.metrics import Scores, auroc
-from idness.networks.class_names import check_accuracy
-from idness.networks.open import ModelOptions, Network, input_channels, open_network
+from idness.networks.open import ModelOptions, Network, check_accuracy, input_channels, open_network
 from idness.selection import search
-from idness.selection.pseudo_ood import pseudo_activations
 
 LEAD = 1.0
 """Lead in logits of the AUROC on pseudo-OOD images at which a single method is preferred to `fuse`; the largest lead of a
@@ -51,12 +48,12 @@ CLIP = (0.005, 0.999)
 """Range of AUROCs before their logits are averaged, so that one perfect kind does not outweigh all others."""
 MOST = 2000
 """Maximum number of ID images that a recommendation is based on; more do not change it."""
+FITTED = 5000
+"""Maximum number of training images that methods are fitted on for a recommendation."""
 SEED = 0
 """Seed of the random half of a set on which a detector is chosen and fitted."""
 ENOUGH = 30
 """Minimum number of ID and OOD images to measure anything; with fewer, an AUROC is uncertain by more than ten points."""
-NEGATIVE = 1e-6
-"""Features below minus this fraction of the largest are negative, not rounding errors."""
 NARROW = 128
 """Width below which the scale ratio uses too few activations: with 64 features, p = 85 leaves 10, and SCALE was 20 points
 below the energy score on a CIFAR-10 ResNet-56."""
@@ -159,26 +156,35 @@ def recommend(
         return Recommendation(build("ebo"), "ebo", MULTI_LABEL, findings=tuple(findings[:-1]))
     if outside and real is None:
         findings.insert(-1, Finding("OOD images", f"{outside} are too few to choose a method; add up to {ENOUGH}"))
-    if findings[-1].good is False or len(ids) < ENOUGH:
-        return _untested(f"Nothing was measured: {findings[-1].text}.", findings)
-    learn, ids = (ids[::2], ids[1::2]) if learn is None else (learn, ids)
-    learn, ids = learn[:5000], ids[:5000]
+    tested = findings[-1].good is not False and len(ids) >= ENOUGH
+    learn, ids = (ids[::2], ids[1::2]) if learn is None else (learn[:: _step(len(learn), FITTED)], ids)
+    # A method that requires non-negative features is never recommended for signed ones.
+    signed = is_signed(ids) or is_signed(learn)
+    candidates = {name: row for name, row in rows().items() if not (signed and row.assumes_nonnegative)}
     others = real or pseudo or {}
     with warnings.catch_warnings():
-        # Methods that do not suit the features are ranked accordingly; a warning for each would only distract.
-        warnings.simplefilter("ignore", IdnessWarning)
-        if real:
-            found = _by_validation(*search.choose(search.wanted_rows(), head, learn, ids, real))
-        elif pseudo:
-            found = _by_pseudo_ood(head, learn, ids, pseudo)
+        warnings.simplefilter("ignore", IdnessWarning)  # methods that do not suit the features are ranked accordingly
+        if real and tested:
+            wanted = {name: search.Row(detector) for name, detector in candidates.items()}
+            found = _by_validation(*search.choose(wanted, head, learn, ids, real))
         else:
-            reason = "Nothing was measured: there are neither OOD images nor images to make pseudo-OOD images of."
-            found = _untested(reason, findings, build("fuse").fit(head, learn, val=ids))
+            try:
+                fuse = build("fuse").fit(head, learn, val=ids)
+            except InputError as error:
+                return Recommendation(build("ebo"), "ebo", f"Recommended: ebo. {error}.", findings=tuple(findings))
+            if not tested:
+                return _untested(f"Nothing was measured: {findings[-1].text}.", findings)
+            if pseudo:
+                found = _by_pseudo_ood(fuse, candidates, head, learn, ids, pseudo)
+            else:
+                reason = "Nothing was measured: there are neither OOD images nor images to make pseudo-OOD images of."
+                found = _untested(reason, findings, fuse)
         gains = scale_gains(head, ids, others) if others else {}
     found.detector.chosen_on(learn, ids)
     helpful = [p for p, gain in gains.items() if gain > HELPS]
     return replace(
         found,
+        why=f"{found.why}{_without_parts(found.detector)}" if signed else found.why,
         findings=(*findings, *_scaling(gains, bool(real)), *_methods(found)),
         suits=bool(helpful) if gains else None,
         percentiles=(min(helpful), max(helpful)) if helpful else None,
@@ -190,8 +196,8 @@ def recommend_for(
     ids: ActivationsSet,
     *,
     learn: Activations | None = None,
-    ood: Activations | None = None,
-    listener: Listener | None = None,
+    ood: Activations | Mapping[str, Activations] | None = None,
+    progress: Progress | None = None,
 ) -> Recommendation:
     """Recommend a method for a network, from its activations on ID images; without enough OOD images, pseudo-OOD images are made.
 
@@ -199,36 +205,42 @@ def recommend_for(
         network: the network.
         ids: ID images that do not calibrate or test anything afterwards: `learning_half` of a set.
         learn: activations of other ID images to fit methods on; every other one of `ids` if `None`.
-        ood: activations of OOD images.
-        listener: progress callback.
+        ood: activations of OOD images, or of several sets by name.
+        progress: progress callback.
     """
+    from idness.selection.pseudo_ood import pseudo_activations
+
     picked = _picked(ids)
-    enough = ood is not None and len(ood) >= ENOUGH
-    pseudo = {} if enough else pseudo_activations(network, picked, every=2 if learn is None else 1, listener=listener)
+    given = {"OOD images": ood} if isinstance(ood, Activations) else dict(ood or {})
+    given = {name: acts[_distinct_sample(acts)] for name, acts in given.items()}
+    enough = sum(map(len, given.values())) >= ENOUGH
+    pseudo = {} if enough else pseudo_activations(network, picked, every=2 if learn is None else 1, progress=progress)
     acts, wrong = picked.acts, None
     if acts.labels is not None:
-        # Labels that hardly ever agree with the network would teach methods nonsense.
-        labels, answers = acts.labels.numpy(), acts.logits.argmax(dim=1).numpy()
-        wrong = check_accuracy(ids.name, labels, answers, acts.logits.shape[1], any_accuracy=True)
+        # Labels that hardly ever agree with the network would mislead methods that are fitted on them.
+        labels, predicted = acts.labels.numpy(), acts.logits.argmax(dim=1).numpy()
+        wrong = check_accuracy(ids.name, labels, predicted, acts.logits.shape[1], any_accuracy=True)
         acts = replace(acts, labels=None) if wrong else acts
-    given = None if ood is None else {"OOD images": ood}
-    found = recommend(network.split.head, learn, acts, ood=given, pseudo=pseudo)
+    found = recommend(network.split.head, learn, acts, ood=given or None, pseudo=pseudo)
     return replace(found, findings=(Finding("labels", wrong, False), *found.findings)) if wrong else found
 
 
 def learning_half(ids: ActivationsSet) -> tuple[ActivationsSet, Tensor]:
-    """Return the random half of a set on which a detector is chosen and fitted, and the order whose first half that is.
+    """Return the images of a set on which a detector is chosen, and an order of all images whose first half contains them.
 
-    The half is the same for every command that gets the same images; an image that occurs twice counts once.
+    They are the same for every command that gets the same images: a random half, of evenly picked ones if there are more than
+    `2 * MOST`; an image that occurs twice counts once.
     """
-    if ids.acts.hashes is not None:
-        hashes = ids.acts.hashes[:, :EXACT].numpy()
-        seen = {row.tobytes(): place for place, row in reversed(list(enumerate(hashes)))}
-        if len(seen) < len(ids.acts):
-            ids = ids.select(torch.tensor(sorted(seen.values())))
-    count = len(ids.acts)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
-    return ids.select(order[: count // 2].sort().values), order
+    generator = torch.Generator().manual_seed(SEED)
+    rows = _distinct_sample(ids.acts, thin=False)
+    thin = _distinct_sample(ids.acts)
+    thin = thin[torch.randperm(len(thin), generator=generator)]
+    rest = rows[~torch.isin(rows, thin)]
+    rest = rest[torch.randperm(len(rest), generator=generator)]
+    half = len(thin) // 2
+    more = len(rows) // 2 - half
+    order = torch.cat([thin[:half], rest[:more], thin[half:], rest[more:]])
+    return ids.select(thin[:half].sort().values), order
 
 
 def diagnose(
@@ -236,8 +248,9 @@ def diagnose(
     data: str | Path | None = None,
     ood: str | Path | None = None,
     *,
+    train: str | Path | None = None,
     limit: int | None = 2 * MOST,
-    listener: Listener | None = None,
+    progress: Progress | None = None,
 ) -> Recommendation:
     """Load a network, run ID and OOD images through it, and recommend a method; `calibrate` on the same images takes the same one.
 
@@ -245,33 +258,46 @@ def diagnose(
         model: the network's name, as `load_model` takes it, or its options.
         data: ID images; without them only the structure is examined, on noise, or the images of an embedded network are used.
         ood: OOD images to choose a method on.
-        limit: maximum number of images of each set, evenly picked.
-        listener: progress callback.
+        train: ID images to fit methods on; half of `data` by default.
+        limit: maximum number of images of each set but `train`, evenly picked.
+        progress: progress callback.
     """
-    hear = listener or Listener()
+    progress = progress or Progress()
     options = model if isinstance(model, ModelOptions) else ModelOptions(model)
-    place = data or (embedded.TEST_SET if embedded.owns(str(options.model)) else None)
+    place = data or (embedded.id_test(str(options.model)) if embedded.owns(str(options.model)) else None)
     if place is None or str(options.weights) == "none":
         return _by_structure(open_network(options))
     known = open_argument("data", place)
-    flagged = None if ood is None else open_argument("ood", ood)
+    others = {name: open_argument(name, found) for name, found in (("ood", ood), ("train", train)) if found is not None}
     images = known if isinstance(known, ImageSet) else None
     network = open_network(options, images=images)
     if images is not None:
-        hear.note(f"preprocessing: {network.preprocessing.describe()}")
-    ids = collect(network, known, name="ID images", limit=limit, distinct=True, pre_relu=True, listener=hear)
-    others = None
-    if flagged is not None:
-        others = collect(network, flagged, name="OOD images", limit=limit, distinct=True, listener=hear).acts
-    return recommend_for(network, learning_half(ids)[0], ood=others, listener=hear)
+        progress.note(f"preprocessing: {network.preprocessing.describe()}")
+    ids = collect(network, known, name="ID images", limit=limit, distinct=True, pre_relu=True, progress=progress)
+    acts = {
+        name: collect(
+            network,
+            found,
+            name=f"{name} images",
+            limit=limit if name == "ood" else None,
+            distinct=True,
+            progress=progress,
+        ).acts
+        for name, found in others.items()
+    }
+    return recommend_for(
+        network, learning_half(ids)[0], learn=acts.get("train"), ood=acts.get("ood"), progress=progress
+    )
 
 
 def scaling(
-    network: Network, ids: ActivationsSet, *, ood: Activations | None = None, listener: Listener | None = None
+    network: Network, ids: ActivationsSet, *, ood: Activations | None = None, progress: Progress | None = None
 ) -> dict[float, float]:
     """Return the gain of SCALE over the energy score for each percentile, on OOD images or pseudo-OOD images."""
+    from idness.selection.pseudo_ood import pseudo_activations
+
     picked = _picked(ids)
-    others = pseudo_activations(network, picked, listener=listener) if ood is None else {"OOD images": ood}
+    others = pseudo_activations(network, picked, progress=progress) if ood is None else {"OOD images": ood}
     return scale_gains(network.split.head, picked.acts, others)
 
 
@@ -322,6 +348,27 @@ def mean_logit(ids: Scores, others: Mapping[str, Scores]) -> float:
     return float(np.mean([logit(float(np.clip(auroc(ids, scores), *CLIP))) for scores in others.values()]))
 
 
+def structure(head: Head, acts: Activations) -> list[Finding]:
+    """Return what needs no OOD images: the sign of the features, the layer before them, and their number."""
+    kept = kept_count(head.width, 85)
+    text = f"{head.width} features, {head.classes} classes; p = 85 keeps the {kept} largest"
+    width = Finding("width", text, head.width >= NARROW, head.width)
+    negative, zeros = float((acts.features < 0).float().mean()), float((acts.features == 0).all(dim=1).float().mean())
+    sign = Finding("features", "non-negative, as the scale ratio requires", True, 0.0)
+    if is_signed(acts):
+        unsuited = f"{100 * negative:.0f} % are negative (down to {float(acts.features.min()):.2g})"
+        sign = Finding(
+            "features", f"{unsuited}; methods that require non-negative features do not apply", False, negative
+        )
+    elif zeros > 0.01:
+        sign = Finding("features", f"non-negative, but all zero for {100 * zeros:.0f} % of the images", None, zeros)
+    if acts.rectifier:
+        return [sign, Finding("final layer", f"features come from {acts.rectifier}", True), width]
+    if sign.good is False:
+        return [sign, Finding("final layer", "no ReLU before the features", False), width]
+    return [sign, width]
+
+
 def _mean_logits(detectors: list[Detector], ids: Activations, others: Mapping[str, Activations]) -> list[float]:
     inside = score_many(detectors, ids)
     outside = {kind: score_many(detectors, acts) for kind, acts in others.items()}
@@ -332,8 +379,15 @@ def _mean_logits(detectors: list[Detector], ids: Activations, others: Mapping[st
 
 
 def _untested(reason: str, findings: Sequence[Finding], detector: Detector | None = None) -> Recommendation:
-    why = f"Recommended: fuse, which is above the energy score on every network that was tried. {reason}"
+    why = f"Recommended: fuse, which is above the energy score on every convolutional network that was tried. {reason}"
     return Recommendation(detector or build("fuse"), "fuse", why, findings=tuple(findings))
+
+
+def _without_parts(detector: Detector) -> str:
+    """Return which parts of `fuse` are not used for signed features; empty for other methods."""
+    used = getattr(detector, "used", None)
+    left = [part.name for part in getattr(detector, "parts", ()) if used is not None and part.name not in used]
+    return f" It is used without {listed(left)}, which require non-negative features." if left else ""
 
 
 def _by_validation(found: Mapping[str, search.Choice], failed: Mapping[str, str]) -> Recommendation:
@@ -353,12 +407,17 @@ def _by_validation(found: Mapping[str, search.Choice], failed: Mapping[str, str]
 
 
 def _by_pseudo_ood(
-    head: Head, learn: Activations, ids: Activations, pseudo: Mapping[str, Activations]
+    fuse: Detector,
+    candidates: Mapping[str, Detector],
+    head: Head,
+    learn: Activations,
+    ids: Activations,
+    pseudo: Mapping[str, Activations],
 ) -> Recommendation:
     """Recommend by AUROCs on pseudo-OOD images, at default options."""
-    detectors: dict[str, Detector] = {"fuse": build("fuse").fit(head, learn, val=ids)}
+    detectors = {"fuse": fuse}
     failed: dict[str, str] = {}
-    for name, detector in rows().items():
+    for name, detector in candidates.items():
         if name != "fuse":
             try:
                 detectors[name] = detector.fit(head, learn, val=search.to_learn_from(detector, ids))
@@ -394,44 +453,30 @@ def _measured(
         risk = f"Runner-up: {other}, {lead:.2f} points behind."
         if lead < 0:
             risk = f"{other} is {-lead:.2f} points ahead, which is not enough to prefer a single method."
-    return Recommendation(
-        detectors[row],
-        row,
-        why,
-        risk,
-        {short(detectors[name]): values[name] for name in ranked},
-        where,
-        tuple(f"{name}: {reason}" for name, reason in failed.items()),
-    )
+    aurocs = {short(detectors[name]): values[name] for name in ranked}
+    left = tuple(f"{name}: {reason}" for name, reason in failed.items())
+    return Recommendation(detectors[row], row, why, risk, aurocs, where, left)
+
+
+def _step(count: int, most: int) -> int:
+    """Return the step at which at most `most` of `count` images are picked."""
+    return max(1, -(-count // most))
 
 
 def _picked(ids: ActivationsSet) -> ActivationsSet:
-    return ids.select(slice(None, None, max(1, -(-len(ids.acts) // MOST))))
+    return ids.select(slice(None, None, _step(len(ids.acts), MOST)))
 
 
-def structure(head: Head, acts: Activations) -> list[Finding]:
-    """Return what needs no OOD images: the sign of the features, the layer before them, and their number."""
-    kept = kept_count(head.width, 85)
-    text = f"{head.width} features, {head.classes} classes; p = 85 keeps the {kept} largest"
-    width = Finding("width", text, head.width >= NARROW, head.width)
-    signed = _signed(acts)
-    if acts.rectifier:
-        return [signed, Finding("final layer", f"features come from {acts.rectifier}", True), width]
-    if signed.good is False:
-        return [signed, Finding("final layer", "no ReLU before the features", False), width]
-    return [signed, width]
-
-
-def _signed(acts: Activations) -> Finding:
-    lowest, largest = float(acts.features.min()), float(acts.features.abs().max())
-    share = float((acts.features < -NEGATIVE * largest).float().mean())
-    if share > 0:
-        text = f"{100 * share:.0f} % are negative (down to {lowest:.2g}); methods that sum features do not apply"
-        return Finding("features", text, False, share)
-    zeros = float((acts.features == 0).all(dim=1).float().mean())
-    if zeros > 0.01:
-        return Finding("features", f"non-negative, but all zero for {100 * zeros:.0f} % of the images", None, zeros)
-    return Finding("features", "non-negative, as the scale ratio requires", True, 0.0)
+def _distinct_sample(acts: Activations, *, thin: bool = True) -> Tensor:
+    """Return the rows of distinct images, of evenly picked ones if there are more than `2 * MOST` and `thin` is set."""
+    rows = torch.arange(len(acts))
+    if thin and acts.index is not None and len(acts):
+        rows = rows[acts.index % _step(int(acts.index.max()) + 1, 2 * MOST) == 0]
+    if acts.hashes is None:
+        return rows
+    hashes = acts.hashes[rows, :EXACT].numpy()
+    first = {digest.tobytes(): place for place, digest in reversed(list(enumerate(hashes)))}
+    return rows[sorted(first.values())]
 
 
 def _training(acts: Activations) -> Finding:
@@ -452,9 +497,9 @@ def _scaling(gains: Mapping[float, float], real: bool) -> list[Finding]:
         return []
     where = "your OOD images" if real else "pseudo-OOD images"
     best = max(gains, key=lambda p: gains[p])
-    listed = ", ".join(f"{gains[p]:+.2f} at {p:g}" for p in gains if p in (65.0, 85.0, 95.0, best))
+    values = ", ".join(f"{gains[p]:+.2f} at {p:g}" for p in gains if p in (65.0, 85.0, 95.0, best))
     verdict = "helps" if gains[best] > HELPS else "harms" if gains[85.0] < HARMS else "makes little difference"
-    text = f"SCALE {verdict} on {where}; difference to the energy score in logits of the AUROC: {listed}"
+    text = f"SCALE {verdict} on {where}; difference to the energy score in logits of the AUROC: {values}"
     return [Finding("scaling", text, {"helps": True, "harms": False}.get(verdict), gains[best])]
 
 

@@ -1,4 +1,4 @@
-"""Chooses the options of every method on validation data, and never on a test set."""
+"""Choose the options of every method on validation data, never on test sets."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idness.core.errors import IdnessError, InputError, OptionError, unknown_name
-from idness.core.progress import Listener
+from idness.core.errors import IdnessError, InputError, OptionError
+from idness.core.progress import Progress
 from idness.core.scripts import Script
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, fit_many, score_many
 from idness.detectors.kernels import sharing
-from idness.detectors.registry import from_user, parse, row_name, rows
+from idness.detectors.registry import from_user, parse, row_name, rows, variants
 from idness.metrics import auroc
 
 
 @dataclass
 class Choice:
-    """Holds the fitted detector of a row, and tells how its options came about.
+    """The fitted detector of a method, and how its options were chosen.
 
-    They are chosen by `validation`, `given` (by the user) or `default` (nothing to choose, or nothing to choose by). `tried` are the
-    settings that were scored on validation data, `dropped` those that could not be used, each with its reason.
+    Attributes:
+        chosen_by: `validation`, `given` (by the user) or `default` (nothing to choose, or nothing to choose by).
+        auroc: its AUROC on validation data.
+        tried: the settings that were scored on validation data, with their AUROCs.
+        dropped: the settings that could not be used, with the reasons.
     """
 
     detector: Detector
@@ -39,25 +42,20 @@ class Choice:
 
 @dataclass(frozen=True)
 class Row:
-    """Asks for one row of the comparison: a detector at its defaults, to be searched, or one that the user has set."""
+    """A method to compare: a detector whose options are searched, or one with `given` options."""
 
     detector: Detector
     given: bool = False
 
 
 Method = str | type[Detector] | Detector
-"""How a person names a row: by its text, as a class, whose options are searched, or as an object with the options it has."""
+"""A method by its name, as a class, whose options are searched, or as an object with its options."""
 
 
 def wanted_rows(methods: Sequence[Method] | None = None) -> dict[str, Row]:
-    """Give the rows of a comparison: every method of one pass, or those named.
-
-    Args:
-        methods: texts such as `scale`, `scale(percentile=95)` or `my_file.py:MyDetector`, classes, and detectors.
-    """
+    """Return the methods to compare by name: those given, or all that need one pass of the network."""
     if not methods:
         return {name: Row(detector) for name, detector in rows().items()}
-    known = rows(costly=True)
     found: dict[str, Row] = {}
     for method in methods:
         script = Script.named(method) if isinstance(method, str) else None
@@ -66,21 +64,18 @@ def wanted_rows(methods: Sequence[Method] | None = None) -> dict[str, Row]:
         elif "(" in method:
             found[method.replace(" ", "")] = Row(parse(method), given=True)
         else:
-            variants = [name for name in known if method.lower() in (name.lower(), known[name].name.lower())]
-            if not variants:
-                raise unknown_name("method", method, known)
-            found |= {name: Row(known[name]) for name in variants}
+            found |= {name: Row(detector) for name, detector in variants(method).items()}
     return found
 
 
 def _given_rows(method: type[Detector] | Detector | Script, others: Mapping[str, Row]) -> dict[str, Row]:
-    """Give the rows of a class or an object that the user wrote: one, or a class's variants."""
+    """Return the method of a class or an object, or the variants of a class."""
     detector, fixed = from_user(method)
     if type(detector).rows and not fixed:
         return {name: Row(replace(detector, **options)) for name, options in type(detector).rows.items()}  # type: ignore[type-var]
     name = row_name(detector)
     if name in others:
-        raise OptionError(f"each row needs a name of its own, got {name!r} twice; give one of the classes another name")
+        raise OptionError(f"the names of methods must be unique, got {name!r} twice; rename one of the classes")
     return {name: Row(detector, given=fixed)}
 
 
@@ -92,29 +87,28 @@ def choose(
     val: Activations | None = None,
     ood_val: Mapping[str, Activations] | None = None,
     *,
-    listener: Listener | None = None,
+    progress: Progress | None = None,
 ) -> tuple[dict[str, Choice], dict[str, str]]:
-    """Fit every row at every setting of its grid and keep the first best.
+    """Fit every method with every setting of its grid, and keep the one with the highest AUROC on validation data.
 
-    The best has the highest AUROC of ID validation against OOD validation images, the mean over the sets of the latter. Its own
-    defaults come first, so a method keeps them unless another setting is better.
+    The AUROC is the mean over the OOD validation sets. A method keeps its defaults unless another setting is better.
 
     Args:
-        wanted: rows by name.
-        head: the network's final layer.
+        wanted: the methods by name.
+        head: final layer of the network.
         train: activations of ID training images.
         val: activations of ID validation images.
         ood_val: activations of OOD validation images by set.
-        listener: hears of each row; the phase is the caller's.
+        progress: progress callback, advanced by one per method.
 
     Returns:
-        The choice of every row that could be fitted, and the reason for each that could not.
+        The choice for every method that could be fitted, and the reason for each that could not.
     """
-    hear = listener or Listener()
+    progress = progress or Progress()
     chosen: dict[str, Choice] = {}
     failed: dict[str, str] = {}
     for name, row in wanted.items():
-        hear.advance(1)
+        progress.advance(1)
         try:
             chosen[name] = _choose_row(row, head, train, val, ood_val or {})
         except IdnessError as error:
@@ -123,7 +117,7 @@ def choose(
 
 
 def to_learn_from(detector: Detector, val: Activations | None) -> Activations | None:
-    """Give validation images to a method that will be compared on them, unless it would know them by heart."""
+    """Return the validation images that a method may be fitted on if it is then compared on them."""
     return None if detector.remembers else val
 
 
@@ -132,7 +126,7 @@ def _choose_row(
 ) -> Choice:
     start = time.perf_counter()
     if row.detector.needs_train and train is None and not (row.detector.needs_val and val is not None):
-        raise InputError("these learn from training images, and the benchmark has none")
+        raise InputError("needs training images, and the benchmark has none")
     remembers = row.detector.needs_val and row.detector.remembers
     searchable = val is not None and bool(ood_val) and not (remembers and train is None)
     settings = [row.detector] if row.given or not searchable else _settings(row.detector)
@@ -142,7 +136,7 @@ def _choose_row(
     if searchable:
         assert val is not None
         trials = _trials(fitted, val, ood_val)
-        choice.detector, choice.auroc = max(trials, key=lambda trial: trial[1])  # the first of equals
+        choice.detector, choice.auroc = max(trials, key=lambda trial: trial[1])
         choice.tried = [(_grid_options(detector), value) for detector, value in trials]
         if len(trials) > 1 and not row.given:
             choice.chosen_by = "validation"
@@ -154,7 +148,7 @@ def _choose_row(
 
 
 def _settings(detector: Detector) -> list[Detector]:
-    """List the default setting, then the grid's others."""
+    """Return the default setting, then the others of the grid."""
     others = detector.variants() if detector.grid else []
     return [detector, *(other for other in others if other.options() != detector.options())]
 
@@ -169,7 +163,7 @@ def _fit(
         if len(settings) == 1:
             raise
         first = error
-    # One setting spoils the common fit, such as more neighbours than there are images: find out which.
+    # A setting that cannot be fitted, such as more neighbours than images, fails all of them: fit one by one.
     fitted: list[Detector] = []
     dropped: list[str] = []
     for setting in settings:
@@ -192,7 +186,7 @@ def _trials(
     seen: list[tuple[float, Tensor]] = []
     for place, detector in enumerate(fitted):
         value = float(np.mean([auroc(inside[place], scores[place]) for scores in outside.values()]))
-        # Settings that give the same scores are one: a network with few classes makes GEN's large m alike.
+        # Settings with equal scores count once: with few classes, all large m of GEN are the same.
         if any(value == other and torch.equal(inside[place], scores) for other, scores in seen):
             continue
         seen.append((value, inside[place]))

@@ -23,7 +23,7 @@ HEADERS = {
     "X-Frame-Options": "DENY",
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; base-uri 'none'",
 }
-PROTECTED = ("/v1/", "/metrics")
+PROTECTED = ("/v1/", "/v2/models", "/metrics")
 """Paths that need the API key; the page itself contains nothing confidential."""
 SHORTEST_KEY = 16
 """Minimum number of characters of an API key."""
@@ -33,7 +33,7 @@ def check_key(key: str, where: str = "key=") -> str:
     """Return an API key if it is long enough and can be sent in a header."""
     if len(key) < SHORTEST_KEY or not key.isascii() or not key.isprintable():
         raise OptionError(
-            f"serve: {where} must hold one line of at least {SHORTEST_KEY} ASCII characters, got {len(key)};"
+            f"serve: {where} must be one line of at least {SHORTEST_KEY} ASCII characters, got {len(key)};"
             " create one with: openssl rand -hex 32"
         )
     return key
@@ -45,7 +45,7 @@ def check_reach(host: str, key: str | None, *, no_token: bool) -> None:
     if key is None and not no_token and not loopback:
         raise OptionError(
             f"serve: {host} can be reached by other machines, so clients need a key;"
-            " give key=, or no_token=True to serve anyone"
+            " pass key=, or no_token=True to allow everyone"
         )
 
 
@@ -80,7 +80,9 @@ class AccessMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).update(HEADERS)
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("Cache-Control", "no-cache")
             await send(message)
 
         try:

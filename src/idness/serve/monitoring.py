@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from idness.detectors.detector import LARGEST
-from idness.guard.conformal import Calibration
 from idness.guard.drift import LEVEL, DriftWatch
+from idness.serve.worker import LOWEST
 
 WINDOW = 200
 """Number of recent images in the reported share of OOD images."""
-PATHS = ("/v1/score", "/v1/guard", "/v1/calibration", "/v1/samples", "/healthz", "/readyz", "/metrics", "/")
+PATHS = (
+    "/v1/score", "/v1/guard", "/v1/calibration", "/v1/samples", "/v2/models", "/v2/health",
+    "/healthz", "/readyz", "/metrics", "/",
+)  # fmt: skip
 
 
 class Monitor:
-    """The metrics of one server."""
+    """The metrics of one server.
 
-    def __init__(self, calibration: Calibration) -> None:
+    Args:
+        groups: the calibration scores of each group.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[float]]) -> None:
         self.registry = CollectorRegistry()
         named: dict[str, Any] = {"registry": self.registry}
-        self.drift = DriftWatch(calibration)
+        self.drift = DriftWatch(groups)
         self._requests = Counter("idness_requests", "Requests by path and status.", ["path", "status"], **named)
         self._seconds = Histogram("idness_request_seconds", "Time to answer a request.", ["path"], **named)
         self._images = Counter("idness_images", "Images judged.", **named)
         self._ood = Counter("idness_ood_images", "Images flagged as out-of-distribution.", **named)
         self._batch = Histogram("idness_batch_images", "Images per batch.", buckets=(1, 2, 4, 8, 16, 32, 64), **named)
-        self._score = Histogram("idness_score", "ID-ness of the images.", buckets=_buckets(calibration.scores), **named)
+        self._score = Histogram("idness_score", "ID-ness of the images.", buckets=_buckets(groups), **named)
         self._share = Gauge("idness_ood_share", f"Share of OOD images among the last {WINDOW}.", **named)
-        self._evidence = Gauge("idness_drift_evidence", "Evidence of drift: 1 is none, 100 raises the alarm.", **named)
-        self._chance = Gauge("idness_drift_p_value", "Upper bound of its probability without drift.", **named)
-        self._alarm = Gauge("idness_drift_alarm", f"1 if the p-value was below {LEVEL:g} recently.", **named)
+        self._evidence = Gauge(
+            "idness_drift_evidence",
+            "Evidence of drift: 1 is none, 100 raises the alarm and lasts as long as it.",
+            **named,
+        )
+        self._chance = Gauge(
+            "idness_drift_p_value", "Upper bound of the probability of so much evidence without drift.", **named
+        )
+        self._alarm = Gauge("idness_drift_alarm", f"1 if the p-value is at most {LEVEL:g}.", **named)
         self._evidence.set(1.0)
         self._chance.set(1.0)
         self._last: deque[bool] = deque(maxlen=WINDOW)
@@ -63,15 +75,14 @@ class Monitor:
                 self._score.observe(record["score"])
         self._last.extend(bool(record["is_ood"]) for record in listed)
         self._share.set(sum(self._last) / len(self._last))
-        lowest = [-LARGEST if record["score"] is None else record["score"] for record in listed]
+        lowest = [LOWEST if record["score"] is None else record["score"] for record in listed]
         found = self.drift.observe(lowest, [max(record["label"], 0) for record in listed])
         self._evidence.set(found.evidence)
         self._chance.set(found.p_value)
         self._alarm.set(float(found.alarm))
 
 
-def _buckets(scores: torch.Tensor) -> list[float]:
+def _buckets(groups: Sequence[Sequence[float]]) -> list[float]:
     """Return histogram buckets at quantiles of the calibration scores."""
-    shares = torch.tensor([0.001, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99])
-    edges = torch.quantile(scores[:: max(1, len(scores) // 100_000)].cpu().double(), shares.double())
-    return sorted(set(edges.tolist()))
+    shares = [0.001, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99]
+    return sorted(set(np.quantile(np.concatenate(groups), shares).tolist()))

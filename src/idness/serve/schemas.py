@@ -148,10 +148,11 @@ def _from_json(body: bytes, limits: Limits) -> list[Upload]:
         raise ApiError(422, wanted)
     if len(listed) > limits.images:
         raise ApiError(413, f"a request may contain at most {limits.images} images, got {len(listed)}")
-    return [(f"image {index}", _from_base64(text)) for index, text in enumerate(listed, start=1)]
+    return [(f"image {index}", decode_base64(text)) for index, text in enumerate(listed, start=1)]
 
 
-def _from_base64(text: str) -> bytes | None:
+def decode_base64(text: str) -> bytes | None:
+    """Return the bytes of base64 text or a data URL; `None` if it is not base64."""
     content = text.partition(",")[2] if text.startswith("data:") else text  # browsers send data URLs
     try:
         return base64.b64decode(content, validate=True)
@@ -173,7 +174,8 @@ class Neighbour(BaseModel):
 class Result(BaseModel):
     """The verdict on one image."""
 
-    name: str = Field(description="The file name that was sent.")
+    image: str = Field(description="The file name that was sent.")
+    name: str = Field(description="The same, until the next release.", deprecated=True)
     label: int = Field(description="The network's class index; -1 if its output was not finite.")
     class_: str = Field(alias="class")
     score: float | None = Field(description="ID-ness; higher is more in-distribution.")
@@ -191,10 +193,12 @@ class Result(BaseModel):
 
 
 class NotJudged(BaseModel):
-    """The problem with one image; it has no field of a verdict, so that a client cannot read one by mistake."""
+    """The error of one image; it has no field of a verdict, so that a client cannot read one by mistake."""
 
-    name: str = Field(description="The file name that was sent.")
-    problem: str = Field(description="What is wrong with the file, and what to do.")
+    image: str = Field(description="The file name that was sent.")
+    error: str = Field(description="What is wrong with the file, and what to do.")
+    name: str = Field(description="The image, until the next release.", deprecated=True)
+    problem: str = Field(description="The error, until the next release.", deprecated=True)
 
 
 class ScoreAnswer(BaseModel):
@@ -232,25 +236,10 @@ class CalibrationInfo(BaseModel):
     quantiles: list[float] = Field(description="Scores at evenly spaced ranks, ascending.")
 
 
-class SampleInfo(BaseModel):
-    """An embedded sample image."""
-
-    index: int
-    title: str
-    role: str
-
-
-class State(BaseModel):
-    """The state of the service."""
-
-    status: str
-
-
 _IMAGES = {
     form: {"type": "object", "properties": {"images": {"type": "array", "items": {"type": "string", "format": form}}}}
     for form in ("binary", "byte")
 }
-_ERROR = {"application/json": {"schema": {"type": "object", "properties": {"error": {"type": "string"}}}}}
 SCORE_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -262,7 +251,7 @@ SCORE_BODY: dict[str, Any] = {
         },
     },
     "responses": {
-        code: {"description": text, "content": _ERROR}
+        code: {"description": text}
         for code, text in {
             "400": "The body cannot be parsed.",
             "401": "The API key is missing or wrong.",
@@ -270,7 +259,7 @@ SCORE_BODY: dict[str, Any] = {
             "408": "The body did not arrive in time.",
             "413": "Too many bytes, pixels or images.",
             "415": "The content type is not supported.",
-            "422": "No image of the request could be judged; results has the problem of each.",
+            "422": "No image of the request could be judged; results has the error of each.",
             "503": "Too many images are waiting; try again after Retry-After seconds.",
             "504": "The images could not be judged in time.",
         }.items()

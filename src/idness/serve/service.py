@@ -9,22 +9,25 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from fastapi import FastAPI, Request
 from numpy.typing import NDArray
-from torch import Tensor
 
 from idness.core.errors import DataError, InputError, StoreError
 from idness.data import embedded
 from idness.data.decoding import decode_picture, is_animated, pixels_of
 from idness.data.preprocess import encoded
-from idness.guard.guard import Guard
+from idness.guard.onnx import GraphGuard
 from idness.serve.monitoring import Monitor
 from idness.serve.schemas import ApiError, Limits, Upload, overloaded
 from idness.serve.worker import BATCH, Outcome, Worker
+
+if TYPE_CHECKING:
+    from idness.guard.gallery import Gallery
+    from idness.guard.guard import Guard
 
 T = TypeVar("T")
 BINS = 48
@@ -33,25 +36,31 @@ SIDE = 320
 """Longest side of the image that is sent back, in pixels."""
 ROLES = {"id_test": "id", "near": "near", "far": "far"}
 """Roles of the embedded test sets, and their names in the API."""
-TRIED = 120
-"""Embedded images per role from which the rates are estimated: enough for a rate within nine points."""
 
 
 class Service:
     """A guard with its worker, decoders and metrics.
 
     Args:
-        guard: a calibrated guard.
+        guard: a calibrated guard, or an exported one, which needs no torch.
         limits: limits on requests.
         batch: maximum images per batch.
+        name: name of the guard in the Open Inference Protocol.
     """
 
-    def __init__(self, guard: Guard, limits: Limits, batch: int = BATCH) -> None:
-        if guard.calibration is None or guard.preprocessing is None:
+    def __init__(self, guard: Guard | GraphGuard, limits: Limits, batch: int = BATCH, name: str = "guard") -> None:
+        if guard.groups is None or guard.preprocessing is None:
             raise InputError("serve: the guard must be calibrated on images; create it with idness calibrate")
-        self.guard, self.limits, self.calibration = guard, limits, guard.calibration.to("cpu")
-        self.preprocessing = guard.preprocessing
-        self.monitor = Monitor(self.calibration)
+        self.limits, self.name, self.preprocessing, self.class_names = (
+            limits,
+            name,
+            guard.preprocessing,
+            guard.class_names,
+        )
+        self.facts, self.gallery = described(guard)
+        self.groups = guard.groups
+        """The calibration scores of each group, ascending."""
+        self.monitor = Monitor(self.groups)
         self.worker = Worker(
             guard, size=batch, room=limits.queue, on_batch=self.monitor.batch, on_failure=self._on_failure
         )
@@ -62,12 +71,20 @@ class Service:
         self.end: Callable[[], None] = lambda: None
         """Ends the server; called if the network fails at warm-up."""
         self._held = 0
-        self._rates: dict[str, list[float]] = {}
-        self._trying = asyncio.Lock()
 
     def _on_failure(self, error: Exception) -> None:
         self.failure = error
         self.end()
+
+    def check_alive(self) -> None:
+        """Raise if the worker has ended."""
+        if not self.worker.thread.is_alive():
+            raise ApiError(500, "the worker has ended; restart the server")
+
+    def check_ready(self) -> None:
+        """Raise if requests are not accepted."""
+        if self.stopping or not self.worker.ready.is_set():
+            raise ApiError(503, "stopping" if self.stopping else "the network is warming up", {"Retry-After": "1"})
 
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -110,7 +127,7 @@ class Service:
             self._held -= size
 
     async def judge(self, uploads: list[Upload], neighbours: int = 0, picture: bool = False) -> list[dict[str, Any]]:
-        """Return a verdict or a problem for each image.
+        """Return a verdict or an error for each image.
 
         Args:
             uploads: the images.
@@ -128,28 +145,21 @@ class Service:
             # A request of many large images leaves decoders to others.
             turn = asyncio.Semaphore(max(1, DECODERS // 2))
             results = await self._in_time([self._judge(*upload, neighbours, picture, turn) for upload in uploads])
-        judged = [result for result in results if "problem" not in result]
+        judged = [result for result in results if "error" not in result]
         if not judged:
-            first = f"image 1 ({uploads[0][0][:80]}): {results[0]['problem']}"
+            first = f"image 1 ({uploads[0][0][:80]}): {results[0]['error']}"
             others = f"; the other {len(uploads) - 1} cannot be judged either" if len(uploads) > 1 else ""
             raise ApiError(422, first + others, results=results)
         self.monitor.images(judged)
         return results
 
-    async def rates(self) -> dict[str, list[float]]:
-        """Return the p-values of embedded images by role; empty if the network has other classes."""
-        async with self._trying:
-            if not await asyncio.to_thread(has_embedded_classes, self.guard.class_names):
-                return {}
-            for role, images in (await asyncio.to_thread(trial_images)).items():
-                found = self._rates.setdefault(role, [])
-                while len(found) < len(images):
-                    part = images[len(found) : len(found) + self.limits.images]
-                    tensors = [self.preprocessing(image) for _, image in part]
-                    with self.worker.reserved(len(part)):
-                        answers = await self._in_time([self._answer(tensor) for tensor in tensors])
-                    found += [record["p_value"] for record, _ in answers]
-        return self._rates
+    async def judge_inputs(self, inputs: NDArray[np.float32]) -> list[dict[str, Any]]:
+        """Return the verdict on each preprocessed image."""
+        with self.worker.reserved(len(inputs)):
+            outcomes = await self._in_time([self._answer(image) for image in inputs])
+        records = [record for record, _ in outcomes]
+        self.monitor.images(records)
+        return records
 
     async def _in_time(self, work: list[Coroutine[Any, Any, T]]) -> list[T]:
         try:
@@ -158,7 +168,7 @@ class Service:
         except TimeoutError:
             raise ApiError(504, f"no answer within {self.limits.answer_seconds:g} seconds; send fewer images") from None
 
-    async def _answer(self, image: Tensor) -> Outcome:
+    async def _answer(self, image: NDArray[Any]) -> Outcome:
         return await asyncio.wrap_future(self.worker.submit(image))
 
     async def _judge(
@@ -166,27 +176,34 @@ class Service:
     ) -> dict[str, Any]:
         try:
             async with turn:
-                pixels, image, animated = await asyncio.get_running_loop().run_in_executor(
+                pixels, animated = await asyncio.get_running_loop().run_in_executor(
                     self.decoders, self._decoded, content
                 )
         except DataError as error:
-            return {"name": name, "problem": str(error).removeprefix("image: ")}
-        record, features = await self._answer(image)
+            reason = str(error).removeprefix("image: ")
+            return {
+                "image": name,
+                "name": name,
+                "error": reason,
+                "problem": reason,
+            }  # name and problem: until the next release
+        record, features = await self._answer(pixels)
         return record | {
-            "name": name,
+            "image": name,
+            "name": name,  # until the next release
             "first_frame_only": animated,
             "neighbours": self._neighbours(features, neighbours),
             "picture": _data_url(pixels) if picture else None,
         }
 
-    def _decoded(self, content: bytes | None) -> tuple[NDArray[np.uint8], Tensor, bool]:
+    def _decoded(self, content: bytes | None) -> tuple[NDArray[np.uint8], bool]:
         if content is None:
             raise DataError("is not base64; send the bytes of an image in base64")
         pixels = np.array(self.preprocessing.pixels(decode_picture(content, max_pixels=self.limits.pixels)))
-        return pixels, self.preprocessing.normalize(pixels), is_animated(content)
+        return pixels, is_animated(content)
 
-    def _neighbours(self, features: Tensor, count: int) -> list[dict[str, Any]]:
-        gallery, names = self.guard.gallery, self.guard.class_names
+    def _neighbours(self, features: Any, count: int) -> list[dict[str, Any]]:
+        gallery, names = self.gallery, self.class_names
         if gallery is None or count == 0:
             return []
         return [
@@ -201,24 +218,46 @@ class Service:
 
     def calibration_info(self, label: int | None) -> dict[str, Any]:
         """Return histogram and quantiles of the calibration scores, of one predicted class if thresholds are per class."""
-        scores = self.calibration.scores
-        if label is not None and self.calibration.per_class:
-            if not 0 <= label < len(self.calibration.sizes):
-                raise ApiError(404, f"no class {label}")
-            sizes = self.calibration.sizes.tolist()
-            scores = scores[sum(sizes[:label]) : sum(sizes[: label + 1])]
-        ordered = scores.sort().values.double()
+        per_class = self.facts["per_class"] and label is not None
+        if per_class and not 0 <= (label or 0) < len(self.groups):
+            raise ApiError(404, f"no class {label}")
+        ordered = np.sort(np.concatenate([self.groups[label or 0]] if per_class else self.groups))
         low, high = float(ordered[0]), float(ordered[-1])
         high = high if high > low else low + 1.0
-        counts = torch.histc(ordered, BINS, low, high)
-        ranks = torch.linspace(0, len(ordered) - 1, min(len(ordered), 1001)).round().long()
+        counts = np.histogram(ordered, BINS, (low, high))[0]
+        ranks = np.linspace(0, len(ordered) - 1, min(len(ordered), 1001)).round().astype(int)
         return {
             "images": len(ordered),
             "low": low,
             "high": high,
-            "counts": [int(count) for count in counts],
+            "counts": counts.tolist(),
             "quantiles": ordered[ranks].tolist(),
         }
+
+
+def described(guard: Guard | GraphGuard) -> tuple[dict[str, Any], Gallery | None]:
+    """Return the facts of /v1/guard, and the calibration images that can be shown, if any."""
+    if isinstance(guard, GraphGuard):
+        facts, gallery, method, promise, spec = (
+            guard.facts,
+            None,
+            guard.method,
+            guard.promise,
+            guard.facts["model"]["spec"],
+        )
+    else:
+        from idness.guard.storage import describe
+
+        facts, gallery, spec = describe(guard), guard.gallery, guard.spec
+        method, promise = guard.detector.label(), guard.promise()
+    kept = {key: facts[key] for key in ("recalls", "thresholds", "calibration_images", "per_class")}
+    return kept | {
+        "network": Path((spec or facts["model"]["class"]).replace("\\", "/")).name,
+        "method": method,
+        "classes": facts["class_names"],
+        "promise": promise,
+        "gallery": 0 if gallery is None else len(gallery),
+    }, gallery
 
 
 def _data_url(pixels: NDArray[np.uint8]) -> str:
@@ -231,39 +270,33 @@ class Sample(NamedTuple):
 
     title: str
     role: str
-    png: bytes
+    content: bytes
+    kind: str
 
 
 @cache
-def samples() -> tuple[Sample, ...]:
-    """Return one image of each embedded ID class, and two of each OOD set; empty if the data is not installed."""
+def samples(benchmark: str = embedded.DEFAULT) -> tuple[Sample, ...]:
+    """Return up to six ID images of an embedded benchmark and two of each OOD set; empty if the data is not installed."""
     found: list[Sample] = []
-    for role, images in trial_images().items():
-        for title in dict.fromkeys(title for title, _ in images):
-            same = [image for each, image in images if each == title][: 1 if role == "id" else 2]
-            found += [Sample(title, role, encoded(image)[0]) for image in same]
+    try:
+        for role, short in ROLES.items():
+            for name in embedded.sets(role, root=embedded.HOME / benchmark):
+                data = embedded.open_embedded(f"{benchmark}/{name}")
+                title = name.replace("-", " ").replace("_", " ")
+                rows = {title: 0, f"{title} 2": len(data) // 2}
+                if short == "id" and data.labels is not None:
+                    firsts = {data.classes[label]: row for row, label in reversed(list(enumerate(data.labels)))}
+                    rows = dict(sorted(firsts.items())[:: -(-len(firsts) // 6)])
+                for title, row in rows.items():
+                    stored = data.encoded(row)
+                    content, kind = encoded(data.picture(row)) if stored is None else (stored, "image/avif")
+                    found.append(Sample(title, short, content, kind))
+    except StoreError:
+        return ()
     return tuple(found)
 
 
-def has_embedded_classes(class_names: Sequence[str] | None) -> bool:
-    """Whether a network has the classes of the embedded data, so that it is known which samples are OOD."""
-    return {sample.title for sample in samples() if sample.role == "id"} == set(class_names or ())
-
-
-@cache
-def trial_images() -> dict[str, list[tuple[str, NDArray[np.uint8]]]]:
-    """Return embedded images of each role with their titles, evenly from its data sets; empty if not installed."""
-    found: dict[str, list[tuple[str, NDArray[np.uint8]]]] = {}
-    try:
-        for role, short in ROLES.items():
-            names = embedded.sets(role)
-            for name in names:
-                data, each = embedded.load(name), TRIED // len(names)
-                title = data.name.replace("-", " ").replace("_", " ")
-                for row in range(0, len(data), len(data) // each)[:each]:
-                    if short == "id" and data.labels is not None:
-                        title = data.classes[data.labels[row]]
-                    found.setdefault(short, []).append((title, data.images[row]))
-    except StoreError:
-        return {}
-    return found
+def benchmark_of(class_names: Sequence[str] | None) -> str | None:
+    """Return the embedded benchmark that has the classes of a network, so that it is known which samples are OOD."""
+    own = set(class_names or ())
+    return next((name for name in embedded.NETWORKS if set(embedded.classes(name)) == own), None)

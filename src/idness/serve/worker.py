@@ -1,4 +1,4 @@
-"""One worker thread that owns the network and judges queued images in batches."""
+"""One worker thread that owns the guard and judges queued images in batches."""
 
 from __future__ import annotations
 
@@ -8,20 +8,40 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from idness.detectors.detector import LARGEST
-from idness.guard.guard import Guard
+from idness.guard.onnx import GraphGuard
 from idness.serve.schemas import overloaded
+
+if TYPE_CHECKING:
+    from idness.guard.guard import Guard
 
 BATCH = 16
 """Default batch size; the throughput of common networks on a CPU is within a few percent of its best."""
-Outcome = tuple[dict[str, Any], Tensor]
-"""The record of one verdict, and the image's features."""
-Job = tuple[Tensor, Future[Outcome]]
+LOWEST = -float(np.finfo(np.float32).max)
+"""The score of an image that has none."""
+Outcome = tuple[dict[str, Any], Any]
+"""The record of one verdict, and the image's features; `None` if the guard was exported."""
+Job = tuple[NDArray[Any], Future[Outcome]]
+
+
+def judge(guard: Guard | GraphGuard, images: NDArray[Any]) -> list[Outcome]:
+    """Judge a batch: pixels (N, H, W, C) of uint8, or preprocessed float32 (N, C, H, W)."""
+    how, pixels = guard.preprocessing, images.dtype == np.uint8
+    assert how is not None  # checked by Service
+    if isinstance(guard, GraphGuard):
+        records = guard(how.normalize_array(images) if pixels else images).records()
+        return [(record, None) for record in records]
+    import torch
+
+    inputs = (how.normalize(images) if pixels else torch.from_numpy(images)).to(guard.split.device)
+    # What the service preprocesses itself is within the range of the calibration images.
+    rejected = {} if pixels or guard.input_range is None else guard.input_range.rejected(inputs)
+    acts = guard.look(inputs)
+    return list(zip(guard.decide(acts, rejected).records(), acts.features.cpu(), strict=True))
 
 
 class Worker:
@@ -41,7 +61,7 @@ class Worker:
 
     def __init__(
         self,
-        guard: Guard,
+        guard: Guard | GraphGuard,
         *,
         size: int = BATCH,
         linger: float = 0.002,
@@ -82,8 +102,8 @@ class Worker:
             with self._lock:
                 self.waiting -= count
 
-    def submit(self, image: Tensor) -> Future[Outcome]:
-        """Queue one preprocessed image; cancel the future to give it up."""
+    def submit(self, image: NDArray[Any]) -> Future[Outcome]:
+        """Queue one image, as pixels or preprocessed; cancel the future to give it up."""
         answer: Future[Outcome] = Future()
         self._jobs.put((image, answer))
         return answer
@@ -97,9 +117,9 @@ class Worker:
         self.ready.set()
         while (first := self._jobs.get()) is not None:
             batch, last = self._gather(first)
-            by_shape: dict[torch.Size, list[Job]] = {}
+            by_shape: dict[tuple[Any, ...], list[Job]] = {}
             for job in batch:
-                by_shape.setdefault(job[0].shape, []).append(job)
+                by_shape.setdefault((job[0].dtype, *job[0].shape), []).append(job)
             for group in by_shape.values():
                 self._run(group)
             if last:
@@ -124,21 +144,19 @@ class Worker:
         if not live:
             return
         try:
-            acts = self.guard.look(torch.stack([image for image, _ in live]))
-            records = self.guard.decide(acts).records()
+            outcomes = judge(self.guard, np.stack([image for image, _ in live]))
         except Exception as error:  # the thread must survive whatever one batch raises
             for _, answer in live:
                 answer.set_exception(error)
             return
         self._on_batch(len(live))
-        for (_, answer), record, features in zip(live, records, acts.features.cpu(), strict=True):
-            # The lowest float means "no score".
-            shown = record if record["score"] > -LARGEST else record | {"score": None}
+        for (_, answer), (record, features) in zip(live, outcomes, strict=True):
+            shown = record if record["score"] > LOWEST else record | {"score": None}
             answer.set_result((shown, features))
 
     def _warm_up(self) -> None:
         """Run the network once, so that the first client does not wait for it, and faults appear at the start."""
         how = self.guard.preprocessing
         if how is not None and how.size is not None:
-            images = torch.rand(self.size, how.channels, *how.size, device=self.guard.split.device)
-            self.guard.decide(self.guard.look(images))
+            noise = np.random.default_rng(0).integers(0, 256, (self.size, *how.size, how.channels), np.uint8)
+            judge(self.guard, noise)

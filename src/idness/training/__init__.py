@@ -1,4 +1,4 @@
-"""Training: ISH, the other training rows of the paper, and the networks of the embedded benchmark."""
+"""Training with ISH and the other training methods of the paper."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from idness.networks import architectures as networks
 from idness.training.augmix import AugMix
 from idness.training.cider import Cider
 from idness.training.confbranch import ConfBranch
-from idness.training.finetune import Trained, finetune
-from idness.training.images import TrainingSet, cifar6, image_folder
+from idness.training.data import StreamedSet, TrainingSet, cifar6, image_folder, open_training
 from idness.training.ish import Ish, IshLinear, ish
 from idness.training.logitnorm import LogitNorm
-from idness.training.objective import METHODS, Objective, Outcome, Plain, method
-from idness.training.opening import open_training
+from idness.training.loop import Trained, finetune
+from idness.training.objective import METHODS, Objective, Outcome, Plain, Settings, method
 from idness.training.regmixup import RegMixup
-from idness.training.settings import Settings
-from idness.training.streaming import StreamedSet
 
 __all__ = [
     "METHODS",

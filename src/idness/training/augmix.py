@@ -12,29 +12,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from idness.core.checks import count, positive
-from idness.core.errors import OptionError
-from idness.core.extras import needed
+from idness.core.errors import OptionError, needed
+from idness.core.options import count, positive
 from idness.training.objective import Objective, Outcome, method
 
 OPERATIONS = (
     "autocontrast", "equalize", "posterize", "solarize", "rotate", "shear_x", "shear_y", "translate_x", "translate_y"
 )  # fmt: skip
-"""Those of the paper: none of them is among the corruptions that robustness is tested with."""
+"""The operations of the paper; none is among the corruptions that robustness is tested with."""
 
 
 def jsd_loss(clean: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Compute the Jensen-Shannon divergence of three predictions, from their logits."""
+    """Return the Jensen-Shannon divergence of three predictions, from their logits."""
     shares = [logits.float().softmax(1) for logits in (clean, first, second)]
-    # Clamped as in the authors' code: the mixture's log must be finite.
+    # Clamped as in the authors' code, so that the logarithm is finite.
     mixture = (sum(shares, torch.zeros_like(shares[0])) / 3).clamp(1e-7, 1.0).log()
     return sum((F.kl_div(mixture, p, reduction="batchmean") for p in shares), mixture.new_zeros(())) / 3
 
 
 def operate(image: Tensor, name: str, level: float) -> Tensor:
-    """Change a uint8 image (3, H, W) by one of the operations, as the authors' code does with Pillow; what comes in is black.
+    """Apply one operation to a uint8 image (3, H, W), as the authors' code does with Pillow; new pixels are black.
 
-    The level is in [-1, 1]; its sign is the side to which an image is turned, sheared or moved.
+    The level is in [-1, 1]; its sign is the direction of a rotation, shear or translation.
     """
     tv = needed("torchvision.transforms.v2.functional", "augmix", "train")
     _, height, width = image.shape
@@ -59,14 +58,14 @@ def operate(image: Tensor, name: str, level: float) -> Tensor:
 
 
 def random_operation(image: Tensor, severity: float) -> Tensor:
-    """Change an image by one operation of random strength, to a random side."""
+    """Apply one random operation of random strength and direction to an image."""
     name = OPERATIONS[int(torch.randint(len(OPERATIONS), ()))]
     level = float(torch.empty(()).uniform_(0.1, severity)) / 10
     return operate(image, name, level if torch.rand(()) < 0.5 else -level)
 
 
 def augmix(images: Tensor, severity: float = 3.0, width: int = 3, alpha: float = 1.0) -> Tensor:
-    """Mix each uint8 image (N, 3, H, W) with `width` chains of one to three random operations; values stay in 0 to 255."""
+    """Mix each uint8 image (N, 3, H, W) with `width` chains of one to three random operations; values stay in [0, 255]."""
     weights = torch.distributions.Dirichlet(torch.full((width,), alpha)).sample((len(images),))
     kept = torch.distributions.Beta(alpha, alpha).sample((len(images),)).view(-1, 1, 1, 1)
     mixed = torch.zeros(images.shape)
@@ -80,7 +79,7 @@ def augmix(images: Tensor, severity: float = 3.0, width: int = 3, alpha: float =
 
 
 def three_views(image: Tensor, severity: float = 3.0, width: int = 3, alpha: float = 1.0) -> Tensor:
-    """Give an image (3, H, W) and two mixtures of it, as one tensor (3, 3, H, W)."""
+    """Return an image (3, H, W) and two mixtures of it as one tensor (3, 3, H, W)."""
     mixed = [augmix(image[None], severity, width, alpha)[0] for _ in range(2)]
     return torch.stack([image.float(), *mixed])
 
@@ -88,7 +87,7 @@ def three_views(image: Tensor, severity: float = 3.0, width: int = 3, alpha: flo
 @method("augmix")
 @dataclass(eq=False, repr=False)
 class AugMix(Objective):
-    """Train to give an image and two mixtures of its changed versions the same answer."""
+    """Cross-entropy plus a penalty on different predictions for an image and two random mixtures of it."""
 
     recipe = {"epochs": 100, "lr": 0.1, "weight_decay": 5e-4}
 
@@ -104,11 +103,11 @@ class AugMix(Objective):
         needed("torchvision", "augmix", "train")
 
     def view(self) -> Callable[[Tensor], Tensor]:
-        """Let workers mix streamed images: it takes longer than the network."""
+        """Return the mixing of one image, for worker processes: it takes longer than the network."""
         return partial(three_views, severity=self.severity, width=self.width, alpha=self.alpha)
 
     def forward(self, images: Tensor, labels: Tensor) -> Outcome:
-        """Compute the loss of one batch in three views, in one pass; they are made here where no worker has made them."""
+        """Compute the loss of one batch in three views, which are created here unless worker processes did."""
         views = [images.float(), *(self._mixed(images) for _ in range(2))] if images.ndim == 4 else images.unbind(1)
         clean, first, second = self.model(self.normalise(torch.cat(list(views)))).chunk(3)
         return Outcome(F.cross_entropy(clean, labels) + self.weight * jsd_loss(clean, first, second), clean)

@@ -1,33 +1,55 @@
-"""Checkpoints as safetensors + JSON: the JSON names the tensors' file and their hash, and is written last."""
+"""Checkpoints and the log of a run: tensors as safetensors, the rest as JSON that names their file and hash and is written last."""
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from idness.core.documents import Document, packed
 from idness.core.errors import StoreError
 from idness.core.files import OutputFolder, sha256_of
-from idness.networks.run_folder import IMAGES, LOG, WEIGHTS
-from idness.training.log import LogState, RunLog
+from idness.networks.load import IMAGES, LOG, WEIGHTS
 
 INDEX, METHOD = "checkpoint.json", "method.safetensors"
 CHECKPOINT = re.compile(r"checkpoint-\d{8,}\.safetensors")
 
 
 @dataclass(frozen=True)
-class Index:
-    """Names the tensors' file and its hash, and holds the rest of a run at rest as plain values.
+class Epoch:
+    """A row of the log; accuracies are fractions in [0, 1], and `waited` is the fraction of time spent waiting for images."""
 
-    `step` is how many steps were done, `run` what the run is: its settings, data and method.
-    """
+    epoch: int
+    step: int
+    lr: float
+    loss: float
+    accuracy: float
+    val_accuracy: float | None
+    images_per_second: float
+    waited: float = 0.0
+
+
+@dataclass
+class LogState:
+    """The rows of the log, and the sums of the current epoch."""
+
+    rows: list[Epoch] = field(default_factory=list)
+    loss_sum: float = 0.0
+    right: int = 0
+    seen: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Index:
+    """The JSON part of a checkpoint: the tensors' file and its hash, the number of steps done, the run's identity and its log."""
 
     tensors: str
     sha256: str
@@ -39,9 +61,9 @@ class Index:
 _DOCUMENT = Document(
     content=Index,
     version=1,
-    absent="delete the folder to start afresh",
-    remedy="delete the folder to start afresh",
-    finite=False,  # the loss of a run that diverges
+    absent="delete the folder to start again",
+    remedy="delete the folder to start again",
+    finite=False,  # the loss of a run of 0.1 that diverged
 )
 
 
@@ -60,41 +82,35 @@ def _written(folder: Path) -> tuple[str, ...]:
 
 
 def save_checkpoint(
-    folder: OutputFolder, tensors: Mapping[str, Tensor], step: int, run: dict[str, Any], log: RunLog
+    folder: OutputFolder, tensors: Mapping[str, Tensor], step: int, run: dict[str, Any], log: LogState
 ) -> None:
-    """Write a checkpoint and the log so that a reader, after a kill at any moment, sees the old checkpoint or this one."""
+    """Write a checkpoint and the log; after a kill at any moment, the previous checkpoint or this one is complete."""
     name, content = f"checkpoint-{step:08d}.safetensors", packed(tensors)
-    index = _DOCUMENT.text(Index(name, sha256_of(content), step, run, log.state))
-    folder.write({name: content, INDEX: index, LOG: log.text()})
+    index = _DOCUMENT.text(Index(name, sha256_of(content), step, run, log))
+    folder.write({name: content, INDEX: index, LOG: _csv(log.rows)})
     folder.remove(old for old in folder.files if CHECKPOINT.fullmatch(old) and old != name)
 
 
 def load_checkpoint(folder: Path) -> tuple[Index, dict[str, Tensor]] | None:
-    """Read the last whole checkpoint of a folder; None where there is none."""
+    """Read the last checkpoint of a folder; `None` if there is none."""
     if not (folder / INDEX).is_file():
         return None
     index = _DOCUMENT.read(folder / INDEX)
     return index, _DOCUMENT.tensors(folder / Path(index.tensors).name, index.sha256)
 
 
-def part_of(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Select the tensors under a prefix, without it."""
+def checkpoint_part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors under a prefix, without it."""
     start = f"{prefix}."
     return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
-    """Collect SGD's momentum by parameter name."""
-    buffers = {names[p]: state.get("momentum_buffer") for p, state in optimizer.state.items()}
-    return {name: buffer for name, buffer in buffers.items() if buffer is not None}
-
-
-def restore_optimizer(
-    optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter], saved: Mapping[str, Tensor]
-) -> None:
-    """Put SGD's momentum back, in each parameter's own memory format."""
-    for name, buffer in saved.items():
-        parameter = named[name]
-        fresh = torch.empty_like(parameter)
-        fresh.copy_(buffer)
-        optimizer.state[parameter]["momentum_buffer"] = fresh
+def _csv(rows: list[Epoch]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [f.name for f in fields(Epoch)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in asdict(row).items()}
+        for row in rows
+    )
+    return text.getvalue()

@@ -8,23 +8,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from idness.core.checks import positive
 from idness.core.errors import OptionError
+from idness.core.options import positive
 from idness.networks.architectures import ProjectedNetwork
 from idness.networks.split import final_linear
 from idness.training.objective import Objective, Outcome, method
 
-LOOKED_AT = 64
-"""Images of one pass before the first step: 512 of ImageNet's size would take gigabytes."""
+AT_ONCE = 64
+"""Images per pass before the first step: 512 of ImageNet's size would take gigabytes."""
 
 
 def update_prototypes(prototypes: Tensor, embeddings: Tensor, labels: Tensor, momentum: float) -> Tensor:
-    """Move each class's prototype towards its images, one after another in their order, on the unit sphere.
+    """Move each class's prototype towards its images on the unit sphere, one image after another.
 
-    Gradients flow into the embeddings. Classes do not meet, so all classes' n-th images are taken at once.
+    Gradients flow into the embeddings. Classes are independent, so the n-th images of all classes are processed together.
     """
     same = labels[:, None] == labels[None, :]
-    turn = same.tril(-1).sum(1)  # how many of its class came before
+    turn = same.tril(-1).sum(1)  # images of the same class before this one
     for n in range(int(turn.max()) + 1):
         now = turn == n
         moved = F.normalize(momentum * prototypes[labels[now]] + (1 - momentum) * embeddings[now], dim=1)
@@ -33,7 +33,7 @@ def update_prototypes(prototypes: Tensor, embeddings: Tensor, labels: Tensor, mo
 
 
 def dispersion_loss(prototypes: Tensor, temperature: float) -> Tensor:
-    """Compute how near the prototypes are to each other."""
+    """Return the loss that pushes prototypes apart."""
     count = len(prototypes)
     similar = prototypes @ prototypes.T / temperature
     others = similar.masked_fill(torch.eye(count, dtype=torch.bool, device=similar.device), -torch.inf)
@@ -41,16 +41,16 @@ def dispersion_loss(prototypes: Tensor, temperature: float) -> Tensor:
 
 
 def compactness_loss(embeddings: Tensor, prototypes: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Compute how far the images are from their own prototype, against the others."""
+    """Return the loss that pulls images towards their own prototype."""
     return F.cross_entropy(embeddings @ prototypes.T / temperature, labels)
 
 
 @method("cider")
 @dataclass(eq=False, repr=False)
 class Cider(Objective):
-    """Train embeddings on the unit sphere, compact within a class and far between classes.
+    """Embeddings on the unit sphere, compact within a class and far apart between classes.
 
-    The result is a `ProjectedNetwork`: use it with `knn`.
+    The result is a `ProjectedNetwork`; use it with `knn`.
     """
 
     recipe = {"epochs": 500, "lr": 0.5, "weight_decay": 1e-4, "batch_size": 512, "nesterov": False, "warmup": 10.0}
@@ -65,45 +65,42 @@ class Cider(Objective):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.classes < 2:
-            raise OptionError(f"Cider: needs 2 classes at least, got {self.classes}")
+            raise OptionError(f"Cider: needs at least 2 classes, got {self.classes}")
         final = final_linear(self.model, self.layer)[2]
-        network = ProjectedNetwork(self.model, final_linear(self.model, self.layer)[2], self.classes, self.width)
+        network = ProjectedNetwork(self.model, final, self.classes, self.width)
         self._frozen = [p for p in final.parameters() if p.requires_grad]
-        final.requires_grad_(False)  # the old classifier takes no part; the prototypes replace it
+        final.requires_grad_(False)  # the prototypes replace the old classifier
         network.fc.requires_grad_(False)
         self.model, self._network = network, [network]  # in a list: not a submodule twice
         self.register_buffer("prototypes", F.normalize(torch.randn(self.classes, self.width), dim=1))
 
     @torch.no_grad()
     def prepare(self, images: Tensor, labels: Tensor) -> None:
-        """Start each prototype at the mean of its class's embeddings."""
+        """Initialise each prototype with the mean of its class's embeddings."""
         self._network[0].eval()
-        embeddings = torch.cat(
-            [self._network[0].embed(self.normalise(part)) for part in torch.split(images, LOOKED_AT)]
-        )
+        embeddings = torch.cat([self._network[0].embed(self.normalise(part)) for part in torch.split(images, AT_ONCE)])
         self._network[0].train()
         for label in sorted(set(labels.tolist())):
             self.prototypes[label] = F.normalize(embeddings[labels == label].mean(0), dim=0)
 
     def forward(self, images: Tensor, labels: Tensor) -> Outcome:
-        """Compute the loss of one batch; the prototypes follow it."""
+        """Compute the loss of one batch and update the prototypes."""
         embeddings = self._network[0].embed(self.normalise(images))
         moved = update_prototypes(self.prototypes, embeddings, labels, self.momentum)
         dispersion = dispersion_loss(moved, self.temperature)
         fixed = moved.detach()
         compactness = compactness_loss(embeddings, fixed, labels, self.temperature)
         if self.training:
-            # In place: DDP keeps hold of this very tensor.
-            self.prototypes.copy_(fixed)
+            self.prototypes.copy_(fixed)  # in place: DDP holds a reference to this tensor
         return Outcome(self.weight * dispersion + compactness, embeddings.detach() @ fixed.T)
 
     def after_step(self) -> None:
-        """Keep the network's classifier at the prototypes."""
+        """Set the network's classifier to the prototypes."""
         with torch.no_grad():
             self._network[0].fc.weight.copy_(self.prototypes / self.temperature)
 
     def finish(self) -> nn.Module:
-        """Give the network with its projection."""
+        """Return the network with its projection."""
         self.after_step()
         for parameter in self._frozen:
             parameter.requires_grad_(True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from idness.core.checks import positive
+from idness.core.options import positive
 from idness.networks.modules import entering
 from idness.networks.split import final_linear
 from idness.training.objective import Objective, Outcome, method
@@ -16,9 +16,9 @@ TINY = 1e-12
 
 
 def confidence_losses(logits: Tensor, confidence: Tensor, labels: Tensor, hinted: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the loss of the hinted prediction, and the price of asking for hints.
+    """Return the loss of the hinted predictions, and the penalty for low confidence.
 
-    Where `hinted`, the prediction moves towards the label by 1 - confidence; elsewhere it stays.
+    Predictions of `hinted` images are moved towards the label by 1 - confidence.
     """
     share = torch.where(hinted, confidence, torch.ones_like(confidence))
     right = logits.softmax(1).gather(1, labels[:, None])[:, 0]
@@ -29,9 +29,9 @@ def confidence_losses(logits: Tensor, confidence: Tensor, labels: Tensor, hinted
 @method("confbranch")
 @dataclass(eq=False, repr=False)
 class ConfBranch(Objective):
-    """Train a second head that says how sure the network is, by letting it buy hints.
+    """A second head that predicts confidence: low confidence buys hints at a price.
 
-    The result is the network with its plain classifier; `confidence` gives the second head's answer.
+    The result is the network with its plain classifier; `confidence` evaluates the second head.
     """
 
     recipe = {"epochs": 200, "lr": 0.1, "weight_decay": 5e-4, "milestones": (60, 120, 160), "gamma": 0.2}
@@ -47,22 +47,21 @@ class ConfBranch(Objective):
         self.register_buffer("price", torch.tensor(0.1))
 
     def confidence(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute logits and confidence of normalised images."""
+        """Return logits and confidence of normalised images."""
         with entering(self._final[0]) as features:
             logits = self.model(images)
         return logits, torch.sigmoid(self.branch(features[-1]))[:, 0]
 
     def forward(self, images: Tensor, labels: Tensor) -> Outcome:
-        """Compute the loss of one batch; half of it gets hints."""
+        """Compute the loss of one batch, of which half gets hints."""
         logits, confidence = self.confidence(self.normalise(images))
         hinted = torch.rand(len(labels)).to(labels.device) < 0.5
         task, asked = confidence_losses(logits.float(), confidence.float(), labels, hinted)
         loss = task + self.price.clone() * asked
         if self.training:
-            # In place: DDP keeps hold of this very tensor.
-            self.price.copy_(self._next_price(asked.detach()))
+            self.price.copy_(self._next_price(asked.detach()))  # in place: DDP holds a reference to this tensor
         return Outcome(loss, logits)
 
     def _next_price(self, asked: Tensor) -> Tensor:
-        """Make hints cheaper while they are used less than the budget allows, else dearer."""
+        """Return a lower price while hints are used less than the budget allows, else a higher one."""
         return self.price / torch.where(asked < self.budget, 1.01, 0.99)

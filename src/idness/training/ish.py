@@ -1,7 +1,7 @@
 """ISH -- Xu et al., "Scaling for Training Time and Post-hoc Out-of-distribution Detection Enhancement", ICLR 2024.
 
-In-distribution-heavy images have a large ratio r of all activations to the largest ones; ISH lets each image move the
-final layer's weight by exp(r) times as much as plain training would. Nothing else changes.
+ISH multiplies each image's contribution to the gradient of the final layer's weight by exp(r), where r is the sum of all activations
+over the sum of the largest: sum_i delta_i (a_i exp(r_i))^T instead of sum_i delta_i a_i^T. Nothing else changes.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from idness.core.errors import ModelError, OptionError
+from idness.core.errors import OptionError
 from idness.detectors.kernels import kept_count
 from idness.networks.split import final_linear
 from idness.training.objective import Objective, method
 
 LARGEST_R = 80.0
-"""exp of more is not finite in float32; r reaches it only where k is below D / 80."""
+"""Larger values overflow float32 in exp; r reaches it only if k is below D / 80."""
 
 
 def ish_activations(features: Tensor, percentile: float, prune: bool = False) -> Tensor:
     """Multiply each row by exp(sum of all / sum of the k largest), a factor without a gradient.
 
-    Rows of a ReLU have r in [1, D / k]; holding r there keeps rows without a positive sum finite. With `prune` all but
-    the k largest in absolute value become 0.
+    Non-negative rows have r in [1, D / k]; clamping r to this range keeps other rows finite. With `prune` all but the k largest in
+    absolute value become 0.
     """
     width = features.shape[-1]
     k = kept_count(width, percentile)
@@ -42,11 +43,11 @@ def ish_activations(features: Tensor, percentile: float, prune: bool = False) ->
 
 
 class _IshFunction(torch.autograd.Function):
-    """Computes what a linear layer does, but lets its weight learn from the scaled activations."""
+    """A linear layer whose weight gradient is computed from the scaled activations."""
 
     @staticmethod
     def forward(features: Tensor, weight: Tensor, bias: Tensor | None, percentile: float, prune: bool) -> Tensor:
-        # Autocast gives features in its own dtype; the parameters follow, as they do in nn.Linear.
+        # Under autocast the parameters follow the features' dtype, as in nn.Linear.
         dtype = features.dtype
         return F.linear(features, weight.to(dtype), None if bias is None else bias.to(dtype))
 
@@ -57,59 +58,42 @@ class _IshFunction(torch.autograd.Function):
         ctx.save_for_backward(features, weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
-        delta = grads[0]
+    @once_differentiable
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         features, weight = ctx.saved_tensors
-        with torch.no_grad():
-            found = _gradients(ctx, delta, features, weight)
-        if torch.is_grad_enabled():  # create_graph=True
-            found = [g if g is None else _Refusal.apply(g, delta, features, weight) for g in found]
-        return found[0], found[1], found[2], None, None
-
-
-def _gradients(ctx: Any, delta: Tensor, features: Tensor, weight: Tensor) -> list[Tensor | None]:
-    to_features = to_weight = to_bias = None
-    if ctx.needs_input_grad[0]:
-        to_features = delta @ weight.to(delta.dtype)
-    rows = delta.reshape(-1, delta.shape[-1])
-    if ctx.needs_input_grad[1]:
-        # In at least float32: exp(r) leaves float16 beyond r = 11.
-        exact = torch.promote_types(weight.dtype, torch.float32)
-        scaled = ish_activations(features.to(exact), ctx.percentile, ctx.prune).reshape(-1, features.shape[-1])
-        to_weight = (rows.to(exact).T @ scaled).to(weight.dtype)
-    if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
-        to_bias = rows.sum(0).to(ctx.bias_dtype)
-    return [to_features, to_weight, to_bias]
-
-
-class _Refusal(torch.autograd.Function):
-    """Passes a gradient on and refuses to differentiate it: ISH's is not the gradient of any loss."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, *sources: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise ModelError(
-            "IshLinear: its gradient cannot be differentiated again, since no loss has it; use nn.Linear (undo the swap,"
-            " or evaluation mode) where second derivatives are needed"
-        )
+        to_features = to_weight = to_bias = None
+        if ctx.needs_input_grad[0]:
+            to_features = delta @ weight.to(delta.dtype)
+        rows = delta.reshape(-1, delta.shape[-1])
+        if ctx.needs_input_grad[1]:
+            # In at least float32: exp(r) overflows float16 beyond r = 11.
+            exact = torch.promote_types(weight.dtype, torch.float32)
+            scaled = ish_activations(features.to(exact), ctx.percentile, ctx.prune).reshape(-1, features.shape[-1])
+            to_weight = (rows.to(exact).T @ scaled).to(weight.dtype)
+        if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
+            to_bias = rows.sum(0).to(ctx.bias_dtype)
+        return to_features, to_weight, to_bias, None, None
 
 
 class IshLinear(nn.Linear):
-    """Compute what `nn.Linear` computes, and learn its weight from activations scaled by exp(r).
+    """An `nn.Linear` whose weight, in training mode, learns from activations scaled by exp(r).
 
-    Only in training mode; the gradients of bias and input are the ordinary ones.
+    The output and the gradients of bias and input are those of `nn.Linear`. Second derivatives are refused: no loss has this gradient.
 
     Args:
         in_features: width of the input.
         out_features: width of the output.
-        bias: have a bias.
-        percentile: share of activations, in percent, left out of the sum of the largest.
-        prune: leave these activations out of the gradient too, as the public trainer does.
-        device: where the parameters are.
+        bias: whether the layer has a bias.
+        percentile: percentage of activations excluded from the sum of the largest.
+        prune: exclude them from the gradient too, as the authors' code does.
+        device: device of the parameters.
         dtype: type of the parameters.
+
+    Example:
+        >>> import torch
+        >>> layer = IshLinear(512, 10, percentile=85)
+        >>> layer(torch.rand(4, 512)).shape
+        torch.Size([4, 10])
     """
 
     def __init__(
@@ -130,7 +114,7 @@ class IshLinear(nn.Linear):
 
     @classmethod
     def sharing(cls, linear: nn.Linear, percentile: float = 85.0, prune: bool = False) -> IshLinear:
-        """Make the twin of a linear layer: the same parameter objects under the same names."""
+        """Return an `IshLinear` that shares the parameters of a linear layer."""
         has_bias = linear.bias is not None
         twin = cls(linear.in_features, linear.out_features, has_bias, percentile, prune, device="meta")
         twin.weight = linear.weight
@@ -139,7 +123,7 @@ class IshLinear(nn.Linear):
         return twin.train(linear.training)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Compute the logits, bit for bit those of `nn.Linear`."""
+        """Compute the output, bit for bit that of `nn.Linear`."""
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(input)
         kind = input.device.type
@@ -159,15 +143,15 @@ class IshLinear(nn.Linear):
 
 
 class Swapped:
-    """Holds a network whose final layer learns by ISH, until `undo` or the end of a `with` block."""
+    """A network whose final layer is an `IshLinear`, until `undo` or the end of a `with` block."""
 
     def __init__(self, model: nn.Module, inner: nn.Module, name: str, linear: nn.Linear, layer: IshLinear) -> None:
         self.model, self.inner, self.name, self.linear, self.layer = model, inner, name, linear, layer
         inner.set_submodule(name, layer)
 
     def undo(self) -> None:
-        """Put the plain layer back; it shares its parameters with what was learned."""
-        # Whoever moved or replaced the parameters meanwhile did so on the twin.
+        """Restore the plain layer, with the learned parameters."""
+        # Parameters that were moved or replaced meanwhile are those of the IshLinear.
         self.linear.weight, self.linear.bias = self.layer.weight, self.layer.bias
         self.linear.train(self.layer.training)
         self.inner.set_submodule(self.name, self.linear)
@@ -180,15 +164,30 @@ class Swapped:
 
 
 def ish(model: nn.Module, percentile: float = 85.0, *, prune: bool = False, layer: str | None = None) -> Swapped:
-    """Let a network's final linear layer learn by ISH, for a `with` block or until `undo`.
+    """Replace a network's final linear layer by an `IshLinear`, for a `with` block or until `undo`.
 
-    The names in `state_dict` stay as they are, and so does what the network computes.
+    Neither the names in `state_dict` nor the network's output change.
 
     Args:
         model: any classifier with a final linear layer.
-        percentile: share of activations, in percent, left out of the sum of the largest.
-        prune: also leave them out of the gradient.
-        layer: name of the final layer, where it should not be searched.
+        percentile: percentage of activations excluded from the sum of the largest.
+        prune: exclude them from the gradient too.
+        layer: name of the final layer; by default it is searched.
+
+    Returns:
+        A context manager whose value is the network.
+
+    Raises:
+        ModelError: if the network has no final linear layer.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> with ish(model, percentile=85):
+        ...     model(torch.rand(3, 4)).sum().backward()
+        >>> type(model[2]).__name__
+        'Linear'
     """
     inner, name, linear = final_linear(model, layer)
     return Swapped(model, inner, name, linear, IshLinear.sharing(linear, percentile, prune))
@@ -197,7 +196,7 @@ def ish(model: nn.Module, percentile: float = 85.0, *, prune: bool = False, laye
 @method("ish")
 @dataclass(eq=False, repr=False)
 class Ish(Objective):
-    """Fine-tune with the final layer's weight learning from activations scaled by exp(r)."""
+    """Cross-entropy, with the final layer's weight learning from activations scaled by exp(r)."""
 
     recipe = {"epochs": 10, "lr": 0.003, "weight_decay": 5e-6}
 
@@ -210,6 +209,6 @@ class Ish(Objective):
         self._swapped = ish(self.model, self.percentile, prune=self.prune, layer=self.layer)
 
     def finish(self) -> nn.Module:
-        """Put the plain layer back."""
+        """Restore the plain layer and return the network."""
         self._swapped.undo()
         return self.model

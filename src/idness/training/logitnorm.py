@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from idness.core.checks import positive
+from idness.core.options import positive
 from idness.training.objective import Objective, Outcome, method
 
 
 def logitnorm_loss(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Compute the cross-entropy of logits of one length, 1 / temperature."""
-    # 1e-7 as in the authors' code: a row of zeros has no direction.
+    """Return the cross-entropy of logits scaled to norm 1 / temperature."""
+    # 1e-7 as in the authors' code, for rows of zeros.
     length = logits.norm(dim=1, keepdim=True) + 1e-7
     return F.cross_entropy(logits / (length * temperature), labels)
 
@@ -21,7 +21,7 @@ def logitnorm_loss(logits: Tensor, labels: Tensor, temperature: float) -> Tensor
 @method("logitnorm")
 @dataclass(eq=False, repr=False)
 class LogitNorm(Objective):
-    """Train on logits of constant length, so that confidence cannot grow with their norm."""
+    """Cross-entropy of logits of constant norm, so that confidence cannot grow with it."""
 
     recipe = {"epochs": 200, "lr": 0.1, "weight_decay": 5e-4, "nesterov": False, "milestones": (80, 140)}
 

@@ -1,53 +1,164 @@
-"""The training loop: SGD, one rate per step, checkpoints, exact resume; one process or several.
+"""The training loop: SGD with one learning rate per step, checkpoints and exact resume, in one process or several.
 
-Every random number is a function of (seed, step) or (seed, epoch, image), never of what was drawn before: a run that is killed
-and resumed, at any step, ends with the same bits, and several processes draw what one process of their joint batch would draw.
+Every random number is a function of (seed, step) or (seed, epoch, image), never of what was drawn before: a run that is killed and
+resumed at any step ends with the same bits, and several processes draw what one process with their joint batch would draw.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from idness.core.documents import packed
-from idness.core.errors import DataError, ModelError, OptionError, StoreError
+from idness.core.errors import DataError, ModelError, OptionError, StoreError, needed
 from idness.core.files import OutputFolder, locked
-from idness.core.progress import Listener
-from idness.core.wording import without_folder
+from idness.core.progress import Progress, show_progress
+from idness.core.text import without_folder
+from idness.data import Preprocessing, preprocessing_for
+from idness.networks.architectures import SmallResNet
+from idness.networks.engines import bf16_problem
+from idness.networks.load import DIGESTS, IMAGES, WEIGHTS
 from idness.networks.modules import best_layout
-from idness.networks.run_folder import DIGESTS, IMAGES, WEIGHTS
+from idness.networks.split import final_linear
 from idness.training.checkpoint import (
     METHOD,
+    Epoch,
+    LogState,
+    checkpoint_part,
     load_checkpoint,
-    optimizer_tensors,
-    part_of,
-    restore_optimizer,
+    run_folder,
     save_checkpoint,
 )
-from idness.training.fabric import make_fabric
-from idness.training.images import Images
-from idness.training.log import RunLog
-from idness.training.objective import Objective
-from idness.training.plan import Plan, mix, seeded
-from idness.training.settings import Settings
+from idness.training.data import Images, Plan, mix, seeded
+from idness.training.objective import CIFAR_MEAN, CIFAR_STD, Objective, Settings, find_method
 
 PREPARE = 512
-"""How many training images a method may look at before the first step."""
+"""Training images that a method may initialise itself from."""
+SETTING_NAMES = frozenset(option.name for option in fields(Settings))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The result of a run: the network, its log, the settings, and the method with what it learned."""
+
+    model: nn.Module
+    log: list[Epoch]
+    settings: Settings
+    objective: Objective
+
+
+def finetune(
+    model: nn.Module,
+    data: Images,
+    method: str = "ish",
+    *,
+    val: Images | None = None,
+    out: str | os.PathLike[str] | None = None,
+    arch: str = "",
+    device: str = "auto",
+    progress: bool | Progress = False,
+    **options: Any,
+) -> Trained:
+    """Train a classifier in place with one of the training methods, by its paper's recipe unless options override it.
+
+    With `out`, checkpoints, log.csv and weights.safetensors are written there, and an interrupted run resumes from its last
+    checkpoint to the same result. Images are normalised as the network defines it, by its attribute `preprocessing` or as torchvision
+    and timm know it, unless `mean` and `std` are given; a network that defines nothing gets values in [0, 1].
+
+    Args:
+        model: any classifier that ends in a linear layer.
+        data: training images.
+        method: name of the training method.
+        val: images to measure accuracy on after each epoch.
+        out: folder of the run: new, empty, or that of an earlier run.
+        arch: how the network is named; stored with its weights so that every command accepts the folder as a network.
+        device: `cpu`, `cuda`, or `auto` for a GPU if there is one.
+        progress: show progress on standard error, or a progress callback.
+        options: fields of `Settings`, and the method's own options.
+
+    Returns:
+        The trained network with its log.
+
+    Raises:
+        OptionError: if an option is unknown or out of range.
+        ModelError: if the network has no final linear layer, or training diverges.
+        StoreError: if `out` has a run with other settings, data or network.
+
+    Example:
+        >>> import torch
+        >>> from idness.training import TrainingSet, finetune, networks
+        >>> images = torch.randint(0, 256, (16, 8, 8, 3), dtype=torch.uint8)
+        >>> data = TrainingSet(images, torch.arange(16) % 2, ("cat", "dog"))
+        >>> done = finetune(networks.build("tiny_resnet", 2), data, "ish", epochs=2, batch_size=8)
+        >>> done.log[-1].step
+        4
+    """
+    kind = find_method(method)
+    chosen = dict(kind.recipe) | {name: value for name, value in options.items() if name in SETTING_NAMES}
+    folder = None if out is None else run_folder(out)
+    settings = Settings(**{**_normalisation(model, arch, None if folder is None else folder.path), **chosen})
+    own = {name: value for name, value in options.items() if name not in SETTING_NAMES}
+    known = [option.name for option in fields(kind) if option.init and option not in fields(Objective)]
+    for name in own:
+        if name not in known:
+            takes = f"it takes {', '.join(known)} and" if known else "it takes"
+            raise OptionError(f"{method}: unknown option {name!r}; {takes} the fields of training.Settings")
+    # Searched with images of the right size: many networks accept no other.
+    found = {"layer": final_linear(model, example=data.example())[1]} if "layer" in known and "layer" not in own else {}
+    objective = kind(model, len(data.classes), settings.mean, settings.std, **found, **own)
+    facts = {"method": method, "options": own, "classes": list(data.classes)}
+    with show_progress(quiet=isinstance(progress, Progress) or not progress) as bars:
+        report = progress if isinstance(progress, Progress) else bars
+        trainer = Trainer(objective, data, settings, val, folder, facts, report, arch=arch, device=device)
+        try:
+            trained = trainer.run()
+        except BaseException:
+            objective.finish()  # a network that fails must not keep a layer of its training method
+            raise
+    return Trained(trained, trainer.log.rows, settings, objective)
+
+
+def _normalisation(model: nn.Module, arch: str = "", folder: Path | None = None) -> dict[str, tuple[float, ...]]:
+    """Return mean and std: those of the run that is resumed, else the network's own."""
+    found = load_checkpoint(folder) if folder is not None else None
+    if found is not None:
+        stored = found[0].run.get("settings", {})
+        return {name: tuple(stored[name]) for name in ("mean", "std") if name in stored}
+    own = preprocessing_for(model, arch, "none")
+    if own is None:
+        own = Preprocessing(mean=CIFAR_MEAN, std=CIFAR_STD) if isinstance(model, SmallResNet) else Preprocessing()
+    return {"mean": own.mean, "std": own.std}
+
+
+def make_fabric(precision: str, device: str = "auto") -> Any:
+    """Set up Lightning Fabric for this process: alone, or one of those that torchrun started."""
+    fabric = needed("lightning_fabric", "training", "train")
+    gpu = device != "cpu" and torch.cuda.is_available()
+    if precision == "auto":  # CPUs announce bf16 that makes training slower
+        precision = "32-true" if not gpu else "bf16-mixed" if torch.cuda.is_bf16_supported() else "16-mixed"
+    if precision == "bf16-mixed" and not gpu and (problem := bf16_problem()):
+        raise OptionError(f"training: precision bf16-mixed cannot be used on this machine ({problem}); use 32-true")
+    world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if "TORCHELASTIC_RUN_ID" not in os.environ or world == 1:
+        return fabric.Fabric(accelerator=device, devices=1, precision=precision)
+    strategy = fabric.strategies.DDPStrategy(process_group_backend=None if gpu else "gloo")
+    nodes = world // local
+    return fabric.Fabric(accelerator=device, devices=local, num_nodes=nodes, strategy=strategy, precision=precision)
 
 
 @dataclass
 class Trainer:
-    """Trains one objective on one image set; `run` does it all.
+    """The training of one objective on one set of images; `run` does it all.
 
-    Right answers are counted on `val` after each epoch. Checkpoints, log and weights go to the folder `out`, where there is one.
-    `facts` must be the same for a resumed run too; they are kept in the checkpoint and in the weights' metadata.
-    `arch` is how the network is named, for that metadata.
+    `facts` is what must be the same in a resumed run besides settings and images; it is stored with checkpoints and weights.
     """
 
     objective: Objective
@@ -56,55 +167,55 @@ class Trainer:
     val: Images | None = None
     out: OutputFolder | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    log: RunLog = field(default_factory=RunLog)
-    step: int = 0
+    progress: Progress = field(default_factory=Progress)
     arch: str = ""
+    device: str = "auto"
+    step: int = field(default=0, init=False)
+    log: LogState = field(default_factory=LogState, init=False)
 
     def run(self) -> nn.Module:
         """Train to the end, from the last checkpoint if there is one, and return the network."""
-        self.fabric = make_fabric(self.settings.precision)
+        self.fabric = make_fabric(self.settings.precision, self.device)
         self.fabric.launch()
+        if not self.fabric.is_global_zero:
+            self.progress = Progress()
         with locked(self.out.path if self.out is not None and self.fabric.is_global_zero else None):
             if self.out is not None and self.fabric.is_global_zero:
                 self.out.check()
             try:
                 return self._train()
             except RuntimeError as error:
-                # Torch tells of a reader's death with an error of no kind of its own, wherever the loop is at that moment.
+                # Torch reports a killed worker with an error without a type of its own.
                 if not str(error).startswith("DataLoader worker"):
                     raise
                 raise DataError(
-                    "training: a process that reads images was killed; is there too little memory? The same run goes on from its"
-                    " last checkpoint: start it again, perhaps with fewer workers="
+                    "training: a worker process that reads images was killed, perhaps for lack of memory; run the same command again"
+                    " to resume from the last checkpoint, with fewer workers= if needed"
                 ) from error
 
     def _train(self) -> nn.Module:
         s = self.settings
         rank, world = self.fabric.global_rank, self.fabric.world_size
         self.plan = Plan(len(self.train), s.batch_size, s.accumulate, s.seed, rank, world, self.train.blocks())
-        self.per_step, self.steps_per_epoch = self.plan.per_step, self.plan.steps_per_epoch
+        self.steps_per_epoch = self.plan.steps_per_epoch
         if self.steps_per_epoch == 0:
             raise OptionError(
-                f"training: {len(self.train)} images are fewer than one batch of {self.per_step}; lower batch_size"
+                f"training: {len(self.train)} images are fewer than one batch of {self.plan.per_step}; lower batch_size"
             )
         self.total = s.epochs * self.steps_per_epoch
+        self.progress.note(f"{len(self.train):,} training images of {len(self.train.classes)} classes")
+        self.progress.phase("preparing", None)
         self.layout = self._lay_out()
         self._prepare()
         self.named = {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
-        self.optimizer = torch.optim.SGD(
-            self.named.values(),
-            lr=s.lr,
-            momentum=s.momentum,
-            nesterov=s.nesterov and s.momentum > 0,
-            weight_decay=s.weight_decay,
-        )
+        nesterov = s.nesterov and s.momentum > 0
+        sgd: dict[str, Any] = {"lr": s.lr, "momentum": s.momentum, "nesterov": nesterov, "weight_decay": s.weight_decay}
+        self.optimizer = torch.optim.SGD(self.named.values(), **sgd)
         self.module, self.wrapped_optimizer = self.fabric.setup(self.objective, self.optimizer)
         self.fingerprint = self.train.fingerprint() if self.out is not None else ""
         self.ema = self._copy_state() if s.ema is not None else {}
         self._resume()
-        if not self.fabric.is_global_zero:
-            self.log.listener = Listener()  # one process speaks for all
-        self.log.begin(self.step, self.total, self._parameters())
+        self._announce(sgd)
         self.feed = self.train.batches(
             self.plan, self.step, self.total, crops=s.crops, augment=s.augment, view=self.objective.view()
         )
@@ -114,7 +225,7 @@ class Trainer:
         return self._finish()
 
     def _prepare(self) -> None:
-        """Show the method some training images, if it wants to see any."""
+        """Initialise the method from some training images, if it needs any."""
         if type(self.objective).prepare is Objective.prepare:
             return
         some = torch.randperm(len(self.train), generator=seeded(self.settings.seed, "prepare"))[:PREPARE]
@@ -122,11 +233,20 @@ class Trainer:
         self.objective.prepare(torch.cat(images), torch.cat(labels))
 
     def _lay_out(self) -> torch.memory_format:
-        """Lay the weights out as asked, or as the network can take them."""
         if not self.settings.channels_last:
             return torch.contiguous_format
         images = self.objective.normalise(self.train.example() * 255)
         return best_layout(self.objective.model, images, weights=True)
+
+    def _announce(self, sgd: dict[str, Any]) -> None:
+        """Report which parameters are trained and how, and the steps that a resumed run has done."""
+        numbers = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in sgd.items())
+        count = sum(p.numel() for p in self.named.values())
+        self.progress.note(f"{count:,} parameters in {len(self.named)} tensors: {numbers}")
+        if self.step:
+            self.progress.note(f"resuming at step {self.step:,} of {self.total:,}")
+        self.progress.phase("steps", self.total)
+        self.progress.advance(self.step)
 
     # One epoch, one step
 
@@ -138,17 +258,15 @@ class Trainer:
             loss, right = self._step()
             self.step += 1
             self._check_sane(math.isfinite(loss))
-            self.log.step(loss, right, self.per_step // self.fabric.world_size)
+            self._record(loss, right)
             if self.step % self.settings.checkpoint_every == 0 and position + 1 < self.steps_per_epoch:
                 self._checkpoint()
         taken = time.perf_counter() - started
-        speed = (self.steps_per_epoch - done) * self.per_step / taken
-        rate = self.optimizer.param_groups[0]["lr"]
-        self.log.epoch(epoch + 1, self.step, rate, speed, self._accuracy(), self.waited / taken)
+        self._close_epoch(epoch + 1, (self.steps_per_epoch - done) * self.plan.per_step / taken, self.waited / taken)
         self._checkpoint()
         if problems := self.train.problems():
-            self.log.listener.note(
-                f"{len(problems)} images could not be read, and their next neighbours were taken instead; the first: {problems[0]}"
+            self.progress.note(
+                f"{len(problems)} images could not be read and were replaced by their neighbours; the first: {problems[0]}"
             )
 
     def _step(self) -> tuple[float, int]:
@@ -174,13 +292,31 @@ class Trainer:
         return total, right
 
     def _batch(self) -> tuple[Tensor, Tensor]:
-        """Wait for this process's next batch, and lay it out as the network takes it."""
+        """Wait for this process's next batch and lay it out as the network takes it."""
         began = time.perf_counter()
         images, labels = next(self.feed)
         self.waited += time.perf_counter() - began
         if images.ndim == 4:
             images = images.contiguous(memory_format=self.layout)
         return images.to(self.fabric.device), labels.to(self.fabric.device)
+
+    def _record(self, loss: float, right: int) -> None:
+        log = self.log
+        log.loss_sum, log.right, log.steps = log.loss_sum + loss, log.right + right, log.steps + 1
+        log.seen += self.plan.per_step // self.fabric.world_size
+        self.progress.advance(1)
+        self.progress.status(f"loss {log.loss_sum / log.steps:.3f}  accuracy {log.right / log.seen:.1%}")
+
+    def _close_epoch(self, epoch: int, speed: float, waited: float) -> None:
+        log, val = self.log, self._accuracy()
+        loss, accuracy = log.loss_sum / max(log.steps, 1), log.right / max(log.seen, 1)
+        rate = self.optimizer.param_groups[0]["lr"]
+        row = Epoch(epoch, self.step, rate, loss, accuracy, val, round(speed, 1), round(waited, 4))
+        shown_val = "" if val is None else f"  validation {val:.2%}"
+        self.progress.note(
+            f"epoch {epoch}: loss {loss:.4f}  accuracy {accuracy:.2%}{shown_val}  {speed:,.0f} images/s, {waited:.1%} waiting"
+        )
+        self.log = LogState([*log.rows, row])
 
     def _accuracy(self) -> float | None:
         if self.val is None:
@@ -199,8 +335,6 @@ class Trainer:
             self.objective.load_state_dict(kept)
         return int(self.fabric.all_reduce(right, reduce_op="sum")) / len(self.val)
 
-    # What is learned
-
     def _copy_state(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self.objective.state_dict().items()}
 
@@ -214,31 +348,20 @@ class Trainer:
             else:
                 self.ema[name].copy_(value)
 
-    def _parameters(self) -> list[str]:
-        """Describe each parameter group, so that no decay is a surprise."""
-        names = {p: name for name, p in self.named.items()}
-        return [
-            f"{sum(p.numel() for p in g['params']):,} parameters in {len(g['params'])} tensors"
-            f" ({names[g['params'][0]]} ... {names[g['params'][-1]]}): lr {self.settings.lr:g}, momentum {g['momentum']:g},"
-            f" nesterov {g['nesterov']}, weight decay {g['weight_decay']:g}"
-            for g in self.optimizer.param_groups
-        ]
-
     # Checkpoints
 
     def _identity(self) -> dict[str, Any]:
         return {
-            "settings": {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self.settings).items()},
+            "settings": _plain(self.settings),
             "world_size": self.fabric.world_size,
             "data": self.fingerprint,
             **self.facts,
         }
 
     def _check_sane(self, sane: bool) -> None:
-        if not sane:
-            # Nothing of it is written: what is on disk is from before.
+        if not sane:  # nothing of it is written: what is on disk is from before
             raise ModelError(
-                f"training has diverged: NaN or Inf after step {self.step} of {self.total}; start anew with a lower lr="
+                f"training has diverged: NaN or Inf after step {self.step} of {self.total}; start again with a lower lr="
             )
 
     def _checkpoint(self) -> None:
@@ -246,9 +369,9 @@ class Trainer:
         if self.out is None:
             return
         if self.fabric.is_global_zero:
-            names: dict[Tensor, str] = {p: name for name, p in self.named.items()}
             tensors = {f"objective.{k}": v for k, v in self.objective.state_dict().items()}
-            tensors |= {f"momentum.{k}": v for k, v in optimizer_tensors(self.optimizer, names).items()}
+            momentum = {k: self.optimizer.state.get(p, {}).get("momentum_buffer") for k, p in self.named.items()}
+            tensors |= {f"momentum.{k}": v for k, v in momentum.items() if v is not None}
             tensors |= {f"ema.{k}": v for k, v in self.ema.items()}
             save_checkpoint(self.out, tensors, self.step, self._identity(), self.log)
         self.fabric.barrier()
@@ -258,23 +381,26 @@ class Trainer:
         if found is None:
             return
         index, tensors = found
-        then, now = _completed(index.run), self._identity()
+        # A run of an older version lacks settings that were added later; it had their defaults.
+        then = {**index.run, "settings": {**_plain(Settings()), **index.run.get("settings", {})}}
+        now = self._identity()
         differing = sorted(k for k in then.keys() | now.keys() if then.get(k) != now.get(k))
         if differing:
             raise StoreError(
-                f"{self.out}: holds a run with other {', '.join(differing)}; choose another folder or delete it"
+                f"{self.out}: contains a run with other {', '.join(differing)}; choose another folder or delete it"
             )
         try:
-            self.objective.load_state_dict(part_of(tensors, "objective"))
-            restore_optimizer(self.optimizer, self.named, part_of(tensors, "momentum"))
-            for name, value in part_of(tensors, "ema").items():
+            self.objective.load_state_dict(checkpoint_part(tensors, "objective"))
+            for name, value in checkpoint_part(tensors, "momentum").items():
+                parameter = self.named[name]  # the buffer gets its memory format
+                self.optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(value)
+            for name, value in checkpoint_part(tensors, "ema").items():
                 self.ema[name].copy_(value)
         except (RuntimeError, KeyError) as error:
             raise StoreError(
-                f"{self.out}: holds a checkpoint of another network; choose another folder or delete it"
+                f"{self.out}: contains a checkpoint of another network; choose another folder or delete it"
             ) from error
-        self.step = index.step
-        self.log.state = index.log
+        self.step, self.log = index.step, index.log
 
     def _finish(self) -> nn.Module:
         if self.ema:
@@ -298,7 +424,5 @@ class Trainer:
         return model
 
 
-def _completed(run: dict[str, Any]) -> dict[str, Any]:
-    """Add to what an older run was told the defaults of settings that came later."""
-    usual = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(Settings()).items()}
-    return {**run, "settings": {**usual, **run.get("settings", {})}}
+def _plain(settings: Settings) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(settings).items()}

@@ -1,7 +1,8 @@
-"""What a training method is: a module around the network whose forward pass gives the loss."""
+"""A training method: a module around the network whose forward pass computes the loss; and the settings of a run."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
@@ -10,12 +11,91 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from idness.core.checks import check_options
-from idness.core.errors import unknown_name
+from idness.core.errors import OptionError, unknown_name
+from idness.core.options import check_options, check_positive, check_share, count, nonnegative, one_of
+from idness.data import embedded
+
+CIFAR_MEAN, CIFAR_STD = embedded.normalisation()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of a run; with network, data and method they determine the result.
+
+    Args:
+        epochs: passes over the training images.
+        lr: highest learning rate.
+        weight_decay: L2 decay of every parameter, without exceptions.
+        momentum: momentum of SGD.
+        nesterov: use Nesterov's momentum.
+        batch_size: images per step and process.
+        accumulate: batches whose gradients are summed for one step.
+        warmup: epochs during which the rate rises linearly to `lr`.
+        milestones: epochs after which the rate is multiplied by `gamma`; without any it follows a cosine to 0.
+        gamma: factor at each milestone.
+        clip: largest norm of the gradient; `None` for no limit.
+        ema: decay of a running mean of the weights, which becomes the result; `None` keeps the last weights.
+        augment: random crops and flips.
+        crops: `shift` by up to 4 pixels, `resized` random parts, or `auto`: shifts up to 64 pixels a side, resized above.
+        precision: 32-true, bf16-mixed, 16-mixed, or auto: mixed on a GPU (bf16 if supported) and 32-true on a CPU.
+        channels_last: use this memory layout if the network accepts it; faster on most machines.
+        seed: decides the order of the images and everything else that is random.
+        checkpoint_every: steps between checkpoints.
+        mean: mean of each colour, in [0, 1]; `finetune` takes the network's own if not given.
+        std: standard deviation of each colour.
+    """
+
+    epochs: int = count(10)
+    lr: float = nonnegative(0.003)
+    weight_decay: float = nonnegative(5e-6)
+    momentum: float = 0.9
+    nesterov: bool = True
+    batch_size: int = count(128)
+    accumulate: int = count(1)
+    warmup: float = nonnegative(0.0)
+    milestones: tuple[int, ...] = ()
+    gamma: float = nonnegative(0.1)
+    clip: float | None = None
+    ema: float | None = None
+    augment: bool = True
+    crops: str = one_of("auto", "shift", "resized")
+    precision: str = one_of("32-true", "bf16-mixed", "16-mixed", "auto")
+    channels_last: bool = True
+    seed: int = 0
+    checkpoint_every: int = count(200)
+    mean: tuple[float, ...] = CIFAR_MEAN
+    std: tuple[float, ...] = CIFAR_STD
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for name in ("momentum", "ema"):
+            if getattr(self, name) is not None:
+                check_share(self, name)
+        if self.clip is not None:
+            check_positive(self, "clip")
+        kinds = {"nesterov": bool, "augment": bool, "channels_last": bool, "seed": int}
+        for name, kind in kinds.items():
+            if type(getattr(self, name)) is not kind:
+                wanted = "true or false" if kind is bool else "a whole number"
+                raise OptionError(f"training: {name} must be {wanted}, got {getattr(self, name)!r}")
+        for name in ("milestones", "mean", "std"):
+            values = getattr(self, name)
+            if not isinstance(values, tuple | list) or not all(type(value) in (int, float) for value in values):
+                raise OptionError(f"training: {name} must be a list of numbers, got {values!r}")
+
+    def rate(self, step: int, steps_per_epoch: int) -> float:
+        """Return the learning rate of one step."""
+        epoch = step / steps_per_epoch
+        if epoch < self.warmup:
+            return self.lr * (step + 1) / (self.warmup * steps_per_epoch)
+        if self.milestones:
+            return self.lr * self.gamma ** sum(epoch >= m for m in self.milestones)
+        progress = (epoch - self.warmup) / max(self.epochs - self.warmup, 1e-9)
+        return self.lr * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 class Outcome(NamedTuple):
-    """What one batch gives: the loss to descend, and logits to count the right answers with."""
+    """The loss of one batch, and the logits that its accuracy is computed from."""
 
     loss: Tensor
     logits: Tensor
@@ -23,14 +103,14 @@ class Outcome(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Objective(nn.Module):
-    """Give the plain cross-entropy; the other methods override `forward`, and add their options as fields.
+    """Plain cross-entropy; a training method overrides `forward` and adds its options as fields.
 
-    Whatever is random in a method comes from torch's global generator, which the loop seeds at every step: so a run
-    that is killed and resumed draws the same numbers.
+    Random numbers come from torch's global generator, which the loop seeds at every step, so that a run that is killed and resumed
+    draws the same numbers.
 
     Args:
         model: the network; its parameters are trained in place.
-        classes: number of classes.
+        classes: the number of classes.
         mean: mean of each colour, in [0, 1].
         std: standard deviation of each colour.
     """
@@ -49,12 +129,12 @@ class Objective(nn.Module):
 
     def __post_init__(self) -> None:
         check_options(self)
-        # Not persistent: a checkpoint holds what is learned, the settings hold the rest.
+        # Not persistent: a checkpoint contains what is learned, the settings contain the rest.
         self.register_buffer("centre", torch.tensor(self.mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("spread", torch.tensor(self.std).view(-1, 1, 1), persistent=False)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Turn (N, 3, H, W) values of 0 to 255 into what the network takes."""
+        """Normalise (N, 3, H, W) values of 0 to 255 as the network expects them."""
         return (images.float() / 255 - self.get_buffer("centre")) / self.get_buffer("spread")
 
     def forward(self, images: Tensor, labels: Tensor) -> Outcome:
@@ -63,17 +143,17 @@ class Objective(nn.Module):
         return Outcome(F.cross_entropy(logits, labels), logits)
 
     def view(self) -> Callable[[Tensor], Tensor] | None:
-        """Give what makes, in a worker process, of one streamed image (3, H, W) what `forward` takes of it; none for the image itself."""
+        """Return the function that worker processes apply to each streamed image (3, H, W); `None` for the image itself."""
         return None
 
     def prepare(self, images: Tensor, labels: Tensor) -> None:
-        """Look at some training images before the first step."""
+        """Initialise from some training images before the first step."""
 
     def after_step(self) -> None:
         """Update what follows the parameters without a gradient."""
 
     def finish(self) -> nn.Module:
-        """Leave the network as it was built, with what it learned, and give it."""
+        """Return the trained network, with its layers as they were built."""
         return self.model
 
 
@@ -92,14 +172,14 @@ def method(name: str) -> Callable[[type[Objective]], type[Objective]]:
 
 @method("plain")
 class Plain(Objective):
-    """Train on with the plain cross-entropy, as long as the others: the control that every other row is compared with."""
+    """Continue training with plain cross-entropy: the control of the same length for every other method."""
 
     # ISH's recipe, so that the two differ in one thing only.
     recipe = {"epochs": 10, "lr": 0.003, "weight_decay": 5e-6}
 
 
 def find_method(name: str) -> type[Objective]:
-    """Find a training method by its name."""
+    """Return a training method by its name."""
     if name not in METHODS:
         raise unknown_name("training method", name, METHODS)
     return METHODS[name]

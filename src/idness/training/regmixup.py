@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from idness.core.checks import nonnegative, positive
+from idness.core.options import nonnegative, positive
 from idness.training.objective import Objective, Outcome, method
 
 
 def regmixup_loss(
     clean: Tensor, mixed: Tensor, labels: Tensor, partners: Tensor, share: Tensor | float, weight: float
 ) -> Tensor:
-    """Add to the cross-entropy of the images that of their mixtures, `share` of it for the first image's label."""
+    """Return the cross-entropy of the images plus that of their mixtures, whose labels are mixed by `share` too."""
     mixture = share * F.cross_entropy(mixed, labels) + (1 - share) * F.cross_entropy(mixed, partners)
     return F.cross_entropy(clean, labels) + weight * mixture
 
@@ -23,7 +23,7 @@ def regmixup_loss(
 @method("regmixup")
 @dataclass(eq=False, repr=False)
 class RegMixup(Objective):
-    """Train on images and, as a regulariser, on even mixtures of two of them."""
+    """Cross-entropy of images and, as a regulariser, of mixtures of two of them."""
 
     recipe = {"epochs": 350, "lr": 0.1, "weight_decay": 5e-4, "nesterov": False, "milestones": (150, 250)}
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from idness.benchmark.protocol import Benchmark
-from idness.benchmark.settings import Settings
+from idness.benchmark.protocol import Benchmark, Settings
 from idness.paper.studies.analyze import STUDIES, analyze
 from idness.report.style import figure_svg
 
@@ -73,12 +72,12 @@ def test_every_analysis_speaks_and_draws(bench: Benchmark, tmp_path: Path) -> No
     assert set(numbers["analyses"]["Gaussianity"]["sets"]) == {"ID", "cat", "mnist", "textures"}
     text = (tmp_path / "README.md").read_text()
     counts = ", ".join(f"{name} {count}" for name, count in numbers["images"].items())
-    assert f"Made by `idness analyze small.toml`. Images: {counts}; all of each set" in text
+    assert f"Made by `idness analyze small.toml`. Images: {counts}; all images of each set" in text
     assert numbers["command"] == "idness analyze small.toml"
     for name in (name for name in names if name.endswith(".svg")):
         assert f"]({name})" in text
     fewer = analyze(small(), bench, limit=60)
-    assert "; at most 60 of a set, evenly picked, so that numbers differ" in fewer.to_markdown()
+    assert "; at most 60 of each set, evenly spaced, so numbers differ" in fewer.to_markdown()
     again = [study.figures for study in fewer.studies[:2]]
     for name, (figure, alt) in (item for figures in again for item in figures.items()):
         assert figure_svg(figure, alt=alt, adaptive=False) in (tmp_path / f"{name}.svg").read_text()

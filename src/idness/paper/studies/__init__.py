@@ -1,1 +1,122 @@
-"""What the paper claims about activations, measured on any network: one file per analysis, pure functions and figures."""
+"""The paper's analyses: what they are computed from, and what each returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from idness.activations.extract import collect
+from idness.benchmark.extraction import benchmark_network
+from idness.benchmark.protocol import GROUPS, Benchmark, Settings
+from idness.core.progress import Progress
+from idness.core.types import Head
+from idness.data import ActivationsSet
+from idness.metrics import Scores, auroc
+from idness.report import style
+
+
+@dataclass
+class Study:
+    """The result of one analysis: a line of text, numbers, and figures by file name with their descriptions."""
+
+    line: str
+    numbers: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    name: str = ""
+
+
+@dataclass
+class StudyData:
+    """A network's head, and its activations on the sets of a benchmark; `ids` is the ID test set."""
+
+    title: str
+    head: Head
+    ids: ActivationsSet
+    near: dict[str, ActivationsSet] = field(default_factory=dict)
+    far: dict[str, ActivationsSet] = field(default_factory=dict)
+    train: ActivationsSet | None = None
+    val: ActivationsSet | None = None
+    ood_val: dict[str, ActivationsSet] = field(default_factory=dict)
+    classes: Sequence[str] = ()
+
+    @property
+    def oods(self) -> dict[str, ActivationsSet]:
+        """All OOD test sets, near ones first."""
+        return self.near | self.far
+
+    @property
+    def groups(self) -> dict[str, dict[str, ActivationsSet]]:
+        """The OOD test sets by group, without empty groups."""
+        return {group: getattr(self, group) for group in GROUPS if getattr(self, group)}
+
+    @property
+    def signed(self) -> bool:
+        """Whether some features are negative, so that sums of them are meaningless."""
+        features = self.ids.acts.features
+        return float(features.min()) < -1e-6 * float(features.abs().max())
+
+    @property
+    def before_relu(self) -> list[ActivationsSet]:
+        """The ID set and all OOD sets with their pre-ReLU values; empty if the network has no final ReLU."""
+        found = [self.ids, *self.oods.values()]
+        return found if all(part.acts.pre_relu is not None for part in found) else []
+
+
+def load_study_data(
+    model: str | nn.Module | None,
+    benchmark: Benchmark | str | Path,
+    *,
+    settings: Settings | None = None,
+    limit: int | None = None,
+    progress: Progress | None = None,
+) -> StudyData:
+    """Load a network and run the available sets of a benchmark through it, at most `limit` images of each."""
+    asked, report = settings or Settings(), progress or Progress()
+    bench = benchmark if isinstance(benchmark, Benchmark) else Benchmark.load(benchmark)
+    sets = bench.open(asked.data, partial=True)
+    head, network, info = benchmark_network(bench, sets, model, asked, report)
+    found: dict[str, dict[str, ActivationsSet]] = {}
+    for entry in sets:
+        shown = "ID" if entry.role == "id_test" else entry.name
+        part = collect(network, entry.data, name=shown, limit=limit, pre_relu=True, progress=report)
+        found.setdefault(entry.role, {})[entry.name] = part
+    one = {role: next(iter(parts.values())) for role, parts in found.items() if role.startswith("id_")}
+    ids = one["id_test"]
+    known = None if network is None else network.class_names
+    names = known or bench.class_names or (ids.images.classes if ids.images is not None else ())
+    others = {name: found.get(name, {}) for name in ("near", "far", "ood_val")}
+    title = f"{info.spec} on {bench.title}"
+    return StudyData(title, head, ids, train=one.get("id_train"), val=one.get("id_val"), classes=names, **others)
+
+
+def panels(names: Sequence[str]) -> tuple[Any, list[Any]]:
+    """Return a figure with one panel per name, at most four in a row, and the panels."""
+    columns = min(4, len(names))
+    rows = -(-len(names) // columns)
+    figure, axes = style.new_figure(rows, columns, size=(2.9 * columns, 2.35 * rows), squeeze=False)
+    for spare in axes.flat[len(names) :]:
+        spare.remove()
+    return figure, list(axes.flat[: len(names)])
+
+
+def plot_chances(ids: Scores, oods: Mapping[str, Scores], word: str, x: str) -> tuple[Any, dict[str, float]]:
+    """Draw histograms of a number, ID against each OOD set, and return the chances that an ID image has the larger one."""
+    chances = {name: auroc(ids, values) for name, values in oods.items()}
+    figure, axes = panels(list(oods))
+    for place, (ax, (name, values)) in enumerate(zip(axes, oods.items(), strict=True)):
+        style.two_histograms(ax, ids, values, ("ID", "OOD"))
+        if place == 0:
+            style.draw_legend(ax, fontsize=7)
+        style.headline(ax, f"{name}: ID {word} {100 * chances[name]:.0f} %", x=x)
+    return figure, chances
+
+
+def count_larger(chances: Mapping[str, float]) -> str:
+    """Write on how many sets ID images are likelier to have the larger number, and the chance on each."""
+    larger = sum(chance > 0.5 for chance in chances.values())
+    listed = ", ".join(f"{name} {100 * chance:.0f} %" for name, chance in chances.items())
+    return f"{larger} of {len(chances)} sets ({listed} of pairs)"

@@ -1,4 +1,4 @@
-"""Runs every analysis on a network and a benchmark: `idness analyze`."""
+"""Every analysis of the paper on a network and a benchmark: `idness analyze`."""
 
 from __future__ import annotations
 
@@ -12,45 +12,43 @@ from typing import Any
 
 from torch import nn
 
-from idness.benchmark.protocol import Benchmark
-from idness.benchmark.settings import Settings
+from idness.benchmark.protocol import Benchmark, Settings
 from idness.core.errors import IdnessError
 from idness.core.files import Content, OutputFolder
-from idness.core.progress import Listener
+from idness.core.progress import Progress
 from idness.data import embedded
-from idness.paper.studies import gaussianity, ish_weights, moments, percentiles, proposition, ratios, tradeoff
-from idness.paper.studies.specimen import Specimen, Study, take_specimen
+from idness.paper.studies import Study, StudyData, gaussian, load_study_data, proposition, scaling, tradeoff
 from idness.report import style
 
-STUDIES: dict[str, Callable[[Specimen], Study]] = {
-    "Gaussianity": gaussianity.study,
-    "Mean and variance": moments.study,
+STUDIES: dict[str, Callable[[StudyData], Study]] = {
+    "Gaussianity": gaussian.gaussianity_study,
+    "Mean and variance": gaussian.moments_study,
     "The proposition": proposition.study,
-    "Percentile": percentiles.study,
-    "Scale ratio": ratios.study,
+    "Percentile": scaling.percentile_study,
+    "Scale ratio": scaling.ratios,
     "Trade-off": tradeoff.study,
-    "ISH": ish_weights.study,
+    "ISH": scaling.ish_study,
 }
 NUMBERS, PAGE = "analysis.json", "README.md"
 OF_RELU, OF_SUMS = ("Gaussianity", "Mean and variance"), ("Percentile", "Scale ratio", "ISH")
-"""The analyses of what enters the final ReLU, and those of sums of what leaves it."""
+"""The analyses of the inputs of the final ReLU, and those of sums of its outputs."""
 
 
 @dataclass
 class Analysis:
-    """Collects what all analyses found; `save` writes figures, numbers and a page of Markdown."""
+    """The results of all analyses; `save` writes figures, numbers and a Markdown page."""
 
     title: str
     about: dict[str, Any]
     studies: list[Study]
 
     def to_json(self) -> str:
-        """Write all numbers as JSON."""
+        """Return all numbers as JSON."""
         values = {study.name: {"line": study.line} | study.numbers for study in self.studies}
         return json.dumps({"title": self.title} | self.about | {"analyses": values}, indent=1, allow_nan=False) + "\n"
 
     def to_markdown(self) -> str:
-        """Write what was found, with the figures."""
+        """Return a Markdown page with the figures."""
         parts = [f"# {self.title}\n", self._source()]
         for study in self.studies:
             pictures = "\n".join(f"![{alt}]({name}.svg)\n" for name, (_, alt) in study.figures.items())
@@ -58,18 +56,18 @@ class Analysis:
         return "\n".join(part.rstrip() + "\n" for part in parts)
 
     def _source(self) -> str:
-        """Say what made the numbers, of how many images, and why others may differ."""
+        """Write the command and the numbers of images."""
         counts = ", ".join(f"{name} {count:,}" for name, count in self.about["images"].items())
         made = f"Made by `{self.about['command']}`. " if self.about.get("command") else ""
         limit = self.about.get("limit") or max(self.about["images"].values()) + 1
         if max(self.about["images"].values()) < limit:
-            few = "; all of each set, as `idness bench` takes them, so that plain AUROCs agree with its own"
+            few = "; all images of each set, as in `idness bench`"
         else:
-            few = f"; at most {limit:,} of a set, evenly picked, so that numbers differ from those of all images"
+            few = f"; at most {limit:,} of each set, evenly spaced, so numbers differ from those of `idness bench`"
         return f"{made}Images: {counts}{few}.\n"
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write everything into a folder and give the paths."""
+        """Write everything to a folder and return the paths."""
         contents: dict[str, Content] = {}
         for study in self.studies:
             for name, (figure, alt) in study.figures.items():
@@ -99,39 +97,39 @@ def analyze(
     *,
     settings: Settings | None = None,
     limit: int | None = 1000,
-    listener: Listener | None = None,
+    progress: Progress | None = None,
 ) -> Analysis:
     """Run every analysis of the paper on a network and a benchmark.
 
     Args:
-        model: the network, or how to load it; the embedded one if not given.
-        benchmark: by name, TOML file or object; sets that are not there are left out.
-        settings: weights, data folder and the like, as for the benchmark.
-        limit: the most images used of each set, evenly picked.
-        listener: hears of progress.
+        model: the network, or how to load it; by default the embedded one.
+        benchmark: name, TOML file or object; missing sets are left out.
+        settings: weights, data folder and so on, as for the benchmark.
+        limit: images used of each set at most, evenly spaced.
+        progress: progress callback.
     """
-    specimen = take_specimen(model, benchmark, settings=settings, limit=limit, listener=listener)
-    sizes = {name: len(found.acts) for name, found in {"id": specimen.ids, **specimen.oods}.items()}
-    about: dict[str, Any] = {"images": sizes, "features": specimen.head.width, "classes": specimen.head.classes}
+    data = load_study_data(model, benchmark, settings=settings, limit=limit, progress=progress)
+    sizes = {name: len(found.acts) for name, found in {"id": data.ids, **data.oods}.items()}
+    about: dict[str, Any] = {"images": sizes, "features": data.head.width, "classes": data.head.classes}
     about |= {"limit": limit, "command": settings.command if settings else ""}
-    about["final_relu"] = specimen.ids.acts.rectifier or None
-    return Analysis(specimen.title, about, [_guarded(name, step, specimen) for name, step in STUDIES.items()])
+    about["final_relu"] = data.ids.acts.rectifier or None
+    return Analysis(data.title, about, [_guarded(name, step, data) for name, step in STUDIES.items()])
 
 
-def _guarded(name: str, step: Callable[[Specimen], Study], specimen: Specimen) -> Study:
-    """Let one analysis that does not apply say so, and the others go on."""
+def _guarded(name: str, step: Callable[[StudyData], Study], data: StudyData) -> Study:
+    """Run one analysis; if it does not apply, its line reports that."""
     try:
-        found = Study(reason) if (reason := _inapplicable(name, specimen)) else step(specimen)
+        found = Study(reason) if (reason := _inapplicable(name, data)) else step(data)
     except IdnessError as error:
         found = Study(f"not done: {error}")
     return replace(found, name=name)
 
 
-def _inapplicable(name: str, specimen: Specimen) -> str:
-    if name in OF_RELU and specimen.ids.images is None:
-        return "does not apply: activations do not hold what entered the final ReLU; give images and the network"
-    if name in OF_RELU and not specimen.before_relu:
-        return "does not apply: the features do not come out of a single ReLU"
-    if name in OF_SUMS and specimen.signed:
-        return "does not apply: features are negative in part, so sums of them mean nothing"
+def _inapplicable(name: str, data: StudyData) -> str:
+    if name in OF_RELU and data.ids.images is None:
+        return "does not apply: stored activations lack the inputs of the final ReLU; pass images and the network"
+    if name in OF_RELU and not data.before_relu:
+        return "does not apply: the features are not the output of a single ReLU"
+    if name in OF_SUMS and data.signed:
+        return "does not apply: some features are negative, so sums of them are meaningless"
     return ""

@@ -71,6 +71,18 @@ export class List {
     this.section.querySelector("tbody").replaceChildren(...this.ordered().map((entry) => entry.row));
   }
 
+  // The q-value of each file: the smallest false discovery rate at which Benjamini and Hochberg flag it.
+  screen() {
+    const judged = this.entries.filter((entry) => entry.result);
+    for (const entry of judged) entry.q = 0;  // stays 0 if it was flagged without a score
+    const tested = judged.filter((entry) => entry.result.reason === null).sort((one, other) => other.result.p_value - one.result.p_value);
+    let least = 1;
+    tested.forEach((entry, place) => {
+      least = Math.min(least, entry.result.p_value * tested.length / (tested.length - place));
+      entry.q = least;
+    });
+  }
+
   // Update every verdict after the slider has moved.
   refresh(shown) {
     const count = { in: 0, out: 0, bad: 0 };
@@ -90,9 +102,9 @@ export class List {
   csv() {
     const rows = this.ordered().map((entry) => {
       const result = entry.result || {};
-      return [entry.name, WORDS[this.verdict(entry)], result.class, result.score, result.p_value, entry.problem || result.reason];
+      return [entry.name, WORDS[this.verdict(entry)], result.class, result.score, result.p_value, entry.q, entry.problem || result.reason];
     });
-    return [["file", "verdict", "class", "score", "p_value", "problem"], ...rows].map((row) => row.map(quoted).join(",")).join("\r\n") + "\r\n";
+    return [["image", "verdict", "class", "score", "p_value", "q_value", "error"], ...rows].map((row) => row.map(quoted).join(",")).join("\r\n") + "\r\n";
   }
 
   save() {

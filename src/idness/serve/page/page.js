@@ -5,11 +5,19 @@ import { List } from "/list.js";
 import { bytes, element, key, number, send, told } from "/shared.js";
 
 const one = (id) => document.getElementById(id);
-const state = { guard: null, calibration: new Map(), recall: 0.95, shown: null, rates: {}, turn: 0 };
+const state = { guard: null, calibration: new Map(), recall: 0.95, fdr: null, shown: null, turn: 0 };
+
+// Without a valid key nothing else can be used, so only its form is shown.
+function lock(answer) {
+  const locked = answer.status === 401;
+  one("key-form").hidden = !locked;
+  document.body.classList.toggle("locked", locked);
+}
 
 async function ask(path, options = {}) {
   const answer = await send(path, options);
-  if (answer.status === 401) one("key-form").hidden = false;
+  lock(answer);
+  if (answer.status === 401 && !key.get()) throw new Error("");  // the form says it all
   if (!answer.ok) throw new Error(await told(answer));
   return answer;
 }
@@ -22,7 +30,8 @@ const getBlob = async (path) => (await ask(path)).blob();
 const sentenceOf = (text) => text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
 
 function fail(error) {
-  one("error").textContent = sentenceOf(error.message || String(error));
+  if (!error.message) return;
+  one("error").textContent = sentenceOf(error.message);
   one("error").hidden = false;
 }
 
@@ -41,6 +50,7 @@ const flagged = (p_value) => p_value <= (1 - state.recall) * (1 + 1e-6) + 1e-12;
 
 function verdict(entry) {
   if (!entry.result) return "bad";
+  if (state.fdr !== null && entry.q !== undefined) return entry.q <= state.fdr * (1 + 1e-6) ? "out" : "in";
   return entry.result.reason !== null || flagged(entry.result.p_value) ? "out" : "in";
 }
 
@@ -57,19 +67,16 @@ function sentence(result, calibration, out) {
   return `${rarity}. The network predicts “${result.class}”${out ? "; do not rely on it" : ""}.`;
 }
 
-const share = (role) => `${Math.round(100 * state.rates[role].filter(flagged).length / state.rates[role].length)} %`;
+// Whether a sample is ID or OOD may be known, so a wrong verdict can be pointed out.
+const REMARKS = {
+  "id out": "This sample is an ID image, so this is a false alarm.",
+  "near in": "This sample is an OOD image that is not flagged. Near-OOD images are often missed.",
+  "far in": "This sample is an OOD image that is not flagged. Some far-OOD images are missed.",
+};
 
-// Whether a sample is ID or OOD is known, so a wrong verdict can be pointed out.
 function remark(entry, verdict) {
-  const frame = entry.result && entry.result.first_frame_only ? ["The file has more than one frame or page; only the first was judged."] : [];
-  const known = state.rates[entry.role];
-  if (known && entry.role === "id" && verdict === "out") {
-    frame.push(`This sample is an ID image, so this is a false alarm. At this threshold, ${share("id")} of ${known.length} embedded ID images are flagged.`);
-  } else if (known && entry.role !== "id" && verdict === "in") {
-    const kind = entry.role === "near" ? "Near-OOD images are often missed" : "Some far-OOD images are missed";
-    frame.push(`This sample is an OOD image that is not flagged. ${kind}: at this threshold, ${share(entry.role)} of ${known.length} embedded ${entry.role}-OOD images are flagged.`);
-  }
-  return frame.join(" ");
+  const frame = entry.result.first_frame_only ? "The file has more than one frame or page; only the first was judged." : "";
+  return [frame, REMARKS[`${entry.role} ${verdict}`]].filter(Boolean).join(" ");
 }
 
 function say(card, headline, text, note = "") {
@@ -90,15 +97,18 @@ function clear() {
   one("drop").classList.remove("filled");
 }
 
-function tellRates() {
-  const listed = Object.entries({ id: "ID", near: "near-OOD", far: "far-OOD" }).filter(([role]) => state.rates[role]);
-  one("rates").hidden = !listed.length;
-  if (!listed.length) return;
-  const shares = listed.map(([role, name]) => `${share(role)} of ${state.rates[role].length} ${name}`);
-  one("rates").textContent = `Flagged at this threshold: ${shares.join(", ")} images of the embedded test sets.`;
+// The lowest p-value of n calibration images is 1 / (n + 1), so that several files must have it before any can be flagged.
+function explainScreening() {
+  const files = list.entries.filter((entry) => entry.q > 0).length, images = state.guard.calibration_images;
+  const needed = state.fdr === null ? 0 : Math.ceil(files / (state.fdr * (images + 1)) - 1e-9);
+  const short = needed > 1 && !list.entries.some((entry) => entry.q > 0 && entry.q <= state.fdr);
+  const text = "FDR is the expected share of false alarms among the flagged files.";
+  one("screening").hidden = state.fdr === null;
+  one("screening").textContent = short ? `${text} With ${images.toLocaleString("en")} calibration images, at least ${needed} of ${files} files must score below all of them before any is flagged.` : text;
 }
 
 async function refresh() {
+  list.screen();
   const entry = state.shown, result = entry ? entry.result : null;
   const calibration = await calibrationFor(result);
   if (entry !== state.shown) return;
@@ -114,10 +124,11 @@ async function refresh() {
   }
   one("count").textContent = calibration.images.toLocaleString("en");
   one("kept").textContent = percent(state.recall);
-  one("alarms").textContent = `At most ${percent(1 - state.recall)} false alarms. Moving right flags fewer images, both ID and OOD.`;
+  one("recall").disabled = state.fdr !== null;
+  one("alarms").textContent = state.fdr !== null ? "Verdicts are decided for all files together; see the results." : `At most ${percent(1 - state.recall)} false alarms. Moving right flags fewer images, both ID and OOD.`;
   draw(one("chart"), calibration, state.recall, result);
   list.refresh(entry);
-  tellRates();
+  explainScreening();
 }
 
 function picture(result, name) {
@@ -170,7 +181,7 @@ async function sent(files) {
   const form = new FormData();
   for (const file of files) form.append("images", file, file.name || "pasted image");
   const answer = await send("/v1/score?neighbours=6&picture=true", { method: "POST", body: form });
-  if (answer.status === 401) one("key-form").hidden = false;
+  lock(answer);
   const content = await answer.json().catch(() => ({}));
   if (content.results) return content.results;
   throw new Error(content.error || `the server responded with status ${answer.status}`);
@@ -184,7 +195,7 @@ async function judged(files, role) {
   for (const part of parcels(files.filter(fits))) {
     try {
       const results = await sent(part);
-      part.forEach((file, index) => entries.set(file, named(file, results[index].problem ? { problem: results[index].problem } : { result: results[index] })));
+      part.forEach((file, index) => entries.set(file, named(file, results[index].error ? { problem: results[index].error } : { result: results[index] })));
     } catch (error) {
       for (const file of part) entries.set(file, named(file, { problem: `could not be judged: ${error.message}` }));
     }
@@ -206,6 +217,7 @@ async function judge(given, role = null) {
     const entries = await judged(files, role);
     for (const entry of entries) if (entry.result) await calibrationFor(entry.result);
     list.add(entries);
+    list.screen();
     if (turn !== state.turn) return list.refresh(state.shown);
     await show(entries[0]);
     reveal();
@@ -233,21 +245,18 @@ async function offerSamples() {
     if (!own.length) continue;
     const tiles = await Promise.all(own.map(async (sample) => {
       const blob = await getBlob(`/v1/samples/${sample.index}`);
-      const pick = () => judge([new File([blob], `${sample.title}.png`, { type: "image/png" })], role);
+      const pick = () => judge([new File([blob], sample.title, { type: blob.type })], role);
       return element("button", { type: "button", className: "tile", title: sample.title, onclick: pick, ariaLabel: `Sample: ${sample.title}` },
         element("img", { src: URL.createObjectURL(blob), alt: "" }));
     }));
-    one("rates").before(element("div", { className: "group" }, element("span", { textContent: title }), element("div", { className: "tiles" }, ...tiles)));
+    one("samples").append(element("div", { className: "group" }, element("span", { textContent: title }), element("div", { className: "tiles" }, ...tiles)));
     one("samples").hidden = false;
   }
-  state.rates = await getJson("/v1/rates");
-  await refresh();
 }
 
 async function begin() {
   const guard = await getJson("/v1/guard");
   state.guard = guard;
-  one("key-form").hidden = true;
   one("error").hidden = true;
   one("about").textContent = `${guard.network} · ${guard.method}`;
   one("promise").textContent = guard.promise;
@@ -263,6 +272,10 @@ async function begin() {
 one("file").addEventListener("change", (event) => judge(event.target.files));
 one("recall").addEventListener("input", (event) => {
   state.recall = Math.round(event.target.value * 10) / 1000;
+  refresh().catch(fail);
+});
+one("fdr").addEventListener("change", (event) => {
+  state.fdr = event.target.value === "" ? null : Number(event.target.value);
   refresh().catch(fail);
 });
 one("key-form").addEventListener("submit", (event) => {

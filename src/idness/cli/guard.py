@@ -1,0 +1,432 @@
+"""Commands about guards: `calibrate`, `score`, `export` and `serve`."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from idness.cli import options as o
+from idness.cli.terminal import print_note, stderr, stdout
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from idness.core.progress import Progress
+    from idness.data import ImageSet
+    from idness.guard.guard import Guard
+    from idness.guard.onnx import GraphGuard
+    from idness.guard.score import Part
+
+FORMS = {".csv": "csv", ".json": "json", ".jsonl": "jsonl", ".parquet": "parquet"}
+"""The form of rows by the ending of --out."""
+KEY = "IDNESS_API_KEY"
+SERVED = 20_000
+"""Number of images for which the engine is chosen, so that its choice does not delay the start by minutes."""
+
+
+def calibrate(
+    model: o.Model = "",
+    data: Annotated[
+        str, typer.Option("--data", help="In-distribution images the network was not trained on: a folder.")
+    ] = "",
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the guard.")] = Path("guard"),
+    weights: o.Weights = None,
+    method: Annotated[str, typer.Option(help="A method such as 'scale(percentile=85)', or auto.")] = "auto",
+    ood: Annotated[
+        str | None,
+        typer.Option(help="OOD images, to choose a method by and to report the detection rate; no test set."),
+    ] = None,
+    train: Annotated[
+        str | None,
+        typer.Option(help="Images for methods that learn, or a file of their activations; without it, half of --data."),
+    ] = None,
+    recall: Annotated[
+        list[float] | None, typer.Option(help="Share of in-distribution images to keep; may be repeated.")
+    ] = None,
+    false_alarm: Annotated[
+        list[float] | None, typer.Option(help="Share that may be flagged, in place of --recall.")
+    ] = None,
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="Give each predicted class its own threshold.")
+    ] = False,
+    confidence: Annotated[
+        float | None,
+        typer.Option(help="Probability with which this guard, not only the average one, keeps its rate, such as 0.95."),
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only print how many images a promise of this rate and confidence needs.")
+    ] = False,
+    fdr: Annotated[float, typer.Option(help="With --plan: false discovery rate of idness score --fdr.")] = 0.1,
+    screen: Annotated[
+        int, typer.Option(help="With --plan: number of images that are screened together.", min=1)
+    ] = 1000,
+    ood_fraction: Annotated[float, typer.Option(help="With --plan: fraction of them expected to be OOD.")] = 0.01,
+    size: o.Size = None,
+    mean: o.Mean = None,
+    std: o.Std = None,
+    layer: o.Layer = "",
+    class_names: o.ClassNames = None,
+    multi_label: o.MultiLabel = None,
+    any_accuracy: o.AnyAccuracy = False,
+    engine: o.Engine = "auto",
+    threads: o.Threads = None,
+    device: o.Device = "auto",
+    bundle: Annotated[bool, typer.Option(help="Keep a copy of the weights in the guard's folder.")] = True,
+    thumbnails: Annotated[
+        bool, typer.Option(help="Keep thumbnails of up to 240 calibration images for the page.")
+    ] = True,
+    force: o.Force = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the guard's description as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but cautions and errors.")] = False,
+) -> None:
+    """Make a guard for your network from a folder of your images."""
+    from idness.core.progress import STARTING, show_progress
+    from idness.data import embedded
+
+    if plan:
+        from idness.guard import conformal
+
+        for rate in conformal.wanted_recalls(recall, false_alarm):
+            for promise, count in conformal.plan(rate, confidence, fdr, screen, ood_fraction):
+                print(f"{count:>9,} calibration images  {promise}")
+        return
+    if not model or not data:
+        raise typer.BadParameter("MODEL and --data are needed, except with --plan")
+    with show_progress(quiet=quiet) as progress:
+        progress.phase(STARTING, None)
+        from idness.guard.calibrate import CAUTION
+        from idness.guard.guard import Guard
+        from idness.guard.storage import describe, guard_folder
+
+        folder = guard_folder(out, force=force)
+        folder.check()
+        options = o.model_options(
+            model, weights, layer=layer, multi_label=multi_label, class_names=class_names, pixels=(size, mean, std),
+            engine=engine, threads=threads, device=device,
+        )  # fmt: skip
+        notes: list[str] = []
+        guard = Guard.for_images(
+            options, data, recall, false_alarm=false_alarm, per_class=per_class, confidence=confidence, notes=notes,
+            method=method, train=train, ood=ood, gallery=thumbnails, any_accuracy=any_accuracy, progress=progress,
+        )  # fmt: skip
+    guard.save(folder, bundle=bundle and not embedded.owns(model))
+    for note in notes:
+        if not quiet or note.startswith(CAUTION):  # cautions are never hidden
+            print_note(f"· {note}")
+    if as_json:
+        print(json.dumps(describe(guard), indent=2))
+    elif not quiet:
+        limit = guard.threshold()
+        limits = f"{float(limit.min()):.4g}" + (f" to {float(limit.max()):.4g}, by class" if len(limit) > 1 else "")
+        if guard.detection is not None:
+            chose = "; they also chose the method" if method == "auto" else ""
+            print(f"detection  {guard.detection}{chose}")
+        print(f"method     {guard.detector.label()}")
+        print(f"threshold  {limits} (ID-ness below it is out-of-distribution)")
+        print(f"promise    {guard.promise()}")
+        print(f"wrote      {out}")
+
+
+def score(
+    guard: Annotated[Path, typer.Argument(help="The guard's folder, or an .onnx file written by idness export.")],
+    images: Annotated[
+        list[str], typer.Argument(help="Files, folders, patterns in quotes, or - for a list on standard input.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each image.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 if any image is OOD or cannot be read.")
+    ] = False,
+    recall: Annotated[
+        float | None, typer.Option(help="Decide at another recall than the guard was calibrated for.")
+    ] = None,
+    false_alarm: Annotated[
+        float | None, typer.Option(help="Fraction of in-distribution images that may be flagged, instead of --recall.")
+    ] = None,
+    fdr: Annotated[
+        float | None,
+        typer.Option(help="Judge the images together: at most this fraction of the flagged ones is in-distribution."),
+    ] = None,
+    model: o.GuardModel = None,
+    weights: o.GuardWeights = None,
+    engine: o.RayEngine = "auto",
+    threads: o.Threads = None,
+    device: o.Device = "auto",
+    address: o.Address = None,
+    actors: o.Actors = None,
+    gpus_per_actor: o.Gpus = 0.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Write to this .csv, .json, .jsonl or .parquet file, or Parquet files to this folder.",
+        ),
+    ] = None,
+    resume: o.Resume = False,
+    keep: Annotated[
+        str,
+        typer.Option(
+            help="Columns of a Parquet table, or fields of WebDataset samples (__key__ for the key), to add to each row: a,b."
+        ),
+    ] = "",
+    image_column: Annotated[
+        str | None, typer.Option(help="Column of a Parquet table, or array of an .npz file, with the images.")
+    ] = None,
+    batch_size: o.BatchSize = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """Score images: class, ID-ness, p-value and verdict of each, as soon as they are known."""
+    from idness.core.files import OutputFolder, locked
+    from idness.core.options import check_fraction
+    from idness.core.progress import STARTING, show_progress
+    from idness.core.text import shorten
+    from idness.data.batches import limit_threads
+    from idness.guard.drift import PERIOD, drift_warning
+    from idness.guard.score import LONGEST, VerdictTable, open_guard, row_stream, total
+
+    engine, pool = o.engine_and_pool(engine, address, actors, gpus_per_actor)
+    if threads is not None:
+        limit_threads(threads)
+    if fdr is not None:
+        check_fraction("score", "fdr", fdr)
+    form = FORMS.get("" if out is None else out.suffix.lower(), "csv" if as_csv else "jsonl" if as_json else "")
+    columns = [name.strip() for name in keep.split(",") if name.strip()]
+    folder = out if not form else None  # of Parquet files; otherwise rows are printed or written to one file
+    if folder is None and (pool is not None or resume):
+        raise typer.BadParameter("--engine ray and --resume need --out with a folder for the table")
+    console = stdout()
+    # Rows and progress share a terminal only if one console draws both.
+    shared = console if folder is None and console.is_terminal else None
+    with (
+        show_progress(quiet=quiet or bool(shared and form and out is None), console=shared) as progress,
+        row_stream(None if folder else out) as stream,
+    ):
+        progress.phase(STARTING, None)
+        if recall is not None or false_alarm is not None:
+            from idness.guard.conformal import wanted_recalls
+
+            [recall] = wanted_recalls(recall, false_alarm)
+        if folder is not None:
+            OutputFolder(folder).check(resume=resume)
+        # Images are found before the network is loaded; for rows, paths on standard input are scored as they arrive.
+        found = _opened(images, image_column, columns, arriving=folder is None)
+        count = 0 if found is None else len(found)
+        loaded = open_guard(guard, model, weights, recall=recall, engine=engine, images=count, device=device)
+        if folder is None:
+            totals, seen, short = _write_rows(
+                loaded, found, form, stream, console, columns, batch_size, fdr, progress=progress
+            )
+        else:
+            table = VerdictTable(loaded, folder, found, batch_size, columns, fdr)
+            with locked(folder):
+                if pool is None:
+                    parts = table.run(progress)
+                else:
+                    from idness.cluster import score_on_ray
+
+                    parts = score_on_ray(table, guard, model, weights, pool, progress)
+            totals, seen, short = total(parts), list(table.sample(parts, PERIOD)), table.shortfall
+    if out is not None or not form:
+        unread = f", {totals.unread:,} unread; the first unread, {shorten(totals.first, LONGEST)}"
+        rate = "" if fdr is None else f" (on average at most {100 * fdr:g} % of them in-distribution)"
+        print(f"{totals.ood:,} of {totals.images:,} images out-of-distribution{rate}{unread if totals.unread else ''}")
+    print_note(f"wrote {out}", quiet=quiet or out is None)
+    # OOD images among the others are expected when many are screened together, and are no drift.
+    drift = "" if loaded.groups is None or fdr is not None else drift_warning(loaded.groups, seen)
+    for warning in filter(None, (short, drift)):
+        print_note(f"idness: warning: {warning}")
+    if strict and (totals.ood or totals.unread):
+        raise typer.Exit(1)
+
+
+def _opened(images: list[str], column: str | None, keep: list[str], *, arriving: bool) -> ImageSet | None:
+    """Open the images, and check that the columns to keep exist; `None` if their paths arrive on standard input."""
+    from idness.core.errors import DataError
+    from idness.data.open import open_images
+    from idness.guard.score import SHARD, kept_columns
+
+    if arriving and images == ["-"]:
+        if keep or column:
+            raise typer.BadParameter("--keep and --image-column need the name of a table or tar file, not -")
+        return None
+    found = open_images(_listed() if images == ["-"] else images, column)
+    if len(found) == 0:
+        raise DataError(f"{found.source}: must contain at least one image, got none; check the folder or file")
+    kept_columns(found, keep, 0, min(SHARD, len(found)))
+    return found
+
+
+def _write_rows(
+    guard: Guard | GraphGuard,
+    found: ImageSet | None,
+    form: str,
+    stream: TextIO,
+    console: Console,
+    keep: list[str],
+    batch: int | None,
+    fdr: float | None,
+    *,
+    progress: Progress,
+) -> tuple[Part, list[tuple[float, int]], str]:
+    """Score images, write rows as they are known, and return totals, scores for the drift test, and a warning if any."""
+    from idness.guard.score import RowWriter, TerminalWriter, kept_columns, score_files, score_images, screen
+
+    progress.phase("images", None if found is None else len(found))
+    if found is None:
+        records: Iterable[dict[str, Any]] = score_files(guard, map(Path, _listed()), batch=batch, progress=progress)
+    else:
+        records = score_images(guard, found, keep, batch=batch, progress=progress)
+    short = ""
+    if fdr is not None:
+        records, short = screen(guard, records, fdr)
+    if form:
+        kept = {} if found is None else kept_columns(found, keep, 0, 1)
+        writer = RowWriter(stream, form, kept, screened=fdr is not None)
+    else:
+        writer = TerminalWriter(console, guard.class_names or (), screened=fdr is not None)
+    for record in records:
+        writer.write(record)
+    writer.end()
+    return writer.total(), writer.seen, short
+
+
+def _listed() -> Iterator[str]:
+    """Yield the paths on standard input, one per line, as they arrive."""
+    from idness.core.errors import DataError
+
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # file names need not be UTF-8
+    number = 0
+    for number, line in enumerate((line for line in sys.stdin if line.strip()), start=1):
+        if "\0" in line:
+            raise DataError(f"standard input: line {number} contains a NUL character; separate paths by line breaks")
+        yield line.rstrip("\n")
+    if number == 0:
+        raise DataError("standard input: lists no images; write one path per line")
+
+
+def export(
+    guard: Annotated[Path, typer.Argument(help="The guard's folder.")],
+    old_out: Annotated[Path | None, typer.Argument(hidden=True)] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The ONNX file to write.")] = None,
+    triton: Annotated[
+        Path | None,
+        typer.Option(help="Write a model into this Triton model repository, named like the guard's folder."),
+    ] = None,
+    model: o.GuardModel = None,
+    weights: o.GuardWeights = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that idness did not export.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Write a guard as one ONNX graph: images in; label, score, p_value and is_ood out."""
+    from idness.guard.guard import Guard
+    from idness.guard.onnx import check_target, to_triton
+
+    if old_out is not None:
+        o.warn_renamed("the argument OUT", "--out")
+        out = out or old_out
+    if (out is None) == (triton is None):
+        raise typer.BadParameter("pass either --out FILE.onnx or --triton DIR")
+    if out is not None:
+        check_target(out, force=force)
+    loaded = Guard.load(guard, model, weights=weights)
+    if out is not None:
+        written = loaded.to_onnx(out, force=force)
+        about = f"{written} ({written.stat().st_size / 1e6:.1f} MB): images -> label, score, p_value, is_ood; checked against torch"
+    else:
+        assert triton is not None
+        about = f"{to_triton(loaded, triton, guard.resolve().name, force=force)}; start Triton with --model-repository {triton}"
+    if not quiet:
+        print(f"wrote {about}")
+
+
+def serve(
+    guard: Annotated[Path, typer.Argument(help="The guard's folder, or the .onnx file that idness export wrote.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 selects a free one.", min=0, max=65535)] = 8000,
+    model: o.GuardModel = None,
+    weights: o.GuardWeights = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the token that clients must send (X-API-Key).")
+    ] = None,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Serve anyone, even on an address that other machines can reach.")
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A host name of the service besides localhost and IP addresses; may be repeated."),
+    ] = None,
+    engine: o.Engine = "auto",
+    threads: o.Threads = None,
+    device: o.Device = "auto",
+    batch_size: Annotated[int, typer.Option(help="Maximum number of images per batch.", min=1)] = 16,
+    max_body: Annotated[int, typer.Option(help="Maximum bytes per request.")] = 32_000_000,
+    max_pixels: Annotated[int, typer.Option(help="Maximum pixels per image.")] = 25_000_000,
+    max_request_pixels: Annotated[int, typer.Option(help="Maximum pixels of all images of a request.")] = 200_000_000,
+    max_images: Annotated[int, typer.Option(help="Maximum images per request.")] = 64,
+    max_queue: Annotated[int, typer.Option(help="Maximum waiting images; more are refused with 503.")] = 512,
+    body_timeout: Annotated[float, typer.Option(help="Seconds for a request to arrive.")] = 20.0,
+    timeout: Annotated[float, typer.Option(help="Seconds for an answer.")] = 60.0,
+) -> None:
+    """Serve a guard over HTTP, with a web page.
+
+    Clients need the token from --token-file or the environment variable IDNESS_API_KEY. Without either, everyone on this machine
+    may use the service.
+    """
+    from idness.core.errors import IdnessError
+    from idness.data.batches import limit_threads
+    from idness.guard.score import open_guard
+
+    try:
+        from idness.serve import Limits
+        from idness.serve import serve as run
+        from idness.serve.middleware import check_reach
+    except ImportError as error:
+        raise IdnessError(f"serve: needs {error.name}; run pip install 'idness[serve]'") from error
+    limits = Limits(
+        body=max_body,
+        pixels=max_pixels,
+        request_pixels=max_request_pixels,
+        images=max_images,
+        queue=max_queue,
+        body_seconds=body_timeout,
+        answer_seconds=timeout,
+    )
+    if threads is not None:
+        limit_threads(threads)
+    # Checked before the network is loaded.
+    key = _token(token_file)
+    check_reach(host, key, no_token=no_token)
+    console = stderr()
+
+    def started(address: str) -> None:
+        console.print(f"serving {guard} at {address} (API docs: {address}/docs); press Ctrl-C to stop", markup=False)
+
+    run(
+        open_guard(guard, model, weights, engine=engine, images=SERVED, device=device), host=host, port=port, key=key, no_token=no_token,
+        hosts=allow_host or (), limits=limits, batch=batch_size, name=guard.resolve().stem, started=started,
+    )  # fmt: skip
+    console.print("stopped; all accepted requests were answered")
+
+
+def _token(file: Path | None) -> str | None:
+    """Return the token that clients must send."""
+    from idness.core.errors import OptionError
+    from idness.serve.middleware import check_key
+
+    if file is None:
+        given = os.environ.get(KEY)
+        return check_key(given, KEY) if given else None
+    try:
+        text = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeError) as error:
+        raise OptionError(f"serve: token_file= cannot be read ({error}); give a file with one line of text") from error
+    return check_key(text, "token_file=")

@@ -1,0 +1,305 @@
+"""Commands that measure: `bench`, `extract`, `compare`, `doctor` and `list`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from idness.cli import options as o
+from idness.cli.terminal import command_line, print_note, print_tables, stdout
+
+if TYPE_CHECKING:
+    from idness.benchmark.results import Report
+    from idness.core.files import OutputFolder
+
+RESULTS = Path("idness-results")
+
+
+def bench(
+    benchmark: Annotated[
+        str, typer.Argument(help="Name or TOML file of a benchmark; with --init the file to write.")
+    ] = "",
+    model: o.OptionalModel = "",
+    weights: o.Weights = None,
+    layer: o.Layer = "",
+    multi_label: o.MultiLabel = None,
+    data: o.Data = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = RESULTS,
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Methods to compare, as in 'ebo,scale(percentile=95),my_file.py:MyDetector'; by default all of one pass."
+        ),
+    ] = "",
+    precision: o.Precision = "fp32",
+    engine: o.Engine = "auto",
+    threads: o.Threads = None,
+    batch_size: o.BatchSize = None,
+    workers: o.Workers = None,
+    device: o.Device = "auto",
+    cache: o.Cache = None,
+    fpr: o.Fpr = "id",
+    seed: Annotated[int, typer.Option(help="Seed of the intervals.")] = 0,
+    partial: o.Partial = False,
+    any_accuracy: o.AnyAccuracy = False,
+    init: Annotated[
+        bool, typer.Option("--init", help="Write a commented benchmark file to start from, and stop.")
+    ] = False,
+    by_set: Annotated[
+        bool, typer.Option("--by-set", help="Print all methods, their options and results by set.")
+    ] = False,
+    force: o.Force = False,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Compare every method on a network and a benchmark; without arguments on the embedded ones."""
+    if init:
+        _write_template(Path(benchmark or "benchmark.toml"))
+        return
+    from idness.core.options import split_methods
+    from idness.core.progress import STARTING, show_progress
+    from idness.data import embedded
+
+    with show_progress(quiet=quiet) as progress:
+        progress.phase(STARTING, None)
+        from idness.benchmark.protocol import Settings
+        from idness.benchmark.results import results_folder
+        from idness.benchmark.runner import run
+        from idness.report.tables import fpr_name
+
+        fpr_name(fpr)
+        folder = results_folder(out, force=force)
+        folder.check()
+        settings = Settings(
+            data=data,
+            weights=weights,
+            layer=layer or None,
+            multi_label=multi_label,
+            methods=split_methods(methods),
+            precision=precision,
+            engine=engine,
+            threads=threads,
+            batch_size=batch_size,
+            workers=workers,
+            cache=cache,
+            device=device,
+            seed=seed,
+            partial=partial,
+            any_accuracy=any_accuracy,
+            command=command_line(),
+        )
+        report = run(benchmark or embedded.DEFAULT, model or None, settings, progress)
+    _finish(report, folder, fpr, by_set=by_set, as_json=as_json, quiet=quiet)
+
+
+def _finish(report: Report, out: OutputFolder, fpr: str, *, by_set: bool, as_json: bool, quiet: bool) -> None:
+    """Write the files, print the tables or JSON, and name what was written."""
+    from idness.benchmark.results import DERIVED
+    from idness.benchmark.results import RESULTS as FILE
+    from idness.report import write_html
+    from idness.report.tables import terminal_tables, write_tables
+
+    report.save(out)
+    out.remove(DERIVED)  # those of an earlier run must not stay if the disk is full now
+    files = [out.path / name for name in (FILE, *(report.files or ()))]
+    written = [*files, *write_tables(report, out, fpr), write_html(out, report)]
+    if as_json:
+        sys.stdout.write(report.to_json())
+    else:
+        console = stdout()
+        print_tables(console, terminal_tables(report, console.width, fpr, sets=by_set))
+        if report.answer is not None:
+            console.print(report.answer.sentence, report.answer.cost, style="bold", markup=False)
+    print_note(f"wrote {', '.join(path.name for path in written)} to {out}", quiet=quiet)
+
+
+def _write_template(path: Path) -> None:
+    from idness.benchmark.protocol import template
+    from idness.core.errors import StoreError
+    from idness.core.files import atomic_write
+
+    if path.exists():
+        raise StoreError(f"{path} exists; choose another name for the template")
+    atomic_write(path, template())
+    print_note(f"wrote {path}; edit it, then run: idness bench {path} --model ...")
+
+
+def extract(
+    model: o.Model,
+    sets: Annotated[
+        list[str],
+        typer.Argument(
+            help="Name or TOML file of a benchmark, or data sets: folders, image lists, Parquet, WebDataset tars, .npz."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the store, for idness bench --cache.")],
+    weights: o.Weights = None,
+    layer: o.Layer = "",
+    multi_label: o.MultiLabel = None,
+    data: o.Data = None,
+    partial: o.Partial = False,
+    size: o.Size = None,
+    mean: o.Mean = None,
+    std: o.Std = None,
+    class_names: o.ClassNames = None,
+    precision: o.Precision = "fp32",
+    engine: o.RayEngine = "auto",
+    threads: o.Threads = None,
+    address: o.Address = None,
+    actors: o.Actors = None,
+    gpus_per_actor: o.Gpus = 0.0,
+    batch_size: o.BatchSize = None,
+    workers: o.Workers = None,
+    device: o.Device = "auto",
+    resume: o.Resume = False,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Compute and store the activations of a network, for `idness bench --cache`."""
+    from idness.core.progress import STARTING, report_warnings, show_progress
+
+    inner, pool = o.engine_and_pool(engine, address, actors, gpus_per_actor)
+    with show_progress(quiet=quiet) as progress:
+        progress.phase(STARTING, None)
+        from idness.activations.store import FeatureStore
+        from idness.benchmark.extraction import prepare_extraction, run_extraction
+        from idness.benchmark.protocol import Settings
+
+        FeatureStore(out).check(resume=resume)
+        settings = Settings(
+            data=data, batch_size=batch_size, workers=workers, cache=out, partial=partial, command=command_line()
+        )
+        with report_warnings(progress.warn):
+            options = o.model_options(
+                model, weights, layer=layer, multi_label=multi_label, class_names=class_names, pixels=(size, mean, std),
+                precision=precision, engine=inner, device=device, threads=threads,
+            )  # fmt: skip
+            job = prepare_extraction(options, sets, settings, progress=progress)
+            if pool is None:
+                found = run_extraction(job, progress)
+            else:
+                from idness.cluster import extract_on_ray
+
+                found = extract_on_ray(job, pool, progress)
+    if as_json:
+        print(json.dumps([entry.to_dict() for entry in found], indent=1))
+    else:
+        for entry in found:
+            print(entry.describe())
+    print_note(f"wrote {out}; use it with idness bench --cache {out}", quiet=quiet)
+
+
+def compare(
+    results: Annotated[
+        list[str],
+        typer.Argument(help="Folders that idness bench wrote, or name=folder,folder for several seeds of one setup."),
+    ],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for compare.md and compare.html.")] = None,
+    fpr: o.Fpr = "id",
+    by_set: Annotated[bool, typer.Option("--by-set", help="Print results by set, not only by group.")] = False,
+    force: o.Force = False,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Compare results on the same images: differences from the first, with paired intervals."""
+    from idness.benchmark.compare import compare as compared
+    from idness.benchmark.compare import gather
+    from idness.core.files import OutputFolder
+    from idness.report import comparison
+    from idness.report.tables import fpr_name
+
+    metrics = ("auroc", fpr_name(fpr))
+    folder = None if out is None else OutputFolder(out, force=force)
+    if folder is not None:
+        folder.check()
+    found = compared(gather(results))
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=1, allow_nan=False))
+    else:
+        console = stdout()
+        print_tables(console, comparison.tables(found, metrics, ("group", "set") if by_set else ("group",)))
+        console.print("\n".join(comparison.legend(found)), style="dim", markup=False)
+    if folder is not None:
+        written = comparison.write(found, folder)
+        print_note(f"wrote {', '.join(path.name for path in written)} to {out}", quiet=quiet)
+
+
+def doctor(
+    model: o.Model,
+    data: Annotated[
+        str,
+        typer.Option(help="In-distribution images: a folder or other set; without it only the structure is examined."),
+    ] = "",
+    ood: Annotated[str, typer.Option(help="OOD images to choose a method by.")] = "",
+    train: Annotated[str, typer.Option(help="ID images to fit methods on; half of --data by default.")] = "",
+    weights: o.Weights = None,
+    size: o.Size = None,
+    mean: o.Mean = None,
+    std: o.Std = None,
+    layer: o.Layer = "",
+    class_names: o.ClassNames = None,
+    multi_label: o.MultiLabel = None,
+    device: o.Device = "auto",
+    threads: o.Threads = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of images of each set, evenly spaced.")] = 4000,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Recommend a method for a network, with the reasons, and report whether SCALE suits it."""
+    from rich.text import Text
+
+    from idness.core.progress import show_progress
+    from idness.selection.recommend import diagnose
+
+    with show_progress(quiet=quiet) as progress:
+        options = o.model_options(
+            model, weights, layer=layer, multi_label=multi_label, class_names=class_names, pixels=(size, mean, std),
+            device=device, threads=threads,
+        )  # fmt: skip
+        found = diagnose(options, data or None, ood or None, train=train or None, limit=limit, progress=progress)
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=1))
+        return
+    console = stdout()
+    console.print(found.why, style="bold", markup=False)
+    if found.risk:
+        console.print(found.risk, markup=False)
+    console.print()
+    signs = {True: ("+", "green"), False: ("-", "red"), None: ("·", "dim")}
+    for finding in found.findings:
+        console.print(Text.assemble(signs[finding.good], " ", (finding.name, "bold"), f": {finding.text}"))
+
+
+def list_methods(as_json: o.Json = False) -> None:
+    """List every method: what it does, its options with defaults, what it needs and what it costs."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from idness.core.options import write_options
+    from idness.detectors.registry import available, describe_method
+
+    if as_json:
+        print(json.dumps([describe_method(name) for name in available()], indent=2))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method", no_wrap=True, style="bold")
+    table.add_column("description and options")
+    table.add_column("training\nimages", no_wrap=True)
+    table.add_column("negative\nfeatures", no_wrap=True)
+    table.add_column("passes", no_wrap=True)
+    for name, cls in available().items():
+        options = escape(write_options(cls().options())) or "no options"
+        learns_from = "labelled" if cls.needs_labels else "yes" if cls.needs_train else "no"
+        signed = "unsuited" if cls.assumes_nonnegative else "fine"
+        table.add_row(name, f"{escape(cls.summary())}\n[dim]{options}[/dim]", learns_from, signed, cls.passes())
+    console = stdout()
+    console.print(table)
+    console.print(
+        "\n[dim]Set options as in[/dim] scale(percentile=95)[dim]; a search tries them on validation data. Passes: forward +"
+        " backward passes per image; one forward pass serves all methods that need no more, and a comparison includes the others"
+        " only if they are named.[/dim]"
+    )

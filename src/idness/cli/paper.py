@@ -1,0 +1,155 @@
+"""Commands about the paper: `data`, `reproduce` and `analyze`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from idness.cli import options as o
+from idness.cli.terminal import command_line, print_note, stdout
+
+SETS, REPRODUCED, ANALYSIS = Path("data"), Path("reproduced"), Path("idness-analysis")
+
+
+def data(
+    benchmarks: Annotated[
+        list[str] | None, typer.Argument(help="Benchmarks, such as cifar10 or imagenet; default: all.")
+    ] = None,
+    root: Annotated[Path, typer.Option(help="Folder with the sets, or for downloads.")] = SETS,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also compare known hashes, and exit with 1 if something is incomplete.")
+    ] = False,
+    download: Annotated[
+        bool, typer.Option("--download", help="Download what is missing and needs no account; resumes if interrupted.")
+    ] = False,
+    only: Annotated[str, typer.Option("--sets", help="Download only these sets, such as isun,textures.")] = "",
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """List the sets of the shipped benchmarks with size, licence, source and what is available; download what is missing."""
+    from idness.core.files import check_writable
+    from idness.core.progress import show_progress
+    from idness.paper import datasets
+    from idness.report.tables import rich_table
+
+    if download:
+        check_writable(root)
+        with show_progress(quiet=quiet) as progress:
+            names = [name.strip() for name in only.split(",") if name.strip()]
+            fetched = datasets.download(root, benchmarks or [], names, progress=progress)
+        print_note(f"downloaded {', '.join(fetched) or 'nothing'} to {root}", quiet=quiet)
+    found = datasets.list_sets([root], benchmarks or [], check=check)
+    if as_json:
+        sys.stdout.write(json.dumps([item.to_dict() for item in found], indent=1) + "\n")
+    else:
+        stdout().print(rich_table(datasets.sets_table(found)))
+        stdout().print("images are counted, not compared with the originals", style="dim")
+    if check and any(item.available and not item.complete for item in found):
+        raise typer.Exit(1)
+
+
+def reproduce(
+    tables: Annotated[
+        list[str] | None, typer.Argument(help="Tables, such as cifar10 or imagenet; default: all.")
+    ] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Folder with the sets and weights; may be given more than once.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the reports and the comparison.")] = REPRODUCED,
+    weights: Annotated[Path | None, typer.Option(help="The network's weights, if they have another name.")] = None,
+    precision: o.Precision = "fp32",
+    engine: o.Engine = "auto",
+    batch_size: o.BatchSize = None,
+    threads: o.Threads = None,
+    device: o.Device = "auto",
+    cache: o.Cache = None,
+    force: o.Force = False,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Run the paper's tables on the available data, and print our numbers beside the paper's."""
+    from idness.benchmark.protocol import Settings
+    from idness.core.progress import STARTING, show_progress
+    from idness.paper.reproduce import PAGE, SUMMARY, reproduction_folder
+    from idness.paper.reproduce import reproduce as run
+    from idness.report.tables import rich_table
+
+    folder = reproduction_folder(out, force=force)
+    folder.check()
+    settings = Settings(
+        weights=weights,
+        precision=precision,
+        engine=engine,
+        batch_size=batch_size,
+        device=device,
+        cache=cache,
+        threads=threads,
+        command=command_line(),
+    )
+    with show_progress(quiet=quiet) as progress:
+        progress.phase(STARTING, None)
+        done = run(tables or [], data or [], out=folder, settings=settings, progress=progress)
+    if as_json:
+        sys.stdout.write(done.to_json())
+    else:
+        console = stdout()
+        for title, content in done.sections(commands=False):
+            console.print(f"\n{title}", style="bold", markup=False, soft_wrap=True)
+            for part in content:
+                if isinstance(part, str):
+                    console.print(part, style="dim", markup=False, soft_wrap=True)
+                else:
+                    console.print(rich_table(part))
+    folders = [f"{outcome.folder}/" for outcome in done.outcomes if outcome.folder]
+    names = ", ".join(dict.fromkeys([SUMMARY, PAGE, *folders]))
+    print_note(f"wrote {names} to {out}; {PAGE} lists how to get missing data", quiet=quiet)
+
+
+def analyze(
+    benchmark: o.Benchmark = "",
+    old_benchmark: Annotated[str, typer.Argument(hidden=True)] = "",
+    model: o.OptionalModel = "",
+    weights: o.Weights = None,
+    layer: o.Layer = "",
+    data: o.Data = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = ANALYSIS,
+    limit: Annotated[int, typer.Option(min=1, help="Images used of each set at most, evenly spaced.")] = 1000,
+    device: o.Device = "auto",
+    threads: o.Threads = None,
+    force: o.Force = False,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Run the paper's analyses on a network: Gaussianity, moments, C(p), percentiles, ratios, trade-off, ISH."""
+    from idness.benchmark.protocol import Settings, names
+    from idness.core.progress import show_progress
+    from idness.data import embedded
+    from idness.paper.studies.analyze import analysis_folder
+    from idness.paper.studies.analyze import analyze as run
+
+    if old_benchmark or not (benchmark in ("", *names()) or benchmark.endswith(".toml")):  # MODEL [BENCHMARK] of 0.1
+        o.warn_renamed("the argument MODEL", "--model")
+        model, benchmark = model or benchmark, old_benchmark
+    folder = analysis_folder(out, force=force)
+    folder.check()
+    settings = Settings(
+        weights=weights, layer=layer or None, data=data, device=device, threads=threads, command=command_line()
+    )
+    with show_progress(quiet=quiet) as progress:
+        found = run(model or None, benchmark or embedded.NAME, settings=settings, limit=limit, progress=progress)
+        written = found.save(folder)
+    if as_json:
+        sys.stdout.write(found.to_json())
+    else:
+        console = stdout()
+        console.print(found.title, style="bold", markup=False)
+        for study in found.studies:
+            console.print(f"\n[bold]{study.name}[/bold]")
+            console.print(study.line, markup=False)
+        console.print()
+    files = ", ".join(path.name for path in written if path.suffix != ".png")
+    print_note(f"wrote {files} to {out} and the figures as .png", quiet=quiet)

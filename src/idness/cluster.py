@@ -1,0 +1,410 @@
+"""Extraction and scoring on Ray: a pool of actors, each with its own network, processes the parts of a data set.
+
+The driver gives one part after the other to the next free actor, which writes a file and returns its hash. Only the names of images
+go through Ray, and only those of parts in progress, so memory does not grow with the data set. Ray restarts actors that die and
+repeats their unfinished parts; a part that has a file is not computed again. The files are those that one process would write.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import platform
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from idness.activations.extract import Span, finish, plan_spans, shard_of
+from idness.activations.store import FeatureStore
+from idness.benchmark.extraction import Extraction, Filled, filled
+from idness.core.errors import ClusterError, IdnessError, ModelError, OptionError, needed
+from idness.core.files import marked
+from idness.core.options import check_count
+from idness.core.progress import Progress
+from idness.core.scripts import Script, approved
+from idness.data import ImageSet
+from idness.guard.guard import Guard
+from idness.guard.onnx import SUFFIX, GraphGuard
+from idness.guard.score import Part, VerdictTable
+from idness.guard.storage import read_manifest
+from idness.networks.engines import EngineRunner
+from idness.networks.modules import as_input
+from idness.networks.open import ModelOptions, open_network
+
+WAIT = 10.0
+"""Seconds for an address to answer."""
+STORE = 256 << 20
+"""Bytes of the object store of a local Ray; little goes through it."""
+PACKAGES = ("idness", "torch", "numpy", "pillow", "safetensors", "onnxruntime", "openvino", "pyarrow")
+"""Packages that must have the same version on all machines, because they affect values or files."""
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
+    "RAY_BACKEND_LOG_LEVEL": "fatal",  # errors are raised as exceptions
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # parts that are given up when a worker fails
+    "RAY_worker_niceness": "0",  # the user waits for the actors
+}
+Process = Callable[["Task"], dict[str, Any]]
+"""Processes one part of a data set and returns plain values."""
+Opener = Callable[[], Process]
+SetPart = tuple[ImageSet, Span, Tensor | None]
+"""A data set, a range of it, and the labels of the whole set."""
+KEPT = "finished parts are kept, continue with resume=True"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Where the work runs, and in how many processes.
+
+    Args:
+        address: address of a Ray cluster, as for `ray.init`; `None` starts Ray on this machine.
+        actors: number of processes, each with its own network and as many threads as this process has; by default as many as the
+            cluster has cores, or GPUs, for.
+        gpus: GPUs per actor; a fraction shares one.
+    """
+
+    address: str | None = None
+    actors: int | None = None
+    gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.actors is not None:
+            check_count(self, "actors")
+        if self.gpus < 0:
+            raise OptionError(f"Pool: gpus_per_actor= must be at least 0, got {self.gpus:g}")
+
+    def cores(self, threads: int) -> int:
+        """Return the number of cores of an actor with so many threads; with a GPU it needs one."""
+        return 1 if self.gpus else threads
+
+    def size(self, ray: Any, threads: int = 1) -> int:
+        """Return the number of actors; raises if the cluster has no room for them."""
+        has = ray.cluster_resources()
+        cores, cards, each = int(has.get("CPU", 0)), float(has.get("GPU", 0)), self.cores(threads)
+        room = int(cards / self.gpus) if self.gpus else cores // each
+        wanted = self.actors or max(room, 1)
+        if wanted > room:
+            kind = (
+                f"{cards:g} GPUs, each actor needs {self.gpus:g}"
+                if self.gpus
+                else f"{cores} cores, each actor needs {each}"
+            )
+            hint = ", or set OMP_NUM_THREADS=1" if each > 1 else ""
+            raise ClusterError(f"the cluster has {kind}: not enough for {wanted} actors; use fewer actors={hint}")
+        return wanted
+
+
+@dataclass(frozen=True)
+class Task:
+    """One part of a data set: number, position and key, its images with their names, and their labels if they are known.
+
+    `visible` is whether the driver can see the images' files.
+    """
+
+    number: int
+    span: Span
+    images: ImageSet
+    names: Sequence[str]
+    labels: Tensor | None
+    visible: bool
+
+
+def extract_on_ray(job: Extraction, pool: Pool, progress: Progress | None = None) -> list[Filled]:
+    """Compute the missing shards of a feature store on a cluster."""
+    progress, store = progress or Progress(), job.store
+    progress.phase("network", job.images)
+    parts: list[SetPart] = []
+    for _, images in job.sets:
+        known = job.network.labels_of(images)
+        parts += [(images, span, known) for span in plan_spans(job.network, images, known, store)]
+    hashes = [store.find(span.key) for _, span, _ in parts]
+    missing = {number: part for number, part in enumerate(parts) if hashes[number] is None}
+    for number, result in run_on_ray(extractor(job, pool), store.root, missing, pool, job.images, progress):
+        hashes[number] = result["sha256"]
+    done = []
+    for name, images in job.sets:
+        own = [number for number, (owner, *_) in enumerate(parts) if owner is images]
+        key = finish(job.network, images, store, {parts[number][1].key: hashes[number] or "" for number in own})
+        done.append(filled(store, name, images, key, _images(missing[number] for number in own if number in missing)))
+    return done
+
+
+def extractor(job: Extraction, pool: Pool) -> Opener:
+    """Return a function with which an actor opens the network of this process."""
+    network, settings = job.network, job.settings
+    spec, weights = job.options.located()
+    options = ModelOptions(
+        _absolute_spec(spec),
+        _absolute_weights(weights),
+        layer=network.split.layer,
+        multi_label=network.split.multi_label,
+        class_names=network.class_names or (),
+        preprocessing=network.preprocessing,
+        precision=network.precision.used,
+        device="cuda" if pool.gpus else job.options.device,
+    )
+    same: dict[str, Any] = {"precision": network.precision, "size": network.size, "engine": network.engine}
+    size, workers = settings.batch_size or network.batch, settings.workers or torch.get_num_threads()
+    out, sample, identity = job.store.root.resolve(), job.sample, network.identity
+
+    def opener() -> Process:
+        network = replace(open_network(options), **same)
+        if network.identity != identity:
+            raise ModelError(f"{options.model} is not the driver's network")
+        if network.engine is not None:
+            inputs = as_input(network.split.model, network.preprocessing.normalize(sample))
+            network.split.runner = EngineRunner.adopting(network.engine, network.split, inputs)
+        store = FeatureStore(out)
+
+        def process(task: Task) -> dict[str, Any]:
+            found = store.find(task.span.key)
+            if found is None:
+                shard = shard_of(network, task.images, task.labels, task.span.start, size, workers)
+                found = store.put(task.span.key, shard)
+            return {"sha256": found}
+
+        return process
+
+    return opener
+
+
+def score_on_ray(
+    table: VerdictTable,
+    guard: Path,
+    model: str | None,
+    weights: str | None,
+    pool: Pool,
+    progress: Progress | None = None,
+) -> list[Part]:
+    """Score the images that the table does not contain yet on a cluster, and return all its parts."""
+    progress, images = progress or Progress(), table.images
+    assert images is not None
+    spans = table.start(progress)
+    parts = {number: table.find(number, key) for number, _, _, key in spans}
+    missing: dict[int, SetPart] = {
+        number: (images, Span(start, stop, key), None) for number, start, stop, key in spans if parts[number] is None
+    }
+    if model is None and guard.suffix != SUFFIX:
+        known = read_manifest(guard).model
+        # What the user approved here is approved on the workers too, which have no list of their own.
+        model = None if known.spec is None else approved(known.spec, code=known.code)
+    path, model = guard.resolve(), None if model is None else _absolute_spec(model)
+    options: dict[str, Any] = {"weights": _absolute_weights(weights), "images": len(images)}
+    recalls: tuple[float, ...] = ()
+    if not isinstance(table.guard, GraphGuard):
+        runner, recalls = table.guard.split.runner, table.guard.recalls
+        options["engine"] = None if runner is None else runner.asked
+    device, folder, identity = "cuda" if pool.gpus else "cpu", table.folder.resolve(), table.identity
+    same: dict[str, Any] = {"batch": table.batch, "keep": table.keep, "fdr": table.fdr}
+
+    def opener() -> Process:
+        if path.suffix == SUFFIX:
+            loaded: Guard | GraphGuard = GraphGuard(path)
+        else:
+            loaded = Guard.load(path, model, **options)
+            loaded.set_recall(*recalls).to(device)
+        table = VerdictTable(loaded, folder, **same)
+        if table.identity != identity:
+            raise ModelError(f"{path} is not the driver's guard")
+
+        def process(task: Task) -> dict[str, Any]:
+            found = table.find(task.number, task.span.key)
+            return asdict(found or table.score_span(task.images, task.names, task.number, task.span.key))
+
+        return process
+
+    for number, result in run_on_ray(opener, table.folder, missing, pool, len(images), progress):
+        parts[number] = Part(**result)
+    return table.finish([part for part in parts.values() if part is not None])
+
+
+def _absolute_spec(spec: str) -> str:
+    script = Script.named(spec)
+    return spec if script is None else script.key
+
+
+def _absolute_weights(weights: str | Path | None) -> str | None:
+    if weights is None or str(weights) == "none":
+        return None if weights is None else "none"
+    return str(Path(weights).resolve())
+
+
+def run_on_ray(
+    opener: Opener, out: Path, missing: dict[int, SetPart], pool: Pool, total: int, progress: Progress
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Have the missing parts processed by a pool of actors; yield their numbers and results as they arrive.
+
+    Args:
+        opener: returns the function that processes a part; called once per actor.
+        out: the output folder.
+        missing: the parts, by number.
+        pool: where to run.
+        total: number of images, with those of parts that are not missing.
+        progress: progress callback.
+    """
+    progress.advance(total - _images(missing.values()))
+    if not missing:
+        return
+    threads, out = torch.get_num_threads(), out.resolve()
+    visible = {number for number, part in missing.items() if _portion(part).present()}
+
+    def submit(actor: Any, number: int) -> Any:
+        images, span, known = missing[number]
+        names = [images.item(index) for index in range(span.start, span.stop)]
+        labels = None if known is None else known[span.start : span.stop].clone()
+        return actor.do.remote(Task(number, span, _portion(missing[number]), names, labels, number in visible))
+
+    with marked(out) as mark, connected(pool, threads) as ray:
+        needs = {"num_cpus": pool.cores(threads), "num_gpus": pool.gpus or None}
+        kind = ray.remote(**needs, max_restarts=-1, max_task_retries=-1)(Actor)
+        held = ray.put(opener)
+        size = min(pool.size(ray, threads), len(missing))
+        actors = [kind.remote(held, threads, out / mark, versions()) for _ in range(size)]
+        # Each is listed twice, so that its next part is waiting when one is done.
+        crew = ray.util.ActorPool([*actors, *actors])
+        try:
+            for number, result in crew.map_unordered(submit, list(missing)):
+                if "refusal" in result:
+                    raise ClusterError(result["refusal"])
+                progress.advance(_images([missing[number]]))
+                yield number, result
+        except ray.exceptions.RayError as error:
+            raise ClusterError(f"a worker failed: {ray_reason(error)}; {KEPT}") from error
+        finally:
+            for actor in actors:
+                ray.kill(actor)
+
+
+def _portion(part: SetPart) -> ImageSet:
+    images, span, _ = part
+    return images.portion(span.start, span.stop)
+
+
+def _images(parts: Iterable[SetPart]) -> int:
+    return sum(span.stop - span.start for _, span, _ in parts)
+
+
+class Actor:
+    """A process with its own network. Errors are returned as one line, because Ray would print a page."""
+
+    def __init__(self, opener: Opener, threads: int, mark: Path, expected: dict[str, str]) -> None:
+        self.refusal = _refusal(mark, expected)
+        torch.set_num_threads(threads)  # with another number, sums are rounded differently
+        if not self.refusal:
+            try:
+                self.process = opener()
+            except (IdnessError, OSError) as error:
+                self.refusal = f"{_worker()}: {error}; every worker needs the same files"
+
+    def do(self, task: Task) -> tuple[int, dict[str, Any]]:
+        """Process a part; return its number and the result."""
+        said = self.refusal
+        if not said and task.visible and not task.images.present():
+            said = f"{_worker()}: cannot see the images of {task.images.source}; use a folder that every worker sees, or a URL"
+        if said:
+            return task.number, {"refusal": said}
+        try:
+            return task.number, self.process(task)
+        except (IdnessError, OSError) as error:
+            return task.number, {"refusal": f"{_worker()}: {error}; {KEPT}"}
+
+
+def _refusal(mark: Path, expected: dict[str, str]) -> str:
+    """Return why this worker cannot take part: other versions, or another output folder; empty if it can."""
+    found = versions()
+    for name, wanted in expected.items():
+        if found.get(name) != wanted:
+            return f"{_worker()}: has {name} {found.get(name)}, this machine {wanted}; install the same versions everywhere"
+    if not mark.exists():
+        return f"{_worker()}: cannot see {mark.parent}; use a folder that all machines of the cluster share"
+    return ""
+
+
+def _worker() -> str:
+    return f"worker on {socket.gethostname()}"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that affect values or files."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "none"
+    return found
+
+
+@contextmanager
+def connected(pool: Pool, threads: int = 1) -> Iterator[Any]:
+    """Connect to the cluster at the pool's address, or start Ray for the block; a connection that exists is used."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    if pool.address is None and "ray" not in sys.modules:  # read at import; nobody else may use a local cluster
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    ray = needed("ray", "engine ray", "ray", ClusterError)
+    needed("ray.util", "engine ray", "ray", ClusterError)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    if ray.is_initialized():
+        yield ray
+        return
+    options: dict[str, Any] = {"address": pool.address, "configure_logging": False, "log_to_driver": False}
+    if pool.address is None:
+        cores = max(os.cpu_count() or 1, (pool.actors or 1) * pool.cores(threads))
+        options |= {"address": "local", "num_cpus": cores, "include_dashboard": False, "object_store_memory": STORE}
+    try:
+        try:
+            with _no_stderr():
+                ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
+            if pool.address is None:
+                raise ClusterError(f"cannot start Ray ({ray_reason(error)})") from error
+            hint = "" if "RAY_AUTH_MODE" in os.environ else "; if it requires a token, set RAY_AUTH_MODE=token"
+            raise ClusterError(f"cannot use Ray at address={pool.address!r} ({ray_reason(error)}){hint}") from error
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _no_stderr() -> Iterator[None]:
+    """Drop what the C++ part of Ray writes to standard error while it starts; errors are raised as exceptions."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def check_answers(pool: Pool) -> None:
+    """Refuse an address at which nothing answers; Ray itself would wait for minutes and end the process."""
+    address = pool.address or ""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # such as `auto`, which Ray looks up
+    try:
+        socket.create_connection((host, int(port)), timeout=WAIT).close()
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ClusterError(f"no Ray answers at address={address!r} ({why}); start it with: ray start --head") from error
+
+
+def ray_reason(error: BaseException) -> str:
+    """Return the line of a Ray error that matters: the last one of a worker's traceback, or the first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    imports = [line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))]
+    if imports:
+        here = f"{platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
+        return f"{imports[-1]} on a worker; install idness[ray] for {here} on every machine of the cluster"
+    return (lines[-1] if "Traceback" in str(error) else lines[0])[:300]

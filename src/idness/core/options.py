@@ -1,0 +1,180 @@
+"""Options of methods and training objectives: declared in dataclasses, checked, and read and written as text.
+
+In a dataclass, `percentile: float = percent(85.0)` declares an option with its default and its check. As text, a method is
+`name` or `name(option=value, ...)`.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import field, fields, is_dataclass
+from typing import Any, TypeVar
+
+from idness.core.errors import InputError, OptionError
+
+T = TypeVar("T")
+METHOD = re.compile(r"([\w./\\:-]+)\s*(?:\((.*)\))?", re.DOTALL)
+OPENING, CLOSING = "([{", ")]}"
+
+
+def percent(default: float) -> float:
+    """Declare an option that is a percentage in [0, 100)."""
+    return _declare(default, check_percent)
+
+
+def positive(default: float) -> float:
+    """Declare an option that is a finite number above 0."""
+    return _declare(default, check_positive)
+
+
+def nonnegative(default: float) -> float:
+    """Declare an option that is a finite number of at least 0."""
+    return _declare(default, lambda owner, name: _check(owner, name, 0 <= _number(owner, name) < math.inf, "0 or more"))
+
+
+def count(default: int) -> int:
+    """Declare an option that is a whole number of at least 1."""
+    return _declare(default, check_count)
+
+
+def one_of(default: str, *others: str) -> str:
+    """Declare an option that is one of a few words, the first by default."""
+    choices = (default, *others)
+
+    def check(owner: object, name: str) -> None:
+        if (value := getattr(owner, name)) not in choices:
+            raise OptionError(f"{owner_name(owner)}: {name} must be one of {', '.join(choices)}; got {value!r}")
+
+    return _declare(default, check)
+
+
+def check_options(owner: object) -> None:
+    """Check the options that a dataclass and its bases declare with the functions above."""
+    for kind in filter(is_dataclass, type(owner).__mro__):
+        for option in fields(kind):
+            if "check" in option.metadata:
+                option.metadata["check"](owner, option.name)
+
+
+def check_percent(owner: object, name: str) -> None:
+    """Raise unless an option is a percentage in [0, 100); a fraction gets a message of its own."""
+    value = _number(owner, name)
+    if 0 < value < 1:
+        raise OptionError(
+            f"{owner_name(owner)}: {name} is in percent, in [0, 100); got {value:g}, which looks like a fraction;"
+            f" did you mean {value * 100:g}?"
+        )
+    _check(owner, name, 0 <= value < 100, "in [0, 100)")
+
+
+def check_fraction(owner: object, name: str, value: float) -> None:
+    """Raise unless an argument is strictly between 0 and 1."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1:
+        raise OptionError(f"{owner_name(owner)}: {name} must be in (0, 1), got {value!r}")
+
+
+def check_share(owner: object, name: str) -> None:
+    """Raise unless an option is a fraction in [0, 1)."""
+    _check(owner, name, 0 <= _number(owner, name) < 1, "in [0, 1)")
+
+
+def check_positive(owner: object, name: str) -> None:
+    """Raise unless an option is a finite number above 0."""
+    _check(owner, name, 0 < _number(owner, name) < math.inf, "above 0")
+
+
+def check_count(owner: object, name: str) -> None:
+    """Raise unless an option is a whole number of at least 1."""
+    value = getattr(owner, name)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    _check(owner, name, whole and value >= 1, "a whole number of at least 1")
+
+
+def check_at_most_images(owner: object, name: str, images: int) -> None:
+    """Raise if an option counts more neighbours or clusters than there are training images."""
+    value = getattr(owner, name)
+    if value > images:
+        raise InputError(
+            f"{owner_name(owner)}: {name} must be at most the number of training images ({images}), got {value}"
+        )
+
+
+def owner_name(owner: object) -> str:
+    """Return the name of an object's class for a message; a text stands for itself."""
+    return owner if isinstance(owner, str) else type(owner).__name__
+
+
+def split_methods(text: str, between: str = ",") -> list[str]:
+    """Split a text at the commas between methods, or at another character; brackets are not split."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char in OPENING) - (char in CLOSING)
+        if depth < 0:
+            raise _unreadable(text)
+        if char == between and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    if depth:
+        raise _unreadable(text)
+    return [part.strip() for part in parts if part.strip()]
+
+
+def read_method(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of a method; a value that is not a Python literal is a string."""
+    match = METHOD.fullmatch(text.strip())
+    if match is None:
+        raise _unreadable(text)
+    return match[1], read_options(match[2] or "", text)
+
+
+def read_options(listed: str, whole: str) -> dict[str, Any]:
+    """Read `option=value, ...`; errors show the whole text that it is part of."""
+    options: dict[str, Any] = {}
+    for item in split_methods(listed):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or not key.isidentifier():
+            raise _unreadable(whole)
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = value
+    return options
+
+
+def write_method(name: str, options: Mapping[str, Any]) -> str:
+    """Return a method as the text that `read_method` reads."""
+    return f"{name}({write_options(options)})" if options else name
+
+
+def write_options(options: Mapping[str, Any]) -> str:
+    """Return options as the text that `read_options` reads."""
+    return ", ".join(f"{key}={plain(value)}" for key, value in options.items())
+
+
+def plain(value: Any) -> str:
+    """Return the value of an option as text; whole numbers without a decimal point."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _declare(default: T, check: Callable[[object, str], None]) -> T:
+    return field(default=default, metadata={"check": check})
+
+
+def _check(owner: object, name: str, is_right: bool, wanted: str) -> None:
+    if not is_right:
+        raise OptionError(f"{owner_name(owner)}: {name} must be {wanted}, got {getattr(owner, name)!r}")
+
+
+def _number(owner: object, name: str) -> float:
+    value = getattr(owner, name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    _check(owner, name, is_number, "a number")
+    return float(value)
+
+
+def _unreadable(text: str) -> OptionError:
+    return OptionError(f"a method is written as name or name(option=value, ...), got {text!r}")

@@ -1,0 +1,72 @@
+"""Thumbnails of some calibration images, to show what a new image is similar to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from idness.data.preprocess import encoded
+from idness.data.sets import Picture
+
+MOST = 240
+"""Number of images kept: enough to show neighbours, in about a megabyte."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gallery:
+    """Thumbnails of calibration images with their features, classes and scores.
+
+    Args:
+        thumbnails: the bytes of small PNG or WebP files.
+        features: the images' features (N, D), of unit length.
+        labels: the predicted classes (N,).
+        scores: the ID-ness (N,).
+    """
+
+    thumbnails: tuple[bytes, ...]
+    features: Tensor
+    labels: Tensor
+    scores: Tensor
+
+    def __len__(self) -> int:
+        return len(self.thumbnails)
+
+    @staticmethod
+    def of(pictures: Sequence[Picture], features: Tensor, labels: Tensor, scores: Tensor) -> Gallery:
+        """Return a gallery of images with their features, predicted classes and scores."""
+        unit = normalize(features.cpu().float(), dim=1).half()
+        return Gallery(tuple(encoded(picture)[0] for picture in pictures), unit, labels.cpu(), scores.cpu())
+
+    def nearest(self, features: Tensor, count: int) -> list[list[tuple[int, float]]]:
+        """Return for each row the images with the largest cosine similarity, as (index, similarity)."""
+        # Half precision changes lengths by a thousandth, more than the difference between near images.
+        similarity = normalize(features.cpu().float(), dim=1) @ normalize(self.features.float(), dim=1).T
+        found = similarity.topk(min(count, len(self)), dim=1)
+        return [
+            list(zip(indices, values, strict=True))
+            for indices, values in zip(found.indices.tolist(), found.values.tolist(), strict=True)
+        ]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything as tensors by name, for a file."""
+        return {
+            "gallery.bytes": torch.frombuffer(bytearray(b"".join(self.thumbnails)), dtype=torch.uint8),
+            "gallery.lengths": torch.tensor([len(data) for data in self.thumbnails]),
+            "gallery.features": self.features.contiguous(),
+            "gallery.labels": self.labels.contiguous(),
+            "gallery.scores": self.scores.contiguous(),
+        }
+
+    @staticmethod
+    def from_tensors(tensors: Mapping[str, Tensor]) -> Gallery | None:
+        """Return the gallery whose `tensors` these are; `None` if a file has none."""
+        if "gallery.bytes" not in tensors:
+            return None
+        joined, ends = tensors["gallery.bytes"].numpy().tobytes(), [0, *tensors["gallery.lengths"].cumsum(0).tolist()]
+        thumbnails = tuple(joined[start:end] for start, end in pairwise(ends))
+        return Gallery(thumbnails, *(tensors[f"gallery.{name}"] for name in ("features", "labels", "scores")))

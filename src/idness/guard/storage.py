@@ -1,0 +1,286 @@
+"""Saving and loading guards: a folder with `guard.json` and the safetensors files that it names; no pickle.
+
+The files of tensors are named by their content, so that replacing `guard.json` in one step replaces the whole guard: a reader sees
+the old one or the new one, even after a crash.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from idness.core.documents import Document, packed
+from idness.core.errors import IdnessError, ModelError, StoreError
+from idness.core.files import Content, OutputFolder, discard, locked, sha256_of
+from idness.core.scripts import Script, approve, approved
+from idness.core.text import without_folder
+from idness.data import Preprocessing
+from idness.detectors.registry import build
+from idness.guard.conformal import Calibration
+from idness.guard.gallery import Gallery
+from idness.guard.inputs import InputRange, range_of
+from idness.guard.verdict import Detection
+from idness.networks.engines import UNKNOWN, EngineRunner
+from idness.networks.modules import module_fingerprint
+from idness.networks.open import ModelOptions, find_device, open_network
+from idness.networks.split import SplitModel
+
+if TYPE_CHECKING:
+    from idness.guard.guard import Guard
+
+FORMAT = 1
+"""Version of the format; a file with a higher one is refused, lower ones keep loading."""
+MANIFEST = "guard.json"
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """The name and hash of a safetensors file of the folder."""
+
+    file: str
+    sha256: str
+
+    def below(self, folder: Path) -> Path:
+        """Return its path; only the last part of the name counts, since a manifest must not lead out of its folder."""
+        return folder / Path(self.file).name
+
+
+@dataclass(frozen=True)
+class DetectorEntry:
+    """The detector to build."""
+
+    method: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """The network that the guard was calibrated with."""
+
+    spec: str | None
+    kind: Annotated[str, Field(alias="class")]
+    layer: str
+    fingerprint: str
+    file: FileEntry | None = None
+    multi_label: bool = False
+    ending: str = ""
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class GuardManifest:
+    """The fields of `guard.json` that loading needs."""
+
+    detector: DetectorEntry
+    recalls: list[float]
+    model: ModelEntry
+    tensors: FileEntry
+    preprocessing: dict[str, Any] | None = None
+    class_names: list[str] | None = None
+    input_range: InputRange | None = None
+    confidence: float | None = None
+    detection: Detection | None = None
+
+
+_DOCUMENT = Document(
+    content=GuardManifest,
+    version=FORMAT,
+    absent="make a guard with idness calibrate",
+    remedy="restore it or calibrate again",
+    sealed=True,
+)
+
+
+def guard_folder(path: str | os.PathLike[str], *, force: bool = False) -> OutputFolder:
+    """Return the output folder of a guard, whose `guard.json` names its other files."""
+    return OutputFolder.of(path, _named_files, listed=False, force=force)
+
+
+def save_guard(guard: Guard, path: str | os.PathLike[str], *, bundle: bool = False) -> Path:
+    """Write a guard to a folder."""
+    folder = guard_folder(path)
+    if folder.path.is_file():
+        raise StoreError(f"{folder}: is a file; pass a folder for the guard")
+    manifest, calibration = describe(guard), guard.rule().calibration
+    tensors = {f"detector.{name}": value for name, value in guard.detector.state().items()}
+    tensors |= {"calibration.scores": calibration.scores, "calibration.sizes": calibration.sizes}
+    tensors |= {"seen": guard.detector.seen_rows()} | ({} if guard.gallery is None else guard.gallery.tensors())
+    contents: dict[str, Content] = {}
+
+    def add(kind: str, values: Mapping[str, Tensor]) -> dict[str, str]:
+        content = packed(values)
+        digest = sha256_of(content)
+        contents[f"{kind}-{digest[:16]}.safetensors"] = content
+        return {"file": f"{kind}-{digest[:16]}.safetensors", "sha256": digest}
+
+    manifest["tensors"] = add("tensors", tensors)
+    weights = guard.model.state_dict()
+    if bundle and all(isinstance(value, Tensor) for value in weights.values()):  # int8 layers have packed ones
+        manifest["model"]["file"] = add("weights", weights)
+    with locked(folder.path, wait=True):
+        before = folder.files
+        folder.write(contents | {MANIFEST: _DOCUMENT.text(manifest)})
+        discard(*(folder.path / name for name in before - folder.files))
+    return folder.path
+
+
+def load_guard(
+    kind: type[Guard],
+    folder: Path,
+    model: str | nn.Module | SplitModel | None,
+    weights: str | Path | None,
+    engine: str | None,
+    images: int | None,
+    device: str,
+) -> Guard:
+    """Read a guard of this class from a folder; the other arguments are those of `Guard.load`."""
+    manifest, tensors = _read_both(folder)
+    try:
+        guard = _built(kind, folder, manifest, tensors, model, weights)
+        guard.decide(guard.blank())  # what does not fit fails here, not at the first image
+    except IdnessError:
+        raise
+    except Exception as error:  # tensors of another method or version can fail in any way
+        raise _DOCUMENT.damaged(folder / MANIFEST, f"{type(error).__name__}: {error}") from error
+    if isinstance(model, str):
+        approve(model)
+    guard.to(find_device(device))
+    if engine is not None:
+        guard.split.runner = EngineRunner(engine, UNKNOWN if images is None else images)
+    return guard
+
+
+def _built(
+    kind: type[Guard],
+    folder: Path,
+    manifest: GuardManifest,
+    tensors: Mapping[str, Tensor],
+    model: str | nn.Module | SplitModel | None,
+    weights: str | Path | None,
+) -> Guard:
+    """Return the guard that a manifest and its tensors describe."""
+    known, name = manifest.model, manifest.model.spec or manifest.model.kind
+    how = None if manifest.preprocessing is None else Preprocessing.from_dict(manifest.preprocessing)
+    if model is None or isinstance(model, str):
+        model = _opened(folder, known, how, model, weights)
+    elif not isinstance(model, SplitModel):
+        try:
+            model = SplitModel(model, known.layer, multi_label=known.multi_label)
+        except ModelError as error:
+            raise ModelError(
+                f"{folder}: was calibrated with {name}, whose final layer is {known.layer!r}; {type(model).__name__} has no such layer"
+            ) from error
+    if module_fingerprint(model.model) != known.fingerprint:
+        raise ModelError(
+            f"{folder}: was calibrated with another network: the weights are not those of {name}; load the same weights, or"
+            " calibrate again"
+        )
+    if model.ending != known.ending:
+        raise ModelError(
+            f"{folder}: was calibrated on the logits of {known.layer!r} with {known.ending or 'no ending'}, the network now has"
+            f" {model.ending or 'no ending'}; calibrate again"
+        )
+    detector = build(manifest.detector.method, **manifest.detector.options)
+    state = {key.removeprefix("detector."): value for key, value in tensors.items() if key.startswith("detector.")}
+    detector.load_state(model.head, state)
+    detector._learned_rows = tensors.get("seen")
+    detector.to(model.device)
+    guard = kind(model, detector, preprocessing=how, class_names=manifest.class_names, spec=known.spec)
+    guard.gallery = Gallery.from_tensors(tensors)
+    guard.input_range = manifest.input_range or range_of(how)
+    calibration = Calibration(tensors["calibration.scores"], tensors["calibration.sizes"]).to(model.device)
+    guard.adopt(calibration, manifest.recalls, known.fingerprint, manifest.confidence)
+    guard.detection = manifest.detection
+    return guard
+
+
+def _opened(
+    folder: Path, known: ModelEntry, how: Preprocessing | None, spec: str | None, weights: str | Path | None
+) -> SplitModel:
+    """Open the network of this name, or the one that the guard names, with the guard's copy of the weights if it has one."""
+    if spec is None:
+        if known.spec is None:
+            raise ModelError(f"{folder}: does not name its network ({known.kind}); pass model=")
+        spec = approved(known.spec, code=known.code)
+    if weights is None and known.file is not None:
+        weights = known.file.below(folder)
+        _DOCUMENT.bytes_of(weights, known.file.sha256)  # damage is reported before anything is built
+    options = ModelOptions(spec, weights, layer=known.layer, preprocessing=how, multi_label=known.multi_label)
+    return open_network(options).split
+
+
+def describe(guard: Guard) -> dict[str, Any]:
+    """Return a guard in plain values, as its file and its exported graph carry it.
+
+    Raises:
+        ModelError: the network has changed since calibration.
+    """
+    from idness import __version__
+
+    rule, spec = guard.rule(), guard.spec
+    if module_fingerprint(guard.model) != rule.fingerprint:
+        raise ModelError(
+            "Guard: the network's weights have changed since calibration, so the threshold is not valid for it; calibrate again"
+        )
+    script = None if spec is None else Script.named(spec)
+    more: dict[str, Any] = {} if rule.confidence is None else {"confidence": rule.confidence}
+    if guard.detection is not None:
+        more["detection"] = asdict(guard.detection)
+    return {
+        "detector": guard.detector.config(),
+        "recalls": list(guard.recalls),
+        "thresholds": {f"{recall:g}": guard.threshold(recall).tolist() for recall in guard.recalls},
+        "calibration_images": len(rule.calibration),
+        "per_class": rule.calibration.per_class,
+        **more,
+        "model": {
+            "spec": None if spec is None else without_folder(spec),
+            # Finds the network's script among others of its name.
+            "code": script.identity() if script is not None and script.file.is_file() else "",
+            "class": type(guard.model).__name__,
+            "layer": guard.split.layer,
+            "fingerprint": rule.fingerprint,
+            "multi_label": guard.split.multi_label,
+            "ending": guard.split.ending,
+        },
+        "preprocessing": None if guard.preprocessing is None else guard.preprocessing.to_dict(),
+        "class_names": None if guard.class_names is None else list(guard.class_names),
+        "input_range": None if guard.input_range is None else asdict(guard.input_range),
+        "versions": {"idness": __version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
+
+
+def read_manifest(path: str | os.PathLike[str]) -> GuardManifest:
+    """Read and check a guard's `guard.json`, without its tensors."""
+    return _DOCUMENT.read(Path(path) / MANIFEST)
+
+
+def _read_both(folder: Path) -> tuple[GuardManifest, dict[str, Tensor]]:
+    seen = None
+    while True:
+        manifest = read_manifest(folder)
+        try:
+            return manifest, _DOCUMENT.tensors(manifest.tensors.below(folder), manifest.tensors.sha256)
+        except StoreError:
+            # Another process may have replaced the guard between the two reads; if not, it is damaged.
+            if manifest == seen:
+                raise
+            seen = manifest
+
+
+def _named_files(folder: Path) -> set[str]:
+    """Return the names of the files that a folder's `guard.json` lists; empty if it is missing or not a guard's."""
+    try:
+        known = read_manifest(folder)
+    except StoreError:
+        return set()
+    entries = [known.tensors, *([known.model.file] if known.model.file is not None else [])]
+    return {MANIFEST, *(entry.below(folder).name for entry in entries)}

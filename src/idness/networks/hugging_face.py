@@ -1,0 +1,139 @@
+"""Image classifiers of Hugging Face's transformers, by name (`hf:NAME`) or from a folder of `save_pretrained`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from logging import ERROR, getLogger
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from idness.core.errors import ModelError, OptionError, needed
+from idness.data import Preprocessing
+
+PREFIX = "hf:"
+APART = 2.0
+"""Mean difference in grey levels up to which our preprocessing is that of an image processor."""
+
+
+class HuggingFaceClassifier(nn.Module):
+    """A classifier of transformers that takes a batch of images and returns its logits.
+
+    Args:
+        model: a network of `AutoModelForImageClassification`.
+    """
+
+    preprocessing: Preprocessing | None = None
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits."""
+        logits: Tensor = self.model(pixel_values=images).logits
+        return logits
+
+
+def load_hugging_face(name: str, pretrained: bool = True) -> HuggingFaceClassifier:
+    """Load a classifier from the hub, its cache or a folder, with its preprocessing if the image processor can be expressed.
+
+    Raises:
+        ModelError: if there is no such network, or it has no trained classifier.
+    """
+    spec = f"{PREFIX}{name}"
+    transformers = needed("transformers", spec, "hf", ModelError)
+    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+        raise ModelError(f"{spec}: there is no such folder; write hf:NAME for a network of the hub")
+    auto = transformers.AutoModelForImageClassification
+    try:
+        with _quiet(transformers):
+            if pretrained:
+                model, loaded = auto.from_pretrained(name, output_loading_info=True)
+            else:
+                model, loaded = auto.from_config(transformers.AutoConfig.from_pretrained(name)), {}
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ModelError(
+            f"{spec}: cannot be loaded ({reason}); is it an image classifier of the hub or a folder?"
+        ) from error
+    missing = sorted(loaded.get("missing_keys", ()))
+    if missing:
+        raise ModelError(
+            f"{spec}: has no trained classifier ({', '.join(missing[:2])} missing); use a fine-tuned network"
+        )
+    made = HuggingFaceClassifier(model.eval())
+    try:
+        with _quiet(transformers):
+            processor = transformers.AutoImageProcessor.from_pretrained(name)
+    except (OSError, ValueError):  # saved without one: preprocessing is unknown
+        return made
+    made.preprocessing = preprocessing_of(processor)
+    return made
+
+
+def preprocessing_of(processor: Any) -> Preprocessing | None:
+    """Return the preprocessing that gives the same pixels as an image processor; `None` if there is none.
+
+    Processors differ in how they use their settings, so each reading of them is compared with the processor on an image.
+    """
+    coarse = np.random.default_rng(0).integers(0, 256, (15, 20, 3), dtype=np.uint8)
+    image = Image.fromarray(coarse).resize((640, 480), Image.Resampling.BICUBIC)
+    expected = torch.as_tensor(np.asarray(processor(images=image, return_tensors="np")["pixel_values"][0]))
+    for found in _readings(processor.to_dict()):
+        made = found(image)
+        if made.shape == expected.shape:
+            apart = (made - expected).abs() * torch.tensor(found.std).view(-1, 1, 1)
+            if 255 * float(apart.mean()) <= APART:
+                return found
+    return None
+
+
+def _readings(settings: Mapping[str, Any]) -> Iterator[Preprocessing]:
+    """Yield what the settings of an image processor may mean."""
+    size = _side(settings.get("size")) if settings.get("do_resize", True) else None
+    crop = _side(settings.get("crop_size")) if settings.get("do_center_crop") else None
+    plans = [(size, crop)]
+    if isinstance(size, int):
+        plans += [
+            (int(size / (settings.get("crop_pct") or 0.875)), size),
+            ((size, size), None),
+            (256 * size // 224, crop),
+        ]
+    options: dict[str, Any] = {"interpolation": Image.Resampling(settings.get("resample") or 2).name.lower()}
+    if settings.get("do_normalize", True):
+        options |= {"mean": tuple(settings["image_mean"]), "std": tuple(settings["image_std"])}
+    for resize, cut in plans:
+        try:
+            yield Preprocessing(resize=resize, crop=cut, **options)
+        except OptionError:
+            continue
+
+
+def _side(size: Any) -> int | tuple[int, int] | None:
+    if isinstance(size, Mapping) and size.get("height") and size.get("width"):
+        return int(size["height"]), int(size["width"])
+    edge = size.get("shortest_edge") if isinstance(size, Mapping) else size
+    return int(edge) if edge else None
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Silence progress bars and remarks of transformers and its hub; errors are raised."""
+    logging, hub = transformers.utils.logging, getLogger("huggingface_hub")
+    before = logging.get_verbosity(), hub.level, logging.is_progress_bar_enabled()
+    try:
+        logging.set_verbosity_error()
+        hub.setLevel(ERROR)
+        logging.disable_progress_bar()
+        yield
+    finally:
+        logging.set_verbosity(before[0])
+        hub.setLevel(before[1])
+        if before[2]:
+            logging.enable_progress_bar()

@@ -1,0 +1,289 @@
+"""The paper's numbers beside ours: cell by cell, as tables, and as a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from idness.benchmark.results import MethodResult
+from idness.paper.datasets import DataSet
+from idness.paper.tables import PRINTED, Pair, PaperRow, PaperTable, listed_slips
+from idness.report.tables import Cell, Heading, Table, markdown_lines
+
+ACCURACY, P_VALUE = "id_accuracy", "mean_p"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number of the paper and ours.
+
+    `metric` is `fpr`, `auroc`, `id_accuracy` or `mean_p`, and `spread` the paper's plus-minus. For a group, `parts` is the number of
+    its sets that were measured and of all; `theirs` is then the mean over the measured ones.
+    """
+
+    row: str
+    column: str
+    metric: str
+    theirs: float
+    ours: float | None = None
+    parts: tuple[int, int] | None = None
+    spread: float | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus theirs."""
+        return None if self.ours is None else self.ours - self.theirs
+
+    @property
+    def partial(self) -> bool:
+        """Whether a group has only some of its sets."""
+        return self.parts is not None and self.parts[0] < self.parts[1]
+
+
+@dataclass
+class TableOutcome:
+    """How far one table was reproduced, and with which data.
+
+    `folder` is where the benchmark's report was written, `notes` is what a reader must know, and `failed` has the rows that could
+    not be run, and why.
+    """
+
+    table: PaperTable
+    entries: list[Entry] = field(default_factory=list)
+    sets: list[DataSet] = field(default_factory=list)
+    folder: str | None = None
+    notes: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> list[Entry]:
+        """The entries with a number of ours."""
+        return [entry for entry in self.entries if entry.ours is not None]
+
+    @property
+    def images(self) -> dict[str, tuple[int, int]]:
+        """Of each available set, the number of images and that of the protocol."""
+        return {item.name: (item.found, item.expected or item.found) for item in self.sets if item.found is not None}
+
+    @property
+    def status(self) -> str:
+        """Whether the table is reproduced completely, in part or not at all."""
+        if not self.measured:
+            return "not reproduced"
+        whole = len(self.measured) == len(self.entries) and not any(entry.partial for entry in self.entries)
+        return "complete" if whole and all(item.complete for item in self.sets) else "partial"
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader must know: notes, substitutes, rows that were not run, and numbers of images."""
+        said = [*self.notes, *(f"{row}: not run: {reason}" for row, reason in self.failed.items())]
+        said += [
+            f"{item.name}: {item.substitute} instead of the paper's images" for item in self.sets if item.substitute
+        ]
+        counts = ", ".join(f"{name} {here:,} of {there:,}" for name, (here, there) in self.images.items())
+        return [*said, *([f"images: {counts}"] if counts else [])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        cells = [asdict(entry) for entry in self.entries]
+        for cell in cells:
+            parts = cell.pop("parts")
+            if parts:
+                cell["sets"] = list(parts)
+            if cell["spread"] is None:
+                del cell["spread"]
+        return {
+            "title": self.table.title,
+            "where": self.table.where,
+            "status": self.status,
+            "fpr": self.table.fpr,
+            "images": {name: list(pair) for name, pair in self.images.items()},
+            "missing": [
+                {"name": item.name, "size": item.size, "command": item.command}
+                for item in self.sets
+                if not item.available
+            ],
+            "substitutes": {item.name: item.substitute for item in self.sets if item.substitute},
+            "notes": self.notes,
+            "failed": self.failed,
+            "cells": cells,
+        }
+
+
+def compare_table(
+    table: PaperTable, results: Mapping[str, MethodResult], printed: PaperTable | None = None
+) -> list[Entry]:
+    """Compare every cell of a table with results by the row's printed name; `printed` is the table with this one's single sets."""
+    entries: list[Entry] = []
+    for row in table.rows:
+        found = results.get(row.name)
+        details = _details(row, printed)
+        for column in table.columns:
+            for place, metric in enumerate(PRINTED):
+                entries.append(_entry(table, row, column, metric, place, found, details))
+        if row.id_accuracy is not None:
+            shaped = None if found is None else found.id_accuracy_shaped
+            entries.append(Entry(row.name, "ID", ACCURACY, row.id_accuracy, _percent(shaped)))
+    return entries
+
+
+def _details(row: PaperRow, printed: PaperTable | None) -> dict[str, Pair]:
+    """Return the single sets of a row; those of another table only if they were measured on the same network."""
+    if row.cells or printed is None or row.training not in (None, "none"):
+        return row.cells
+    return next((other.cells for other in printed.rows if other.method == row.method), {})
+
+
+def _entry(
+    table: PaperTable,
+    row: PaperRow,
+    column: str,
+    metric: str,
+    place: int,
+    found: MethodResult | None,
+    details: dict[str, Pair],
+) -> Entry:
+    name = (table.fpr or "") if metric == "fpr" else "auroc"
+    spread = row.spread[column][place] if column in row.spread else None
+    if column in row.cells:
+        value = None if found is None or column.lower() not in found.sets else getattr(found.sets[column.lower()], name)
+        return Entry(row.name, column, metric, row.cells[column][place], _percent(value), spread=spread)
+    members = table.groups.get(column, ())
+    here = [part for part in members if found is not None and part.lower() in found.sets]
+    parts, theirs = (len(here), len(members)), row.means[column][place]
+    some = 0 < len(here) < len(members)
+    if found is None or not here or (some and not all(part in details for part in here)):
+        return Entry(row.name, column, metric, theirs, None, parts)
+    if some:  # compared with the paper's mean over the same sets
+        theirs, spread = round(sum(details[part][place] for part in here) / len(here), 2), None
+    ours = sum(getattr(found.sets[part.lower()], name) for part in here) / len(here)
+    return Entry(row.name, column, metric, theirs, _percent(ours), parts, spread)
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def comparison_tables(outcome: TableOutcome) -> list[Table]:
+    """Return tables of ours, theirs and the difference: FPR and AUROC by method and set, then ID accuracies and p-values."""
+    seen: dict[tuple[str, str], dict[str, Entry]] = {}
+    for entry in outcome.measured:
+        seen.setdefault((entry.row, entry.column), {})[entry.metric] = entry
+    rows = [
+        [Cell(row), Cell(column + _sets(found)), *_numbers(found.get("fpr")), *_numbers(found.get("auroc"))]
+        for (row, column), found in seen.items()
+        if "fpr" in found or "auroc" in found
+    ]
+    words = [Heading("method", words=True), Heading("set", words=True)]
+    made = (
+        [Table("FPR and AUROC", [*words, *_headings(_fpr(outcome.table)), *_headings("AUROC")], rows)] if rows else []
+    )
+    for metric, what in ((ACCURACY, "ID accuracy"), (P_VALUE, "mean p-value")):
+        others = [entry for entry in outcome.measured if entry.metric == metric]
+        rows = [[Cell(e.row if metric == ACCURACY else e.column), *_numbers(e)] for e in others]
+        made += [Table(what, [Heading("", words=True), *_headings(what)], rows)] if rows else []
+    return made
+
+
+def printed_table(table: PaperTable) -> Table:
+    """Return a table of the paper as it is printed."""
+    if table.values:
+        headings = [Heading("set", words=True), Heading("mean p-value")]
+        return Table(
+            table.title, headings, [[Cell(name), Cell(f"{value:.3f}")] for name, value in table.values.items()]
+        )
+    headings = [Heading("method", words=True), *(Heading(column) for column in table.columns)]
+    rows = []
+    for row in table.rows:
+        pairs = [row.cells.get(column) or row.means.get(column) for column in table.columns]
+        texts = ["" if pair is None else f"{pair[0]:.2f} / {pair[1]:.2f}" for pair in pairs]
+        rows.append([Cell(row.name), *(Cell(text) for text in texts)])
+    return Table(f"{_fpr(table)} / AUROC as printed", headings, rows)
+
+
+def missing(outcomes: Sequence[TableOutcome], *, commands: bool = True) -> Table | None:
+    """Return a table of the missing data: which tables need it, its size and, with `commands`, how to get it."""
+    gaps: dict[str, list[tuple[str, DataSet]]] = {}
+    for outcome in outcomes:
+        for item in outcome.sets:
+            if not item.available:
+                gaps.setdefault(item.command, []).append((outcome.table.name, item))
+    rows = []
+    for command, same in gaps.items():
+        columns = zip(*((item.name, name, item.size) for name, item in same), strict=True)
+        rows.append([*(Cell(", ".join(dict.fromkeys(texts))) for texts in columns), Cell(command)])
+    titles = ("missing", "needed by", "size", "how to get it")[: 4 if commands else 3]
+    headings = [Heading(title, words=True) for title in titles]
+    return Table("Missing data", headings, [row[: len(titles)] for row in rows]) if rows else None
+
+
+def slips(outcomes: Sequence[TableOutcome]) -> list[str]:
+    """List where the paper contradicts itself, in these tables and in its text."""
+    asked = {outcome.table.name for outcome in outcomes}
+    return [
+        f"{f'{slip.table}: ' if slip.table else ''}{f'{slip.row}: ' if slip.row else ''}{slip.note}"
+        for slip in listed_slips()
+        if not slip.table or slip.table in asked
+    ]
+
+
+@dataclass
+class Reproduction:
+    """The outcomes of all tables that were asked for."""
+
+    outcomes: list[TableOutcome]
+
+    def sections(self, *, commands: bool = True) -> Iterator[tuple[str, list[Table | str]]]:
+        """Yield titles with tables and lines: each table, the missing data, and where the paper contradicts itself."""
+        for outcome in self.outcomes:
+            table = outcome.table
+            content: list[Table | str] = [*(comparison_tables(outcome) or [printed_table(table)]), *outcome.remarks]
+            note = [table.note] if table.note else []
+            yield f"{table.name}: {table.title} ({table.where}): {outcome.status}", [*note, *content]
+        if (gaps := missing(self.outcomes, commands=commands)) is not None:
+            yield "Missing data", [gaps]
+        yield "Where the paper contradicts itself", [*slips(self.outcomes)]
+
+    def to_json(self) -> str:
+        """Return all numbers as JSON."""
+        values = {outcome.table.name: outcome.to_dict() for outcome in self.outcomes}
+        return json.dumps({"tables": values}, indent=1, allow_nan=False) + "\n"
+
+    def to_markdown(self) -> str:
+        """Return the page as Markdown."""
+        lines = ["# The paper, reproduced"]
+        for title, content in self.sections():
+            lines += ["", f"## {title}", ""]
+            for part in content:
+                lines += (
+                    [f"- {part}"] if isinstance(part, str) else ["", f"{part.title}:", "", *markdown_lines(part), ""]
+                )
+        return "\n".join(lines) + "\n"
+
+
+def _fpr(table: PaperTable) -> str:
+    return f"FPR ({'ID' if table.fpr == 'fpr_at_id_recall' else 'OOD'} positive)"
+
+
+def _headings(what: str) -> list[Heading]:
+    return [Heading(f"{what}\nours"), Heading("theirs"), Heading("diff")]
+
+
+def _sets(found: Mapping[str, Entry]) -> str:
+    """Mark a mean over some of its sets."""
+    entry = next(iter(found.values()))
+    return f" ({entry.parts[0]} of {entry.parts[1]} sets)" if entry.parts is not None and entry.partial else ""
+
+
+def _numbers(entry: Entry | None) -> list[Cell]:
+    """Format ours, theirs and the difference."""
+    if entry is None or entry.ours is None or entry.difference is None:
+        return [Cell("")] * 3
+    digits = 3 if entry.metric == P_VALUE else 2
+    return [
+        Cell(f"{entry.ours:.{digits}f}"),
+        Cell(f"{entry.theirs:.{digits}f}" + (f" ± {entry.spread:.{digits}f}" if entry.spread is not None else "")),
+        Cell(f"{entry.difference:+.{digits}f}"),
+    ]

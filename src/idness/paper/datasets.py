@@ -1,0 +1,350 @@
+"""The data sets and weights of the paper's tables: which are available, where the others come from, and downloading them."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import tarfile
+import tomllib
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.resources import files
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from idness.benchmark.protocol import GROUPS, Benchmark
+from idness.core.errors import DataError, IdnessError, StoreError, unknown_name
+from idness.core.files import discard, locked, opened_for_download, sha256, unpack_archive
+from idness.core.progress import Progress
+from idness.data import embedded, open_set
+from idness.report.tables import Cell, Heading, Table
+
+BENCHMARKS = ("cifar10", "cifar10-openood", "cifar100", "cifar100-openood", "imagenet", "imagenet-react")
+TERMS = {"imagenet": "ImageNet's terms of access: non-commercial research"}
+"""Licences of sets that must be obtained manually."""
+TRAIN_SAMPLE, PER_CLASS = 5000, 50
+"""Training images that methods learn from, at least and per class: the covariance of ResNet-50's 2,048 features has full rank."""
+BORROWED = {"cifar100": "cifar10"}
+"""Benchmarks that share OOD sets with another."""
+BLOCK, PATIENCE = 1 << 20, 60.0
+"""Bytes that are read at once, and seconds after which a silent connection is given up."""
+MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A set of a benchmark, or its weights: what the protocol has, where it comes from, and what is available.
+
+    `expected` and `found` count images; `substitute` names the images that were found in place of the protocol's; `archive` is what
+    `download` fetches, if anything.
+    """
+
+    benchmark: str
+    name: str
+    size: str
+    command: str
+    archive: Archive | None = None
+    expected: int | None = None
+    found: int | None = None
+    substitute: str = ""
+    available: bool = False
+    problem: str = ""
+
+    @property
+    def licence(self) -> str:
+        """The licence or terms of use."""
+        return self.archive.licence if self.archive is not None else TERMS.get(self.benchmark, "see its source")
+
+    @property
+    def state(self) -> str:
+        """What is available, in a few words; the content of images is not verified."""
+        if not self.available:
+            return MISSING
+        if self.found is None:
+            return self.problem or "found"
+        if self.substitute:
+            return f"{self.substitute} instead ({self.found:,} images)"
+        return f"{self.found:,} of {self.expected:,} images" if self.expected else f"{self.found:,} images"
+
+    @property
+    def complete(self) -> bool:
+        """Whether as many images are available as the protocol has, without substitutes or damaged weights."""
+        enough = self.found is None or self.expected is None or self.found >= self.expected
+        return self.available and enough and not self.substitute and not self.problem
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        source = self.archive.url if self.archive is not None else self.command
+        plain = {
+            name: getattr(self, name) for name in ("benchmark", "name", "size", "licence", "state", "expected", "found")
+        }
+        return {**plain, "source": source, "fetchable": self.archive is not None}
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file that can be downloaded: its address, the folder it is unpacked to, its hash if published, and the sets in it."""
+
+    name: str
+    url: str
+    licence: str = ""
+    to: str = ""
+    sha256: str = ""
+    md5: str = ""
+    sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def file(self) -> str:
+        """The file's name."""
+        return PurePosixPath(urlsplit(self.url).path).name
+
+
+@dataclass(frozen=True)
+class Located:
+    """What is available of a benchmark.
+
+    `benchmark` has the available sets; it is `None` without the ID test set or any OOD set. `root` is the folder of torchvision's sets.
+    """
+
+    benchmark: Benchmark | None
+    weights: Path | None
+    sets: list[DataSet]
+    root: Path | None = None
+
+    @property
+    def missing(self) -> list[DataSet]:
+        """The sets that are not available."""
+        return [entry for entry in self.sets if not entry.available]
+
+
+def locate(
+    name: str,
+    roots: Sequence[Path],
+    weights: Path | None = None,
+    *,
+    whole: bool = False,
+    progress: Progress | None = None,
+) -> Located:
+    """Search folders for the sets of a benchmark under their usual names, and for its weights unless they are given.
+
+    Training images are sampled and test sets cut as in the protocol, unless `whole`.
+    """
+    known, bench = sources(name), Benchmark.load(name)
+    found: dict[str, dict[str, Any]] = {"id": {}, **{group: {} for group in GROUPS}}
+    listed, data = [], None
+    for role, part, shown, spec in _protocol(bench, whole):
+        if progress is not None:
+            progress.status(f"{name}: {shown}")
+        about = known["sets"].get(shown, {})
+        entry = _entry(name, shown, about, roots)
+        hit = _first(spec, about.get("places", []), roots, bench.class_names if role == "id" else ())
+        if hit is not None:
+            found[role][part], root, count, instead = hit
+            data = data or (root if "dataset" in found[role][part] else None)
+            entry = replace(entry, available=True, found=count, substitute=instead)
+        listed.append(entry)
+    if "weights" in known:
+        weights = weights or _weights(known["weights"]["files"], roots)
+        listed.append(replace(_entry(name, "weights", known["weights"], roots), available=weights is not None))
+    usable = "test" in found["id"] and any(found[group] for group in GROUPS)
+    # The paper's options are given, so nothing is chosen on validation sets.
+    parts = {"id": found["id"], **{group: found[group] for group in GROUPS}, "ood_val": {}}
+    return Located(replace(bench, **parts) if usable else None, weights, listed, data)  # type: ignore[arg-type]
+
+
+def sources(name: str) -> dict[str, Any]:
+    """Read where the sets and weights of a benchmark come from."""
+    table = _read("sources")
+    entry: dict[str, Any] = table[name]
+    if name in BORROWED:
+        entry["sets"] = table[BORROWED[name]]["sets"] | entry["sets"]
+    return entry
+
+
+def archives() -> dict[str, Archive]:
+    """Read which files can be downloaded."""
+    return {name: Archive(name, **about) for name, about in _read("archives").items()}
+
+
+def list_sets(roots: Sequence[Path], benchmarks: Sequence[str] = (), *, check: bool = False) -> list[DataSet]:
+    """List every set of these benchmarks, by default of all; `check` also compares weights with known hashes."""
+    known = (*embedded.NETWORKS, *BENCHMARKS)
+    for name in benchmarks:
+        if name not in known:
+            raise unknown_name("benchmark with sources", name, known)
+    listed: list[DataSet] = []
+    for name in benchmarks or known:
+        if name in embedded.NETWORKS:
+            listed += _embedded(name)
+            continue
+        where = locate(name, roots, whole=True)
+        listed += where.sets
+        if check and where.weights is not None:
+            listed[-1] = replace(listed[-1], problem=_hash_problem(where.weights))
+    return listed
+
+
+def sets_table(sets: Sequence[DataSet]) -> Table:
+    """Return a table of sets: what is available, size, licence, and how to get them."""
+    rows = [
+        [item.benchmark, item.name, item.state, item.size, item.licence, "--download" if item.archive else item.command]
+        for item in sets
+    ]
+    headings = [Heading(text, words=True) for text in ("benchmark", "set", "here", "size", "licence", "how to get it")]
+    return Table("Data of the shipped benchmarks", headings, [[Cell(text) for text in row] for row in rows])
+
+
+def download(
+    root: Path, benchmarks: Sequence[str] = (), sets: Sequence[str] = (), *, progress: Progress | None = None
+) -> list[str]:
+    """Download the missing sets of these benchmarks, or only the named ones, and return the names of the archives."""
+    lacking = [item for item in list_sets([root], benchmarks) if item.archive is not None and not item.complete]
+    needed = {item.archive.name: item.archive for item in lacking if item.archive and (not sets or item.name in sets)}
+    for archive in needed.values():
+        fetch(archive, root, progress)
+    return list(needed)
+
+
+def fetch(archive: Archive, root: Path, progress: Progress | None = None) -> Path:
+    """Download an archive, compare its hash, unpack it below a folder, and return where.
+
+    What an interrupted download has received is not received again. Nothing is unpacked before the whole file has been checked.
+    """
+    folder, target = root / ".fetched", root / archive.to
+    part = folder / f"{archive.file}.part"
+    with locked(folder):
+        _receive(archive, part, progress or Progress())
+        try:
+            for kind, wanted in (("sha256", archive.sha256), ("md5", archive.md5)):
+                with part.open("rb") as file:
+                    digest = hashlib.file_digest(file, partial(hashlib.new, kind, usedforsecurity=False)).hexdigest()
+                if not digest.startswith(wanted):
+                    raise DataError(f"its {kind} is {digest[:16]}..., not {wanted[:16]}...")
+            unpack_archive(part, archive.file, target)
+        except StoreError:
+            raise
+        except (DataError, tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
+            discard(part)
+            raise DataError(
+                f"{archive.name}: {archive.url} is not the expected file ({error}); the download was removed, try again"
+            ) from error
+        discard(part)
+    with suppress(OSError):  # it contains other files
+        folder.rmdir()
+    return target
+
+
+def _receive(archive: Archive, part: Path, progress: Progress) -> None:
+    """Download what is missing of a file."""
+    if urlsplit(archive.url).scheme not in ("http", "https"):
+        raise DataError(f"{archive.name}: only http and https are downloaded, got {archive.url!r}")
+    have = part.stat().st_size if part.exists() else 0
+    headers = {"User-Agent": "idness", **({"Range": f"bytes={have}-"} if have else {})}
+    progress.phase(f"downloading {archive.name}", None)
+    try:
+        with urllib.request.urlopen(urllib.request.Request(archive.url, headers=headers), timeout=PATIENCE) as answer:
+            if "html" in answer.headers.get("Content-Type", ""):
+                raise DataError(f"{archive.name}: {archive.url} is a web page, not a file; download it manually")
+            resumed = answer.status == http.HTTPStatus.PARTIAL_CONTENT
+            size = have if resumed else 0
+            total = size + int(answer.headers["Content-Length"]) if "Content-Length" in answer.headers else None
+            progress.phase(f"downloading {archive.name}", total)
+            progress.advance(size)
+            with opened_for_download(part, resumed=resumed) as file:
+                while block := answer.read(BLOCK):
+                    size += file.write(block)
+                    progress.advance(len(block))
+        if total is not None and size != total:
+            raise OSError(f"{size:,} of {total:,} bytes were received")
+    except urllib.error.HTTPError as error:
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
+            return  # all of it was received before
+        raise DataError(
+            f"{archive.name}: {archive.url} answers {error.code} {error.reason}; download it manually"
+        ) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise DataError(
+            f"{archive.name}: {archive.url} could not be downloaded ({getattr(error, 'reason', error)});"
+            " run the same command again to continue"
+        ) from error
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads((files("idness.paper") / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def _protocol(bench: Benchmark, whole: bool) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    """Yield role, name in the benchmark, name as shown, and specification of each set that a table needs."""
+    classes = bench.classes if isinstance(bench.classes, int) else len(bench.class_names)
+    for part, spec in bench.id.items():
+        table = {"path": spec} if isinstance(spec, str) else dict(spec)
+        if part == "val" and "rows" in table:
+            continue  # cut from the test images, which the paper uses whole
+        table = {key: value for key, value in table.items() if key not in ("rows", "sample")}
+        sampled = part == "train" and not whole
+        few = {"sample": max(TRAIN_SAMPLE, PER_CLASS * classes)} if sampled else {}
+        yield "id", part, f"id_{part}", table | few
+    for group in GROUPS:
+        for name, spec in getattr(bench, group).items():
+            table = {"path": spec} if isinstance(spec, str) else dict(spec)
+            yield group, name, name, {key: value for key, value in table.items() if not (whole and key == "sample")}
+
+
+def _first(
+    spec: Mapping[str, Any], places: Sequence[Mapping[str, Any]], roots: Sequence[Path], classes: Sequence[str]
+) -> tuple[dict[str, Any], Path, int, str] | None:
+    """Open a set in the first folder that has it, without downloads; return specification, folder, images and substitute."""
+    cut = {key: spec[key] for key in ("sample", "per_class") if key in spec}
+    for root in roots:
+        for candidate in ({**spec, "download": False}, *({**place, **cut} for place in places)):
+            table = dict(candidate)
+            instead = str(table.pop("instead", ""))
+            for key in {"path", "root"} & table.keys():  # absolute, since sets may be in several folders
+                given = [table[key]] if isinstance(table[key], str) else table[key]
+                made = [place if ":" in place else str((root / place).absolute()) for place in given]
+                table[key] = made if key == "path" else made[0]
+            try:
+                opened = open_set(table, root, classes)
+            except (IdnessError, OSError):
+                continue
+            if len(opened):
+                return table, root, len(opened), instead
+    return None
+
+
+def _weights(names: Sequence[str], roots: Sequence[Path]) -> Path | None:
+    from torch.hub import get_dir
+
+    folders = [*roots, Path(get_dir()) / "checkpoints"]
+    return next((folder / file for folder in folders for file in names if (folder / file).is_file()), None)
+
+
+def _hash_problem(file: Path) -> str:
+    """Compare a file with the beginning of its hash that torchvision writes into its name; empty if it agrees."""
+    wanted = file.stem.rpartition("-")[2]
+    if len(wanted) != 8 or set(wanted) - set("0123456789abcdef") or sha256(file).startswith(wanted):
+        return ""
+    return "damaged: its sha256 is not that of its name; remove it"
+
+
+def _entry(benchmark: str, name: str, about: Mapping[str, Any], roots: Sequence[Path]) -> DataSet:
+    root = roots[0] if roots else Path("data")
+    command = str(about.get("command", "place it below {root}")).replace("{root}", str(root))
+    archive = next((item for item in archives().values() if name in item.sets.get(benchmark, ())), None)
+    expected = int(about["images"]) if "images" in about else None
+    return DataSet(benchmark, name, str(about.get("size", "unknown")), command, archive, expected)
+
+
+def _embedded(benchmark: str) -> list[DataSet]:
+    command, found = "part of idness; licences in its data card", []
+    for name, entry in embedded.manifest(root=embedded.HOME / benchmark)["sets"].items():
+        count, shape = entry["count"], entry["shape"]
+        size = f"{count:,} images of {shape[0]} x {shape[1]}" if len(shape) > 1 else f"activations of {count:,} images"
+        found.append(DataSet(benchmark, name, size, command, None, count, count, available=True))
+    return found

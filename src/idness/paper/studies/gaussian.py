@@ -1,0 +1,230 @@
+"""Pre-ReLU activations of each image: whether they are Gaussian, as the paper assumes, and their mean and variance, ID against OOD.
+
+The paper gives mean p-values of a chi-square test but neither bins nor degrees of freedom. Ours: mean and variance of each image are
+estimated from its D values; the fitted Gaussian is cut into 10 bins of equal probability; the statistic is compared with chi-square at
+10 - 1 - 2 = 7 degrees of freedom (two for the estimated parameters). A true Gaussian has a mean p-value near 0.5; a mean just above
+0.05, which the paper takes as support, means that most images are rejected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+from scipy.stats import chi2, norm
+from torch import Tensor
+
+from idness.core.errors import InputError
+from idness.paper.studies import Study, StudyData, count_larger, plot_chances
+from idness.report import style
+
+BINS = 10
+DEGREES = BINS - 3
+SAMPLE = 20_000
+"""Values of a set that its shape is drawn from."""
+LEVEL = 0.05
+MOST = 150
+"""Points drawn per set."""
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Gaussianity:
+    """How Gaussian the pre-ReLU values of one set are: a p-value per image, and a sample of standardised values."""
+
+    name: str
+    p_values: Array
+    z: Array
+
+    @property
+    def mean_p(self) -> float:
+        """The mean p-value, which the paper prints."""
+        return float(self.p_values.mean())
+
+    @property
+    def accepted(self) -> float:
+        """The fraction of images that the test does not reject at 5 %."""
+        return float((self.p_values > LEVEL).mean())
+
+
+def gaussianity(name: str, values: Tensor) -> Gaussianity:
+    """Test the pre-ReLU values (N, D) of one set."""
+    z = standardised(values[: SAMPLE // values.shape[1] + 1])[0].ravel()[:SAMPLE]
+    return Gaussianity(name, chi_square_p_values(values), z)
+
+
+def chi_square_p_values(values: Tensor, bins: int = BINS) -> Array:
+    """Test each row of (N, D) values against a Gaussian of its own mean and variance, and return the p-values."""
+    if bins < 4:
+        raise InputError(f"chi_square_p_values: bins must be at least 4 (3 are lost to the fit), got {bins}")
+    if values.ndim != 2 or values.shape[1] < 5 * bins:
+        raise InputError(
+            f"chi_square_p_values: needs (N, D) with at least {5 * bins} values per image (5 per bin),"
+            f" got shape {tuple(values.shape)}"
+        )
+    z, constant = standardised(values)
+    cells = np.clip((ndtr(z) * bins).astype(np.int64), 0, bins - 1)
+    rows = np.arange(len(cells))[:, None] * bins
+    counts = np.bincount((cells + rows).ravel(), minlength=len(cells) * bins).reshape(-1, bins)
+    expected = values.shape[1] / bins
+    statistic = ((counts - expected) ** 2).sum(axis=1) / expected
+    p_values: Array = chi2.sf(statistic, bins - 3)
+    p_values[constant] = 0.0
+    return p_values
+
+
+def standardised(values: Tensor) -> tuple[Array, NDArray[np.bool_]]:
+    """Scale each row to mean 0 and variance 1; also return which rows are constant, which become 0."""
+    array = values.double().numpy()
+    centred = array - array.mean(axis=1, keepdims=True)
+    spread = centred.std(axis=1, keepdims=True)
+    constant = spread[:, 0] <= 1e-12 * (1.0 + np.abs(array).max(axis=1))
+    return centred / np.where(constant[:, None], 1.0, spread), constant
+
+
+def plot_p_values(results: Sequence[Gaussianity], ax: Any = None) -> Any:
+    """Draw the mean p-value of each set; the first is ID."""
+    ax = style.axes_or_new(ax, size=(5.6, 0.42 * len(results) + 1.3))
+    with style.house_style():
+        for row, result in enumerate(results):
+            colour, hatch = (style.ID_COLOUR, "") if row == 0 else (style.OOD_COLOUR, "////")
+            ax.barh(row, result.mean_p, color=colour, hatch=hatch, edgecolor=style.PAPER, height=0.62, linewidth=0)
+            value = f"{result.mean_p:.3f}" if result.mean_p >= 0.0005 else "< 0.001"
+            text = f" {value} · {100 * result.accepted:.0f} % pass"
+            ax.text(max(result.mean_p, LEVEL), row, text, va="center", fontsize=8)
+        ax.axvline(LEVEL, color=style.MUTED, linestyle="--", linewidth=1)
+        ax.axvline(0.5, color=style.MUTED, linestyle=":", linewidth=1.2)
+        top = len(results) - 0.4
+        ax.text(0.5, top, "a true Gaussian ", ha="right", va="center", fontsize=7, color=style.MUTED)
+        ax.text(LEVEL, top, " 0.05", ha="left", va="center", fontsize=7, color=style.MUTED)
+        ax.set_yticks(range(len(results)), [result.name for result in results])
+        ax.set_ylim(top + 0.3, -0.6)
+        ax.set_xlim(0, 0.68)
+        ax.grid(axis="y", visible=False)
+    return style.headline(ax, "Are pre-ReLU activations Gaussian?", x=f"mean p-value, chi-square ({DEGREES} df)")
+
+
+def plot_shape(results: Sequence[Gaussianity], ax: Any = None) -> Any:
+    """Draw standardised pre-ReLU values of a few sets against the normal density."""
+    ax = style.axes_or_new(ax)
+    edges = np.linspace(-4, 6, 61)
+    middles = (edges[1:] + edges[:-1]) / 2
+    with style.house_style():
+        grid = np.linspace(-4, 6, 200)
+        ax.fill_between(grid, norm.pdf(grid), color=style.MUTED, alpha=0.25, linewidth=0, label="Gaussian")
+        for index, result in enumerate(results):
+            look = style.mark(index)
+            heights = np.histogram(result.z, edges)[0] / (len(result.z) * (edges[1] - edges[0]))
+            ax.plot(middles, heights, color=look.colour, linestyle=look.line, label=result.name)
+        ax.set_yticks([])
+        ax.set_ylim(bottom=0)
+        ax.grid(False)
+    style.say_beyond(ax, np.concatenate([result.z for result in results]), edges[0], edges[-1])
+    style.draw_legend(ax)
+    return style.headline(ax, "Their shape", x="standardised value")
+
+
+def gaussianity_study(data: StudyData) -> Study:
+    """Test every set."""
+    results = [
+        gaussianity(part.name, part.acts.pre_relu) for part in data.before_relu if part.acts.pre_relu is not None
+    ]
+    first = results[0]
+    others = ", ".join(f"{result.name} {result.mean_p:.3f}" for result in results[1:])
+    line = (
+        f"chi-square, {BINS} bins of equal probability, {DEGREES} degrees of freedom: mean p {first.mean_p:.3f} on ID"
+        f" ({100 * first.accepted:.0f} % of the images pass at 5 %); OOD: {others}"
+    )
+    figure, (left, right) = style.new_figure(1, 2, size=(10.4, 0.36 * len(results) + 1.9), width_ratios=(1.25, 1))
+    plot_p_values(results, left)
+    ordered = sorted(results[1:], key=lambda result: -result.mean_p)
+    plot_shape([first, *(ordered[:: max(1, len(ordered) - 1)])], right)  # with the highest and the lowest mean
+    numbers = {result.name: {"mean_p": result.mean_p, "accepted": result.accepted} for result in results}
+    alt = f"Mean chi-square p-value of pre-ReLU activations by set, and their distribution. {line}"
+    return Study(line, {"bins": BINS, "degrees": DEGREES, "sets": numbers}, {"gaussianity": (figure, alt)})
+
+
+@dataclass(frozen=True)
+class SetMoments:
+    """Mean and variance over the D pre-ReLU activations of each image of a set."""
+
+    name: str
+    mean: Array
+    variance: Array
+
+    @property
+    def gamma(self) -> Array:
+        """mu/sigma of each image; 0 if all its activations are equal."""
+        sigma = np.sqrt(self.variance)
+        return np.divide(self.mean, sigma, out=np.zeros_like(sigma), where=sigma > 0)
+
+    @property
+    def typical(self) -> float:
+        """The mean of mu/sigma over the images."""
+        return float(self.gamma.mean())
+
+
+def moments(name: str, values: Tensor) -> SetMoments:
+    """Return mean and variance of each row of (N, D) pre-ReLU values."""
+    if values.ndim != 2 or values.shape[1] < 2:
+        raise InputError(f"moments: needs (N, D) values with D of at least 2, got shape {tuple(values.shape)}")
+    array = values.double().numpy()
+    return SetMoments(name, array.mean(axis=1), array.var(axis=1))
+
+
+def plot_moments(ids: SetMoments, oods: Sequence[SetMoments]) -> Any:
+    """Draw variance against mean, one point per image (evenly picked if there are many), and each set's centre."""
+    ax = style.axes_or_new(size=(5.6, 3.6))
+    with style.house_style():
+        for index, part in enumerate([ids, *oods]):
+            look = _look(index)
+            picked = np.linspace(0, len(part.mean) - 1, min(MOST, len(part.mean))).astype(int)
+            points = {"s": 7, "color": look.colour, "marker": look.marker, "alpha": 0.28, "linewidths": 0}
+            ax.scatter(part.mean[picked], part.variance[picked], **points)
+            centre = {"color": look.colour, "markersize": 9, "markeredgecolor": style.PAPER, "zorder": 5}
+            ax.plot(np.median(part.mean), np.median(part.variance), look.marker, label=part.name, **centre)
+        everything = np.concatenate([part.variance for part in [ids, *oods]])
+        highest = float(np.percentile(everything, 99.5)) * 1.05
+        ax.set_ylim(0, highest)
+    style.say_beyond(ax, everything, high=highest)
+    style.draw_legend(ax, outside=True)
+    return style.headline(ax, "Mean and variance before the ReLU", x="mean of an image's activations", y="variance")
+
+
+def _look(index: int) -> style.Mark:
+    """Return colour and marker of a set; the first colour is for ID alone, however many OOD sets there are."""
+    if index == 0:
+        return style.mark(0)
+    turn, place = divmod(index - 1, len(style.PALETTE) - 1)
+    marker = style.MARKERS[(index + 2 * turn) % len(style.MARKERS)]
+    return style.mark(index)._replace(colour=style.PALETTE[1 + place], marker=marker)
+
+
+def moments_study(data: StudyData) -> Study:
+    """Measure every set."""
+    ids, *oods = [moments(part.name, part.acts.pre_relu) for part in data.before_relu if part.acts.pre_relu is not None]
+    gammas = {part.name: part.gamma for part in oods}
+    grid, chances = plot_chances(ids.gamma, gammas, "higher", x="μ/σ before the ReLU")
+    line = (
+        f"mu/sigma before the ReLU is {ids.typical:.2f} on ID; the paper's assumption that it is higher than on OOD holds for"
+        f" {count_larger(chances)}"
+    )
+    numbers = {
+        part.name: {
+            "mean": float(part.mean.mean()),
+            "variance": float(part.variance.mean()),
+            "mu_sigma": part.typical,
+            "id_higher": chances.get(part.name),
+        }
+        for part in (ids, *oods)
+    }
+    scatter = style.figure_of(plot_moments(ids, oods))
+    figures = {
+        "moments": (scatter, f"Mean and variance of pre-ReLU activations. {line}"),
+        "mu-sigma": (grid, f"Histograms of mu/sigma. {line}"),
+    }
+    return Study(line, {"sets": numbers}, figures)

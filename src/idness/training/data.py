@@ -1,0 +1,597 @@
+"""Training images, held in memory or streamed from disk: their order, their augmentation, and how a run opens them.
+
+Everything random about an image is a function of (seed, step) or (seed, epoch, image), never of the process that reads it: any number
+of workers, and a run that was killed and resumed, see the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from idness.activations.store import FeatureStore
+from idness.core.errors import DataError, IdnessWarning, needed
+from idness.core.files import sha256_of
+from idness.core.progress import Progress
+from idness.core.text import abridged
+from idness.data import ArraySet, ImageSet, Preprocessing, embedded, open_set, preprocessing_for
+from idness.data.decoding import decode_picture
+from idness.data.duplicates import exact, exact_digests, stacked
+from idness.data.preprocess import INTERPOLATIONS
+from idness.networks.architectures import SmallResNet
+from idness.networks.head_search import noise
+from idness.networks.load import INTERPOLATION, WEIGHTS, facts_of, load_for_training
+
+View = Callable[[Tensor], Tensor]
+"""What a training method makes of one uint8 image (3, H, W), in a worker process."""
+MIXED = 16
+"""Blocks of a set that is read in blocks that are shuffled together."""
+SMALL = 64
+"""The side up to which images are shifted by a few pixels and held in memory; larger ones are cropped at random, as on ImageNet."""
+IN_MEMORY = 1 << 30
+"""Bytes of decoded images that are held in memory at most."""
+EVALUATED = 64
+"""Batch size without gradients."""
+KNOWN = 10_000
+"""Training images whose hashes are stored at most, to recognise them among other images."""
+NEIGHBOURS = 100
+"""Unreadable images in a row after which training stops."""
+CUT = 0.875
+"""Fraction of the shorter side that the centre crop keeps if the network does not define it: 224 of 256 pixels."""
+MOST_WORKERS = 8
+SHIFT = 4
+"""Pixels by which small images are shifted at most."""
+
+
+def mix(*numbers: int | str) -> int:
+    """Hash seed, step and purpose into one 63-bit seed."""
+    text = "/".join(map(str, numbers)).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+
+
+def seeded(*numbers: int | str) -> torch.Generator:
+    """Return a generator that depends on seed, step and purpose alone."""
+    return torch.Generator().manual_seed(mix(*numbers))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which images each step takes; several processes share the images that one would take.
+
+    `blocks` is where the blocks of a set that is read in blocks start, and where the last ends.
+    """
+
+    images: int
+    batch_size: int
+    accumulate: int = 1
+    seed: int = 0
+    rank: int = 0
+    world: int = 1
+    blocks: Sequence[int] | None = None
+
+    @property
+    def per_step(self) -> int:
+        """Images per step of all processes."""
+        return self.batch_size * self.accumulate * self.world
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole steps per epoch."""
+        return self.images // self.per_step
+
+    def order(self, epoch: int) -> Tensor:
+        """Return the order of the images in one epoch."""
+        generator = seeded(self.seed, "order", epoch)
+        if self.blocks is None:
+            return torch.randperm(self.images, generator=generator)
+        ranges = [torch.arange(*pair) for pair in zip(self.blocks, self.blocks[1:], strict=False)]
+        shuffled = [ranges[place] for place in torch.randperm(len(ranges), generator=generator).tolist()]
+        windows = [torch.cat(shuffled[start : start + MIXED]) for start in range(0, len(shuffled), MIXED)]
+        return torch.cat([window[torch.randperm(len(window), generator=generator)] for window in windows])
+
+    def steps(self, first: int, last: int) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield number, epoch and images of all processes' steps from `first` to before `last`."""
+        order, known = torch.empty(0), -1
+        for step in range(first, last):
+            epoch, position = divmod(step, self.steps_per_epoch)
+            if epoch != known:
+                order, known = self.order(epoch), epoch
+            yield step, epoch, order[position * self.per_step : (position + 1) * self.per_step]
+
+    def shares(self) -> list[slice]:
+        """Return this process's share of a step's images, one slice per batch."""
+        every = self.world * self.accumulate
+        return [slice(part * self.world + self.rank, None, every) for part in range(self.accumulate)]
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """Images in memory.
+
+    Args:
+        images: uint8 of shape (N, H, W, 3).
+        labels: the class of each image, (N,).
+        classes: the names of the classes.
+        hashes: hashes of the images' pixels before they were resized.
+    """
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    hashes: NDArray[np.uint8] | None = None
+
+    def __post_init__(self) -> None:
+        images, labels = self.images, self.labels
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != 3:
+            raise DataError(f"images must be uint8 (N, H, W, 3), got {images.dtype} {tuple(images.shape)}")
+        if labels.shape != (len(images),) or labels.is_floating_point():
+            raise DataError(
+                f"labels must be one integer per image, got {labels.dtype} {tuple(labels.shape)} for {len(images)}"
+            )
+        if len(images) == 0:
+            raise DataError("a training set needs at least one image, got none")
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= len(self.classes):
+            raise DataError(f"labels must be in 0 to {len(self.classes) - 1}, got {low} to {high}")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def example(self) -> Tensor:
+        """Return two images as a batch (2, 3, H, W) with values in [0, 1]."""
+        return self.images[:2].permute(0, 3, 1, 2).contiguous() / 255
+
+    def fingerprint(self) -> str:
+        """Return a hash of images, labels and class names."""
+        arrays = (np.ascontiguousarray(tensor.numpy()).data for tensor in (self.images, self.labels))
+        return sha256_of(("\0".join(self.classes), *arrays))
+
+    def digests(self) -> NDArray[np.uint8]:
+        """Return the hashes of some images' pixels before they were resized."""
+        step = max(1, -(-len(self) // KNOWN))
+        return stacked(map(exact, self.images[::step].numpy())) if self.hashes is None else self.hashes[::step]
+
+    def preprocessing(self, mean: Sequence[float], std: Sequence[float]) -> Preprocessing:
+        """Return the preprocessing of the trained network."""
+        height, width = self.images.shape[1:3]
+        return Preprocessing(resize=(height, width), mean=tuple(mean), std=tuple(std), interpolation=INTERPOLATION)
+
+    def blocks(self) -> None:
+        """Return `None`: every order is equally fast."""
+        return
+
+    def problems(self) -> list[str]:
+        """Return an empty list: every image was read."""
+        return []
+
+    def evaluated(self, places: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield batches of images, uint8 (N, 3, H, W), and their labels."""
+        for start in range(0, len(places), EVALUATED):
+            part = torch.as_tensor(places[start : start + EVALUATED])
+            yield self.images[part].permute(0, 3, 1, 2), self.labels[part]
+
+    def batches(
+        self, plan: Plan, first: int, last: int, *, crops: str = "auto", augment: bool = True, view: View | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this process's batches from step `first` to before `last`.
+
+        Shifts are drawn for a whole step and then shared between processes; resized crops are drawn for each image, as if streamed.
+        """
+        if augment and crops_for(crops, (self.images.shape[1], self.images.shape[2])) == "resized":
+            arrays = ArraySet(self.images.numpy(), "training images", self.labels.numpy(), self.classes)
+            how = self.preprocessing((0.0,) * 3, (1.0,) * 3)
+            yield from StreamedSet(arrays, how).batches(plan, first, last, crops="resized", view=view)
+            return
+        for step, _, chosen in plan.steps(first, last):
+            images, labels = self.images[chosen], self.labels[chosen]
+            if augment:
+                images = crop_flip(images, seeded(plan.seed, "augment", step))
+            for mine in plan.shares():
+                # (N, H, W, 3) seen as (N, 3, H, W) is channels_last as it stands.
+                yield images[mine].permute(0, 3, 1, 2), labels[mine]
+
+    @classmethod
+    def from_arrays(
+        cls,
+        images: NDArray[np.uint8],
+        labels: NDArray[np.integer],
+        classes: tuple[str, ...] = (),
+        hashes: NDArray[np.uint8] | None = None,
+    ) -> TrainingSet:
+        """Create a set from numpy arrays; classes without names are numbered."""
+        numbers = labels.astype(np.int64)  # an unsigned type has no -1
+        names = classes or tuple(str(i) for i in range(int(numbers.max(initial=-1)) + 1))
+        return cls(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(numbers), names, hashes)
+
+
+@dataclass(frozen=True, eq=False)
+class StreamedSet:
+    """Images that worker processes read while the network trains; memory use does not grow with their number.
+
+    Args:
+        images: labelled images of any sizes.
+        how: the preprocessing of validation images: resize and centre crop to one size; its mean and std are not applied here.
+        workers: the number of worker processes; 0 reads in the training process itself.
+        classes: the names of the classes; by default those of the set, or numbers.
+        skipped: filled during training with the images that could not be read, and why.
+    """
+
+    images: ImageSet
+    how: Preprocessing
+    workers: int = 0
+    classes: tuple[str, ...] = ()
+    skipped: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        images = self.images
+        if not len(images):
+            raise DataError(f"{images.source}: contains no images; check the folder or file")
+        if images.labels is None:
+            raise DataError(f"{images.source}: training needs the class of each image; use one folder per class")
+        if self.how.size is None:
+            raise DataError("StreamedSet: how= must bring images to one size; set a crop, or height and width")
+        images.hold = MIXED
+        most = int(images.labels.max())
+        names = self.classes or images.classes or tuple(str(number) for number in range(most + 1))
+        if most >= len(names):
+            raise DataError(f"{images.source}: labels must be in 0 to {len(names) - 1}, got {most}")
+        object.__setattr__(self, "classes", tuple(names))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def example(self) -> Tensor:
+        """Return two images as a batch (2, 3, H, W) with values in [0, 1]."""
+        return next(self.evaluated(range(min(2, len(self))), workers=0))[0] / 255
+
+    def fingerprint(self) -> str:
+        """Return a hash of the images' content and the class names; unchanged files are read only once."""
+        return sha256_of(("\0".join(self.classes), self.images.fingerprint(FeatureStore().stamps)))
+
+    def digests(self) -> NDArray[np.uint8]:
+        """Return the hashes of some images' pixels as they are in their files."""
+        return exact_digests(self.images, KNOWN)
+
+    def preprocessing(self, mean: Sequence[float], std: Sequence[float]) -> Preprocessing:
+        """Return the preprocessing of the trained network."""
+        return replace(self.how, mean=tuple(mean), std=tuple(std))
+
+    def blocks(self) -> Sequence[int] | None:
+        """Return where the blocks that are best read as a whole start; `None` if every order is equally fast."""
+        return self.images.blocks()
+
+    def problems(self) -> list[str]:
+        """Return the images that could not be read so far; the next readable ones took their places."""
+        return [self.skipped[place] for place in sorted(self.skipped)]
+
+    def evaluated(self, places: Sequence[int], *, workers: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield batches of preprocessed images, uint8 (N, 3, H, W), and their labels."""
+        batches = (places[start : start + EVALUATED] for start in range(0, len(places), EVALUATED))
+        requests = ([(0, place) for place in batch] for batch in batches)
+        return self._load(requests, _Samples(self.images, self.how), self.workers if workers is None else workers)
+
+    def batches(
+        self, plan: Plan, first: int, last: int, *, crops: str = "auto", augment: bool = True, view: View | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this process's batches from step `first` to before `last`, uint8 (N, 3, H, W) or what `view` makes of each image."""
+        assert self.how.size is not None
+        requests = (
+            [(epoch, place) for place in chosen[share].tolist()]
+            for _, epoch, chosen in plan.steps(first, last)
+            for share in plan.shares()
+        )
+        cut = crops_for(crops, self.how.size) if augment else ""
+        return self._load(requests, _Samples(self.images, self.how, cut, view, plan.seed), self.workers)
+
+    def _load(self, requests: Any, samples: _Samples, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+        loader: Any = DataLoader(
+            samples,
+            batch_sampler=requests,
+            num_workers=workers,
+            collate_fn=_stack,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # the caller's random state is left alone
+        )
+        for images, labels, problems in loader:
+            self.skipped.update(problems)
+            yield images, labels
+
+
+Images = TrainingSet | StreamedSet
+
+
+class _Samples(Dataset[tuple[Tensor, int, int, str]]):
+    """Single images, preprocessed, or augmented by random numbers of their own: `crops` is shift, resized or empty."""
+
+    def __init__(
+        self, images: ImageSet, how: Preprocessing, crops: str = "", view: View | None = None, seed: int = 0
+    ) -> None:
+        self.images, self.how, self.crops, self.view, self.seed = images, how, crops, view, seed
+        if crops:
+            v2 = needed("torchvision.transforms.v2", "training", "train")
+            self.flip = v2.RandomHorizontalFlip()
+            size = list(how.size or ())
+            known = how.interpolation in ("bilinear", "bicubic", "nearest")
+            mode = v2.InterpolationMode(how.interpolation if known else "bilinear")
+            if crops == "shift":
+                self.cut = v2.RandomCrop(size, padding=SHIFT, padding_mode="reflect")
+            else:
+                self.cut = v2.RandomResizedCrop(size, interpolation=mode, antialias=True)
+
+    def __getitem__(self, request: tuple[int, int]) -> tuple[Tensor, int, int, str]:
+        epoch, place = request
+        found, image, problem = self._read(place)
+        assert self.images.labels is not None
+        generator = torch.default_generator
+        kept = generator.get_state()
+        generator.manual_seed(mix(self.seed, "augment", epoch, place))
+        try:
+            if self.crops != "resized":  # before a shift too, which is in pixels of the network's input
+                image = _channels_first(self.how.pixels(np.ascontiguousarray(image.permute(1, 2, 0).numpy())))
+            if self.crops:
+                image = self.flip(self.cut(image))
+            return self.view(image) if self.view else image, int(self.images.labels[found]), place, problem
+        finally:
+            generator.set_state(kept)
+
+    def _read(self, place: int) -> tuple[int, Tensor, str]:
+        """Read an image, or the next readable one: always the same one for the same unreadable image."""
+        problem = ""
+        for further in range(min(NEIGHBOURS, len(self.images))):
+            found = (place + further) % len(self.images)
+            try:
+                return found, read_pixels(self.images, found), problem
+            except DataError as error:
+                problem = problem or f"{self.images.item(place)}: {error}"
+        raise DataError(f"{self.images.source}: {NEIGHBOURS} images in a row cannot be read; the first: {problem}")
+
+
+def read_pixels(images: ImageSet, place: int) -> Tensor:
+    """Read one image as uint8 (3, H, W)."""
+    data = images.encoded(place)
+    return _channels_first(np.asarray(images.picture(place) if data is None else decode_picture(data)))
+
+
+def _channels_first(pixels: Any) -> Tensor:
+    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1).contiguous()
+
+
+def _stack(samples: list[tuple[Tensor, int, int, str]]) -> tuple[Tensor, Tensor, dict[int, str]]:
+    images, labels, places, problems = zip(*samples, strict=True)
+    found = {place: problem for place, problem in zip(places, problems, strict=True) if problem}
+    return torch.stack(images), torch.tensor(labels), found
+
+
+def crops_for(crops: str, size: tuple[int, int]) -> str:
+    """Resolve `auto`: `shift` up to 64 pixels a side, else `resized`."""
+    return crops if crops != "auto" else ("shift" if min(size) <= SMALL else "resized")
+
+
+def crop_flip(images: Tensor, generator: torch.Generator, pad: int = SHIFT) -> Tensor:
+    """Shift each image by up to `pad` pixels, reflecting its border, and mirror half of them.
+
+    Takes and returns uint8 (N, H, W, 3). Draws from `generator` alone, in one order for the whole batch.
+    """
+    count, height, width, _ = images.shape
+    top, left = torch.randint(0, 2 * pad + 1, (2, count, 1), generator=generator)
+    mirrored = torch.rand(count, 1, generator=generator) < 0.5
+    rows = top + torch.arange(height)
+    columns = left + torch.arange(width)
+    columns = torch.where(mirrored, columns.flip(1), columns)
+    # F.pad reflects the last dimensions only, so (N, H, W, 3) is padded as (N, 3, H, W).
+    padded = F.pad(images.permute(0, 3, 1, 2), (pad, pad, pad, pad), mode="reflect").permute(0, 2, 3, 1)
+    index = torch.arange(count)[:, None, None]
+    return padded[index, rows[:, :, None], columns[:, None, :]]
+
+
+def cifar6(archive: str | Path, split: str = "train") -> TrainingSet:
+    """Read the six classes of the embedded benchmark from an .npz of CIFAR-10; `split` is train, val or test.
+
+    Validation is the last 84 or 83 training images of each class, which `train` leaves out.
+    """
+    images, labels = embedded.from_cifar10(Path(archive), split)
+    return TrainingSet.from_arrays(images, labels, embedded.classes())
+
+
+def image_folder(root: str | Path, size: int | None = None) -> TrainingSet:
+    """Read a folder with one subfolder of images per class into memory.
+
+    Without `size` all images must have the same size; with it they are resized to `size` x `size`. Hidden files and folders are
+    ignored. All problems are reported in one message.
+    """
+    return _held(_listed(str(root)), None if size is None else (size, size))
+
+
+def _held(
+    images: ImageSet, size: tuple[int, int] | None, progress: Progress | None = None, *, skip: bool = False
+) -> TrainingSet:
+    """Read all images of a set into memory, resized if `size` (height, width) is given.
+
+    Images that cannot be read are an error, or with `skip` left out with a warning.
+    """
+    report = progress or Progress()
+    report.note(f"{images.source}: reading {len(images):,} images into memory")
+    report.phase("reading images", len(images))
+    arrays: list[NDArray[np.uint8]] = []
+    hashes: list[bytes] = []
+    wrong: list[str] = []
+    places: list[int] = []
+    for place in range(len(images)):
+        try:
+            picture = images.picture(place)
+            hashes.append(exact(picture))
+            arrays.append(_sized(picture, size))
+            places.append(place)
+        except DataError as error:
+            wrong.append(str(Path(images.item(place)).parent / str(error)))
+        report.advance(1)
+    if skip and wrong and arrays:
+        text = f"{images.source}: {len(wrong)} of {len(images)} images cannot be read and are left out; the first: {wrong[0]}"
+        warnings.warn(text, IdnessWarning, stacklevel=2)
+        wrong = []
+    sizes = sorted({(array.shape[1], array.shape[0]) for array in arrays})
+    if len(sizes) > 1:
+        listed = abridged([f"{width} x {height}" for width, height in sizes])
+        wrong.append(f"images have {len(sizes)} sizes ({listed}); set size= to resize them")
+    if wrong:
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise DataError(f"{images.source}: {'; '.join(wrong[:5])}{more}; repair or remove these, then start again")
+    assert images.labels is not None
+    return TrainingSet.from_arrays(np.stack(arrays), images.labels[places], images.classes, stacked(hashes))
+
+
+def _sized(picture: Image.Image | NDArray[np.uint8], size: tuple[int, int] | None) -> NDArray[np.uint8]:
+    rgb = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+    if size is not None and rgb.size != size[::-1]:
+        rgb = rgb.resize(size[::-1], INTERPOLATIONS[INTERPOLATION], reducing_gap=3.0)
+    return np.asarray(rgb, dtype=np.uint8)
+
+
+class Opened(NamedTuple):
+    """A network to train, its training images, and its validation images if there are any."""
+
+    model: nn.Module
+    train: Images
+    val: Images | None
+
+
+def open_training(
+    data: str,
+    arch: str = "small_resnet",
+    *,
+    val: str = "",
+    root: str | Path | None = None,
+    init: str = "",
+    size: int | None = None,
+    crops: str = "auto",
+    workers: int | None = None,
+    seed: int = 0,
+    archive: str | Path = "",
+    progress: Progress | None = None,
+) -> Opened:
+    """Open the images and the network of a training run.
+
+    Images are streamed if `workers` is given, if they are larger than 64 pixels a side, or if they would take more than a gigabyte;
+    otherwise they are held in memory.
+
+    Args:
+        data: a folder with one subfolder per class, an image list (.txt), arrays (.npz), Parquet files, WebDataset shards (.tar),
+            or `cifar6`.
+        arch: the network, as `idness.networks.load.load_for_training` takes it.
+        val: images like `data`, to measure accuracy on.
+        root: the folder that the paths of an image list start at; by default that of the list.
+        init: weights to start from, as `idness.networks.load.load_for_training` takes them.
+        size: pixels a side of the network's input; by default its own.
+        crops: shift, resized or auto.
+        workers: worker processes for streamed images; by default one per core, at most 8.
+        seed: decides the initial weights.
+        archive: CIFAR-10 as .npz, for `cifar6`.
+        progress: progress callback.
+    """
+    if data == embedded.NAME:
+        images = cifar6(archive)
+        model = load_for_training(arch, len(images.classes), init, seed, example=images.example())
+        sides = images.images.shape[1:3] if size is None else (size, size)
+        held = (
+            _held(_listed(val, root, images.classes), (sides[0], sides[1]), skip=True)
+            if val
+            else cifar6(archive, "val")
+        )
+        return Opened(model, images, held)
+    listed = _listed(data, root)
+    if not listed.classes:
+        listed.classes = tuple(str(label) for label in range(_classes(listed)))
+    sides = (size, size) if size is not None else _first_size(listed)
+    example = noise((3, *sides)) if not arch.startswith(("torchvision:", "timm:")) else None
+    model = load_for_training(arch, len(listed.classes), init, seed, example=example)
+    own = _own_preprocessing(model, arch, init)
+    if own is not None:
+        model.preprocessing = own  # type: ignore[assignment]  # where `finetune` finds mean and std
+    fixed = size is not None or (own is not None and own.size is not None)
+    final = sides if size is not None or own is None or own.size is None else own.size
+    others = _listed(val, root, listed.classes) if val else None
+    if workers is None and max(final) <= SMALL and len(listed) * final[0] * final[1] * 3 <= IN_MEMORY:
+        given = final if fixed else None
+        return Opened(
+            model, _held(listed, given, progress), _held(others, given, progress, skip=True) if others else None
+        )
+    how = _evaluation(own, final, crops)
+    count = min(MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
+    held_out = StreamedSet(others, how, count, listed.classes) if others else None
+    return Opened(model, StreamedSet(listed, how, count, listed.classes), held_out)
+
+
+def _listed(data: str, root: str | Path | None = None, classes: tuple[str, ...] = ()) -> ImageSet:
+    """Open labelled images without reading any; `classes` are those of the training images, for validation images."""
+    place = Path(data).expanduser()
+    if not place.exists():
+        raise DataError(f"{data} does not exist; pass a folder with one subfolder of images per class, or another set")
+    table = {"path": str(place.absolute())}
+    if place.suffix == ".txt":
+        table["root"] = str(Path(root or place.parent).absolute())
+    found = open_set(table, None, classes)
+    if not isinstance(found, ImageSet):
+        raise DataError(f"{data}: contains activations; training needs images")
+    if found.labels is None:
+        raise DataError(f"{data}: training needs the class of each image; use one folder per class")
+    if _classes(found) < 2:
+        raise DataError(f"{data}: needs images of at least 2 classes, got {_classes(found)}")
+    if place.is_dir() and found.blocks() is None and not classes:
+        folders = {entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
+        if empty := sorted(folders - set(found.classes)):
+            raise DataError(f"{data}: no images in {abridged(empty)}; add some or remove the folder")
+    found.classes = found.classes or classes
+    return found
+
+
+def _classes(images: ImageSet) -> int:
+    assert images.labels is not None
+    return max(len(images.classes), int(images.labels.max(initial=-1)) + 1)
+
+
+def _first_size(images: ImageSet) -> tuple[int, int]:
+    """Return height and width of the first readable image."""
+    for place in range(min(len(images), NEIGHBOURS)):
+        try:
+            height, width = np.asarray(images.picture(place)).shape[:2]
+            return height, width
+        except DataError:
+            continue
+    raise DataError(f"{images.source}: none of the first images can be read; check the folder or file")
+
+
+def _own_preprocessing(model: nn.Module, arch: str, init: str) -> Preprocessing | None:
+    """Return the network's preprocessing, as its weights or the network itself define it; `None` if it takes any size."""
+    stored = facts_of(Path(init) / WEIGHTS if init and Path(init).is_dir() else init).preprocessing
+    if stored is not None or isinstance(model, SmallResNet):
+        return stored
+    exact_weights = init.startswith(("torchvision:", "timm:"))
+    pretrained = exact_weights or init == "pretrained"
+    return preprocessing_for(model, init if exact_weights else arch, None if pretrained else "none")
+
+
+def _evaluation(own: Preprocessing | None, sides: tuple[int, int], crops: str) -> Preprocessing:
+    """Return the preprocessing of validation images: the network's own, scaled if another size is asked for."""
+    if crops_for(crops, sides) == "shift":
+        return Preprocessing(resize=sides, interpolation=own.interpolation if own is not None else INTERPOLATION)
+    if own is None or own.size is None:
+        return Preprocessing(resize=round(min(sides) / CUT), crop=sides)
+    if own.size == sides:
+        return own
+    scale = min(sides) / min(own.size)
+    resize = own.resize if own.resize is not None else own.size
+    scaled = round(resize * scale) if isinstance(resize, int) else (round(resize[0] * scale), round(resize[1] * scale))
+    return replace(own, resize=scaled, crop=sides if own.crop is not None else None)

@@ -1,0 +1,91 @@
+"""Guards on the Hugging Face Hub, whose requests go to a local folder here."""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from idness import Guard, load_model
+from idness.core.errors import NotFittedError, StoreError
+from idness.data import Preprocessing, embedded
+
+hub = pytest.importorskip("huggingface_hub")
+
+
+@pytest.fixture
+def repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that takes the place of the hub: a folder in it for each repository."""
+    root = tmp_path / "hub"
+
+    def upload(repo_id: str, folder_path: str, delete_patterns: list[str], **_: Any) -> str:
+        for old in list((root / repo_id).iterdir()):
+            if any(fnmatch.fnmatch(old.name, pattern) for pattern in delete_patterns):
+                old.unlink()
+        shutil.copytree(folder_path, root / repo_id, dirs_exist_ok=True)
+        return f"https://hub/{repo_id}"
+
+    def download(repo_id: str, **_: Any) -> str:
+        if not (root / repo_id).is_dir():
+            raise hub.errors.LocalEntryNotFoundError("no such repository\nmore")
+        return str(root / repo_id)
+
+    monkeypatch.setattr(hub, "create_repo", lambda repo_id, **_: (root / repo_id).mkdir(parents=True, exist_ok=True))
+    monkeypatch.setattr(hub, "upload_folder", upload)
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    return root
+
+
+def made(method: str = "mls") -> Guard:
+    mean, std = embedded.normalisation()
+    guard = Guard(
+        load_model("cifar6:base"),
+        method,
+        preprocessing=Preprocessing(resize=(32, 32), mean=mean, std=std),
+        spec="cifar6:base",
+    )
+    return guard.calibrate([torch.randn(60, 3, 32, 32, generator=torch.Generator().manual_seed(0))], recall=0.9)
+
+
+def test_a_guard_returns_from_the_hub_and_from_a_folder(repositories: Path) -> None:
+    guard, images = made(), torch.randn(5, 3, 32, 32)
+    assert guard.push_to_hub("me/first") == "https://hub/me/first"
+    for place in ("me/first", repositories / "me" / "first"):
+        again = Guard.from_pretrained(place)
+        torch.testing.assert_close(again(images).score, guard(images).score)
+        assert again.recalls == (0.9,)
+    made("msp").push_to_hub("me/first")  # replaces the files of the first
+    assert Guard.from_pretrained("me/first").detector.name == "msp"
+    names = sorted(path.name.partition("-")[0] for path in (repositories / "me" / "first").iterdir())
+    assert names == ["README.md", "guard.json", "tensors", "weights"]
+
+
+def test_the_model_card_has_promise_method_data_and_limits(repositories: Path) -> None:
+    guard = made()
+    guard.push_to_hub("me/first")
+    card = (repositories / "me" / "first" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: idness\n")
+    assert guard.promise() in card
+    for part in ("method: `mls`", "network: `cifar6:base`, 320 features", "60 in-distribution images", "## Limits"):
+        assert part in card
+    assert "| 0.9 | 10 % |" in card
+    assert hub.ModelCard(card).data.library_name == "idness"
+
+
+def test_what_cannot_be_pushed_or_found_is_refused(repositories: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"^me/none: could not be downloaded \(no such repository\); check its name"):
+        Guard.from_pretrained("me/none")
+    guard = made()
+    guard.spec = f"hf:{tmp_path}"
+    with pytest.raises(
+        StoreError, match="the network is the local folder .*; push it first and calibrate with hf:NAME"
+    ):
+        guard.push_to_hub("me/first")
+    guard.spec = None  # a module of a program
+    assert guard.push_to_hub("me/module") == "https://hub/me/module"
+    with pytest.raises(NotFittedError, match="is not calibrated"):
+        Guard(load_model("cifar6:base"), "mls").push_to_hub("me/first")

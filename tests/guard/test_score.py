@@ -1,0 +1,341 @@
+"""`idness score`: rows on the terminal, in files, and tables of Parquet files that can be resumed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from colour_world import HOW, known
+from PIL import Image
+
+from idness.core.errors import StoreError
+from idness.core.files import LISTING
+from idness.data import FileSet, Preprocessing
+from idness.guard import Guard, score
+from idness.guard.score import MANIFEST, VerdictTable, score_files
+from tests.cli.running import idness
+from tests.guard.conftest import Words
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score, "SHARD", 20)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "pictures"
+    place.mkdir()
+    return place
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    parts = [out] if out.is_file() else sorted(out.glob("part-*.parquet"))
+    return [row for part in parts for row in pyarrow.parquet.read_table(part).to_pylist()]
+
+
+def test_csv_terminal_and_strict(words: Words, id_folder: Path, tmp_path: Path) -> None:
+    odd_name, broken = tmp_path / 'a,[b] "c".png', tmp_path / "broken.jpg"
+    known("blue", 4).save(odd_name)
+    broken.write_bytes(b"no image")
+    paths = [odd_name, broken, tmp_path / "absent.png"]
+    done = idness(*words, "-", "--csv", stdin="\n".join(map(str, paths)) + "\n")
+    found = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [row["image"] for row in found] == [str(path) for path in paths]
+    assert found[0]["class"] == "blue"
+    assert "must be one of" in found[1]["error"]
+    assert "cannot be read" in found[2]["error"]
+    table = idness(*words, odd_name, broken)
+    assert "[b]" in table.stdout
+    assert "of 2 images out-of-distribution, 1 unread" in table.stdout
+    assert idness(*words, broken, "--strict").returncode == 1
+    pattern = idness(*words, id_folder / "*" / "000?.png", "--json")
+    assert len(pattern.stdout.splitlines()) == 40
+
+
+@pytest.mark.parametrize("form", ["--json", "--csv", ""])
+def test_rows_are_written_as_soon_as_they_are_known(words: Words, id_folder: Path, form: str) -> None:
+    paths = sorted(map(str, id_folder.rglob("*.png")))[:4]
+    seen = []
+
+    def listed() -> Iterator[str]:
+        for path in paths:
+            yield f"{path}\n"
+            seen.append([path in sys.stdout.getvalue() for path in paths])  # type: ignore[attr-defined]
+
+    more = [form] if form else []
+    assert idness(*words, "-", *more, "--batch-size", 2, "--quiet", stdin=listed()).returncode == 0
+    assert seen[1] == [True, True, False, False]  # more paths are read only when these are scored
+
+
+def test_escape_codes_in_names_do_not_reach_the_terminal(words: Words, tmp_path: Path) -> None:
+    odd = tmp_path / "a\x1b[31mb\n.png"
+    known("blue", 4).save(odd)
+    done = idness(*words, odd)
+    assert "\x1b" not in done.stdout
+    assert len(done.stdout.splitlines()) == 3
+
+
+def test_images_of_several_sizes_and_reading_ahead(
+    trained: torch.nn.Module, id_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
+    free, fixed = (
+        Guard(trained, "msp", preprocessing=Preprocessing(*size, **numbers))  # type: ignore[arg-type]
+        for size in ((), (16, 16))
+    )
+    for guard in (free, fixed):
+        guard.calibrate([torch.stack([HOW(known("red", seed)) for seed in range(30)])])
+    for side in (16, 24, 40):
+        known("red", 1, side=side).save(tmp_path / f"{side}.png")
+    assert len(list(score_files(free, sorted(tmp_path.glob("*.png"))))) == 3
+    files, read = sorted(id_folder.rglob("*.png"))[:12], []
+    picture = FileSet.picture
+    monkeypatch.setattr(FileSet, "picture", lambda self, index: read.append(index) or picture(self, index))
+    records = score_files(fixed, files, batch=2)
+    assert next(records)["image"] == str(files[0])
+    end = time.monotonic() + 30
+    while len(read) < 4:  # the next batch is read before it is asked for
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert [record["image"] for record in records] == [str(path) for path in files[1:]]
+
+
+def test_table_has_the_same_verdicts_as_rows(
+    words: Words, id_folder: Path, ood_folder: Path, tmp_path: Path, small_parts: None
+) -> None:
+    (tmp_path / "junk.png").write_bytes(b"junk")
+    images = (id_folder / "red", tmp_path / "junk.png", ood_folder)
+    told = [json.loads(line) for line in idness(*words, *images, "--json", "--batch-size", 20).stdout.splitlines()]
+    done = idness(*words, *images, "-o", tmp_path / "out", "--batch-size", 20)
+    assert done.returncode == 0, done.stderr
+    found = rows(tmp_path / "out")
+    assert len(list((tmp_path / "out").glob("part-*.parquet"))) == 5
+    for row, record in zip(found, told, strict=True):
+        same = ("label", "class", "is_ood", "reason", "caution")
+        assert [row["image"], row["error"], *(row[name] for name in same)] == [
+            record["image"], record.get("error"), *(record.get(name) for name in same),
+        ]  # fmt: skip
+        for name in ("score", "p_value"):
+            assert row[name] == (pytest.approx(record[name], rel=1e-5) if name in record else None)
+    flagged = sum(bool(row["is_ood"]) for row in found)
+    assert done.stdout.startswith(
+        f"{flagged} of 91 images out-of-distribution, 1 unread; the first unread, {tmp_path}/junk.png"
+    )
+    counts = json.loads((tmp_path / "out" / MANIFEST).read_text())["counts"]
+    assert (counts["images"], counts["ood"], counts["unread"]) == (91, flagged, 1)
+    assert idness(*words, tmp_path / "junk.png", "-o", tmp_path / "strict", "--strict").returncode == 1
+    assert "these images differ from those" in idness(*words, ood_folder, "-o", tmp_path / "odd").stderr
+
+
+def test_an_interrupted_table_resumes_without_scoring_again(
+    words: Words, id_folder: Path, tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored: list[int] = []
+    real = VerdictTable.score_span
+
+    def stopping(table: Any, images: Any, names: Any, number: int, *more: Any) -> Any:
+        if number == 2 and 2 not in scored:
+            scored.append(2)
+            raise StoreError("the disk is full")
+        scored.append(number)
+        return real(table, images, names, number, *more)
+
+    monkeypatch.setattr(VerdictTable, "score_span", stopping)
+    out = tmp_path / "out"
+    assert idness(*words, id_folder, "-o", out).returncode == 2
+    kept = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
+    assert (len(kept), (out / MANIFEST).exists(), list(out.glob(".*"))) == (2, False, [out / LISTING])
+    scored.append(100)
+    assert idness(*words, id_folder, "-o", out).stderr.startswith(f"idness: {out} exists; --resume continues it")
+    assert idness(*words, id_folder, "-o", out, "--resume").returncode == 0
+    assert scored[scored.index(100) + 1 :] == [2, *range(3, 12)]
+    assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept
+    assert idness(*words, id_folder, "-o", tmp_path / "whole").returncode == 0
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == {
+        path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()
+    }
+
+
+def test_resuming_scores_changed_images_and_refuses_another_guard(
+    words: Words, ood_folder: Path, folder: Path, tmp_path: Path, small_parts: None
+) -> None:
+    out = tmp_path / "out"
+    for place, path in enumerate(sorted(ood_folder.iterdir())):
+        (folder / f"{place:02}.png").write_bytes(path.read_bytes())
+    assert idness(*words, folder, "-o", out).returncode == 0
+    first, second = sorted(path.name for path in out.glob("part-*"))
+    Image.new("RGB", (24, 24), "red").save(folder / "25.png")
+    assert idness(*words, folder, "-o", out, "--resume").returncode == 0
+    names = sorted(path.name for path in out.glob("part-*"))
+    assert (names[0], names[1] != second, len(names)) == (first, True, 2)
+    assert len(rows(out)) == 30
+    other = idness(*words, folder, "-o", out, "--resume", "--recall", "0.8")
+    assert other.returncode == 2
+    assert "contains verdicts of another guard, recall or FDR; choose another folder" in other.stderr
+    for place in range(20, 30):
+        (folder / f"{place}.png").unlink()
+    assert idness(*words, folder, "-o", out, "--resume").returncode == 0
+    assert len(rows(out)) == 20
+
+
+def test_sets_of_many_images_are_scored_as_their_files_are(
+    words: Words, ood_folder: Path, tmp_path: Path, small_parts: None
+) -> None:
+    files = sorted(ood_folder.iterdir())
+    pyarrow.parquet.write_table(
+        pyarrow.table({"image": [path.read_bytes() for path in files]}), tmp_path / "t.parquet", row_group_size=7
+    )
+    with tarfile.open(tmp_path / "s.tar", "w") as archive:
+        for path in files:
+            member = tarfile.TarInfo(path.name)
+            member.size = path.stat().st_size
+            archive.addfile(member, io.BytesIO(path.read_bytes()))
+    (tmp_path / "l.txt").write_text("".join(f"{path.name}\n" for path in files))
+    np.savez(tmp_path / "a.npz", images=np.stack([np.asarray(Image.open(path).convert("RGB")) for path in files]))
+    expected = None
+    for name in ("", "t.parquet", "s.tar", "a.npz"):
+        out = tmp_path / f"out-{name}"
+        done = idness(*words, tmp_path / name if name else ood_folder, "-o", out, "--batch-size", 20)
+        assert done.returncode == 0, done.stderr
+        scores = [row["score"] for row in rows(out)]
+        expected = expected or scores
+        assert scores == expected
+        if name:
+            assert rows(out)[0]["image"].startswith(f"{tmp_path}/{name}")
+    several = (tmp_path / "l.txt", ood_folder, tmp_path / "t.parquet")
+    done = idness(*words, *several, "-o", tmp_path / "both", cwd=ood_folder)
+    assert done.returncode == 0, done.stderr
+    found = [row["image"] for row in rows(tmp_path / "both")]
+    assert found[:30] == [path.name for path in files]
+    assert found[59] == str(files[-1])
+    assert len(set(found)) == 90
+    printed = idness(*words, tmp_path / "t.parquet", "--json")
+    assert [json.loads(line)["image"] for line in printed.stdout.splitlines()] == found[60:]
+
+
+def test_kept_columns_join_verdicts_with_the_users_table(words: Words, ood_folder: Path, tmp_path: Path) -> None:
+    files = sorted(ood_folder.iterdir())[:5]
+    columns = {"sku": [f"s{n}" for n in range(5)], "label": [7, None, 7, 7, 7], "jpeg": [f.read_bytes() for f in files]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet", row_group_size=2)
+    with tarfile.open(tmp_path / "s.tar", "w") as archive:
+        for number, path in enumerate(files):
+            for name, content in ((f"{number}.png", path.read_bytes()), (f"{number}.json", b'{"sku": "s%d"}' % number)):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    done = idness(*words, tmp_path / "t.parquet", "--keep", "sku,label", "-o", tmp_path / "t.csv")
+    assert done.returncode == 0, done.stderr
+    by_key = {row["sku"]: row for row in csv.DictReader((tmp_path / "t.csv").read_text().splitlines())}
+    assert [by_key["s0"]["input_label"], by_key["s1"]["input_label"]] == ["7", ""]
+    for source, keep in (("t.parquet", "sku,label"), ("s.tar", "sku,__key__")):
+        out = tmp_path / f"out-{source}"
+        done = idness(*words, tmp_path / source, "--keep", keep, "-o", out)
+        assert done.returncode == 0, done.stderr
+        assert {row["sku"]: f"{row['score']:.3f}" for row in rows(out)} == {
+            key: f"{float(row['score']):.3f}" for key, row in by_key.items()
+        }
+    assert [row["__key__"] for row in rows(tmp_path / "out-s.tar")] == list("01234")
+    wrong = idness(*words, tmp_path / "t.parquet", "--keep", "skv", "--csv")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert "has no column 'skv'; it has sku, label, jpeg" in wrong.stderr
+    assert idness(*words, tmp_path / "t.parquet", "--image-column", "sku", "--json").stdout.count("error") == 5
+
+
+def test_a_list_continues_after_a_file_that_cannot_be_opened(words: Words, id_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.tar").write_bytes(b"")
+    good = str(sorted(id_folder.rglob("*.png"))[0])
+    done = idness(*words, "-", "--json", stdin=f"{good}\n{tmp_path}/broken.tar\n{tmp_path}/gone.npz\n{good}\n")
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert ["error" in row for row in found] == [False, True, True, False]
+    assert done.returncode == 0
+
+
+def test_a_table_of_unreadable_images_gives_each_its_problem(words: Words, folder: Path, tmp_path: Path) -> None:
+    for name in "abc":
+        (folder / f"{name}.png").write_bytes(b"junk")
+    done = idness(*words, folder, "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("0 of 3 images out-of-distribution, 3 unread")
+    assert all(row["error"] and row["score"] is None for row in rows(tmp_path / "out"))
+
+
+def test_names_that_are_not_utf_8(words: Words, id_folder: Path, folder: Path, tmp_path: Path) -> None:
+    image = next(id_folder.rglob("*.png")).read_bytes()
+    contents = {b"a\xff.png": image, b"b\xfe.png": b"junk", "ü.png".encode(): image}
+    for name, content in contents.items():
+        (folder / os.fsdecode(name)).write_bytes(content)
+    expected = [f"{folder}/{name}" for name in (r"a\xff.png", r"b\xfe.png", "ü.png")]
+    listed = "".join(f"{folder / os.fsdecode(name)}\n" for name in contents)
+    for source, stdin in (([folder], ""), (["-"], listed)):
+        table, as_csv, as_json = (
+            idness(*words, *source, *form, stdin=stdin).stdout.encode().decode()
+            for form in ((), ("--csv",), ("--json",))
+        )
+        found = list(csv.DictReader(io.StringIO(as_csv)))
+        assert [row["image"] for row in found] == expected
+        assert found[1]["error"].startswith(r"b\xfe.png: ")
+        assert [json.loads(line)["image"] for line in as_json.splitlines()] == expected
+        assert all(name in table for name in expected)
+    done = idness(*words, folder, "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert [row["image"] for row in rows(tmp_path / "out")] == expected
+    assert str(rows(tmp_path / "out")[1]["error"]).startswith(r"b\xfe.png: ")
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.json", "x.jsonl"])
+def test_out_writes_a_file_by_its_ending(words: Words, id_folder: Path, name: str, tmp_path: Path) -> None:
+    form = ("--csv",) if name == "x.csv" else ()  # --csv is not needed, and does no harm
+    done = idness(*words, id_folder / "red", *form, "-o", tmp_path / name)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / name).read_text()
+    if name == "x.csv":
+        found: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(text)))
+    else:
+        found = json.loads(text) if name == "x.json" else [json.loads(line) for line in text.splitlines()]
+    assert [row["image"] for row in found] == sorted(str(path) for path in (id_folder / "red").iterdir())
+    again = idness(*words, id_folder / "red", "-o", tmp_path / name)
+    assert (again.returncode, (tmp_path / name).read_text()) == (2, text)
+    assert "exists" in again.stderr
+
+
+@pytest.mark.parametrize("out", [(), ("-o", "out"), ("--csv",)])
+@pytest.mark.parametrize(("stdin", "message"), [("", "lists no images"), ("a\0b.png\n", "line 1 contains a NUL")])
+def test_unusable_lists_are_refused(
+    words: Words, out: tuple[str, ...], stdin: str, message: str, tmp_path: Path
+) -> None:
+    done = idness(*words, "-", *out, stdin=stdin, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["nosuch.png", "-o", "out"], "no image at nosuch.png"),
+        ([".", "-o", "a-file/out"], "cannot write a-file/out"),
+        (["empty.txt", "-o", "out"], "must contain at least one image, got none"),
+        ([".", "--resume"], "need --out with a folder"),
+    ],
+)
+def test_mistakes_give_one_line_and_write_nothing(words: Words, more: list[str], message: str, folder: Path) -> None:
+    (folder / "a-file").touch()
+    (folder / "empty.txt").touch()
+    done = idness(*words, *more, cwd=folder)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["a-file", "empty.txt"]

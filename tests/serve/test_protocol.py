@@ -1,0 +1,222 @@
+"""The Open Inference Protocol, exported guards, and the documented container."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from colour_world import HOW, known, known_tensors, ood_picture
+
+from idness.guard import Guard
+from idness.guard.onnx import GraphGuard
+
+pytest.importorskip("fastapi")
+pytest.importorskip("onnxruntime")
+from idness.serve import Limits
+from tests.cli.running import idness
+from tests.serve.serving import ODD, RED, Served, error_of, running, until
+
+ROOT = Path(__file__).resolve().parents[2]
+INFER = "/v2/models/guard/infer"
+PICTURES = [known("red", 3), ood_picture(2)]
+INPUTS = np.stack([HOW.normalize_array(np.array(HOW.pixels(picture))) for picture in PICTURES])
+
+TEXT = [base64.b64encode(content).decode() for content in (RED, ODD)]
+FILES = {"name": "images", "datatype": "BYTES", "shape": [2], "data": TEXT}
+
+
+@pytest.fixture(scope="module")
+def graph(shown: Guard, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shown.to_onnx(tmp_path_factory.mktemp("graph") / "guard.onnx")
+
+
+@pytest.fixture(scope="module", params=["torch", "onnx"])
+def served(request: pytest.FixtureRequest, shown: Guard, graph: Path) -> Iterator[Served]:
+    guard: Any = shown if request.param == "torch" else GraphGuard(graph)
+    with running(guard, Limits(images=4, queue=8)) as found:
+        yield found
+
+
+def tensor(name: str, data: Any, kind: str = "FP32") -> dict[str, Any]:
+    values = np.asarray(data)
+    return {"name": name, "datatype": kind, "shape": list(values.shape), "data": values.ravel().tolist()}
+
+
+def outputs(answer: httpx.Response) -> dict[str, list[Any]]:
+    assert answer.status_code == 200, answer.text
+    return {output["name"]: output["data"] for output in answer.json()["outputs"]}
+
+
+def test_an_exported_guard_answers_like_the_guard(shown: Guard, graph: Path) -> None:
+    with running(shown) as one, running(GraphGuard(graph)) as other:  # type: ignore[arg-type]
+        answers = [served.score(RED, ODD).json()["results"] for served in (one, other)]
+        about = [served.client.get("/v1/guard").json() for served in (one, other)]
+        info = [served.client.get("/v1/calibration").json() for served in (one, other)]
+        assert other.metric("idness_images_total") == 2
+    for mine, exported in zip(*answers, strict=True):
+        assert exported["score"] == pytest.approx(mine["score"], rel=1e-3)
+        assert [exported[key] for key in ("class", "is_ood", "p_value")] == [
+            mine[key] for key in ("class", "is_ood", "p_value")
+        ]
+    assert about[1] == about[0] | {"gallery": 0}
+    assert info[0]["counts"] == info[1]["counts"]
+
+
+def test_metadata_and_health(served: Served) -> None:
+    get = served.client.get
+    assert get("/v2").json()["extensions"] == ["binary_tensor_data"]
+    assert [get(f"/v2/health/{state}").json() for state in ("live", "ready")] == [{"live": True}, {"ready": True}]
+    assert get("/v2/models/guard/ready").json() == {"name": "guard", "ready": True}
+    about = get("/v2/models/guard").json()
+    assert [(entry["name"], entry["datatype"], entry["shape"]) for entry in about["inputs"]] == [
+        ("images", "FP32", [-1, 3, 16, 16]),
+        ("threshold", "FP32", [1]),
+    ]
+    assert [entry["name"] for entry in about["outputs"]] == ["label", "score", "p_value", "is_ood"]
+    assert "unknown model 'x'" in error_of(get("/v2/models/x"))
+
+
+def test_tensors_and_files_get_the_same_verdicts(served: Served, shown: Guard) -> None:
+    wanted = shown.judge(*PICTURES)
+    for entry in (tensor("images", INPUTS), FILES):
+        answer = served.client.post(INFER, json={"id": "7", "inputs": [entry]})
+        found = outputs(answer)
+        assert (answer.json()["id"], answer.json()["model_name"]) == ("7", "guard")
+        assert found["score"] == pytest.approx(wanted.score.tolist(), rel=1e-3)
+        assert found["is_ood"] == [False, True]
+        assert found["label"] == wanted.label.tolist()
+    only = {"inputs": [tensor("images", INPUTS)], "outputs": [{"name": "p_value"}]}
+    assert list(outputs(served.client.post(INFER, json=only))) == ["p_value"]
+    strict = {"inputs": [tensor("images", INPUTS), tensor("threshold", [1e9])]}
+    assert outputs(served.client.post(INFER, json=strict))["is_ood"] == [True, True]
+    lax = {"inputs": [tensor("images", INPUTS), tensor("threshold", [-1e9])]}
+    assert outputs(served.client.post(INFER, json=lax))["is_ood"] == [False, False]
+
+
+def test_binary_tensors(served: Served, shown: Guard) -> None:
+    packed = b"".join(struct.pack("<I", len(content)) + content for content in (RED, ODD))
+    for kind, shape, blob in (("FP32", [2, 3, 16, 16], INPUTS.tobytes()), ("BYTES", [2], packed)):
+        entry = {"name": "images", "datatype": kind, "shape": shape, "parameters": {"binary_data_size": len(blob)}}
+        head = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
+        headers = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
+        answer = served.client.post(INFER, content=head + blob, headers=headers)
+        cut = int(answer.headers["Inference-Header-Content-Length"])
+        found, rest = json.loads(answer.content[:cut])["outputs"], answer.content[cut:]
+        assert [output["parameters"]["binary_data_size"] for output in found] == [16, 8, 8, 2]
+        assert np.frombuffer(rest[16:24], "<f4") == pytest.approx(shown.judge(*PICTURES).score.tolist(), rel=1e-3)
+        assert np.frombuffer(rest[-2:], "?").tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({}, 400, "must be JSON with the input 'images'"),
+        ([], 400, "must be JSON"),
+        ({"inputs": [tensor("pictures", INPUTS)]}, 400, "'images'"),
+        ({"inputs": [tensor("images", INPUTS) | {"shape": [7]}]}, 400, "'images'"),
+        ({"inputs": [tensor("images", INPUTS, "INT8")]}, 422, "FP32, or BYTES"),
+        ({"inputs": [tensor("images", INPUTS[:, :, :10])]}, 422, "must have the shape [-1, 3, 16, 16]"),
+        ({"inputs": [tensor("images", INPUTS[:, 0])]}, 422, "must have the shape"),
+        ({"inputs": [tensor("images", np.repeat(INPUTS, 3, axis=0))]}, 413, "1 to 4 images, got 6"),
+        ({"inputs": [tensor("images", INPUTS[:0])]}, 413, "1 to 4 images, got 0"),
+        ({"inputs": [tensor("images", INPUTS), tensor("threshold", [1.0, 2.0])]}, 400, "'images'"),
+        ({"inputs": [tensor("images", INPUTS)], "outputs": [{"name": "x"}]}, 422, "unknown output 'x'"),
+        ({"inputs": [FILES | {"data": ["?"]}]}, 422, "is not base64"),
+        ({"inputs": [FILES | {"data": [*TEXT, "?"]}]}, 422, "image 3: is not base64"),
+    ],
+)  # fmt: skip
+def test_wrong_requests_are_refused_in_one_line(served: Served, body: Any, status: int, said: str) -> None:
+    answer = served.client.post(INFER, json=body)
+    assert answer.status_code == status
+    assert said in error_of(answer)
+
+
+def test_models_need_the_key_and_health_does_not(shown: Guard) -> None:
+    with running(shown, key="a-long-enough-token") as served:
+        del served.client.headers["X-API-Key"]
+        assert served.client.get("/v2/health/ready").status_code == 200
+        assert served.client.get("/v2/models/guard").status_code == 401
+        assert served.client.post(INFER, json={}).status_code == 401
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_the_graph_takes_a_threshold_and_a_triton_repository_describes_it(
+    shown: Guard, tmp_path: Path, per_class: bool
+) -> None:
+    guard = Guard(shown.split, "msp", preprocessing=HOW).calibrate([known_tensors(200)[0]], 0.9, per_class=per_class)
+    folder = guard.save(tmp_path / "my_guard", bundle=True)
+    model = f"{ROOT / 'tests' / 'samples' / 'tiny_net.py'}:make"
+    words = ("export", folder, "--model", model, "--weights", next(folder.glob("weights-*")))
+    done = idness(*words, "--triton", tmp_path / "models")
+    assert done.returncode == 0, done.stderr
+    config = (tmp_path / "models" / "my_guard" / "config.pbtxt").read_text()
+    groups = 4 if per_class else 1
+    assert 'name: "my_guard"' in config
+    assert '{ name: "images" data_type: TYPE_FP32 dims: [ -1, 3, 16, 16 ] }' in config
+    assert f'{{ name: "threshold" data_type: TYPE_FP32 dims: [ {groups} ] optional: true }}' in config
+    assert config.count("dims: [ -1 ]") == 4
+    exported = GraphGuard(tmp_path / "models" / "my_guard" / "1" / "model.onnx")
+    plain = exported.session.run(None, {"images": INPUTS})
+    assert plain[3].tolist() == guard(known_tensors(1)[0].new_tensor(INPUTS)).is_ood.tolist()
+    for limit, flags in ((1e9, [True, True]), (-1e9, [False, False])):
+        given = {"images": INPUTS, "threshold": np.full(groups, limit, np.float32)}
+        assert exported.session.run(None, given)[3].tolist() == flags
+    config_file = tmp_path / "models" / "my_guard" / "config.pbtxt"
+    config_file.write_text("mine")
+    refused = idness(*words, "--triton", tmp_path / "models")
+    assert refused.returncode == 2
+    assert "was not written by idness" in refused.stderr
+    assert idness("export", folder).returncode == 2
+
+
+def test_the_documented_container_starts_in_an_empty_home(graph: Path, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "deploying.md").read_text(encoding="utf-8")
+    [file] = re.findall(r"<!-- file: Containerfile -->\n```text\n(.*?)```", text, re.DOTALL)
+    command = json.loads(re.search(r"^CMD (\[.+\])$", file, re.MULTILINE)[1])  # type: ignore[index]
+    health = re.search(r"^HEALTHCHECK CMD python -c \"(.+)\"$", file, re.MULTILINE)[1]  # type: ignore[index]
+    [copied] = re.findall(r"^COPY (guard\S*) (\S+)$", file, re.MULTILINE)
+    assert copied[1] in command
+    (tmp_path / "srv").mkdir()
+    (tmp_path / "home").mkdir()
+    place = tmp_path / "srv" / Path(copied[1]).name
+    place.write_bytes(graph.read_bytes())
+    port = "18473"
+    words = [{copied[1]: str(place), "8000": port}.get(word, word) for word in command]
+    # A torch that cannot be imported shows that the container's process does without.
+    (tmp_path / "no_torch" / "torch").mkdir(parents=True)
+    (tmp_path / "no_torch" / "torch" / "__init__.py").write_text("raise ImportError('torch is not needed')")
+    path = f"{tmp_path / 'no_torch'}{os.pathsep}{ROOT / 'src'}"
+    environment = {"HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"], "PYTHONPATH": path}
+    environment["IDNESS_API_KEY"] = "0123456789abcdef"
+    assert words[0] == "idness"
+    process = subprocess.Popen(
+        [sys.executable, "-m", *words], cwd=tmp_path / "srv", env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        check = [sys.executable, "-c", health.replace("8000", port)]
+        until(
+            lambda: (
+                process.poll() is not None or subprocess.run(check, capture_output=True, check=False).returncode == 0
+            )
+        )
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"X-API-Key": "0123456789abcdef"}) as client:
+            answer = client.post("/v1/score", files=[("images", RED), ("images", ODD)])
+            assert [result["is_ood"] for result in answer.json()["results"]] == [False, True]
+            assert client.get("/v2/models/guard/ready").status_code == 200
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
+        assert process.stderr is not None
+        process.stderr.close()

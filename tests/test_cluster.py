@@ -1,0 +1,379 @@
+"""`--engine ray`: actors in this process, then real ones in processes of a local Ray that the tests of this file share."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+import tiny_net
+import torch
+from safetensors.torch import load_file, save_file
+
+from idness import cluster
+from idness.activations import extract as extraction
+from idness.activations.extract import plan_spans
+from idness.benchmark.extraction import Extraction, prepare_extraction, run_extraction
+from idness.benchmark.protocol import Settings
+from idness.benchmark.runner import run
+from idness.cluster import Actor, Pool, Task, extractor, ray_reason, versions
+from idness.core.errors import ClusterError, OptionError
+from idness.core.files import marked
+from idness.guard import Guard, score
+from idness.guard.score import MANIFEST
+from tests.cli.running import PROCESS, idness
+from tests.pictures import world
+
+os.environ.setdefault("RAY_AUTH_MODE", "token")  # as for a local Ray; read once, when Ray is imported
+
+HOST = """
+import sys
+from idness.cluster import Pool, connected
+with connected(Pool(actors=2)) as ray:
+    print(ray.get_runtime_context().gcs_address, flush=True)
+    sys.stdin.read()
+"""
+WATCHED = """
+
+import os, time
+from pathlib import Path
+
+class Watched(Tiny):
+    def __init__(self, seconds, folder):
+        super().__init__()
+        self.seconds, self.folder = seconds, folder
+
+    def forward(self, images):
+        time.sleep(self.seconds)
+        if self.folder:
+            (Path(self.folder) / str(os.getpid())).touch()
+        return super().forward(images)
+
+watched = Watched
+"""
+"""A network that takes its time and records the process it runs in."""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """The address of a local Ray with two cores, in a process of its own."""
+    pytest.importorskip("ray")
+    host = subprocess.Popen([sys.executable, "-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert host.stdin is not None
+    assert host.stdout is not None
+    with host:
+        found = host.stdout.readline().strip()
+        assert found
+        yield found
+        host.stdin.close()
+
+
+@pytest.fixture(autouse=True)
+def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extraction, "SHARD", 20)
+    monkeypatch.setattr(score, "SHARD", 20)
+
+
+@pytest.fixture
+def saved(guard: Guard, tmp_path: Path) -> Path:
+    return guard.save(tmp_path / "guard", bundle=True)
+
+
+@pytest.fixture
+def pictures(ood_folder: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(ood_folder, tmp_path / "pictures")
+
+
+class Net:
+    """The file of the network."""
+
+    file = Path()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def net_file(tmp_path_factory: pytest.TempPathFactory) -> None:
+    Net.file = tmp_path_factory.mktemp("net") / "watched_net.py"
+    Net.file.write_text(Path(tiny_net.__file__).read_text() + WATCHED)
+
+
+def network(seconds: float = 0.0, folder: Path | str = "") -> str:
+    return f"{Net.file}:watched(seconds={seconds}, folder={str(folder)!r})"
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    return [row for part in sorted(out.glob("part-*.parquet")) for row in pyarrow.parquet.read_table(part).to_pylist()]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def refused(done: subprocess.CompletedProcess[str], *said: str) -> None:
+    assert done.returncode == 2
+    [line] = [line for line in done.stderr.splitlines() if not line.startswith(("preprocessing: ", "engine: "))]
+    assert all(part in line for part in said), line
+
+
+@pytest.fixture
+def job(net_spec: str, weights: Path, id_folder: Path, tmp_path: Path) -> Extraction:
+    own = Path(shutil.copy(weights, tmp_path / "own.safetensors"))
+    return prepare_extraction(net_spec, [str(id_folder)], Settings(weights=own, cache=tmp_path / "store"))
+
+
+def actor(job: Extraction, mark: Path, **versions_: str) -> Actor:
+    mark.parent.mkdir(exist_ok=True)
+    mark.touch()
+    return Actor(extractor(job, Pool()), 1, mark, versions() | versions_)
+
+
+def test_shards_of_an_actor_are_those_of_one_process(
+    job: Extraction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [(_, images)], threads = job.sets, list[int]()
+    known = job.network.labels_of(images)
+    assert known is not None
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    worker, found = actor(job, tmp_path / "mark"), {}
+    assert threads == [1]  # as many as the driver has: with another number, sums are rounded differently
+    for number, span in reversed(list(enumerate(plan_spans(job.network, images, known, job.store)))):
+        part, labels = images.portion(span.start, span.stop), known[span.start : span.stop]
+        found[span.key] = worker.do(Task(number, span, part, (), labels, True))[1]["sha256"]
+    store = tmp_path / "store"
+    apart = {path.name: path.read_bytes() for path in store.rglob("*.safetensors")}
+    assert sorted(apart) == sorted(f"{key}-{digest}.safetensors" for key, digest in found.items())
+    for path in store.rglob("*.safetensors"):
+        path.unlink()
+    assert run_extraction(job)[0].ran == len(images)
+    assert {path.name: path.read_bytes() for path in store.rglob("*.safetensors")} == apart
+
+
+def test_an_actor_refuses_another_network_other_versions_and_another_folder(job: Extraction, tmp_path: Path) -> None:
+    mark = tmp_path / "out" / "mark"
+    assert actor(job, mark).refusal == ""
+    assert re.search("has numpy .+, this machine 0.1; install the same", actor(job, mark, numpy="0.1").refusal)
+    assert "has python " in actor(job, mark, python="2.7").refusal
+    unseen = Actor(extractor(job, Pool()), 1, tmp_path / "elsewhere" / "mark", versions())
+    assert f"cannot see {tmp_path / 'elsewhere'}; use a folder" in unseen.refusal
+    own = tmp_path / "own.safetensors"
+    save_file({name: value + 1 for name, value in load_file(own).items()}, own)
+    assert "is not the driver's network" in actor(job, mark).refusal
+
+
+def test_the_output_folder_is_recognised_by_a_file_that_is_gone_afterwards(tmp_path: Path) -> None:
+    with marked(tmp_path / "out") as mark:
+        assert (tmp_path / "out" / mark).exists()
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "kept").touch()
+    with marked(tmp_path / "out"):
+        pass
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["kept"]
+
+
+def test_a_pool_is_as_large_as_the_cluster_or_as_asked() -> None:
+    ray = SimpleNamespace(cluster_resources=lambda: {"CPU": 8.0, "GPU": 2.0})
+    assert (Pool().size(ray), Pool(actors=3).size(ray), Pool(gpus=0.5).size(ray)) == (8, 3, 4)
+    assert (Pool().size(ray, 4), Pool(gpus=1).size(ray, 4)) == (2, 2)
+    with pytest.raises(ClusterError, match="has 8 cores, each actor needs 1: not enough for 9 actors"):
+        Pool(actors=9).size(ray)
+    with pytest.raises(ClusterError, match="has 8 cores, each actor needs 4: .+ or set OMP_NUM_THREADS=1"):
+        Pool(actors=3).size(ray, 4)
+    with pytest.raises(ClusterError, match="has 2 GPUs, each actor needs 4: not enough for 1 actors"):
+        Pool(gpus=4).size(ray)
+    with pytest.raises(OptionError, match="must be a whole number of at least 1"):
+        Pool(actors=0)
+
+
+def test_a_page_of_an_error_becomes_a_line() -> None:
+    page = "ray.exceptions.X\nTraceback (most recent call last):\n  File 'a'\nValueError: too much"
+    assert ray_reason(RuntimeError(page)) == "ValueError: too much"
+    assert ray_reason(RuntimeError("Version mismatch\nlong")) == "Version mismatch"
+    lacking = f"{page}\nModuleNotFoundError: No module named 'idness'"
+    assert "No module named 'idness' on a worker; install idness[ray]" in ray_reason(RuntimeError(lacking))
+
+
+def test_a_store_filled_by_actors_is_that_of_one_process_and_the_cache_of_bench(tmp_path: Path, address: str) -> None:
+    place = world(tmp_path)
+    weights = tmp_path / "weights.safetensors"
+    model = f"{tmp_path}/net.py:make"
+    words = ("extract", model, place, "--weights", weights, "-o")
+    alone = idness(*words, tmp_path / "alone")
+    many = idness(*words, tmp_path / "many", "--engine", "ray", "--address", address, "--actors", 1)
+    assert many.returncode == 0, many.stderr
+    assert many.stdout == alone.stdout
+    assert many.stderr.splitlines() == [line.replace("alone", "many") for line in alone.stderr.splitlines()]
+    assert contents(tmp_path / "many") == contents(tmp_path / "alone")
+    settings = Settings(weights=weights, cache=tmp_path / "many", methods=["ebo"])
+    assert run(place, model, settings).time["images"] == 0
+
+
+@pytest.mark.fault(
+    "kill -9 of a Ray actor in the middle of a run",
+    does="every image still has exactly one row; the files are those of one process",
+)
+def test_a_killed_actor_loses_and_doubles_nothing(saved: Path, id_folder: Path, tmp_path: Path, address: str) -> None:
+    folder, pids, out = tmp_path / "pictures", tmp_path / "pids", tmp_path / "many"
+    shutil.copytree(id_folder, folder)
+    (folder / "red" / "0003.png").write_bytes(b"junk")
+    pids.mkdir()
+    killed: list[int] = []
+
+    def kill() -> None:
+        while not killed and len(list(out.glob("part-*"))) < 2:
+            time.sleep(0.02)
+        if killed:  # the run has ended
+            return
+        killed.append(int(next(pid.name for pid in pids.iterdir() if int(pid.name) != os.getpid())))
+        os.kill(killed[0], signal.SIGKILL)
+
+    words = ("score", saved, folder, "--batch-size", 10, "--model")
+    killer = Thread(target=kill, daemon=True)
+    killer.start()
+    cluster_words = ("--engine", "ray:eager", "--address", address, "--actors", 2)
+    done = idness(*words, network(seconds=0.1, folder=pids), "-o", out, *cluster_words)
+    killed.append(0)
+    killer.join()
+    assert done.returncode == 0, done.stderr
+    assert len(list(pids.iterdir())) >= 3  # another one replaced it
+    names = [str(path) for each in sorted(folder.iterdir()) for path in sorted(each.iterdir())]
+    assert [row["image"] for row in rows(out)] == names
+    [unread] = [row for row in rows(out) if row["error"]]
+    assert unread["image"].endswith("red/0003.png")
+    assert "1 unread; the first unread, " in done.stdout
+    assert idness(*words, network(), "-o", tmp_path / "one", "--engine", "eager").returncode == 0
+    assert contents(out) == contents(tmp_path / "one")
+
+
+@pytest.mark.long
+@pytest.mark.fault(
+    "kill -9 of the driver of a Ray run",
+    does="--resume continues; no finished part is computed again, no process is left",
+)
+def test_a_run_whose_driver_was_killed_can_be_resumed(saved: Path, id_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    code = "from idness.guard import score; score.SHARD = 20; from idness.cli import main; main()"
+    out, pids = tmp_path / "out", tmp_path / "pids"
+    pids.mkdir()
+    words = ["score", saved, "--model", network(seconds=0.3, folder=pids), id_folder, "-o", out]
+    words += ["--engine", "ray:eager", "--actors", 1]
+    process = subprocess.Popen([sys.executable, "-c", code, *map(str, words)], cwd=tmp_path)
+    while len(list(out.glob("part-*"))) < 3:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 60
+    while any(Path(f"/proc/{pid.name}").exists() for pid in pids.iterdir()):
+        assert time.monotonic() < end, "a worker outlives its driver"
+        time.sleep(0.1)
+    kept = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
+    assert 3 <= len(kept) < 12
+    assert not (out / MANIFEST).exists()
+    assert "--resume continues" in idness(*words).stderr
+    again = idness(*words, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept
+    assert {row["image"] for row in rows(out)} == {str(path) for path in id_folder.rglob("*.png")}
+    assert len(rows(out)) == 240
+    assert not [path for path in out.iterdir() if path.suffix == ".part"]
+
+
+@pytest.mark.long
+@pytest.mark.fault(
+    "a Ray worker differs from the driver: versions, model file, visible images or output folder",
+    does="one line that names the difference; nothing is written",
+)
+@pytest.mark.parametrize("difference", ["versions", "missing model", "images", "output"])
+def test_a_worker_that_differs_from_the_driver(
+    difference: str, pictures: Path, weights: Path, tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, here = Path(shutil.copy(weights, tmp_path / "own.safetensors")), versions()
+    if difference == "versions":
+        monkeypatch.setattr(cluster, "versions", lambda: here | {"torch": "0.1"})
+
+    connected = cluster.connected
+
+    def changing(*arguments: Any) -> Any:
+        """Make the difference after the driver has checked everything, and before any worker starts."""
+        if difference == "missing model":
+            own.unlink()
+        elif difference == "images":
+            pictures.rename(tmp_path / "elsewhere")
+        elif difference == "output":
+            for mark in (tmp_path / "out").glob(".*.part"):
+                mark.unlink()
+        return connected(*arguments)
+
+    monkeypatch.setattr(cluster, "connected", changing)
+    said = {
+        "versions": [f"has torch {here['torch']}, this machine 0.1; install the same versions everywhere"],
+        "missing model": [f"no weights at {own}", "every worker needs the same files"],
+        "images": ["cannot see the images of pictures; use a folder that every worker sees"],
+        "output": [f"cannot see {tmp_path / 'out'}; use a folder that all machines"],
+    }
+    words = ("extract", network(), pictures, "--weights", own, "-o", tmp_path / "out")
+    refused(idness(*words, "--engine", "ray:eager", "--address", address, "--actors", 1), *said[difference])
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+
+
+@pytest.mark.long
+def test_tables_and_shards_are_read_by_actors_as_by_one_process(
+    pictures: Path, saved: Path, tmp_path: Path, address: str
+) -> None:
+    files = sorted(pictures.iterdir())
+    table = pyarrow.table({"image": [path.read_bytes() for path in files]})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet", row_group_size=7)
+    subprocess.run(["tar", "cf", tmp_path / "s.tar", "-C", pictures, *(path.name for path in files)], check=True)
+    given = (tmp_path / "t.parquet", (tmp_path / "s.tar").as_uri(), pictures.as_uri())
+    words = ("score", saved, "--model", network(), *given)
+    many = idness(*words, "-o", tmp_path / "many", "--engine", "ray", "--address", address)
+    assert many.returncode == 0, many.stderr
+    assert idness(*words, "-o", tmp_path / "one").returncode == 0
+    assert contents(tmp_path / "many") == contents(tmp_path / "one")
+    assert len(rows(tmp_path / "many")) == 90
+
+
+@pytest.mark.fault("a Ray address that does not answer", does="one line within ten seconds")
+def test_an_address_that_does_not_answer(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    words = ("extract", "cifar6:base", ".", "-o", "out", "--engine", "ray", "--address", f"127.0.0.1:{port}")
+    refused(idness(*words, cwd=tmp_path), f"no Ray answers at --address 127.0.0.1:{port} (Connection refused)")
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--actors", "2"], "--address, --actors and --gpus-per-actor need --engine ray"),
+        (["--engine", "ray:nosuch"], "engine must be one of"),
+        (["--engine", "ray", "--actors", "0"], "--actors"),
+        (["--engine", "ray", "-o", "taken"], "taken exists; --resume continues"),
+    ],
+)
+def test_mistakes_are_one_line_before_ray_is_started(more: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    refused(idness("extract", "cifar6:base", "embedded:mnist", "-o", "out", *more, cwd=tmp_path), message)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.long
+def test_the_command_starts_ray_quietly_and_leaves_nothing(saved: Path, id_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    words = ["score", saved, "--model", network(), id_folder, "-o", tmp_path / "out", "--engine", "ray"]
+    done = subprocess.run([*PROCESS, *map(str, words)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"wrote {tmp_path / 'out'}\n"

@@ -1,0 +1,404 @@
+"""Training images in memory and streamed: reading, order, augmentation, workers and processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.transforms import v2
+
+from idness.core.errors import DataError, IdnessWarning, ModelError, UnknownNameError
+from idness.data import Preprocessing, decode, folder_set, open_set
+from idness.networks import architectures
+from idness.training import METHODS, StreamedSet, TrainingSet, cifar6, data, finetune, image_folder, open_training
+from idness.training.data import MIXED, Plan, crop_flip, mix
+from idness.training.loop import Trainer
+from tests.training.runs import SCRIPT, streamed_run
+from tests.training.small_imagenet import WNIDS, as_list, as_parquet, as_shards, small_imagenet
+from tests.training.test_loop import equal, one_thread, weights_of
+
+__all__ = ["one_thread"]
+HOW = Preprocessing(resize=40, crop=32)
+QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 8, "lr": 0.01, "milestones": (), "warmup": 0.0, "crops": "resized"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_imagenet(tmp_path_factory.mktemp("imagenet") / "train")
+
+
+def streamed(root: Path, workers: int = 0) -> StreamedSet:
+    return StreamedSet(folder_set(root), HOW, workers)
+
+
+def start() -> nn.Module:
+    torch.manual_seed(0)
+    return architectures.build("tiny_resnet", 5)
+
+
+def first_batches(images: StreamedSet, plan: Plan, **options: Any) -> list[Tensor]:
+    return [batch for batch, _ in images.batches(plan, 0, 3, **options)]
+
+
+def folder(root: Path, size: tuple[int, int] = (8, 8)) -> Path:
+    for label, name in enumerate(("ant", "bee")):
+        (root / name).mkdir(parents=True)
+        for i in range(3):
+            Image.new("RGB", size, (label * 100, i * 10, 5)).save(root / name / f"{i}.png")
+    return root
+
+
+def test_a_folder_is_read_into_memory(tmp_path: Path) -> None:
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "notes.txt").write_text("x")
+    found = image_folder(folder(tmp_path))
+    assert found.classes == ("ant", "bee")
+    assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert found.images.shape == (6, 8, 8, 3)
+    assert found.images[4, 0, 0].tolist() == [100, 10, 5]
+    Image.new("RGB", (20, 10)).save(tmp_path / "ant" / "wide.png")
+    with pytest.raises(DataError, match=r"2 sizes \(8 x 8, 20 x 10\).*set size="):
+        image_folder(tmp_path)
+    assert image_folder(tmp_path, size=16).images.shape == (7, 16, 16, 3)
+
+
+def test_all_broken_files_are_reported_at_once(tmp_path: Path) -> None:
+    root = broken = folder(tmp_path / "broken")
+    (root / "ant" / "cut.png").write_bytes((root / "ant" / "0.png").read_bytes()[:40])
+    (root / "bee" / "page.jpg").write_text("<html>")
+    with pytest.raises(DataError) as caught:
+        image_folder(root)
+    assert all(word in str(caught.value) for word in ("ant/cut.png", "bee/page.jpg"))
+    assert "\n" not in str(caught.value)
+    with pytest.warns(IdnessWarning, match="2 of 8 images cannot be read and are left out; the first: ant/cut.png"):
+        val = open_training(str(folder(tmp_path / "good")), "tiny_resnet", val=str(broken)).val
+    assert val is not None
+    assert val.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    (root / "cow").mkdir()
+    with pytest.raises(DataError, match="no images in cow"):
+        image_folder(root)
+    with pytest.raises(DataError, match="does not exist"):
+        image_folder(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "words"),
+    [
+        (torch.zeros(2, 4, 4, 3), torch.tensor([0, 1]), "uint8"),
+        (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.tensor([0, 1]), "uint8"),
+        (torch.zeros(2, 4, 4, 3, dtype=torch.uint8), torch.tensor([0]), "one integer per image"),
+        (torch.zeros(2, 4, 4, 3, dtype=torch.uint8), torch.tensor([0, 2]), "labels must be in 0 to 1"),
+        (torch.zeros(0, 4, 4, 3, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), "at least one"),
+    ],
+)
+def test_wrong_arrays_are_refused(images: Tensor, labels: Tensor, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        TrainingSet(images, labels, ("a", "b"))
+
+
+def test_small_images_of_an_npz_are_held_in_memory(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (40, 12, 12, 3), np.uint8)
+    np.savez_compressed(tmp_path / "images.npz", images=images, labels=np.arange(40, dtype=np.uint8) % 4)
+    opened = open_training(str(tmp_path / "images.npz"), "tiny_resnet", val=str(tmp_path / "images.npz"))
+    assert isinstance(opened.train, TrainingSet)
+    assert torch.equal(opened.train.images, torch.from_numpy(images))
+    assert opened.train.classes == ("0", "1", "2", "3")
+    assert opened.val is not None
+    assert opened.model.fc.out_features == 4
+    assert isinstance(open_training(str(tmp_path / "images.npz"), "tiny_resnet", workers=0).train, StreamedSet)
+
+
+def test_cifar6_splits_follow_the_rule(tmp_path: Path) -> None:
+    labels = np.tile(np.arange(10), 100)
+    images = np.zeros((1000, 32, 32, 3), np.uint8)
+    images[:, 0, 0, 0], images[:, 0, 0, 1] = np.arange(1000) // 10, labels
+    path = tmp_path / "cifar10.npz"
+    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    train, val, test = (cifar6(path, split) for split in ("train", "val", "test"))
+    assert (len(train), len(val), len(test)) == (100, 500, 600)
+    assert train.classes == ("airplane", "automobile", "bird", "deer", "dog", "truck")
+    original = torch.tensor([0, 1, 2, 4, 5, 9])
+    for part in (train, val, test):
+        assert torch.equal(part.images[:, 0, 0, 1].long(), original[part.labels])
+    assert val.labels.bincount().tolist() == [84, 84, 83, 83, 83, 83]
+    assert train.images[train.labels == 0][:, 0, 0, 0].tolist() == list(range(16))
+    opened = open_training("cifar6", "tiny_resnet", archive=path)
+    assert (len(opened.train), len(opened.val or ())) == (100, 500)
+
+
+def test_crop_flip_moves_whole_images() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.arange(2 * 12 * 12 * 3, dtype=torch.int64).reshape(2, 12, 12, 3).remainder(251).to(torch.uint8)
+    seen = crop_flip(images.repeat(60, 1, 1, 1), generator, pad=2)
+    assert seen.shape == (120, 12, 12, 3)
+    padded = np.pad(images.numpy(), ((0, 0), (2, 2), (2, 2), (0, 0)), mode="reflect")
+    views = {
+        (i, flip, top, left): padded[i, top : top + 12, left : left + 12][:, :: -1 if flip else 1].tobytes()
+        for i in range(2)
+        for flip in (0, 1)
+        for top in range(5)
+        for left in range(5)
+    }
+    found = [
+        [key for key, view in views.items() if key[0] == n % 2 and view == image.numpy().tobytes()]
+        for n, image in enumerate(seen)
+    ]
+    assert all(found)
+    assert len({key[1] for keys in found for key in keys}) == 2
+    assert len({key[2:] for keys in found for key in keys}) == 25
+
+
+def test_every_epoch_takes_all_images_in_an_order_of_its_own() -> None:
+    plan = Plan(20, 5, seed=1)
+    taken = [images for _, _, images in plan.steps(0, 8)]
+    first, second = torch.cat(taken[:4]), torch.cat(taken[4:])
+    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(20))
+    assert first.tolist() != second.tolist()
+    assert [epoch for _, epoch, _ in plan.steps(3, 5)] == [0, 1]
+
+
+def test_sets_in_blocks_are_shuffled_within_a_few_blocks() -> None:
+    plan = Plan(400, 8, blocks=list(range(0, 404, 4)))
+    order = plan.order(0)
+    assert sorted(order.tolist()) == list(range(400))
+    assert not torch.equal(order, plan.order(1))
+    seen = [len({place // 4 for place in order[at : at + 4 * MIXED].tolist()}) for at in range(0, 400, 4 * MIXED)]
+    assert max(seen) <= MIXED
+    assert not torch.equal(order[:4] // 4, order[:1].repeat(4) // 4)
+
+
+def test_processes_share_what_one_would_take() -> None:
+    whole = Plan(50, 12).order(0)[:12]
+    for world, accumulate in ((2, 1), (1, 2), (2, 3)):
+        plans = [Plan(50, 12 // world // accumulate, accumulate, rank=rank, world=world) for rank in range(world)]
+        parts = [chosen[share] for p in plans for _, _, chosen in p.steps(0, 1) for share in p.shares()]
+        assert sorted(torch.cat(parts).tolist()) == sorted(whole.tolist())
+        assert {len(part) for part in parts} == {12 // world // accumulate}
+
+
+@pytest.mark.parametrize("crops", ["resized", "shift"])
+def test_randomness_depends_on_seed_epoch_and_image_only(crops: str, root: Path) -> None:
+    plan = Plan(40, 8, seed=3)
+    alone = first_batches(streamed(root), plan, crops=crops)
+    assert all(map(torch.equal, alone, first_batches(streamed(root, 2), plan, crops=crops)))
+    torch.rand(5)  # whatever else was drawn
+    later = [images for images, _ in streamed(root).batches(plan, 2, 3, crops=crops)]
+    assert torch.equal(later[0], alone[2])
+    assert not torch.equal(first_batches(streamed(root), Plan(40, 8, seed=4), crops=crops)[0], alone[0])
+    same = torch.stack([images for images, _ in streamed(root).batches(Plan(40, 40), 0, 2, crops=crops)])
+    orders = [Plan(40, 40).order(epoch) for epoch in (0, 1)]
+    assert not torch.equal(same[0][orders[0] == 0], same[1][orders[1] == 0])  # one image, in two epochs
+    assert alone[0].shape == (8, 3, 32, 32)
+    assert alone[0].dtype == torch.uint8
+
+
+def test_crops_are_those_of_torchvision(root: Path) -> None:
+    images = streamed(root)
+    batch, labels = next(images.batches(Plan(40, 8), 0, 1, crops="resized"))
+    for place, image, label in zip(Plan(40, 8).order(0)[:8].tolist(), batch, labels, strict=True):
+        torch.manual_seed(mix(0, "augment", 0, place))
+        whole = v2.functional.pil_to_tensor(decode(images.images.root / images.images.items[place]))
+        expected = v2.RandomHorizontalFlip()(v2.RandomResizedCrop(32, antialias=True)(whole))
+        assert torch.equal(image, expected)
+        assert int(label) == images.images.labels[place]
+
+
+def test_validation_is_resize_and_centre_crop(root: Path) -> None:
+    images = streamed(root)
+    [(batch, labels)] = images.evaluated([7, 0])
+    for place, image, label in zip([7, 0], batch, labels, strict=True):
+        whole = decode(images.images.root / images.images.items[place])
+        expected = v2.functional.center_crop(v2.functional.resize(whole, 40, antialias=True), 32)
+        apart = (image.int() - v2.functional.pil_to_tensor(expected).int()).abs()
+        assert apart.max() <= 1  # only what the crop keeps is resized, and some values are rounded to the next
+        assert apart.float().mean() < 0.15
+        assert int(label) == images.images.labels[place]
+    plain, _ = next(images.batches(Plan(40, 8), 0, 1, augment=False))
+    assert torch.equal(plain, next(images.evaluated(Plan(40, 8).order(0)[:8].tolist()))[0])
+
+
+@pytest.mark.parametrize("kind", ["list", "shards", "parquet"])
+def test_lists_shards_and_tables_contain_the_same_images(kind: str, root: Path, tmp_path: Path) -> None:
+    made = {"list": as_list, "shards": as_shards, "parquet": as_parquet}[kind]
+    place = made(root, tmp_path / {"list": "train.txt", "shards": "shards", "parquet": "train.parquet"}[kind])
+    opened = open_set({"path": str(place), "root": str(root)})
+    files = folder_set(root)
+    assert opened.labels.tolist() == files.labels.tolist()
+    assert all(opened.encoded(at) == files.encoded(at) for at in range(len(files)))
+    images, labels = next(StreamedSet(opened, HOW, 2).batches(Plan(40, 40, blocks=opened.blocks()), 0, 1))
+    assert sorted(labels.tolist()) == sorted(files.labels.tolist())
+    assert images.shape == (40, 3, 32, 32)
+
+
+def test_damaged_images_are_replaced_by_their_neighbours_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_imagenet(tmp_path / "train")
+    broken = tmp_path / "train" / WNIDS[1] / f"{WNIDS[1]}_2.JPEG"
+    broken.write_bytes(broken.read_bytes()[:300])
+    seen = []
+    for workers in (0, 2):
+        images = streamed(tmp_path / "train", workers)
+        seen.append(next(images.batches(Plan(40, 40), 0, 1)))
+        [problem] = images.problems()
+        assert problem.startswith(f"{WNIDS[1]}/{WNIDS[1]}_2.JPEG: image: is cut off")
+    assert torch.equal(seen[0][0], seen[1][0])
+    assert seen[0][1].bincount().tolist() == [8] * 5  # the neighbour is of the same class here
+    finetune(start(), streamed(tmp_path / "train"), "plain", progress=True, **{**QUICK, "epochs": 1})
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "1 images could not be read and were replaced by their neighbours" in shown
+    for file in (tmp_path / "train").glob("*/*"):
+        file.write_bytes(b"nothing")
+    with pytest.raises(DataError, match="images in a row cannot be read; the first"):
+        next(streamed(tmp_path / "train").batches(Plan(40, 8), 0, 1))
+
+
+OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in sorted(METHODS) if name not in ("ish", "augmix")]
+
+
+@pytest.mark.parametrize("method", ["ish", "augmix", *OTHERS])
+def test_stopped_with_workers_and_resumed_gives_the_same_bits(
+    method: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**QUICK, "batch_size": 5, "epochs": 1, "checkpoint_every": 2}
+    whole = finetune(start(), streamed(root), method, **options)
+    step = Trainer._step
+
+    def stopping(self: Trainer) -> tuple[float, int]:
+        if self.step == 5:
+            raise KeyboardInterrupt
+        return step(self)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Trainer, "_step", stopping)
+        finetune(start(), streamed(root, 2), method, out=tmp_path, **options)
+    resumed = finetune(start(), streamed(root, 1), method, out=tmp_path, **options)
+    assert equal(whole.model, resumed.model)
+    assert 0 <= resumed.log[-1].waited <= 1
+
+
+def test_the_network_defines_how_its_images_are_normalised(root: Path) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.fc(images.mean((2, 3)).relu())
+
+    quick = {**QUICK, "epochs": 1}
+    assert finetune(Own(), streamed(root), "plain", **quick).settings.mean == (0.0, 0.0, 0.0)
+    assert finetune(start(), streamed(root), "plain", **quick).settings.mean == (0.4914, 0.4822, 0.4465)
+    named = finetune(Own(), streamed(root), "plain", arch="torchvision:resnet18", **quick)
+    assert (named.settings.mean, named.settings.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    own = Own()
+    own.preprocessing = Preprocessing(mean=(0.5,) * 3, std=(0.25,) * 3)
+    assert finetune(own, streamed(root), "plain", **quick).settings.std == (0.25, 0.25, 0.25)
+
+
+def test_large_images_are_streamed_and_small_ones_held_in_memory(root: Path) -> None:
+    opened = open_training(str(root), "torchvision:resnet18", val=str(root))
+    assert isinstance(opened.train, StreamedSet)
+    assert opened.train.workers > 0
+    how = opened.train.how
+    assert (how.resize, how.crop, how.interpolation) == (256, 224, "bilinear")
+    assert opened.model.fc.out_features == 5
+    assert opened.train.classes == WNIDS
+    smaller = open_training(str(root), "torchvision:resnet18", size=112)
+    assert (smaller.train.how.resize, smaller.train.how.crop) == (128, (112, 112))
+    assert isinstance(open_training(str(root), "tiny_resnet", size=32).train, TrainingSet)
+    assert isinstance(open_training(str(root), "tiny_resnet", size=32, workers=0).train, StreamedSet)
+
+
+def test_training_starts_from_exactly_the_named_weights(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchvision.models import shufflenet_v2_x0_5
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
+    torch.manual_seed(7)
+    made = shufflenet_v2_x0_5()
+    torch.save(made.state_dict(), tmp_path / "hub" / "checkpoints" / "shufflenetv2_x0.5-f707e7126e.pth")
+    spec = "torchvision:shufflenet_v2_x0_5"
+    opened = open_training(str(root), spec, init=f"{spec}:IMAGENET1K_V1")
+    assert torch.equal(opened.model.conv1[0].weight, made.conv1[0].weight)
+    assert opened.model.fc.out_features == 5
+    with pytest.raises(UnknownNameError, match="'IMAGENET1K_V9'; known are DEFAULT, IMAGENET1K_V1"):
+        open_training(str(root), spec, init=f"{spec}:IMAGENET1K_V9")
+    with pytest.raises(ModelError, match="weights of another network than 'tiny_resnet'"):
+        open_training(str(root), "tiny_resnet", init=f"{spec}:IMAGENET1K_V1")
+
+
+def environment() -> dict[str, str]:
+    """Let child processes import the code beside these tests, and no other that is installed."""
+    root = Path(__file__).resolve().parents[2]
+    path = os.pathsep.join([str(root), str(root / "src")])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PYTHONWARNINGS": "default"}
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    first, second = weights_of(one), weights_of(other)
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["one node", "two nodes", "killed and restarted"])
+def test_two_processes_give_the_bits_of_one(kind: str, root: Path, tmp_path: Path, one_thread: None) -> None:
+    """Of one process that accumulates two batches per step: the same sums in the same order."""
+    streamed_run(root, tmp_path / "one", accumulate=2)
+    launch = [sys.executable, "-m", "torch.distributed.run"]
+    words = [str(SCRIPT), str(root), str(tmp_path / "two")]
+    if kind == "two nodes":
+        with socket() as free:
+            free.bind(("127.0.0.1", 0))
+            place = f"127.0.0.1:{free.getsockname()[1]}"
+        launch += ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", place]
+        launch += ["--rdzv-id", "two", "--local-addr", "127.0.0.1"]
+    else:
+        launch += ["--standalone", "--nproc-per-node", "2"]
+    if kind == "killed and restarted":
+        launch += ["--max-restarts", "2"]
+        words += ["--die-at", "7"]
+    # Without the variable, restarted processes may look for the addresses of those that died.
+    apart = environment() | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    nodes = [subprocess.Popen([*launch, *words], env=apart) for _ in range(2 if kind == "two nodes" else 1)]
+    assert [node.wait(300) for node in nodes] == [0] * len(nodes)
+    assert (tmp_path / "two" / "died").exists() == (kind == "killed and restarted")
+    assert same_weights(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.fault(
+    "a process that reads training images is killed (by the system, as memory runs out)",
+    does="one line; the same command resumes from the last checkpoint to the same bits",
+)
+def test_a_killed_worker_is_one_line_and_the_run_is_resumed(
+    root: Path, tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = QUICK | {"checkpoint_every": 1}
+    wanted = finetune(start(), streamed(root), "plain", **options)
+    read, own, last = data.read_pixels, os.getpid(), len(folder_set(root)) - 1
+
+    def deadly(images: Any, place: int) -> Tensor:
+        if os.getpid() != own and place == last:
+            time.sleep(0.3)  # after some steps
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(images, place)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(data, "read_pixels", deadly)
+        with pytest.raises(DataError, match="a worker process that reads images was killed.*fewer workers="):
+            finetune(start(), streamed(root, 1), "plain", out=tmp_path, **options)
+    resumed = finetune(start(), streamed(root, 1), "plain", out=tmp_path, **options)
+    assert equal(resumed.model, wanted.model)
