@@ -4,25 +4,19 @@ Real networks on real images, looked for as in benchmarks/engines.py; missing on
 process of its own, from its start to the last file written: decoding, engine, search of options, error bars and page included. The
 ordinary pass is what anybody would write: eager, images as they come, ready as tensors, a batch of 128; it is timed on 256 images and
 counted for all. CPU seconds, user and system, one thread, in turns.
-
-What a run costs however few its images are, such as loading torch, the network and the page, weighs less the more there are: MobileNetV2
-runs on the 3,000 available images, and on four times as many, the others being cut from these.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from ratios import FETCHED, ONE_THREAD, ROOT, SHARED, cpu_of, least, report
 
@@ -50,23 +44,20 @@ with torch.no_grad():
 """
 
 
-def mobilenet(folder: Path, times: int = 1) -> dict[str, Any] | None:
+def mobilenet(folder: Path) -> dict[str, Any] | None:
     place = SHARED / "imagenet-sample"
     if not place.is_dir() or not (FETCHED / "packages").is_dir():
         return None
-    if times > 1:
-        multiply(place, folder, times)
-        place = folder
     text = f"""
 classes = "imagenet"
 [id]
-train = {{ path = "{place / "id_val"}", rows = [0, {900 * times}] }}
-val = {{ path = "{place / "id_val"}", rows = [{900 * times}, {1000 * times}] }}
+train = {{ path = "{place / "id_val"}", rows = [0, 900] }}
+val = {{ path = "{place / "id_val"}", rows = [900, 1000] }}
 test = "{place / "id_test"}"
 [ood_val]
-some = {{ path = "{place / "textures"}", rows = [0, {100 * times}] }}
+some = {{ path = "{place / "textures"}", rows = [0, 100] }}
 [far]
-textures = {{ path = "{place / "textures"}", rows = [{100 * times}, {1000 * times}] }}
+textures = {{ path = "{place / "textures"}", rows = [100, 1000] }}
 """
     model = f"{ROOT / 'tools' / 'imagenet_networks.py'}:mobilenet"
     return {
@@ -74,29 +65,11 @@ textures = {{ path = "{place / "textures"}", rows = [{100 * times}, {1000 * time
         "model": model,
         "weights": None,
         "size": 224,
-        "images": 3000 * times,
+        "images": 3000,
         "wanted": {"eager": 0.25, "onnxruntime": 0.2},
-        "turns": TURNS if times == 1 else 1,
+        "turns": TURNS,
         "which": SAID,
     }
-
-
-def multiply(place: Path, folder: Path, times: int) -> None:
-    """Copy images, each with others that are cut from it, nine tenths wide and high, and mirrored."""
-    rng = np.random.default_rng(0)
-    for kind in ("id_val", "id_test", "textures"):
-        for file in sorted((place / kind).rglob("*.jpg")):
-            target = folder / file.relative_to(place)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, target)
-            with Image.open(file) as picture:
-                whole = picture.convert("RGB")
-            for number in range(1, times):
-                width, height = (max(1, side * 9 // 10) for side in whole.size)
-                left, top = rng.integers(whole.width - width + 1), rng.integers(whole.height - height + 1)
-                part = whole.crop((left, top, left + width, top + height))
-                part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if number % 2 else part
-                part.save(target.with_stem(f"{target.stem}-{number}"), quality=92)
 
 
 def densenet(folder: Path) -> dict[str, Any] | None:
@@ -184,13 +157,13 @@ def rows_of(name: str, job: dict[str, Any], folder: Path) -> list[dict[str, Any]
 
 def main() -> None:
     table: list[dict[str, Any]] = []
-    jobs = {"mobilenet": mobilenet, "mobilenet-12000": partial(mobilenet, times=4), "densenet": densenet}
+    jobs = {"mobilenet": mobilenet, "densenet": densenet}
     for name, make in jobs.items():
         if sys.argv[1:] and name not in sys.argv[1:]:
             continue
         with tempfile.TemporaryDirectory() as folder:
             job = make(Path(folder))
-            table += [] if job is None else rows_of(name.partition("-")[0], job, Path(folder))
+            table += [] if job is None else rows_of(name, job, Path(folder))
     notes = [
         f"MobileNetV2 on 3,000 images: the least of {TURNS} turns of the command and {2 * TURNS} of the ordinary pass.",
         "The others: of one turn of the command and two of the ordinary pass.",

@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -104,21 +105,35 @@ class Layer(nn.Module):
 
 
 class Vit(nn.Module):
-    """A small vision transformer: two convolutions make 64 tokens; features are the mean of the last LayerNorm's."""
+    """A small vision transformer: a stem makes 64 tokens; features are those of the class token, or the mean over all tokens.
 
-    def __init__(self, width: int = 96, depth: int = 4, heads: int = 4, classes: int = 6) -> None:
+    Args:
+        stem: makes tokens of `width` values from an image; two convolutions if `None`.
+        token: whether a class token is read instead of the mean.
+    """
+
+    def __init__(self, width: int = 96, depth: int = 4, *, stem: nn.Module | None = None, token: bool = False) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 48, 3, 2, 1), nn.GELU(), nn.Conv2d(48, width, 3, 2, 1))
+        self.stem = stem or nn.Sequential(nn.Conv2d(3, 48, 3, 2, 1), nn.GELU(), nn.Conv2d(48, width, 3, 2, 1))
         self.place = nn.Parameter(torch.randn(1, 64, width) * 0.02)
-        self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(depth)))
+        self.token = nn.Parameter(torch.randn(1, 1, width) * 0.02) if token else None
+        self.layers = nn.Sequential(*(Layer(width, 4) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
-        self.fc = nn.Linear(width, classes)
+        self.fc = nn.Linear(width, 6)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of normalised images."""
         # Without a copy in order, every layer works on strided memory, three times as long.
         x = self.stem(x).flatten(2).transpose(1, 2).contiguous() + self.place
-        return self.fc(self.norm(self.layers(x)).mean(1))
+        if self.token is None:
+            return self.fc(self.norm(self.layers(x)).mean(1))
+        return self.fc(self.norm(self.layers(torch.cat([self.token.expand(len(x), -1, -1), x], dim=1))[:, 0]))
+
+
+def hybrid() -> nn.Module:
+    """Return residual blocks that make 64 tokens, two transformer layers and a class token."""
+    stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), PreactBlock(32, 64, 1), PreactBlock(64, 128, 2))
+    return Vit(128, 2, stem=stem, token=True)
 
 
 @dataclass(frozen=True)
@@ -142,6 +157,8 @@ RECIPES = {
     "narrow": Recipe(narrow, 10, 0.2, 5e-4),
     "vgg": Recipe(Vgg, 10, 0.05, 5e-4),
     "vit": Recipe(Vit, 14, 2e-3, 0.05, adam=True),
+    "vit-token": Recipe(partial(Vit, token=True), 14, 2e-3, 0.05, adam=True),
+    "hybrid": Recipe(hybrid, 10, 2e-3, 0.05, adam=True),
     "wide": Recipe(wide, 8, 0.2, 5e-4),
 }
 

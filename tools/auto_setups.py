@@ -278,6 +278,8 @@ PLANS = {
     "narrow": Plan("ResNet of 64 features", partial(_trained, "narrow"), cifar6, chosen_on=True),
     "vgg": Plan("VGG without BatchNorm", partial(_trained, "vgg"), cifar6),
     "vit": Plan("vision transformer", partial(_trained, "vit"), cifar6, chosen_on=True),
+    "vit-token": Plan("vision transformer with class token", partial(_trained, "vit-token"), cifar6, chosen_on=True),
+    "hybrid": Plan("convolutions and transformer", partial(_trained, "hybrid"), cifar6, chosen_on=True),
     "wide": Plan("wide ResNet", partial(_trained, "wide"), cifar6, chosen_on=True),
     "densenet": Plan(
         "DenseNet-101, CIFAR-10",

