@@ -1,14 +1,18 @@
 """The embedded benchmark against an earlier state: python benchmarks/embedded.py
 
 `idness bench` runs as a user runs it, from start to report, in a process of its own with an empty cache, in turns with the same of
-an earlier commit of this repository. CPU seconds, user and system, one thread.
+an earlier commit of this repository. CPU seconds, user and system, one thread. Then by the clock, with all threads: alone, and beside a
+process of equal priority on each core that never waits.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import tarfile
 import tempfile
+import time
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,20 @@ def bench(source: Path, *more: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         words = ["bench", "cifar6", "--quiet", "--out", f"{folder}/out", "--cache", f"{folder}/cache", *more]
         return cpu_of("-c", COMMAND, *words, PYTHONPATH=str(source / "src"))
+
+
+def beside(busy: int) -> float:
+    """Run the embedded benchmark beside so many busy processes and return its seconds by the clock."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            words = ["bench", "cifar6", "--quiet", "--out", f"{folder}/out", "--cache", f"{folder}/cache"]
+            start = time.monotonic()
+            subprocess.run([sys.executable, "-m", "idness", *words], check=True, capture_output=True)
+            return time.monotonic() - start
+    finally:
+        for other in others:
+            other.kill()
 
 
 def earlier(folder: Path) -> Path:
@@ -55,11 +73,23 @@ def main() -> None:
     rows: list[dict[str, Any]] = [
         {
             "what": what,
-            "cpu s": fastest[name],
+            "seconds": fastest[name],
             "ratio": fastest[name] / fastest["before"],
             "spread": max(times[name]) / min(times[name]),
         }
         for name, what in names.items()
+    ]
+    cores = os.cpu_count() or 1
+    clock = {busy: [beside(busy) for _ in range(2)] for busy in (0, cores)}
+    names = {0: "alone", cores: f"beside {cores} busy processes"}
+    rows += [
+        {
+            "what": f"by the clock, {names[busy]}",
+            "seconds": min(found),
+            "ratio": min(found) / min(clock[0]),
+            "spread": max(found) / min(found),
+        }
+        for busy, found in clock.items()
     ]
     notes = [f"Least of {TURNS} turns; wanted: at most {WANTED:.2f} with the methods that it had."]
     report("embedded", "The embedded benchmark, from start to report", rows, notes)

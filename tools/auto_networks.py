@@ -14,7 +14,6 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -105,17 +104,12 @@ class Layer(nn.Module):
 
 
 class Vit(nn.Module):
-    """A small vision transformer: a stem makes 64 tokens; features are those of the class token, or the mean over all tokens.
+    """A small vision transformer on the tokens of a stem; features are those of a class token, or the mean over all tokens."""
 
-    Args:
-        stem: makes tokens of `width` values from an image; two convolutions if `None`.
-        token: whether a class token is read instead of the mean.
-    """
-
-    def __init__(self, width: int = 96, depth: int = 4, *, stem: nn.Module | None = None, token: bool = False) -> None:
+    def __init__(self, stem: nn.Module, tokens: int, width: int, depth: int, *, token: bool = False) -> None:
         super().__init__()
-        self.stem = stem or nn.Sequential(nn.Conv2d(3, 48, 3, 2, 1), nn.GELU(), nn.Conv2d(48, width, 3, 2, 1))
-        self.place = nn.Parameter(torch.randn(1, 64, width) * 0.02)
+        self.stem = stem
+        self.place = nn.Parameter(torch.randn(1, tokens, width) * 0.02)
         self.token = nn.Parameter(torch.randn(1, 1, width) * 0.02) if token else None
         self.layers = nn.Sequential(*(Layer(width, 4) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
@@ -130,10 +124,20 @@ class Vit(nn.Module):
         return self.fc(self.norm(self.layers(torch.cat([self.token.expand(len(x), -1, -1), x], dim=1))[:, 0]))
 
 
+def vit() -> nn.Module:
+    """Return a transformer on 64 tokens of two convolutions, whose features are the mean over all tokens."""
+    return Vit(nn.Sequential(nn.Conv2d(3, 48, 3, 2, 1), nn.GELU(), nn.Conv2d(48, 96, 3, 2, 1)), 64, 96, 4)
+
+
+def vit_token() -> nn.Module:
+    """Return a transformer on 16 tokens, patches of 8 x 8 pixels, with a class token."""
+    return Vit(nn.Sequential(nn.Conv2d(3, 64, 4, 4), nn.GELU(), nn.Conv2d(64, 128, 2, 2)), 16, 128, 4, token=True)
+
+
 def hybrid() -> nn.Module:
-    """Return residual blocks that make 64 tokens, two transformer layers and a class token."""
-    stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), PreactBlock(32, 64, 1), PreactBlock(64, 128, 2))
-    return Vit(128, 2, stem=stem, token=True)
+    """Return residual blocks that make 16 tokens, and two transformer layers with a class token."""
+    stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), PreactBlock(32, 64, 2), PreactBlock(64, 128, 2))
+    return Vit(stem, 16, 128, 2, token=True)
 
 
 @dataclass(frozen=True)
@@ -156,8 +160,8 @@ class Recipe:
 RECIPES = {
     "narrow": Recipe(narrow, 10, 0.2, 5e-4),
     "vgg": Recipe(Vgg, 10, 0.05, 5e-4),
-    "vit": Recipe(Vit, 14, 2e-3, 0.05, adam=True),
-    "vit-token": Recipe(partial(Vit, token=True), 14, 2e-3, 0.05, adam=True),
+    "vit": Recipe(vit, 14, 2e-3, 0.05, adam=True),
+    "vit-token": Recipe(vit_token, 14, 2e-3, 0.05, adam=True),
     "hybrid": Recipe(hybrid, 10, 2e-3, 0.05, adam=True),
     "wide": Recipe(wide, 8, 0.2, 5e-4),
 }
