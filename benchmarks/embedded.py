@@ -81,10 +81,10 @@ def main() -> None:
     ]
     cores = os.cpu_count() or 1
     clock = {busy: [beside(busy) for _ in range(2)] for busy in (0, cores)}
-    names = {0: "alone", cores: f"beside {cores} busy processes"}
+    places = {0: "alone", cores: f"beside {cores} busy processes"}
     rows += [
         {
-            "what": f"by the clock, {names[busy]}",
+            "what": f"by the clock, {places[busy]}",
             "seconds": min(found),
             "ratio": min(found) / min(clock[0]),
             "spread": max(found) / min(found),
