@@ -20,8 +20,9 @@ from torchvision.transforms import v2
 
 from idness.core.errors import DataError, IdnessWarning, ModelError, UnknownNameError
 from idness.data import Preprocessing, decode, folder_set, open_set
+from idness.data.sets import FileSet
 from idness.networks import architectures
-from idness.training import METHODS, StreamedSet, TrainingSet, cifar6, data, finetune, image_folder, open_training
+from idness.training import METHODS, StreamedSet, TrainingSet, cifar6, finetune, image_folder, open_training
 from idness.training.data import MIXED, Plan, crop_flip, mix
 from idness.training.loop import Trainer
 from tests.training.runs import SCRIPT, streamed_run
@@ -251,8 +252,8 @@ def test_damaged_images_are_replaced_by_their_neighbours_and_reported(
     for workers in (0, 2):
         images = streamed(tmp_path / "train", workers)
         seen.append(next(images.batches(Plan(40, 40), 0, 1)))
-        [problem] = images.problems()
-        assert problem.startswith(f"{WNIDS[1]}/{WNIDS[1]}_2.JPEG: image: is cut off")
+        [problem] = images.skipped.values()
+        assert problem.startswith(f"{WNIDS[1]}/{WNIDS[1]}_2.JPEG: is cut off")
     assert torch.equal(seen[0][0], seen[1][0])
     assert seen[0][1].bincount().tolist() == [8] * 5  # the neighbour is of the same class here
     finetune(start(), streamed(tmp_path / "train"), "plain", progress=True, **{**QUICK, "epochs": 1})
@@ -388,16 +389,16 @@ def test_a_killed_worker_is_one_line_and_the_run_is_resumed(
 ) -> None:
     options = QUICK | {"checkpoint_every": 1}
     wanted = finetune(start(), streamed(root), "plain", **options)
-    read, own, last = data.read_pixels, os.getpid(), len(folder_set(root)) - 1
+    read, own, last = FileSet.picture, os.getpid(), len(folder_set(root)) - 1
 
-    def deadly(images: Any, place: int) -> Tensor:
+    def deadly(self: FileSet, place: int) -> Any:
         if os.getpid() != own and place == last:
             time.sleep(0.3)  # after some steps
             os.kill(os.getpid(), signal.SIGKILL)
-        return read(images, place)
+        return read(self, place)
 
     with monkeypatch.context() as patch:
-        patch.setattr(data, "read_pixels", deadly)
+        patch.setattr(FileSet, "picture", deadly)
         with pytest.raises(DataError, match="a worker process that reads images was killed.*fewer workers="):
             finetune(start(), streamed(root, 1), "plain", out=tmp_path, **options)
     resumed = finetune(start(), streamed(root, 1), "plain", out=tmp_path, **options)
