@@ -138,11 +138,6 @@ def test_a_wrong_file_is_reported_and_never_used(harm: str, shelf: Shelf, tmp_pa
     assert not (tmp_path.parent / "a.bin").exists()
 
 
-def test_only_web_addresses_are_downloaded(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="only http and https"):
-        fetch(Archive("it", "file:///etc/passwd"), tmp_path)
-
-
 def test_the_command_lists_downloads_and_checks(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8)).save(buffer, "PNG")

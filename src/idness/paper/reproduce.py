@@ -190,19 +190,17 @@ class _Lab:
         found: dict[str, float] = {}
         notes: list[str] = []
         if where.benchmark is not None and where.weights is not None:
-            printed = {name.lower(): name for name in table.values}
             settings = replace(self.settings, data=where.root, weights=where.weights)
             model = MODELS[where.benchmark.name]
             data = load_study_data(
                 model, where.benchmark, settings=settings, limit=P_VALUE_IMAGES, progress=self.progress
             )
-            for part in data.before_relu:
-                name = table.id if part is data.ids else printed.get(part.name)
-                if name is not None and part.acts.pre_relu is not None:
-                    found[name] = gaussianity(part.name, part.acts.pre_relu).mean_p
+            printed = {data.ids.name if name == table.id else name.lower(): name for name in table.values}
+            for name, values in data.before_relu.items():
+                if name in printed:
+                    found[printed[name]] = gaussianity(name, values).mean_p
             notes = [f"section 3: {step(data).line}" for step in (proposition.study, scaling.ratios)]
-        values = [Entry("chi-square", name, P_VALUE, value, found.get(name)) for name, value in table.values.items()]
-        return values, notes
+        return [Entry("chi-square", name, P_VALUE, p, found.get(name)) for name, p in table.values.items()], notes
 
 
 def _methods(name: str) -> list[str]:

@@ -25,7 +25,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr, ndtr, ndtri
 from scipy.stats import norm
 
-from idness.core.options import check_fraction
 from idness.detectors.kernels import scale_ratio
 from idness.paper.studies import Study, StudyData
 from idness.paper.studies.gaussian import moments
@@ -70,7 +69,6 @@ def exact_range(gamma_id: float, gamma_ood: float) -> tuple[float, float]:
 
 def simulated_share(p: float, gamma: float, *, images: int) -> float:
     """Simulate Q_p/Q on rectified Gaussians with the function that SCALE uses."""
-    check_fraction("simulated_share", "p", p)
     rows = (torch.randn(images, 2048, generator=torch.Generator().manual_seed(0)) + gamma).clamp(min=0)
     return float((1 / scale_ratio(rows, 100 * p)).mean())
 
@@ -123,13 +121,7 @@ def study(data: StudyData) -> Study:
     plot_shares(right)
     line = "C(p) rises strictly (1.55 at 85, 2.06 at 95); Q_p/Q is smaller for the higher mu/sigma at every p above the share of zeros"
     numbers: dict[str, Any] = {"c": {str(p): float(c_factor(p / 100)) for p in (65, 85, 90, 95)}}
-    found = data.before_relu
-    if found:
-        gammas = {
-            part.name: moments(part.name, part.acts.pre_relu).typical
-            for part in found
-            if part.acts.pre_relu is not None
-        }
+    if gammas := {name: moments(name, values).typical for name, values in data.before_relu.items()}:
         own = gammas.pop(data.ids.name)
         reach = {part: exact_range(own, gamma) for part, gamma in gammas.items()}
         holds = ", ".join(part for part, (low, high) in reach.items() if low < high) or "none"
