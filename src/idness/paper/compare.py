@@ -129,9 +129,10 @@ def compare_table(
             for place, metric in enumerate(PRINTED):
                 name = (table.fpr or "") if metric == "fpr" else "auroc"
                 theirs = (row.cells.get(column) or row.means[column])[place]
-                spread = row.spread[column][place] if column in row.spread else None
                 if here and some:  # compared with the paper's mean over the same sets
-                    theirs, spread = round(sum(details[part][place] for part in here) / len(here), 2), None
+                    theirs = round(sum(details[part][place] for part in here) / len(here), 2)
+                whole = column in row.cells or len(here) == len(members)
+                spread = row.spread[column][place] if whole and column in row.spread else None
                 ours = 100 * sum(getattr(sets[part.lower()], name) for part in here) / len(here) if here else None
                 parts = None if column in row.cells else (len(here), len(members))
                 entries.append(Entry(row.name, column, metric, theirs, ours, parts, spread))

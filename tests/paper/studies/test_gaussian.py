@@ -16,7 +16,7 @@ from idness.paper.studies.gaussian import (
     plot_p_values,
     plot_shape,
 )
-from idness.report.style import figure_svg
+from idness.report.style import axes_or_new, figure_svg
 
 
 def test_p_values_are_those_of_a_slow_re_derivation() -> None:
@@ -77,7 +77,7 @@ def test_chances_are_those_that_id_is_higher() -> None:
 
 def test_figures() -> None:
     results = [gaussianity(name, torch.randn(10, 200)) for name in ("ID", "a & <b>")]
-    assert "a &amp; &lt;b" in figure_svg(plot_p_values(results))
-    assert "Gaussian" in figure_svg(plot_shape(results))
+    assert "a &amp; &lt;b" in figure_svg(plot_p_values(results, axes_or_new()))
+    assert "Gaussian" in figure_svg(plot_shape(results, axes_or_new()))
     parts = [moments(name, torch.randn(30, 60)) for name in ("ID", "one", "two")]
     assert "two" in figure_svg(plot_moments(parts[0], parts[1:]))

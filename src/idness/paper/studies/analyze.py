@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,23 +66,7 @@ class Analysis:
         for study in self.studies:
             for name, (figure, alt) in study.figures.items():
                 contents |= style.figure_files(figure, name, alt=alt)
-        return analysis_folder(folder).write({**contents, NUMBERS: self.to_json(), PAGE: self.to_markdown()})
-
-
-def analysis_folder(path: str | os.PathLike[str], *, force: bool = False) -> OutputFolder:
-    """Return the output folder of an analysis."""
-    return OutputFolder.of(path, _written, force=force)
-
-
-def _written(folder: Path) -> list[str]:
-    """Return the names of the files that an analysis of 0.1.0 consists of; empty if the folder has none."""
-    try:
-        if "analyses" not in json.loads((folder / NUMBERS).read_bytes()):
-            return []
-        shown = re.findall(r"^!\[.*\]\((.+)\.svg\)$", (folder / PAGE).read_text(encoding="utf-8"), re.MULTILINE)
-    except (OSError, ValueError, TypeError):
-        return []
-    return [NUMBERS, PAGE, *(f"{name}.{kind}" for name in shown for kind in ("svg", "png"))]
+        return OutputFolder.of(folder).write({**contents, NUMBERS: self.to_json(), PAGE: self.to_markdown()})
 
 
 def analyze(

@@ -83,9 +83,8 @@ def standardised(values: Tensor) -> tuple[Array, NDArray[np.bool_]]:
     return centred / np.where(constant[:, None], 1.0, spread), constant
 
 
-def plot_p_values(results: Sequence[Gaussianity], ax: Any = None) -> Any:
+def plot_p_values(results: Sequence[Gaussianity], ax: Any) -> Any:
     """Draw the mean p-value of each set; the first is ID."""
-    ax = style.axes_or_new(ax, size=(5.6, 0.42 * len(results) + 1.3))
     with style.house_style():
         for row, result in enumerate(results):
             colour, hatch = (style.ID_COLOUR, "") if row == 0 else (style.OOD_COLOUR, "////")
@@ -105,9 +104,8 @@ def plot_p_values(results: Sequence[Gaussianity], ax: Any = None) -> Any:
     return style.headline(ax, "Are pre-ReLU activations Gaussian?", x=f"mean p-value, chi-square ({DEGREES} df)")
 
 
-def plot_shape(results: Sequence[Gaussianity], ax: Any = None) -> Any:
+def plot_shape(results: Sequence[Gaussianity], ax: Any) -> Any:
     """Draw standardised pre-ReLU values of a few sets against the normal density."""
-    ax = style.axes_or_new(ax)
     edges = np.linspace(-4, 6, 61)
     middles = (edges[1:] + edges[:-1]) / 2
     with style.house_style():

@@ -73,9 +73,8 @@ def simulated_share(p: float, gamma: float, *, images: int) -> float:
     return float((1 / scale_ratio(rows, 100 * p)).mean())
 
 
-def plot_c(ax: Any = None) -> Any:
+def plot_c(ax: Any) -> Any:
     """Draw C(p)."""
-    ax = style.axes_or_new(ax)
     p = np.linspace(0.01, 0.995, 400)
     with style.house_style():
         ax.plot(100 * p, c_factor(p), color=style.ID_COLOUR)
@@ -91,9 +90,8 @@ def plot_c(ax: Any = None) -> Any:
     return style.headline(ax, "C(p), as the formula gives it", x="percentile p", y="C(p)")
 
 
-def plot_shares(ax: Any = None, *, images: int = 60) -> Any:
+def plot_shares(ax: Any) -> Any:
     """Draw Q_p/Q: exact as lines, simulated as markers, the paper's approximation as thin lines."""
-    ax = style.axes_or_new(ax, size=(5.8, 3.6))
     p = np.linspace(0.02, 0.98, 200)
     spots = np.linspace(0.1, 0.95, 9)
     gammas = (-1.0, 0.0, 1.0, 2.0)
@@ -102,7 +100,7 @@ def plot_shares(ax: Any = None, *, images: int = 60) -> Any:
         for index, gamma in enumerate(gammas):
             look = style.mark(index)
             ax.plot(100 * p, kept_share(p, gamma), color=look.colour, linestyle=look.line, label=f"μ/σ = {gamma:g}")
-            drawn = [simulated_share(float(s), gamma, images=images) for s in spots]
+            drawn = [simulated_share(float(s), gamma, images=60) for s in spots]
             ax.plot(100 * spots, drawn, look.marker, color=look.colour, markeredgecolor=style.PAPER, markersize=6)
             if gamma > 0:
                 ax.plot(100 * p, kept_share_printed(p, gamma), color=look.colour, linewidth=0.8, linestyle=":")
