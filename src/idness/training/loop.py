@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from idness.core.documents import packed
-from idness.core.errors import DataError, ModelError, OptionError, StoreError, needed
+from idness.core.errors import DataError, ModelError, OptionError, StoreError, needed, unknown_name
 from idness.core.files import OutputFolder, locked
 from idness.core.progress import Progress, show_progress
 from idness.core.text import without_folder
@@ -37,7 +37,7 @@ from idness.training.checkpoint import (
     save_checkpoint,
 )
 from idness.training.data import Images, Plan, mix, seeded
-from idness.training.objective import CIFAR_MEAN, CIFAR_STD, Objective, Settings, find_method
+from idness.training.objective import CIFAR_MEAN, CIFAR_STD, METHODS, Objective, Settings
 
 PREPARE = 512
 """Training images that a method may initialise itself from."""
@@ -100,7 +100,9 @@ def finetune(
         >>> done.log[-1].step
         4
     """
-    kind = find_method(method)
+    if method not in METHODS:
+        raise unknown_name("training method", method, METHODS)
+    kind = METHODS[method]
     own = {name: value for name, value in options.items() if name not in SETTING_NAMES}
     folder = None if out is None else run_folder(out)
     chosen = {name: value for name, value in options.items() if name in SETTING_NAMES}
