@@ -58,23 +58,10 @@ def outputs(answer: httpx.Response) -> dict[str, list[Any]]:
     return {output["name"]: output["data"] for output in answer.json()["outputs"]}
 
 
-def test_an_exported_guard_answers_like_the_guard(shown: Guard, graph: Path) -> None:
-    with running(shown) as one, running(GraphGuard(graph)) as other:  # type: ignore[arg-type]
-        answers = [served.score(RED, ODD).json()["results"] for served in (one, other)]
-        about = [served.client.get("/v1/guard").json() for served in (one, other)]
-        info = [served.client.get("/v1/calibration").json() for served in (one, other)]
-        assert other.metric("idness_images_total") == 2
-    for mine, exported in zip(*answers, strict=True):
-        assert exported["score"] == pytest.approx(mine["score"], rel=1e-3)
-        assert [exported[key] for key in ("class", "is_ood", "p_value")] == [
-            mine[key] for key in ("class", "is_ood", "p_value")
-        ]
-    assert about[1] == about[0] | {"gallery": 0}
-    assert info[0]["counts"] == info[1]["counts"]
-
-
 def test_metadata_and_health(served: Served) -> None:
     get = served.client.get
+    assert get("/v1/guard").json()["method"] == "scale(percentile=85)"
+    assert sum(get("/v1/calibration").json()["counts"]) == 200
     assert get("/v2").json()["extensions"] == ["binary_tensor_data"]
     assert [get(f"/v2/health/{state}").json() for state in ("live", "ready")] == [{"live": True}, {"ready": True}]
     assert get("/v2/models/guard/ready").json() == {"name": "guard", "ready": True}
@@ -140,14 +127,6 @@ def test_wrong_requests_are_refused_in_one_line(served: Served, body: Any, statu
     answer = served.client.post(INFER, json=body)
     assert answer.status_code == status
     assert said in error_of(answer)
-
-
-def test_models_need_the_key_and_health_does_not(shown: Guard) -> None:
-    with running(shown, key="a-long-enough-token") as served:
-        del served.client.headers["X-API-Key"]
-        assert served.client.get("/v2/health/ready").status_code == 200
-        assert served.client.get("/v2/models/guard").status_code == 401
-        assert served.client.post(INFER, json={}).status_code == 401
 
 
 @pytest.mark.parametrize("per_class", [False, True])

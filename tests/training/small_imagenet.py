@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -34,34 +31,12 @@ def small_imagenet(root: Path, per_class: int = 8, first: int = 0) -> Path:
     return root
 
 
-def files(root: Path) -> list[tuple[Path, int]]:
-    return [(file, WNIDS.index(file.parent.name)) for file in sorted(root.glob("*/*.JPEG"))]
-
-
-def as_list(root: Path, path: Path) -> Path:
-    path.write_text("".join(f"{file.relative_to(root)} {label}\n" for file, label in files(root)))
-    return path
-
-
-def as_shards(root: Path, folder: Path, per_shard: int = 16) -> Path:
-    folder.mkdir()
-    listed = files(root)
-    for start in range(0, len(listed), per_shard):
-        with tarfile.open(folder / f"train-{start // per_shard:06d}.tar", "w") as archive:
-            for number, (file, label) in enumerate(listed[start : start + per_shard]):
-                said = (f"{label}".encode(), "cls") if number % 2 else (json.dumps({"label": label}).encode(), "json")
-                for content, kind in ((file.read_bytes(), "JPEG"), said):
-                    member = tarfile.TarInfo(f"{start + number:06d}.{kind}")
-                    member.size = len(content)
-                    archive.addfile(member, io.BytesIO(content))
-    return folder
-
-
 def as_parquet(root: Path, path: Path, rows: int = 4) -> Path:
     import pyarrow as arrow
     from pyarrow import parquet
 
-    listed = files(root)
-    table = arrow.table({"image": [file.read_bytes() for file, _ in listed], "label": [label for _, label in listed]})
+    listed = sorted(root.glob("*/*.JPEG"))
+    labels = [WNIDS.index(file.parent.name) for file in listed]
+    table = arrow.table({"image": [file.read_bytes() for file in listed], "label": labels})
     parquet.write_table(table, path, row_group_size=rows)
     return path

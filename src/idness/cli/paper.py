@@ -73,12 +73,13 @@ def reproduce(
 ) -> None:
     """Run the paper's tables on the available data, and print our numbers beside the paper's."""
     from idness.benchmark.protocol import Settings
+    from idness.core.files import OutputFolder
     from idness.core.progress import STARTING, show_progress
-    from idness.paper.reproduce import PAGE, SUMMARY, reproduction_folder
+    from idness.paper.reproduce import PAGE, SUMMARY
     from idness.paper.reproduce import reproduce as run
     from idness.report.tables import rich_table
 
-    folder = reproduction_folder(out, force=force)
+    folder = OutputFolder(out, force=force)
     folder.check()
     settings = Settings(
         weights=weights,
@@ -126,15 +127,15 @@ def analyze(
 ) -> None:
     """Run the paper's analyses on a network: Gaussianity, moments, C(p), percentiles, ratios, trade-off, ISH."""
     from idness.benchmark.protocol import Settings, names
+    from idness.core.files import OutputFolder
     from idness.core.progress import show_progress
     from idness.data import embedded
-    from idness.paper.studies.analyze import analysis_folder
     from idness.paper.studies.analyze import analyze as run
 
     if old_benchmark or not (benchmark in ("", *names()) or benchmark.endswith(".toml")):  # MODEL [BENCHMARK] of 0.1
         o.warn_renamed("the argument MODEL", "--model")
         model, benchmark = model or benchmark, old_benchmark
-    folder = analysis_folder(out, force=force)
+    folder = OutputFolder(out, force=force)
     folder.check()
     settings = Settings(
         weights=weights, layer=layer or None, data=data, device=device, threads=threads, command=command_line()

@@ -1,5 +1,5 @@
-"""The paper's tables as data, each with its protocol, and where they contradict each other."""
+"""The paper's tables as data, each with its protocol, and where the paper contradicts itself."""
 
-from idness.paper.tables import PaperRow, PaperTable, Slip, find_slips, listed_slips, load, names
+from idness.paper.tables import PaperRow, PaperTable, listed_slips, load, names
 
-__all__ = ["PaperRow", "PaperTable", "Slip", "find_slips", "listed_slips", "load", "names"]
+__all__ = ["PaperRow", "PaperTable", "listed_slips", "load", "names"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from idness.benchmark.results import MethodResult
 from idness.paper.datasets import DataSet
-from idness.paper.tables import PRINTED, Pair, PaperRow, PaperTable, listed_slips
+from idness.paper.tables import PRINTED, PaperTable, listed_slips
 from idness.report.tables import Cell, Heading, Table, markdown_lines
 
 ACCURACY, P_VALUE = "id_accuracy", "mean_p"
@@ -87,24 +87,21 @@ class TableOutcome:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        cells = [asdict(entry) for entry in self.entries]
-        for cell in cells:
-            parts = cell.pop("parts")
-            if parts:
-                cell["sets"] = list(parts)
-            if cell["spread"] is None:
-                del cell["spread"]
+        cells = []
+        for entry in self.entries:
+            cell = asdict(entry)
+            parts, spread = cell.pop("parts"), cell.pop("spread")
+            cells.append(
+                cell | ({"sets": list(parts)} if parts else {}) | ({} if spread is None else {"spread": spread})
+            )
+        missing = [item for item in self.sets if not item.available]
         return {
             "title": self.table.title,
             "where": self.table.where,
             "status": self.status,
             "fpr": self.table.fpr,
             "images": {name: list(pair) for name, pair in self.images.items()},
-            "missing": [
-                {"name": item.name, "size": item.size, "command": item.command}
-                for item in self.sets
-                if not item.available
-            ],
+            "missing": [{"name": item.name, "size": item.size, "command": item.command} for item in missing],
             "substitutes": {item.name: item.substitute for item in self.sets if item.substitute},
             "notes": self.notes,
             "failed": self.failed,
@@ -116,54 +113,33 @@ def compare_table(
     table: PaperTable, results: Mapping[str, MethodResult], printed: PaperTable | None = None
 ) -> list[Entry]:
     """Compare every cell of a table with results by the row's printed name; `printed` is the table with this one's single sets."""
+    singles = {row.method: row.cells for row in printed.rows} if printed is not None else {}
     entries: list[Entry] = []
     for row in table.rows:
         found = results.get(row.name)
-        details = _details(row, printed)
+        sets = {} if found is None else found.sets
+        # The single sets of another table are of the network without further training.
+        details = row.cells or (singles.get(row.method, {}) if row.training in (None, "none") else {})
         for column in table.columns:
+            members = (column,) if column in row.cells else table.groups.get(column, ())
+            here = [part for part in members if part.lower() in sets]
+            some = 0 < len(here) < len(members)
+            if some and not all(part in details for part in here):
+                here = []  # nothing to compare the mean over some sets with
             for place, metric in enumerate(PRINTED):
-                entries.append(_entry(table, row, column, metric, place, found, details))
+                name = (table.fpr or "") if metric == "fpr" else "auroc"
+                theirs = (row.cells.get(column) or row.means[column])[place]
+                if here and some:  # compared with the paper's mean over the same sets
+                    theirs = round(sum(details[part][place] for part in here) / len(here), 2)
+                whole = column in row.cells or len(here) == len(members)
+                spread = row.spread[column][place] if whole and column in row.spread else None
+                ours = 100 * sum(getattr(sets[part.lower()], name) for part in here) / len(here) if here else None
+                parts = None if column in row.cells else (len(here), len(members))
+                entries.append(Entry(row.name, column, metric, theirs, ours, parts, spread))
         if row.id_accuracy is not None:
-            shaped = None if found is None else found.id_accuracy_shaped
-            entries.append(Entry(row.name, "ID", ACCURACY, row.id_accuracy, _percent(shaped)))
+            shaped = None if found is None or found.id_accuracy_shaped is None else 100 * found.id_accuracy_shaped
+            entries.append(Entry(row.name, "ID", ACCURACY, row.id_accuracy, shaped))
     return entries
-
-
-def _details(row: PaperRow, printed: PaperTable | None) -> dict[str, Pair]:
-    """Return the single sets of a row; those of another table only if they were measured on the same network."""
-    if row.cells or printed is None or row.training not in (None, "none"):
-        return row.cells
-    return next((other.cells for other in printed.rows if other.method == row.method), {})
-
-
-def _entry(
-    table: PaperTable,
-    row: PaperRow,
-    column: str,
-    metric: str,
-    place: int,
-    found: MethodResult | None,
-    details: dict[str, Pair],
-) -> Entry:
-    name = (table.fpr or "") if metric == "fpr" else "auroc"
-    spread = row.spread[column][place] if column in row.spread else None
-    if column in row.cells:
-        value = None if found is None or column.lower() not in found.sets else getattr(found.sets[column.lower()], name)
-        return Entry(row.name, column, metric, row.cells[column][place], _percent(value), spread=spread)
-    members = table.groups.get(column, ())
-    here = [part for part in members if found is not None and part.lower() in found.sets]
-    parts, theirs = (len(here), len(members)), row.means[column][place]
-    some = 0 < len(here) < len(members)
-    if found is None or not here or (some and not all(part in details for part in here)):
-        return Entry(row.name, column, metric, theirs, None, parts)
-    if some:  # compared with the paper's mean over the same sets
-        theirs, spread = round(sum(details[part][place] for part in here) / len(here), 2), None
-    ours = sum(getattr(found.sets[part.lower()], name) for part in here) / len(here)
-    return Entry(row.name, column, metric, theirs, _percent(ours), parts, spread)
-
-
-def _percent(value: float | None) -> float | None:
-    return None if value is None else 100 * value
 
 
 def comparison_tables(outcome: TableOutcome) -> list[Table]:
@@ -171,35 +147,31 @@ def comparison_tables(outcome: TableOutcome) -> list[Table]:
     seen: dict[tuple[str, str], dict[str, Entry]] = {}
     for entry in outcome.measured:
         seen.setdefault((entry.row, entry.column), {})[entry.metric] = entry
-    rows = [
-        [Cell(row), Cell(column + _sets(found)), *_numbers(found.get("fpr")), *_numbers(found.get("auroc"))]
-        for (row, column), found in seen.items()
-        if "fpr" in found or "auroc" in found
-    ]
+    rows = []
+    for (row, column), found in seen.items():
+        if pair := [found[metric] for metric in PRINTED if metric in found]:
+            some = pair[0].parts if pair[0].partial else None
+            shown = f"{column} ({some[0]} of {some[1]} sets)" if some else column
+            rows.append([Cell(row), Cell(shown), *(cell for entry in pair for cell in _numbers(entry))])
     words = [Heading("method", words=True), Heading("set", words=True)]
-    made = (
-        [Table("FPR and AUROC", [*words, *_headings(_fpr(outcome.table)), *_headings("AUROC")], rows)] if rows else []
-    )
+    tables = [Table("FPR and AUROC", [*words, *_headings(_fpr(outcome.table)), *_headings("AUROC")], rows)]
     for metric, what in ((ACCURACY, "ID accuracy"), (P_VALUE, "mean p-value")):
         others = [entry for entry in outcome.measured if entry.metric == metric]
         rows = [[Cell(e.row if metric == ACCURACY else e.column), *_numbers(e)] for e in others]
-        made += [Table(what, [Heading("", words=True), *_headings(what)], rows)] if rows else []
-    return made
+        tables.append(Table(what, [Heading("", words=True), *_headings(what)], rows))
+    return [table for table in tables if table.rows]
 
 
 def printed_table(table: PaperTable) -> Table:
     """Return a table of the paper as it is printed."""
     if table.values:
         headings = [Heading("set", words=True), Heading("mean p-value")]
-        return Table(
-            table.title, headings, [[Cell(name), Cell(f"{value:.3f}")] for name, value in table.values.items()]
-        )
+        return Table(table.title, headings, [[Cell(name), Cell(f"{p:.3f}")] for name, p in table.values.items()])
     headings = [Heading("method", words=True), *(Heading(column) for column in table.columns)]
     rows = []
     for row in table.rows:
         pairs = [row.cells.get(column) or row.means.get(column) for column in table.columns]
-        texts = ["" if pair is None else f"{pair[0]:.2f} / {pair[1]:.2f}" for pair in pairs]
-        rows.append([Cell(row.name), *(Cell(text) for text in texts)])
+        rows.append([Cell(row.name), *(Cell(f"{pair[0]:.2f} / {pair[1]:.2f}" if pair else "") for pair in pairs)])
     return Table(f"{_fpr(table)} / AUROC as printed", headings, rows)
 
 
@@ -223,9 +195,9 @@ def slips(outcomes: Sequence[TableOutcome]) -> list[str]:
     """List where the paper contradicts itself, in these tables and in its text."""
     asked = {outcome.table.name for outcome in outcomes}
     return [
-        f"{f'{slip.table}: ' if slip.table else ''}{f'{slip.row}: ' if slip.row else ''}{slip.note}"
+        ": ".join(slip[key] for key in ("table", "row", "note") if slip.get(key))
         for slip in listed_slips()
-        if not slip.table or slip.table in asked
+        if slip.get("table", "") in {"", *asked}
     ]
 
 
@@ -271,19 +243,9 @@ def _headings(what: str) -> list[Heading]:
     return [Heading(f"{what}\nours"), Heading("theirs"), Heading("diff")]
 
 
-def _sets(found: Mapping[str, Entry]) -> str:
-    """Mark a mean over some of its sets."""
-    entry = next(iter(found.values()))
-    return f" ({entry.parts[0]} of {entry.parts[1]} sets)" if entry.parts is not None and entry.partial else ""
-
-
-def _numbers(entry: Entry | None) -> list[Cell]:
+def _numbers(entry: Entry) -> list[Cell]:
     """Format ours, theirs and the difference."""
-    if entry is None or entry.ours is None or entry.difference is None:
-        return [Cell("")] * 3
     digits = 3 if entry.metric == P_VALUE else 2
-    return [
-        Cell(f"{entry.ours:.{digits}f}"),
-        Cell(f"{entry.theirs:.{digits}f}" + (f" ± {entry.spread:.{digits}f}" if entry.spread is not None else "")),
-        Cell(f"{entry.difference:+.{digits}f}"),
-    ]
+    spread = "" if entry.spread is None else f" ± {entry.spread:.{digits}f}"
+    numbers = f"{entry.ours:.{digits}f}", f"{entry.theirs:.{digits}f}{spread}", f"{entry.difference:+.{digits}f}"
+    return [Cell(number) for number in numbers]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import http.client
 import tarfile
-import tomllib
 import urllib.error
 import urllib.request
 import zipfile
@@ -13,16 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
 from idness.benchmark.protocol import GROUPS, Benchmark
-from idness.core.errors import DataError, IdnessError, StoreError, unknown_name
+from idness.core.errors import DataError, IdnessError, unknown_name
 from idness.core.files import discard, locked, opened_for_download, sha256, unpack_archive
 from idness.core.progress import Progress
 from idness.data import embedded, open_set
+from idness.paper.tables import read_toml
 from idness.report.tables import Cell, Heading, Table
 
 BENCHMARKS = ("cifar10", "cifar10-openood", "cifar100", "cifar100-openood", "imagenet", "imagenet-react")
@@ -117,11 +116,6 @@ class Located:
     sets: list[DataSet]
     root: Path | None = None
 
-    @property
-    def missing(self) -> list[DataSet]:
-        """The sets that are not available."""
-        return [entry for entry in self.sets if not entry.available]
-
 
 def locate(
     name: str,
@@ -135,13 +129,15 @@ def locate(
 
     Training images are sampled and test sets cut as in the protocol, unless `whole`.
     """
-    known, bench = sources(name), Benchmark.load(name)
-    found: dict[str, dict[str, Any]] = {"id": {}, **{group: {} for group in GROUPS}}
+    everything, bench = read_toml("sources"), Benchmark.load(name)
+    known = everything[name]
+    sources = everything.get(BORROWED.get(name, ""), {}).get("sets", {}) | known["sets"]
+    found: dict[str, dict[str, Any]] = {role: {} for role in ("id", *GROUPS)}
     listed, data = [], None
     for role, part, shown, spec in _protocol(bench, whole):
         if progress is not None:
             progress.status(f"{name}: {shown}")
-        about = known["sets"].get(shown, {})
+        about = sources.get(shown, {})
         entry = _entry(name, shown, about, roots)
         hit = _first(spec, about.get("places", []), roots, bench.class_names if role == "id" else ())
         if hit is not None:
@@ -154,22 +150,12 @@ def locate(
         listed.append(replace(_entry(name, "weights", known["weights"], roots), available=weights is not None))
     usable = "test" in found["id"] and any(found[group] for group in GROUPS)
     # The paper's options are given, so nothing is chosen on validation sets.
-    parts = {"id": found["id"], **{group: found[group] for group in GROUPS}, "ood_val": {}}
-    return Located(replace(bench, **parts) if usable else None, weights, listed, data)  # type: ignore[arg-type]
-
-
-def sources(name: str) -> dict[str, Any]:
-    """Read where the sets and weights of a benchmark come from."""
-    table = _read("sources")
-    entry: dict[str, Any] = table[name]
-    if name in BORROWED:
-        entry["sets"] = table[BORROWED[name]]["sets"] | entry["sets"]
-    return entry
+    return Located(replace(bench, **found, ood_val={}) if usable else None, weights, listed, data)  # type: ignore[arg-type]
 
 
 def archives() -> dict[str, Archive]:
     """Read which files can be downloaded."""
-    return {name: Archive(name, **about) for name, about in _read("archives").items()}
+    return {name: Archive(name, **about) for name, about in read_toml("archives").items()}
 
 
 def list_sets(roots: Sequence[Path], benchmarks: Sequence[str] = (), *, check: bool = False) -> list[DataSet]:
@@ -227,8 +213,6 @@ def fetch(archive: Archive, root: Path, progress: Progress | None = None) -> Pat
                 if not digest.startswith(wanted):
                     raise DataError(f"its {kind} is {digest[:16]}..., not {wanted[:16]}...")
             unpack_archive(part, archive.file, target)
-        except StoreError:
-            raise
         except (DataError, tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
             discard(part)
             raise DataError(
@@ -242,11 +226,8 @@ def fetch(archive: Archive, root: Path, progress: Progress | None = None) -> Pat
 
 def _receive(archive: Archive, part: Path, progress: Progress) -> None:
     """Download what is missing of a file."""
-    if urlsplit(archive.url).scheme not in ("http", "https"):
-        raise DataError(f"{archive.name}: only http and https are downloaded, got {archive.url!r}")
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "idness", **({"Range": f"bytes={have}-"} if have else {})}
-    progress.phase(f"downloading {archive.name}", None)
     try:
         with urllib.request.urlopen(urllib.request.Request(archive.url, headers=headers), timeout=PATIENCE) as answer:
             if "html" in answer.headers.get("Content-Type", ""):
@@ -275,25 +256,21 @@ def _receive(archive: Archive, part: Path, progress: Progress) -> None:
         ) from error
 
 
-def _read(name: str) -> dict[str, Any]:
-    return tomllib.loads((files("idness.paper") / f"{name}.toml").read_text(encoding="utf-8"))
-
-
 def _protocol(bench: Benchmark, whole: bool) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     """Yield role, name in the benchmark, name as shown, and specification of each set that a table needs."""
     classes = bench.classes if isinstance(bench.classes, int) else len(bench.class_names)
-    for part, spec in bench.id.items():
-        table = {"path": spec} if isinstance(spec, str) else dict(spec)
-        if part == "val" and "rows" in table:
-            continue  # cut from the test images, which the paper uses whole
-        table = {key: value for key, value in table.items() if key not in ("rows", "sample")}
-        sampled = part == "train" and not whole
-        few = {"sample": max(TRAIN_SAMPLE, PER_CLASS * classes)} if sampled else {}
-        yield "id", part, f"id_{part}", table | few
-    for group in GROUPS:
-        for name, spec in getattr(bench, group).items():
+    for role, parts in {"id": bench.id, **{group: getattr(bench, group) for group in GROUPS}}.items():
+        for part, spec in parts.items():
             table = {"path": spec} if isinstance(spec, str) else dict(spec)
-            yield group, name, name, {key: value for key, value in table.items() if not (whole and key == "sample")}
+            if role == "id" and part == "val" and "rows" in table:
+                continue  # cut from the test images, which the paper uses whole
+            if role == "id":
+                table = {key: value for key, value in table.items() if key not in ("rows", "sample")}
+            if role == "id" and part == "train" and not whole:
+                table["sample"] = max(TRAIN_SAMPLE, PER_CLASS * classes)
+            if whole:
+                table.pop("sample", None)
+            yield role, part, f"id_{part}" if role == "id" else part, table
 
 
 def _first(

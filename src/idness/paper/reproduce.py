@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,20 +28,6 @@ P_VALUE_IMAGES = 1000
 SUMMARY, PAGE = "reproduce.json", "reproduce.md"
 
 
-def reproduction_folder(path: str | os.PathLike[str], *, force: bool = False) -> OutputFolder:
-    """Return the output folder of a reproduction."""
-    return OutputFolder.of(path, _written, force=force)
-
-
-def _written(folder: Path) -> list[str]:
-    """Return the names of the files that a reproduction of 0.1.0 consists of; empty if the folder has none."""
-    try:
-        json.loads((folder / SUMMARY).read_bytes())["tables"]
-    except (OSError, ValueError, TypeError, KeyError):
-        return []
-    return [SUMMARY, PAGE, *(f"{name}.json" for name in names())]
-
-
 def reproduce(
     tables: Sequence[str] = (),
     data: Sequence[str | Path] = (),
@@ -67,7 +52,7 @@ def reproduce(
     roots = [Path(folder) for folder in data] or [Path("data")]
     # A network that is not the paper's shows in the numbers; it must not stop the other tables.
     asked = replace(settings or Settings(), any_accuracy=True)
-    target = reproduction_folder(out)
+    target = OutputFolder.of(out)
     target.check()
     target.record(target.files)  # before the benchmarks write into folders below it
     lab = _Lab(roots, target, asked, progress or Progress())
@@ -89,7 +74,11 @@ class _Lab:
         if table.name == "cifar":
             return self._averages(table)
         where = self._where(table.benchmark)
-        result = TableOutcome(table, sets=list(where.sets), notes=_deviations(table, where))
+        result = TableOutcome(table, sets=list(where.sets))
+        learners = [row.name for row in table.rows if row.method and row.method.startswith(("dice", "chain"))]
+        train = next((item.found for item in where.sets if item.name == "id_train"), None)
+        if learners and train:
+            result.notes.append(f"{', '.join(learners)}: means over {train:,} training images")
         try:
             if table.kind == "p-values":
                 result.entries, notes = self._p_values(table, where)
@@ -110,9 +99,8 @@ class _Lab:
     def _where(self, name: str) -> Located:
         if name not in self.located:
             self.progress.phase("searching data sets", None)
-            given = self.settings.weights
-            weights = Path(given) if given is not None else None
-            self.located[name] = locate(name, self.roots, weights, progress=self.progress)
+            weights = self.settings.weights
+            self.located[name] = locate(name, self.roots, Path(weights) if weights else None, progress=self.progress)
         return self.located[name]
 
     def _rows(self, table: PaperTable, where: Located) -> tuple[dict[str, MethodResult], dict[str, str]]:
@@ -124,13 +112,16 @@ class _Lab:
         failed: dict[str, str] = {}
         if where.benchmark is None:
             return found, failed
+        # One run for the plain rows of all tables of the benchmark.
+        rows = [row for other in _tables_of(table.benchmark) for row in other.rows if row.training in (None, "none")]
+        everything = list(dict.fromkeys(row.method for row in rows if row.method))
         for row in table.rows:
             fine_tuned = self._fine_tuned(row)
             plain = row.weights or row.training in (None, "none")
             if not row.method or not (fine_tuned if not plain else where.weights):
                 continue
             folder = table.benchmark if plain else f"{table.benchmark}-{row.training}"
-            methods = _methods(table.benchmark) if plain else [row.method]
+            methods = everything if plain else [row.method]
             try:
                 results, reasons = self._run(folder, where, where.weights if plain else fine_tuned, methods)
             except IdnessError as error:
@@ -161,7 +152,7 @@ class _Lab:
             place.check()
             settings = replace(self.settings, data=where.root, weights=weights, methods=methods, partial=True)
             report = run(where.benchmark, MODELS[where.benchmark.name], settings, self.progress)
-            fpr = load(_tables_of(where.benchmark.name)[0]).fpr
+            fpr = _tables_of(where.benchmark.name)[0].fpr
             report.save(place)
             write_tables(report, place, "id" if fpr == "fpr_at_id_recall" else "ood")
             write_html(place, report)
@@ -190,35 +181,22 @@ class _Lab:
         found: dict[str, float] = {}
         notes: list[str] = []
         if where.benchmark is not None and where.weights is not None:
-            printed = {name.lower(): name for name in table.values}
             settings = replace(self.settings, data=where.root, weights=where.weights)
             model = MODELS[where.benchmark.name]
             data = load_study_data(
                 model, where.benchmark, settings=settings, limit=P_VALUE_IMAGES, progress=self.progress
             )
-            for part in data.before_relu:
-                name = table.id if part is data.ids else printed.get(part.name)
-                if name is not None and part.acts.pre_relu is not None:
-                    found[name] = gaussianity(part.name, part.acts.pre_relu).mean_p
+            printed = {data.ids.name if name == table.id else name.lower(): name for name in table.values}
+            for name, values in data.before_relu.items():
+                if name in printed:
+                    found[printed[name]] = gaussianity(name, values).mean_p
             notes = [f"section 3: {step(data).line}" for step in (proposition.study, scaling.ratios)]
-        values = [Entry("chi-square", name, P_VALUE, value, found.get(name)) for name, value in table.values.items()]
-        return values, notes
+        return [Entry("chi-square", name, P_VALUE, p, found.get(name)) for name, p in table.values.items()], notes
 
 
-def _methods(name: str) -> list[str]:
-    """Return the methods of all tables of a benchmark, each once."""
-    rows = [row for table in _tables_of(name) for row in load(table).rows if row.training in (None, "none")]
-    return list(dict.fromkeys(row.method for row in rows if row.method))
-
-
-def _tables_of(name: str) -> list[str]:
-    return [table for table in names() if load(table).benchmark == name and load(table).kind == "fpr-auroc"]
-
-
-def _deviations(table: PaperTable, where: Located) -> list[str]:
-    learners = [row.name for row in table.rows if row.method and row.method.startswith(("dice", "chain"))]
-    train = next((item.found for item in where.sets if item.name == "id_train"), None)
-    return [f"{', '.join(learners)}: means over {train:,} training images"] if learners and train else []
+def _tables_of(name: str) -> list[PaperTable]:
+    """Return the tables of a benchmark that have FPR and AUROC."""
+    return [table for table in map(load, names()) if table.benchmark == name and table.kind == "fpr-auroc"]
 
 
 def _untrained(table: PaperTable, row: PaperRow, root: Path) -> DataSet:

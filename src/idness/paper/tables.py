@@ -1,10 +1,9 @@
-"""The paper's tables as data, and where their numbers contradict each other."""
+"""The paper's tables as data, and the places where the paper contradicts itself."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -16,8 +15,6 @@ Pair = tuple[float, float]
 """FPR at 95 % recall, in the table's convention, and AUROC; both in percent, as printed."""
 PRINTED = ("fpr", "auroc")
 OTHER_FILES = ("archives.toml", "slips.toml", "sources.toml")
-ROUNDING = 0.0101
-"""The largest rounding error of a printed average: half a unit for each part, and rounding in between."""
 
 
 @dataclass(frozen=True)
@@ -81,22 +78,6 @@ class PaperTable:
 _TABLE = TypeAdapter(PaperTable)
 
 
-@dataclass(frozen=True)
-class Slip:
-    """A place where the paper contradicts itself: `average` (not the mean of its parts), `disagreement` of tables, or `text`."""
-
-    kind: str
-    table: str = ""
-    row: str = ""
-    column: str = ""
-    metric: str = ""
-    printed: float = 0.0
-    computed: float = 0.0
-    other: str = ""
-    there: float = 0.0
-    note: str = field(default="", compare=False)
-
-
 def names() -> list[str]:
     """List the tables."""
     folder = files("idness.paper")
@@ -111,50 +92,15 @@ def load(name: str) -> PaperTable:
     """Read one table by name."""
     if name not in names():
         raise unknown_name("table", name, names())
-    return _TABLE.validate_python({"name": name, **_read(name)})
+    return _TABLE.validate_python({"name": name, **read_toml(name)})
 
 
-def listed_slips() -> list[Slip]:
-    """Read the known slips."""
-    return [Slip(**entry) for entry in _read("slips")["slips"]]
-
-
-def find_slips() -> list[Slip]:
-    """Find averages that are not the mean of their parts, and cells that two tables print differently."""
-    tables = {name: load(name) for name in names()}
-    found = [slip for table in tables.values() for slip in _wrong_averages(table)]
-    for table in tables.values():
-        if table.detail:
-            found += _disagreements(table, tables[table.detail], {})
-    for column, detail in (("CIFAR-10", "cifar10"), ("CIFAR-100", "cifar100")):
-        found += _disagreements(tables["cifar"], tables[detail], {column: "average"})
+def listed_slips() -> list[dict[str, Any]]:
+    """Read the places where the paper contradicts itself: an average, a cell that two tables print differently, or the text."""
+    found: list[dict[str, Any]] = read_toml("slips")["slips"]
     return found
 
 
-def _wrong_averages(table: PaperTable) -> Iterator[Slip]:
-    for row in table.rows:
-        for group, members in table.groups.items():
-            if group not in row.means or not all(name in row.cells for name in members):
-                continue
-            for place, metric in enumerate(PRINTED):
-                mean = sum(row.cells[name][place] for name in members) / len(members)
-                printed = row.means[group][place]
-                if abs(mean - printed) > ROUNDING:
-                    yield Slip("average", table.name, row.name, group, metric, printed, round(mean, 2))
-
-
-def _disagreements(table: PaperTable, other: PaperTable, renamed: dict[str, str]) -> Iterator[Slip]:
-    theirs = {row.name: row for row in other.rows}
-    for row in table.rows:
-        for column, pair in row.means.items():
-            if renamed and column not in renamed:
-                continue
-            for place, metric in enumerate(PRINTED):
-                there = theirs[row.name].means[renamed.get(column, column)][place]
-                if pair[place] != there:
-                    found = Slip("disagreement", table.name, row.name, column, metric, pair[place])
-                    yield replace(found, other=other.name, there=there)
-
-
-def _read(name: str) -> dict[str, Any]:
+def read_toml(name: str) -> dict[str, Any]:
+    """Read a TOML file of this package."""
     return tomllib.loads((files("idness.paper") / f"{name}.toml").read_text(encoding="utf-8"))

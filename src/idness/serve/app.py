@@ -34,7 +34,7 @@ from idness.serve.schemas import (
     error_response,
     read_uploads,
 )
-from idness.serve.service import Sample, Service, benchmark_of, samples
+from idness.serve.service import Service, benchmark_of, samples
 from idness.serve.worker import BATCH
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ def serve(
     server = Server(service, host=host, port=port, key=key, hosts=hosts, started=started)
     with server.listener:
         server.run([server.listener])
-    failure = service.failure
-    if failure is not None:
+    if (failure := service.worker.failure) is not None:
         reason = shorten(f"{type(failure).__name__}: {failure}", 300)
         raise ModelError(f"serve: the network fails on its first image ({reason}); use the network that was calibrated")
 
@@ -108,7 +107,7 @@ class Server(uvicorn.Server):
         started: Callable[[str], None] | None = None,
     ) -> None:
         self.service = service
-        service.end = lambda: setattr(self, "should_exit", True)
+        service.worker.on_failure = lambda: setattr(self, "should_exit", True)
         self._on_start = started
         super().__init__(
             uvicorn.Config(
@@ -172,11 +171,17 @@ def make_app(service: Service, key: str | None = None, hosts: Collection[str] = 
         redoc_url=None,
     )
     app.add_middleware(AccessMiddleware, key=key and check_key(key), hosts=hosts, record=service.monitor.request)
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
     _add_api(app, service)
-    _add_samples(app, service)
     add_protocol(app, service)
+
+    @app.exception_handler(HTTPException)
+    async def refused(_: Request, error: HTTPException) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return error_response(ApiError(422, f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"))
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> FileResponse:
@@ -186,19 +191,8 @@ def make_app(service: Service, key: str | None = None, hosts: Collection[str] = 
     return app
 
 
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return error_response(error)
-
-
-async def _invalid(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    return error_response(ApiError(422, f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"))
-
-
 def _add_api(app: FastAPI, service: Service) -> None:
-    limits, gallery = service.limits, service.gallery
+    limits, gallery, own = service.limits, service.gallery, benchmark_of(service.class_names)
 
     @app.post("/v1/score", response_model=ScoreAnswer, openapi_extra=SCORE_BODY, tags=["score"])
     async def score(
@@ -254,25 +248,19 @@ def _add_api(app: FastAPI, service: Service) -> None:
         """Return the metrics in the Prometheus text format."""
         return Response(generate_latest(service.monitor.registry), media_type=CONTENT_TYPE_LATEST)
 
-
-def _add_samples(app: FastAPI, service: Service) -> None:
-    own = benchmark_of(service.class_names)
-
-    def listed() -> tuple[Sample, ...]:
-        return samples(own or embedded.DEFAULT)
-
+    # These two are not async, so that a thread reads the files the first time.
     @app.get("/v1/samples", tags=["look"])
-    async def list_samples() -> list[dict[str, str | int]]:
+    def list_samples() -> list[dict[str, str | int]]:
         """List the embedded sample images."""
         return [
             {"index": index, "title": sample.title, "role": sample.role if own else "picture"}
-            for index, sample in enumerate(await asyncio.to_thread(listed))  # reads files the first time
+            for index, sample in enumerate(samples(own or embedded.DEFAULT))
         ]
 
     @app.get("/v1/samples/{index}", response_class=Response, tags=["look"])
-    async def sample_image(index: int) -> Response:
+    def sample_image(index: int) -> Response:
         """Return an embedded sample image."""
-        found = await asyncio.to_thread(listed)
+        found = samples(own or embedded.DEFAULT)
         if not 0 <= index < len(found):
             raise ApiError(404, f"no sample {index}")
         return Response(found[index].content, media_type=found[index].kind, headers=ONE_HOUR)

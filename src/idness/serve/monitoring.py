@@ -14,6 +14,8 @@ from idness.serve.worker import LOWEST
 
 WINDOW = 200
 """Number of recent images in the reported share of OOD images."""
+SHARES = (0.001, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
+"""Quantiles of the calibration scores at which the buckets of the scores end."""
 PATHS = (
     "/v1/score", "/v1/guard", "/v1/calibration", "/v1/samples", "/v2/models", "/v2/health",
     "/healthz", "/readyz", "/metrics", "/",
@@ -25,9 +27,10 @@ class Monitor:
 
     Args:
         groups: the calibration scores of each group.
+        waiting: returns the number of waiting images, at each scrape.
     """
 
-    def __init__(self, groups: Sequence[Sequence[float]]) -> None:
+    def __init__(self, groups: Sequence[Sequence[float]], waiting: Callable[[], float] = lambda: 0) -> None:
         self.registry = CollectorRegistry()
         named: dict[str, Any] = {"registry": self.registry}
         self.drift = DriftWatch(groups)
@@ -36,7 +39,8 @@ class Monitor:
         self._images = Counter("idness_images", "Images judged.", **named)
         self._ood = Counter("idness_ood_images", "Images flagged as out-of-distribution.", **named)
         self._batch = Histogram("idness_batch_images", "Images per batch.", buckets=(1, 2, 4, 8, 16, 32, 64), **named)
-        self._score = Histogram("idness_score", "ID-ness of the images.", buckets=_buckets(groups), **named)
+        quantiles = sorted(set(np.quantile(np.concatenate(groups), SHARES).tolist()))
+        self._score = Histogram("idness_score", "ID-ness of the images.", buckets=quantiles, **named)
         self._share = Gauge("idness_ood_share", f"Share of OOD images among the last {WINDOW}.", **named)
         self._evidence = Gauge(
             "idness_drift_evidence",
@@ -47,13 +51,10 @@ class Monitor:
             "idness_drift_p_value", "Upper bound of the probability of so much evidence without drift.", **named
         )
         self._alarm = Gauge("idness_drift_alarm", f"1 if the p-value is at most {LEVEL:g}.", **named)
+        Gauge("idness_queue_images", "Images waiting or being judged.", **named).set_function(waiting)
         self._evidence.set(1.0)
         self._chance.set(1.0)
         self._last: deque[bool] = deque(maxlen=WINDOW)
-
-    def watch_queue(self, waiting: Callable[[], float]) -> None:
-        """Report the number of waiting images, evaluated at each scrape."""
-        Gauge("idness_queue_images", "Images waiting or being judged.", registry=self.registry).set_function(waiting)
 
     def request(self, path: str, status: int, seconds: float) -> None:
         """Count one request; unknown paths share one label, so that clients cannot create series."""
@@ -80,9 +81,3 @@ class Monitor:
         self._evidence.set(found.evidence)
         self._chance.set(found.p_value)
         self._alarm.set(float(found.alarm))
-
-
-def _buckets(groups: Sequence[Sequence[float]]) -> list[float]:
-    """Return histogram buckets at quantiles of the calibration scores."""
-    shares = [0.001, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99]
-    return sorted(set(np.quantile(np.concatenate(groups), shares).tolist()))

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
 from starlette.exceptions import HTTPException
@@ -168,8 +168,6 @@ class Neighbour(BaseModel):
     class_: str = Field(alias="class", description="The network's class for it.")
     score: float
 
-    model_config = ConfigDict(populate_by_name=True)
-
 
 class Result(BaseModel):
     """The verdict on one image."""
@@ -188,8 +186,6 @@ class Result(BaseModel):
     )
     neighbours: list[Neighbour] = []
     picture: str | None = Field(None, description="The image as the network saw it, a data URL, if requested.")
-
-    model_config = ConfigDict(populate_by_name=True)
 
 
 class NotJudged(BaseModel):

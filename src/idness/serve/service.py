@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import cache
@@ -23,7 +23,7 @@ from idness.data.preprocess import encoded
 from idness.guard.onnx import GraphGuard
 from idness.serve.monitoring import Monitor
 from idness.serve.schemas import ApiError, Limits, Upload, overloaded
-from idness.serve.worker import BATCH, Outcome, Worker
+from idness.serve.worker import BATCH, Worker
 
 if TYPE_CHECKING:
     from idness.guard.gallery import Gallery
@@ -51,30 +51,16 @@ class Service:
     def __init__(self, guard: Guard | GraphGuard, limits: Limits, batch: int = BATCH, name: str = "guard") -> None:
         if guard.groups is None or guard.preprocessing is None:
             raise InputError("serve: the guard must be calibrated on images; create it with idness calibrate")
-        self.limits, self.name, self.preprocessing, self.class_names = (
-            limits,
-            name,
-            guard.preprocessing,
-            guard.class_names,
-        )
+        self.limits, self.name = limits, name
+        self.preprocessing, self.class_names = guard.preprocessing, guard.class_names
         self.facts, self.gallery = described(guard)
         self.groups = guard.groups
         """The calibration scores of each group, ascending."""
-        self.monitor = Monitor(self.groups)
-        self.worker = Worker(
-            guard, size=batch, room=limits.queue, on_batch=self.monitor.batch, on_failure=self._on_failure
-        )
-        self.monitor.watch_queue(lambda: self.worker.waiting)
+        self.monitor = Monitor(self.groups, lambda: self.worker.waiting)
+        self.worker = Worker(guard, size=batch, room=limits.queue, on_batch=self.monitor.batch)
         self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="idness-decode")
         self.stopping = False
-        self.failure: Exception | None = None
-        self.end: Callable[[], None] = lambda: None
-        """Ends the server; called if the network fails at warm-up."""
         self._held = 0
-
-    def _on_failure(self, error: Exception) -> None:
-        self.failure = error
-        self.end()
 
     def check_alive(self) -> None:
         """Raise if the worker has ended."""
@@ -138,10 +124,10 @@ class Service:
             # Pixels are counted from the files' headers, before anything is decoded.
             total, most = sum(pixels_of(content or b"") for _, content in uploads), self.limits.request_pixels
             if total > most:
-                raise ApiError(
-                    413,
-                    f"the images of a request must have at most {most:,} pixels together, got {total:,}; send fewer",
+                message = (
+                    f"the images of a request must have at most {most:,} pixels together, got {total:,}; send fewer"
                 )
+                raise ApiError(413, message)
             # A request of many large images leaves decoders to others.
             turn = asyncio.Semaphore(max(1, DECODERS // 2))
             results = await self._in_time([self._judge(*upload, neighbours, picture, turn) for upload in uploads])
@@ -156,38 +142,30 @@ class Service:
     async def judge_inputs(self, inputs: NDArray[np.float32]) -> list[dict[str, Any]]:
         """Return the verdict on each preprocessed image."""
         with self.worker.reserved(len(inputs)):
-            outcomes = await self._in_time([self._answer(image) for image in inputs])
+            outcomes = await self._in_time([asyncio.wrap_future(self.worker.submit(image)) for image in inputs])
         records = [record for record, _ in outcomes]
         self.monitor.images(records)
         return records
 
-    async def _in_time(self, work: list[Coroutine[Any, Any, T]]) -> list[T]:
+    async def _in_time(self, work: Sequence[Awaitable[T]]) -> list[T]:
         try:
             async with asyncio.timeout(self.limits.answer_seconds):
                 return await asyncio.gather(*work)
         except TimeoutError:
             raise ApiError(504, f"no answer within {self.limits.answer_seconds:g} seconds; send fewer images") from None
 
-    async def _answer(self, image: NDArray[Any]) -> Outcome:
-        return await asyncio.wrap_future(self.worker.submit(image))
-
     async def _judge(
         self, name: str, content: bytes | None, neighbours: int, picture: bool, turn: asyncio.Semaphore
     ) -> dict[str, Any]:
         try:
             async with turn:
-                pixels, animated = await asyncio.get_running_loop().run_in_executor(
-                    self.decoders, self._decoded, content
-                )
+                loop = asyncio.get_running_loop()
+                pixels, animated = await loop.run_in_executor(self.decoders, self._decoded, content)
         except DataError as error:
             reason = str(error).removeprefix("image: ")
-            return {
-                "image": name,
-                "name": name,
-                "error": reason,
-                "problem": reason,
-            }  # name and problem: until the next release
-        record, features = await self._answer(pixels)
+            # The names of 0.1, until the next release.
+            return {"image": name, "name": name, "error": reason, "problem": reason}
+        record, features = await asyncio.wrap_future(self.worker.submit(pixels))
         return record | {
             "image": name,
             "name": name,  # until the next release
@@ -203,18 +181,14 @@ class Service:
         return pixels, is_animated(content)
 
     def _neighbours(self, features: Any, count: int) -> list[dict[str, Any]]:
-        gallery, names = self.gallery, self.class_names
-        if gallery is None or count == 0:
+        if self.gallery is None or count == 0:
             return []
-        return [
-            {
-                "index": index,
-                "similarity": similarity,
-                "class": names[int(gallery.labels[index])] if names else str(int(gallery.labels[index])),
-                "score": float(gallery.scores[index]),
-            }
-            for index, similarity in gallery.nearest(features.unsqueeze(0), count)[0]
-        ]
+        found = []
+        for index, similarity in self.gallery.nearest(features.unsqueeze(0), count)[0]:
+            label, score = int(self.gallery.labels[index]), float(self.gallery.scores[index])
+            shown = self.class_names[label] if self.class_names else str(label)
+            found.append({"index": index, "similarity": similarity, "class": shown, "score": score})
+        return found
 
     def calibration_info(self, label: int | None) -> dict[str, Any]:
         """Return histogram and quantiles of the calibration scores, of one predicted class if thresholds are per class."""
@@ -237,19 +211,15 @@ class Service:
 
 def described(guard: Guard | GraphGuard) -> tuple[dict[str, Any], Gallery | None]:
     """Return the facts of /v1/guard, and the calibration images that can be shown, if any."""
+    gallery: Gallery | None = None
     if isinstance(guard, GraphGuard):
-        facts, gallery, method, promise, spec = (
-            guard.facts,
-            None,
-            guard.method,
-            guard.promise,
-            guard.facts["model"]["spec"],
-        )
+        facts, method, promise = guard.facts, guard.method, guard.promise
+        spec = facts["model"]["spec"]
     else:
         from idness.guard.storage import describe
 
-        facts, gallery, spec = describe(guard), guard.gallery, guard.spec
-        method, promise = guard.detector.label(), guard.promise()
+        facts, method, promise = describe(guard), guard.detector.label(), guard.promise()
+        gallery, spec = guard.gallery, guard.spec
     kept = {key: facts[key] for key in ("recalls", "thresholds", "calibration_images", "per_class")}
     return kept | {
         "network": Path((spec or facts["model"]["class"]).replace("\\", "/")).name,

@@ -56,7 +56,6 @@ class Worker:
         linger: seconds that a batch waits for images that are being decoded.
         room: maximum number of reserved places.
         on_batch: called with the size of each batch.
-        on_failure: called with the error if the network fails at warm-up, which ends the thread.
     """
 
     def __init__(
@@ -67,10 +66,12 @@ class Worker:
         linger: float = 0.002,
         room: int = 512,
         on_batch: Callable[[int], None] = lambda _: None,
-        on_failure: Callable[[Exception], None] = lambda _: None,
     ) -> None:
         self.guard, self.size, self.linger, self.room = guard, size, linger, room
-        self._on_batch, self._on_failure = on_batch, on_failure
+        self._on_batch = on_batch
+        self.failure: Exception | None = None
+        """The error of the network at warm-up, which ends the thread."""
+        self.on_failure: Callable[[], None] = lambda: None
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock, self._stopped = threading.Lock(), False
         self.waiting = 0
@@ -109,10 +110,14 @@ class Worker:
         return answer
 
     def _work(self) -> None:
-        try:
-            self._warm_up()
+        try:  # the first client does not wait for the first run, and faults appear at the start
+            how = self.guard.preprocessing
+            if how is not None and how.size is not None:
+                noise = np.random.default_rng(0).integers(0, 256, (self.size, *how.size, how.channels), np.uint8)
+                judge(self.guard, noise)
         except Exception as error:  # a network can raise anything
-            self._on_failure(error)
+            self.failure = error
+            self.on_failure()
             return
         self.ready.set()
         while (first := self._jobs.get()) is not None:
@@ -153,10 +158,3 @@ class Worker:
         for (_, answer), (record, features) in zip(live, outcomes, strict=True):
             shown = record if record["score"] > LOWEST else record | {"score": None}
             answer.set_result((shown, features))
-
-    def _warm_up(self) -> None:
-        """Run the network once, so that the first client does not wait for it, and faults appear at the start."""
-        how = self.guard.preprocessing
-        if how is not None and how.size is not None:
-            noise = np.random.default_rng(0).integers(0, 256, (self.size, *how.size, how.channels), np.uint8)
-            judge(self.guard, noise)

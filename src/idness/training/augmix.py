@@ -57,13 +57,6 @@ def operate(image: Tensor, name: str, level: float) -> Tensor:
     return changed
 
 
-def random_operation(image: Tensor, severity: float) -> Tensor:
-    """Apply one random operation of random strength and direction to an image."""
-    name = OPERATIONS[int(torch.randint(len(OPERATIONS), ()))]
-    level = float(torch.empty(()).uniform_(0.1, severity)) / 10
-    return operate(image, name, level if torch.rand(()) < 0.5 else -level)
-
-
 def augmix(images: Tensor, severity: float = 3.0, width: int = 3, alpha: float = 1.0) -> Tensor:
     """Mix each uint8 image (N, 3, H, W) with `width` chains of one to three random operations; values stay in [0, 255]."""
     weights = torch.distributions.Dirichlet(torch.full((width,), alpha)).sample((len(images),))
@@ -73,7 +66,9 @@ def augmix(images: Tensor, severity: float = 3.0, width: int = 3, alpha: float =
         for weight in weights[row]:
             current = image
             for _ in range(int(torch.randint(1, 4, ()))):
-                current = random_operation(current, severity)
+                name = OPERATIONS[int(torch.randint(len(OPERATIONS), ()))]
+                level = float(torch.empty(()).uniform_(0.1, severity)) / 10
+                current = operate(current, name, level if torch.rand(()) < 0.5 else -level)
             mixed[row] += weight * current
     return (1 - kept) * images + kept * mixed
 

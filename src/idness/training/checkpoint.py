@@ -87,7 +87,12 @@ def save_checkpoint(
     """Write a checkpoint and the log; after a kill at any moment, the previous checkpoint or this one is complete."""
     name, content = f"checkpoint-{step:08d}.safetensors", packed(tensors)
     index = _DOCUMENT.text(Index(name, sha256_of(content), step, run, log))
-    folder.write({name: content, INDEX: index, LOG: _csv(log.rows)})
+    table = io.StringIO()
+    writer = csv.DictWriter(table, [f.name for f in fields(Epoch)], lineterminator="\n")
+    writer.writeheader()
+    for row in log.rows:
+        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
+    folder.write({name: content, INDEX: index, LOG: table.getvalue()})
     folder.remove(old for old in folder.files if CHECKPOINT.fullmatch(old) and old != name)
 
 
@@ -103,14 +108,3 @@ def checkpoint_part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Ten
     """Return the tensors under a prefix, without it."""
     start = f"{prefix}."
     return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
-
-
-def _csv(rows: list[Epoch]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [f.name for f in fields(Epoch)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
-        {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in asdict(row).items()}
-        for row in rows
-    )
-    return text.getvalue()

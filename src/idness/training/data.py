@@ -10,9 +10,10 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -28,9 +29,9 @@ from idness.core.files import sha256_of
 from idness.core.progress import Progress
 from idness.core.text import abridged
 from idness.data import ArraySet, ImageSet, Preprocessing, embedded, open_set, preprocessing_for
-from idness.data.decoding import decode_picture
 from idness.data.duplicates import exact, exact_digests, stacked
 from idness.data.preprocess import INTERPOLATIONS
+from idness.data.sets import Picture
 from idness.networks.architectures import SmallResNet
 from idness.networks.head_search import noise
 from idness.networks.load import INTERPOLATION, WEIGHTS, facts_of, load_for_training
@@ -49,8 +50,8 @@ KNOWN = 10_000
 """Training images whose hashes are stored at most, to recognise them among other images."""
 NEIGHBOURS = 100
 """Unreadable images in a row after which training stops."""
-CUT = 0.875
-"""Fraction of the shorter side that the centre crop keeps if the network does not define it: 224 of 256 pixels."""
+USUAL = Preprocessing(resize=256, crop=224)
+"""The preprocessing of validation images, scaled to the size of the input, if the network does not define it."""
 MOST_WORKERS = 8
 SHIFT = 4
 """Pixels by which small images are shifted at most."""
@@ -132,6 +133,8 @@ class TrainingSet:
     labels: Tensor
     classes: tuple[str, ...]
     hashes: NDArray[np.uint8] | None = None
+    blocks: ClassVar[None] = None
+    skipped: ClassVar[dict[int, str]] = {}
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
@@ -168,14 +171,6 @@ class TrainingSet:
         """Return the preprocessing of the trained network."""
         height, width = self.images.shape[1:3]
         return Preprocessing(resize=(height, width), mean=tuple(mean), std=tuple(std), interpolation=INTERPOLATION)
-
-    def blocks(self) -> None:
-        """Return `None`: every order is equally fast."""
-        return
-
-    def problems(self) -> list[str]:
-        """Return an empty list: every image was read."""
-        return []
 
     def evaluated(self, places: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of images, uint8 (N, 3, H, W), and their labels."""
@@ -222,40 +217,43 @@ class StreamedSet:
     """Images that worker processes read while the network trains; memory use does not grow with their number.
 
     Args:
-        images: labelled images of any sizes.
+        images: labelled images of any sizes; classes without names are numbered.
         how: the preprocessing of validation images: resize and centre crop to one size; its mean and std are not applied here.
         workers: the number of worker processes; 0 reads in the training process itself.
-        classes: the names of the classes; by default those of the set, or numbers.
-        skipped: filled during training with the images that could not be read, and why.
+        skipped: filled during training with the images that could not be read, and why; the next readable ones take their places.
     """
 
     images: ImageSet
     how: Preprocessing
     workers: int = 0
-    classes: tuple[str, ...] = ()
     skipped: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         images = self.images
         if not len(images):
             raise DataError(f"{images.source}: contains no images; check the folder or file")
-        if images.labels is None:
-            raise DataError(f"{images.source}: training needs the class of each image; use one folder per class")
         if self.how.size is None:
             raise DataError("StreamedSet: how= must bring images to one size; set a crop, or height and width")
         images.hold = MIXED
-        most = int(images.labels.max())
-        names = self.classes or images.classes or tuple(str(number) for number in range(most + 1))
-        if most >= len(names):
-            raise DataError(f"{images.source}: labels must be in 0 to {len(names) - 1}, got {most}")
-        object.__setattr__(self, "classes", tuple(names))
+        _name_classes(images)
 
     def __len__(self) -> int:
         return len(self.images)
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
+        return self.images.classes
+
+    @property
+    def blocks(self) -> Sequence[int] | None:
+        """Where the blocks that are best read as a whole start; `None` if every order is equally fast."""
+        return self.images.blocks()
+
     def example(self) -> Tensor:
         """Return two images as a batch (2, 3, H, W) with values in [0, 1]."""
-        return next(self.evaluated(range(min(2, len(self))), workers=0))[0] / 255
+        samples = _Samples(self.images, self.how)
+        return torch.stack([samples[0, place][0] for place in range(min(2, len(self)))]) / 255
 
     def fingerprint(self) -> str:
         """Return a hash of the images' content and the class names; unchanged files are read only once."""
@@ -269,19 +267,11 @@ class StreamedSet:
         """Return the preprocessing of the trained network."""
         return replace(self.how, mean=tuple(mean), std=tuple(std))
 
-    def blocks(self) -> Sequence[int] | None:
-        """Return where the blocks that are best read as a whole start; `None` if every order is equally fast."""
-        return self.images.blocks()
-
-    def problems(self) -> list[str]:
-        """Return the images that could not be read so far; the next readable ones took their places."""
-        return [self.skipped[place] for place in sorted(self.skipped)]
-
-    def evaluated(self, places: Sequence[int], *, workers: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def evaluated(self, places: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of preprocessed images, uint8 (N, 3, H, W), and their labels."""
         batches = (places[start : start + EVALUATED] for start in range(0, len(places), EVALUATED))
         requests = ([(0, place) for place in batch] for batch in batches)
-        return self._load(requests, _Samples(self.images, self.how), self.workers if workers is None else workers)
+        return self._load(requests, _Samples(self.images, self.how))
 
     def batches(
         self, plan: Plan, first: int, last: int, *, crops: str = "auto", augment: bool = True, view: View | None = None
@@ -294,13 +284,13 @@ class StreamedSet:
             for share in plan.shares()
         )
         cut = crops_for(crops, self.how.size) if augment else ""
-        return self._load(requests, _Samples(self.images, self.how, cut, view, plan.seed), self.workers)
+        return self._load(requests, _Samples(self.images, self.how, cut, view, plan.seed))
 
-    def _load(self, requests: Any, samples: _Samples, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _load(self, requests: Any, samples: _Samples) -> Iterator[tuple[Tensor, Tensor]]:
         loader: Any = DataLoader(
             samples,
             batch_sampler=requests,
-            num_workers=workers,
+            num_workers=self.workers,
             collate_fn=_stack,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # the caller's random state is left alone
@@ -313,66 +303,57 @@ class StreamedSet:
 Images = TrainingSet | StreamedSet
 
 
-class _Samples(Dataset[tuple[Tensor, int, int, str]]):
+class _Samples(Dataset[tuple[Tensor, int, dict[int, str]]]):
     """Single images, preprocessed, or augmented by random numbers of their own: `crops` is shift, resized or empty."""
 
     def __init__(
         self, images: ImageSet, how: Preprocessing, crops: str = "", view: View | None = None, seed: int = 0
     ) -> None:
-        self.images, self.how, self.crops, self.view, self.seed = images, how, crops, view, seed
+        self.images, self.how, self.crops, self.seed = images, how, crops, seed
+        self.labels = images.labels  # a set is sent to worker processes without them
+        self.steps: list[View] = [] if view is None else [view]
         if crops:
             v2 = needed("torchvision.transforms.v2", "training", "train")
-            self.flip = v2.RandomHorizontalFlip()
-            size = list(how.size or ())
             known = how.interpolation in ("bilinear", "bicubic", "nearest")
             mode = v2.InterpolationMode(how.interpolation if known else "bilinear")
-            if crops == "shift":
-                self.cut = v2.RandomCrop(size, padding=SHIFT, padding_mode="reflect")
-            else:
-                self.cut = v2.RandomResizedCrop(size, interpolation=mode, antialias=True)
+            shift = v2.RandomCrop(list(how.size or ()), padding=SHIFT, padding_mode="reflect")
+            resized = v2.RandomResizedCrop(list(how.size or ()), interpolation=mode, antialias=True)
+            self.steps = [shift if crops == "shift" else resized, v2.RandomHorizontalFlip(), *self.steps]
 
-    def __getitem__(self, request: tuple[int, int]) -> tuple[Tensor, int, int, str]:
+    def __getitem__(self, request: tuple[int, int]) -> tuple[Tensor, int, dict[int, str]]:
+        """Return an image, its label, and why it could not be read if it is another in its place."""
         epoch, place = request
-        found, image, problem = self._read(place)
-        assert self.images.labels is not None
-        generator = torch.default_generator
-        kept = generator.get_state()
-        generator.manual_seed(mix(self.seed, "augment", epoch, place))
-        try:
-            if self.crops != "resized":  # before a shift too, which is in pixels of the network's input
-                image = _channels_first(self.how.pixels(np.ascontiguousarray(image.permute(1, 2, 0).numpy())))
-            if self.crops:
-                image = self.flip(self.cut(image))
-            return self.view(image) if self.view else image, int(self.images.labels[found]), place, problem
-        finally:
-            generator.set_state(kept)
+        found, picture, problem = self._read(place)
+        # A shift is in pixels of the network's input; a resized crop is a part of the whole image.
+        pixels = np.array(picture if self.crops == "resized" else self.how.pixels(picture))
+        image = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(mix(self.seed, "augment", epoch, place))
+            for step in self.steps:
+                image = step(image)
+        assert self.labels is not None
+        return image, int(self.labels[found]), {place: problem} if problem else {}
 
-    def _read(self, place: int) -> tuple[int, Tensor, str]:
+    def _read(self, place: int) -> tuple[int, Picture, str]:
         """Read an image, or the next readable one: always the same one for the same unreadable image."""
         problem = ""
         for further in range(min(NEIGHBOURS, len(self.images))):
             found = (place + further) % len(self.images)
             try:
-                return found, read_pixels(self.images, found), problem
+                return found, self.images.picture(found), problem
             except DataError as error:
-                problem = problem or f"{self.images.item(place)}: {error}"
+                problem = problem or _named(self.images, place, error)
         raise DataError(f"{self.images.source}: {NEIGHBOURS} images in a row cannot be read; the first: {problem}")
 
 
-def read_pixels(images: ImageSet, place: int) -> Tensor:
-    """Read one image as uint8 (3, H, W)."""
-    data = images.encoded(place)
-    return _channels_first(np.asarray(images.picture(place) if data is None else decode_picture(data)))
+def _named(images: ImageSet, place: int, error: DataError) -> str:
+    """Return why an image cannot be read, with the folder of its file, which the error names without it."""
+    return str(Path(images.item(place)).parent / str(error))
 
 
-def _channels_first(pixels: Any) -> Tensor:
-    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1).contiguous()
-
-
-def _stack(samples: list[tuple[Tensor, int, int, str]]) -> tuple[Tensor, Tensor, dict[int, str]]:
-    images, labels, places, problems = zip(*samples, strict=True)
-    found = {place: problem for place, problem in zip(places, problems, strict=True) if problem}
-    return torch.stack(images), torch.tensor(labels), found
+def _stack(samples: list[tuple[Tensor, int, dict[int, str]]]) -> tuple[Tensor, Tensor, dict[int, str]]:
+    images, labels, problems = zip(*samples, strict=True)
+    return torch.stack(images), torch.tensor(labels), {place: why for found in problems for place, why in found.items()}
 
 
 def crops_for(crops: str, size: tuple[int, int]) -> str:
@@ -402,8 +383,12 @@ def cifar6(archive: str | Path, split: str = "train") -> TrainingSet:
 
     Validation is the last 84 or 83 training images of each class, which `train` leaves out.
     """
+    return _held(_cifar6(archive, split), None)
+
+
+def _cifar6(archive: str | Path, split: str) -> ImageSet:
     images, labels = embedded.from_cifar10(Path(archive), split)
-    return TrainingSet.from_arrays(images, labels, embedded.classes())
+    return ArraySet(images, embedded.NAME, labels, embedded.classes())
 
 
 def image_folder(root: str | Path, size: int | None = None) -> TrainingSet:
@@ -425,39 +410,31 @@ def _held(
     report = progress or Progress()
     report.note(f"{images.source}: reading {len(images):,} images into memory")
     report.phase("reading images", len(images))
-    arrays: list[NDArray[np.uint8]] = []
-    hashes: list[bytes] = []
+    read: list[tuple[int, NDArray[np.uint8], bytes]] = []
     wrong: list[str] = []
-    places: list[int] = []
     for place in range(len(images)):
         try:
             picture = images.picture(place)
-            hashes.append(exact(picture))
-            arrays.append(_sized(picture, size))
-            places.append(place)
+            image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
+            if size is not None and image.size != size[::-1]:
+                image = image.resize(size[::-1], INTERPOLATIONS[INTERPOLATION], reducing_gap=3.0)
+            read.append((place, np.asarray(image, dtype=np.uint8), exact(picture)))
         except DataError as error:
-            wrong.append(str(Path(images.item(place)).parent / str(error)))
+            wrong.append(_named(images, place, error))
         report.advance(1)
-    if skip and wrong and arrays:
+    if wrong and not (skip and read):
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise DataError(f"{images.source}: {'; '.join(wrong[:5])}{more}; repair or remove these, then start again")
+    if wrong:
         text = f"{images.source}: {len(wrong)} of {len(images)} images cannot be read and are left out; the first: {wrong[0]}"
         warnings.warn(text, IdnessWarning, stacklevel=2)
-        wrong = []
+    places, arrays, hashes = zip(*read, strict=True)
     sizes = sorted({(array.shape[1], array.shape[0]) for array in arrays})
     if len(sizes) > 1:
         listed = abridged([f"{width} x {height}" for width, height in sizes])
-        wrong.append(f"images have {len(sizes)} sizes ({listed}); set size= to resize them")
-    if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise DataError(f"{images.source}: {'; '.join(wrong[:5])}{more}; repair or remove these, then start again")
+        raise DataError(f"{images.source}: images have {len(sizes)} sizes ({listed}); set size= to resize them")
     assert images.labels is not None
-    return TrainingSet.from_arrays(np.stack(arrays), images.labels[places], images.classes, stacked(hashes))
-
-
-def _sized(picture: Image.Image | NDArray[np.uint8], size: tuple[int, int] | None) -> NDArray[np.uint8]:
-    rgb = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
-    if size is not None and rgb.size != size[::-1]:
-        rgb = rgb.resize(size[::-1], INTERPOLATIONS[INTERPOLATION], reducing_gap=3.0)
-    return np.asarray(rgb, dtype=np.uint8)
+    return TrainingSet.from_arrays(np.stack(arrays), images.labels[list(places)], images.classes, stacked(hashes))
 
 
 class Opened(NamedTuple):
@@ -501,37 +478,23 @@ def open_training(
         archive: CIFAR-10 as .npz, for `cifar6`.
         progress: progress callback.
     """
-    if data == embedded.NAME:
-        images = cifar6(archive)
-        model = load_for_training(arch, len(images.classes), init, seed, example=images.example())
-        sides = images.images.shape[1:3] if size is None else (size, size)
-        held = (
-            _held(_listed(val, root, images.classes), (sides[0], sides[1]), skip=True)
-            if val
-            else cifar6(archive, "val")
-        )
-        return Opened(model, images, held)
-    listed = _listed(data, root)
-    if not listed.classes:
-        listed.classes = tuple(str(label) for label in range(_classes(listed)))
-    sides = (size, size) if size is not None else _first_size(listed)
-    example = noise((3, *sides)) if not arch.startswith(("torchvision:", "timm:")) else None
+    cifar = data == embedded.NAME
+    listed = _cifar6(archive, "train") if cifar else _listed(data, root)
+    others = _listed(val, root, listed.classes) if val else _cifar6(archive, "val") if cifar else None
+    given = None if size is None else (size, size)
+    example = noise((3, *(given or _first_size(listed)))) if not arch.startswith(("torchvision:", "timm:")) else None
     model = load_for_training(arch, len(listed.classes), init, seed, example=example)
     own = _own_preprocessing(model, arch, init)
     if own is not None:
         model.preprocessing = own  # type: ignore[assignment]  # where `finetune` finds mean and std
-    fixed = size is not None or (own is not None and own.size is not None)
-    final = sides if size is not None or own is None or own.size is None else own.size
-    others = _listed(val, root, listed.classes) if val else None
+        given = given or own.size
+    final = given or _first_size(listed)
     if workers is None and max(final) <= SMALL and len(listed) * final[0] * final[1] * 3 <= IN_MEMORY:
-        given = final if fixed else None
-        return Opened(
-            model, _held(listed, given, progress), _held(others, given, progress, skip=True) if others else None
-        )
+        held = _held(listed, given, progress)
+        return Opened(model, held, _held(others, given, progress, skip=True) if others else None)
     how = _evaluation(own, final, crops)
     count = min(MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
-    held_out = StreamedSet(others, how, count, listed.classes) if others else None
-    return Opened(model, StreamedSet(listed, how, count, listed.classes), held_out)
+    return Opened(model, StreamedSet(listed, how, count), StreamedSet(others, how, count) if others else None)
 
 
 def _listed(data: str, root: str | Path | None = None, classes: tuple[str, ...] = ()) -> ImageSet:
@@ -545,31 +508,33 @@ def _listed(data: str, root: str | Path | None = None, classes: tuple[str, ...] 
     found = open_set(table, None, classes)
     if not isinstance(found, ImageSet):
         raise DataError(f"{data}: contains activations; training needs images")
-    if found.labels is None:
-        raise DataError(f"{data}: training needs the class of each image; use one folder per class")
-    if _classes(found) < 2:
-        raise DataError(f"{data}: needs images of at least 2 classes, got {_classes(found)}")
     if place.is_dir() and found.blocks() is None and not classes:
         folders = {entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
         if empty := sorted(folders - set(found.classes)):
             raise DataError(f"{data}: no images in {abridged(empty)}; add some or remove the folder")
-    found.classes = found.classes or classes
+    found.classes = classes or found.classes
+    _name_classes(found)
     return found
 
 
-def _classes(images: ImageSet) -> int:
-    assert images.labels is not None
-    return max(len(images.classes), int(images.labels.max(initial=-1)) + 1)
+def _name_classes(images: ImageSet) -> None:
+    """Number classes that have no names, and check that there are labels of at least two classes."""
+    if images.labels is None:
+        raise DataError(f"{images.source}: training needs the class of each image; use one folder per class")
+    most = int(images.labels.max(initial=-1))
+    images.classes = images.classes or tuple(str(number) for number in range(most + 1))
+    if most >= len(images.classes):
+        raise DataError(f"{images.source}: labels must be in 0 to {len(images.classes) - 1}, got {most}")
+    if len(images.classes) < 2:
+        raise DataError(f"{images.source}: needs images of at least 2 classes, got {len(images.classes)}")
 
 
 def _first_size(images: ImageSet) -> tuple[int, int]:
     """Return height and width of the first readable image."""
     for place in range(min(len(images), NEIGHBOURS)):
-        try:
+        with suppress(DataError):
             height, width = np.asarray(images.picture(place)).shape[:2]
             return height, width
-        except DataError:
-            continue
     raise DataError(f"{images.source}: none of the first images can be read; check the folder or file")
 
 
@@ -586,12 +551,11 @@ def _own_preprocessing(model: nn.Module, arch: str, init: str) -> Preprocessing 
 def _evaluation(own: Preprocessing | None, sides: tuple[int, int], crops: str) -> Preprocessing:
     """Return the preprocessing of validation images: the network's own, scaled if another size is asked for."""
     if crops_for(crops, sides) == "shift":
-        return Preprocessing(resize=sides, interpolation=own.interpolation if own is not None else INTERPOLATION)
-    if own is None or own.size is None:
-        return Preprocessing(resize=round(min(sides) / CUT), crop=sides)
+        return Preprocessing(resize=sides, interpolation=INTERPOLATION if own is None else own.interpolation)
+    own = own if own is not None and own.size is not None else USUAL
     if own.size == sides:
         return own
-    scale = min(sides) / min(own.size)
-    resize = own.resize if own.resize is not None else own.size
+    scale = min(sides) / min(own.size or sides)
+    resize = own.resize or own.size or sides
     scaled = round(resize * scale) if isinstance(resize, int) else (round(resize[0] * scale), round(resize[1] * scale))
     return replace(own, resize=scaled, crop=sides if own.crop is not None else None)

@@ -11,14 +11,13 @@ import math
 import os
 import time
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from idness.core.documents import packed
-from idness.core.errors import DataError, ModelError, OptionError, StoreError, needed
+from idness.core.errors import DataError, ModelError, OptionError, StoreError, needed, unknown_name
 from idness.core.files import OutputFolder, locked
 from idness.core.progress import Progress, show_progress
 from idness.core.text import without_folder
@@ -38,7 +37,7 @@ from idness.training.checkpoint import (
     save_checkpoint,
 )
 from idness.training.data import Images, Plan, mix, seeded
-from idness.training.objective import CIFAR_MEAN, CIFAR_STD, Objective, Settings, find_method
+from idness.training.objective import CIFAR_MEAN, CIFAR_STD, METHODS, Objective, Settings
 
 PREPARE = 512
 """Training images that a method may initialise itself from."""
@@ -101,11 +100,13 @@ def finetune(
         >>> done.log[-1].step
         4
     """
-    kind = find_method(method)
-    chosen = dict(kind.recipe) | {name: value for name, value in options.items() if name in SETTING_NAMES}
-    folder = None if out is None else run_folder(out)
-    settings = Settings(**{**_normalisation(model, arch, None if folder is None else folder.path), **chosen})
+    if method not in METHODS:
+        raise unknown_name("training method", method, METHODS)
+    kind = METHODS[method]
     own = {name: value for name, value in options.items() if name not in SETTING_NAMES}
+    folder = None if out is None else run_folder(out)
+    chosen = {name: value for name, value in options.items() if name in SETTING_NAMES}
+    settings = Settings(**{**_normalisation(model, arch, folder), **kind.recipe, **chosen})
     known = [option.name for option in fields(kind) if option.init and option not in fields(Objective)]
     for name in own:
         if name not in known:
@@ -126,15 +127,14 @@ def finetune(
     return Trained(trained, trainer.log.rows, settings, objective)
 
 
-def _normalisation(model: nn.Module, arch: str = "", folder: Path | None = None) -> dict[str, tuple[float, ...]]:
+def _normalisation(model: nn.Module, arch: str, folder: OutputFolder | None) -> dict[str, tuple[float, ...]]:
     """Return mean and std: those of the run that is resumed, else the network's own."""
-    found = load_checkpoint(folder) if folder is not None else None
+    found = None if folder is None else load_checkpoint(folder.path)
     if found is not None:
         stored = found[0].run.get("settings", {})
         return {name: tuple(stored[name]) for name in ("mean", "std") if name in stored}
-    own = preprocessing_for(model, arch, "none")
-    if own is None:
-        own = Preprocessing(mean=CIFAR_MEAN, std=CIFAR_STD) if isinstance(model, SmallResNet) else Preprocessing()
+    usual = Preprocessing(mean=CIFAR_MEAN, std=CIFAR_STD) if isinstance(model, SmallResNet) else Preprocessing()
+    own = preprocessing_for(model, arch, "none") or usual
     return {"mean": own.mean, "std": own.std}
 
 
@@ -194,61 +194,49 @@ class Trainer:
                 ) from error
 
     def _train(self) -> nn.Module:
-        s = self.settings
+        s, train, note = self.settings, self.train, self.progress.note
         rank, world = self.fabric.global_rank, self.fabric.world_size
-        self.plan = Plan(len(self.train), s.batch_size, s.accumulate, s.seed, rank, world, self.train.blocks())
+        self.plan = Plan(len(train), s.batch_size, s.accumulate, s.seed, rank, world, train.blocks)
         self.steps_per_epoch = self.plan.steps_per_epoch
         if self.steps_per_epoch == 0:
             raise OptionError(
-                f"training: {len(self.train)} images are fewer than one batch of {self.plan.per_step}; lower batch_size"
+                f"training: {len(train)} images are fewer than one batch of {self.plan.per_step}; lower batch_size"
             )
         self.total = s.epochs * self.steps_per_epoch
-        self.progress.note(f"{len(self.train):,} training images of {len(self.train.classes)} classes")
+        note(f"{len(train):,} training images of {len(train.classes)} classes")
         self.progress.phase("preparing", None)
-        self.layout = self._lay_out()
-        self._prepare()
+        self.layout = torch.contiguous_format
+        if s.channels_last:
+            self.layout = best_layout(
+                self.objective.model, self.objective.normalise(train.example() * 255), weights=True
+            )
+        if type(self.objective).prepare is not Objective.prepare:
+            some = torch.randperm(len(train), generator=seeded(s.seed, "prepare"))[:PREPARE]
+            images, labels = zip(*train.evaluated(some.tolist()), strict=True)
+            self.objective.prepare(torch.cat(images), torch.cat(labels))
         self.named = {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
         nesterov = s.nesterov and s.momentum > 0
         sgd: dict[str, Any] = {"lr": s.lr, "momentum": s.momentum, "nesterov": nesterov, "weight_decay": s.weight_decay}
         self.optimizer = torch.optim.SGD(self.named.values(), **sgd)
         self.module, self.wrapped_optimizer = self.fabric.setup(self.objective, self.optimizer)
-        self.fingerprint = self.train.fingerprint() if self.out is not None else ""
         self.ema = self._copy_state() if s.ema is not None else {}
+        fingerprint = train.fingerprint() if self.out is not None else ""
+        self.identity = {"settings": _plain(s), "world_size": world, "data": fingerprint, **self.facts}
         self._resume()
-        self._announce(sgd)
-        self.feed = self.train.batches(
+        numbers = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in sgd.items())
+        count = sum(p.numel() for p in self.named.values())
+        note(f"{count:,} parameters in {len(self.named)} tensors: {numbers}")
+        if self.step:
+            note(f"resuming at step {self.step:,} of {self.total:,}")
+        self.progress.phase("steps", self.total)
+        self.progress.advance(self.step)
+        self.feed = train.batches(
             self.plan, self.step, self.total, crops=s.crops, augment=s.augment, view=self.objective.view()
         )
         with torch.random.fork_rng(devices=[]):
             while self.step < self.total:
                 self._epoch()
         return self._finish()
-
-    def _prepare(self) -> None:
-        """Initialise the method from some training images, if it needs any."""
-        if type(self.objective).prepare is Objective.prepare:
-            return
-        some = torch.randperm(len(self.train), generator=seeded(self.settings.seed, "prepare"))[:PREPARE]
-        images, labels = zip(*self.train.evaluated(some.tolist()), strict=True)
-        self.objective.prepare(torch.cat(images), torch.cat(labels))
-
-    def _lay_out(self) -> torch.memory_format:
-        if not self.settings.channels_last:
-            return torch.contiguous_format
-        images = self.objective.normalise(self.train.example() * 255)
-        return best_layout(self.objective.model, images, weights=True)
-
-    def _announce(self, sgd: dict[str, Any]) -> None:
-        """Report which parameters are trained and how, and the steps that a resumed run has done."""
-        numbers = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in sgd.items())
-        count = sum(p.numel() for p in self.named.values())
-        self.progress.note(f"{count:,} parameters in {len(self.named)} tensors: {numbers}")
-        if self.step:
-            self.progress.note(f"resuming at step {self.step:,} of {self.total:,}")
-        self.progress.phase("steps", self.total)
-        self.progress.advance(self.step)
-
-    # One epoch, one step
 
     def _epoch(self) -> None:
         epoch, done = divmod(self.step, self.steps_per_epoch)
@@ -258,15 +246,27 @@ class Trainer:
             loss, right = self._step()
             self.step += 1
             self._check_sane(math.isfinite(loss))
-            self._record(loss, right)
+            log = self.log
+            log.loss_sum, log.right, log.steps = log.loss_sum + loss, log.right + right, log.steps + 1
+            log.seen += self.plan.per_step // self.fabric.world_size
+            self.progress.advance(1)
+            self.progress.status(f"loss {log.loss_sum / log.steps:.3f}  accuracy {log.right / log.seen:.1%}")
             if self.step % self.settings.checkpoint_every == 0 and position + 1 < self.steps_per_epoch:
                 self._checkpoint()
         taken = time.perf_counter() - started
-        self._close_epoch(epoch + 1, (self.steps_per_epoch - done) * self.plan.per_step / taken, self.waited / taken)
+        speed, waited = (self.steps_per_epoch - done) * self.plan.per_step / taken, self.waited / taken
+        log, val, rate = self.log, self._accuracy(), self.optimizer.param_groups[0]["lr"]
+        loss, accuracy = log.loss_sum / log.steps, log.right / log.seen
+        row = Epoch(epoch + 1, self.step, rate, loss, accuracy, val, round(speed, 1), round(waited, 4))
+        self.log = LogState([*log.rows, row])
+        shown_val = "" if val is None else f"  validation {val:.2%}"
+        self.progress.note(
+            f"epoch {epoch + 1}: loss {loss:.4f}  accuracy {accuracy:.2%}{shown_val}  {speed:,.0f} images/s, {waited:.1%} waiting"
+        )
         self._checkpoint()
-        if problems := self.train.problems():
+        if skipped := self.train.skipped:
             self.progress.note(
-                f"{len(problems)} images could not be read and were replaced by their neighbours; the first: {problems[0]}"
+                f"{len(skipped)} images could not be read and were replaced by their neighbours; the first: {skipped[min(skipped)]}"
             )
 
     def _step(self) -> tuple[float, int]:
@@ -275,7 +275,12 @@ class Trainer:
             group["lr"] = s.rate(self.step, self.steps_per_epoch)
         total, right = 0.0, 0
         for part in range(s.accumulate):
-            images, labels = self._batch()
+            began = time.perf_counter()
+            images, labels = next(self.feed)
+            self.waited += time.perf_counter() - began
+            if images.ndim == 4:
+                images = images.contiguous(memory_format=self.layout)
+            images, labels = images.to(self.fabric.device), labels.to(self.fabric.device)
             torch.manual_seed(mix(s.seed, "method", self.step, part * self.fabric.world_size + self.fabric.global_rank))
             last = part == s.accumulate - 1
             with self.fabric.no_backward_sync(self.module, enabled=not last and self.fabric.world_size > 1):
@@ -288,35 +293,13 @@ class Trainer:
         self.wrapped_optimizer.step()
         self.wrapped_optimizer.zero_grad()
         self.objective.after_step()
-        self._update_ema()
+        state = self.objective.state_dict() if self.ema else {}
+        for name, mean in self.ema.items():
+            if mean.is_floating_point():
+                mean.lerp_(state[name], 1 - (s.ema or 0.0))
+            else:
+                mean.copy_(state[name])
         return total, right
-
-    def _batch(self) -> tuple[Tensor, Tensor]:
-        """Wait for this process's next batch and lay it out as the network takes it."""
-        began = time.perf_counter()
-        images, labels = next(self.feed)
-        self.waited += time.perf_counter() - began
-        if images.ndim == 4:
-            images = images.contiguous(memory_format=self.layout)
-        return images.to(self.fabric.device), labels.to(self.fabric.device)
-
-    def _record(self, loss: float, right: int) -> None:
-        log = self.log
-        log.loss_sum, log.right, log.steps = log.loss_sum + loss, log.right + right, log.steps + 1
-        log.seen += self.plan.per_step // self.fabric.world_size
-        self.progress.advance(1)
-        self.progress.status(f"loss {log.loss_sum / log.steps:.3f}  accuracy {log.right / log.seen:.1%}")
-
-    def _close_epoch(self, epoch: int, speed: float, waited: float) -> None:
-        log, val = self.log, self._accuracy()
-        loss, accuracy = log.loss_sum / max(log.steps, 1), log.right / max(log.seen, 1)
-        rate = self.optimizer.param_groups[0]["lr"]
-        row = Epoch(epoch, self.step, rate, loss, accuracy, val, round(speed, 1), round(waited, 4))
-        shown_val = "" if val is None else f"  validation {val:.2%}"
-        self.progress.note(
-            f"epoch {epoch}: loss {loss:.4f}  accuracy {accuracy:.2%}{shown_val}  {speed:,.0f} images/s, {waited:.1%} waiting"
-        )
-        self.log = LogState([*log.rows, row])
 
     def _accuracy(self) -> float | None:
         if self.val is None:
@@ -338,26 +321,6 @@ class Trainer:
     def _copy_state(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self.objective.state_dict().items()}
 
-    def _update_ema(self) -> None:
-        decay = self.settings.ema
-        if decay is None:
-            return
-        for name, value in self.objective.state_dict().items():
-            if value.is_floating_point():
-                self.ema[name].lerp_(value, 1 - decay)
-            else:
-                self.ema[name].copy_(value)
-
-    # Checkpoints
-
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "settings": _plain(self.settings),
-            "world_size": self.fabric.world_size,
-            "data": self.fingerprint,
-            **self.facts,
-        }
-
     def _check_sane(self, sane: bool) -> None:
         if not sane:  # nothing of it is written: what is on disk is from before
             raise ModelError(
@@ -373,7 +336,7 @@ class Trainer:
             momentum = {k: self.optimizer.state.get(p, {}).get("momentum_buffer") for k, p in self.named.items()}
             tensors |= {f"momentum.{k}": v for k, v in momentum.items() if v is not None}
             tensors |= {f"ema.{k}": v for k, v in self.ema.items()}
-            save_checkpoint(self.out, tensors, self.step, self._identity(), self.log)
+            save_checkpoint(self.out, tensors, self.step, self.identity, self.log)
         self.fabric.barrier()
 
     def _resume(self) -> None:
@@ -383,8 +346,7 @@ class Trainer:
         index, tensors = found
         # A run of an older version lacks settings that were added later; it had their defaults.
         then = {**index.run, "settings": {**_plain(Settings()), **index.run.get("settings", {})}}
-        now = self._identity()
-        differing = sorted(k for k in then.keys() | now.keys() if then.get(k) != now.get(k))
+        differing = sorted(k for k in then.keys() | self.identity.keys() if then.get(k) != self.identity.get(k))
         if differing:
             raise StoreError(
                 f"{self.out}: contains a run with other {', '.join(differing)}; choose another folder or delete it"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from idness.core.errors import OptionError, unknown_name
+from idness.core.errors import OptionError
 from idness.core.options import check_options, check_positive, check_share, count, nonnegative, one_of
 from idness.data import embedded
 
@@ -73,8 +73,7 @@ class Settings:
                 check_share(self, name)
         if self.clip is not None:
             check_positive(self, "clip")
-        kinds = {"nesterov": bool, "augment": bool, "channels_last": bool, "seed": int}
-        for name, kind in kinds.items():
+        for name, kind in {"nesterov": bool, "augment": bool, "channels_last": bool, "seed": int}.items():
             if type(getattr(self, name)) is not kind:
                 wanted = "true or false" if kind is bool else "a whole number"
                 raise OptionError(f"training: {name} must be {wanted}, got {getattr(self, name)!r}")
@@ -176,10 +175,3 @@ class Plain(Objective):
 
     # ISH's recipe, so that the two differ in one thing only.
     recipe = {"epochs": 10, "lr": 0.003, "weight_decay": 5e-6}
-
-
-def find_method(name: str) -> type[Objective]:
-    """Return a training method by its name."""
-    if name not in METHODS:
-        raise unknown_name("training method", name, METHODS)
-    return METHODS[name]

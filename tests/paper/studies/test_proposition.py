@@ -18,7 +18,7 @@ from idness.paper.studies.proposition import (
     printed_ranges,
     simulated_share,
 )
-from idness.report.style import figure_svg
+from idness.report.style import axes_or_new, figure_svg
 
 GAMMAS = (-1.5, -0.5, 0.0, 0.4, 1.0, 2.5)
 
@@ -81,5 +81,5 @@ def test_the_approximation_is_good_for_large_gamma_and_not_for_small() -> None:
 
 
 def test_figures() -> None:
-    assert "rises strictly" in figure_svg(plot_c())
-    assert "simulated" in figure_svg(plot_shares(images=5))
+    assert "rises strictly" in figure_svg(plot_c(axes_or_new()))
+    assert "simulated" in figure_svg(plot_shares(axes_or_new()))

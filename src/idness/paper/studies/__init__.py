@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from idness.activations.extract import collect
 from idness.benchmark.extraction import benchmark_network
@@ -60,10 +60,11 @@ class StudyData:
         return float(features.min()) < -1e-6 * float(features.abs().max())
 
     @property
-    def before_relu(self) -> list[ActivationsSet]:
-        """The ID set and all OOD sets with their pre-ReLU values; empty if the network has no final ReLU."""
-        found = [self.ids, *self.oods.values()]
-        return found if all(part.acts.pre_relu is not None for part in found) else []
+    def before_relu(self) -> dict[str, Tensor]:
+        """The pre-ReLU values (N, D) of the ID set, which comes first, and of all OOD sets; empty if there is no final ReLU."""
+        found = {part.name: part.acts.pre_relu for part in (self.ids, *self.oods.values())}
+        known = {name: values for name, values in found.items() if values is not None}
+        return known if len(known) == len(found) else {}
 
 
 def load_study_data(

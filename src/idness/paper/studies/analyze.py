@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from idness.benchmark.protocol import Benchmark, Settings
-from idness.core.errors import IdnessError
+from idness.core.errors import IdnessError, InputError
 from idness.core.files import Content, OutputFolder
 from idness.core.progress import Progress
 from idness.data import embedded
@@ -49,22 +48,17 @@ class Analysis:
 
     def to_markdown(self) -> str:
         """Return a Markdown page with the figures."""
-        parts = [f"# {self.title}\n", self._source()]
+        counts = ", ".join(f"{name} {count:,}" for name, count in self.about["images"].items())
+        made = f"Made by `{self.about['command']}`. " if self.about.get("command") else ""
+        limit = self.about.get("limit") or max(self.about["images"].values()) + 1
+        few = "; all images of each set, as in `idness bench`"
+        if max(self.about["images"].values()) >= limit:
+            few = f"; at most {limit:,} of each set, evenly spaced, so numbers differ from those of `idness bench`"
+        parts = [f"# {self.title}\n", f"{made}Images: {counts}{few}.\n"]
         for study in self.studies:
             pictures = "\n".join(f"![{alt}]({name}.svg)\n" for name, (_, alt) in study.figures.items())
             parts.append(f"## {study.name}\n\n{study.line[:1].upper()}{study.line[1:]}.\n\n{pictures}")
         return "\n".join(part.rstrip() + "\n" for part in parts)
-
-    def _source(self) -> str:
-        """Write the command and the numbers of images."""
-        counts = ", ".join(f"{name} {count:,}" for name, count in self.about["images"].items())
-        made = f"Made by `{self.about['command']}`. " if self.about.get("command") else ""
-        limit = self.about.get("limit") or max(self.about["images"].values()) + 1
-        if max(self.about["images"].values()) < limit:
-            few = "; all images of each set, as in `idness bench`"
-        else:
-            few = f"; at most {limit:,} of each set, evenly spaced, so numbers differ from those of `idness bench`"
-        return f"{made}Images: {counts}{few}.\n"
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write everything to a folder and return the paths."""
@@ -72,23 +66,7 @@ class Analysis:
         for study in self.studies:
             for name, (figure, alt) in study.figures.items():
                 contents |= style.figure_files(figure, name, alt=alt)
-        return analysis_folder(folder).write({**contents, NUMBERS: self.to_json(), PAGE: self.to_markdown()})
-
-
-def analysis_folder(path: str | os.PathLike[str], *, force: bool = False) -> OutputFolder:
-    """Return the output folder of an analysis."""
-    return OutputFolder.of(path, _written, force=force)
-
-
-def _written(folder: Path) -> list[str]:
-    """Return the names of the files that an analysis of 0.1.0 consists of; empty if the folder has none."""
-    try:
-        if "analyses" not in json.loads((folder / NUMBERS).read_bytes()):
-            return []
-        shown = re.findall(r"^!\[.*\]\((.+)\.svg\)$", (folder / PAGE).read_text(encoding="utf-8"), re.MULTILINE)
-    except (OSError, ValueError, TypeError):
-        return []
-    return [NUMBERS, PAGE, *(f"{name}.{kind}" for name in shown for kind in ("svg", "png"))]
+        return OutputFolder.of(folder).write({**contents, NUMBERS: self.to_json(), PAGE: self.to_markdown()})
 
 
 def analyze(
@@ -119,17 +97,12 @@ def analyze(
 def _guarded(name: str, step: Callable[[StudyData], Study], data: StudyData) -> Study:
     """Run one analysis; if it does not apply, its line reports that."""
     try:
-        found = Study(reason) if (reason := _inapplicable(name, data)) else step(data)
+        if name in OF_RELU and data.ids.images is None:
+            raise InputError("stored activations lack the inputs of the final ReLU; pass images and the network")
+        if name in OF_RELU and not data.before_relu:
+            raise InputError("the features are not the output of a single ReLU")
+        if name in OF_SUMS and data.signed:
+            raise InputError("some features are negative, so sums of them are meaningless")
+        return replace(step(data), name=name)
     except IdnessError as error:
-        found = Study(f"not done: {error}")
-    return replace(found, name=name)
-
-
-def _inapplicable(name: str, data: StudyData) -> str:
-    if name in OF_RELU and data.ids.images is None:
-        return "does not apply: stored activations lack the inputs of the final ReLU; pass images and the network"
-    if name in OF_RELU and not data.before_relu:
-        return "does not apply: the features are not the output of a single ReLU"
-    if name in OF_SUMS and data.signed:
-        return "does not apply: some features are negative, so sums of them are meaningless"
-    return ""
+        return Study(f"does not apply: {error}", name=name)

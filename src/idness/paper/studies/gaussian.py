@@ -57,22 +57,19 @@ def gaussianity(name: str, values: Tensor) -> Gaussianity:
     return Gaussianity(name, chi_square_p_values(values), z)
 
 
-def chi_square_p_values(values: Tensor, bins: int = BINS) -> Array:
+def chi_square_p_values(values: Tensor) -> Array:
     """Test each row of (N, D) values against a Gaussian of its own mean and variance, and return the p-values."""
-    if bins < 4:
-        raise InputError(f"chi_square_p_values: bins must be at least 4 (3 are lost to the fit), got {bins}")
-    if values.ndim != 2 or values.shape[1] < 5 * bins:
+    if values.ndim != 2 or values.shape[1] < 5 * BINS:
         raise InputError(
-            f"chi_square_p_values: needs (N, D) with at least {5 * bins} values per image (5 per bin),"
+            f"chi_square_p_values: needs (N, D) with at least {5 * BINS} values per image (5 per bin),"
             f" got shape {tuple(values.shape)}"
         )
     z, constant = standardised(values)
-    cells = np.clip((ndtr(z) * bins).astype(np.int64), 0, bins - 1)
-    rows = np.arange(len(cells))[:, None] * bins
-    counts = np.bincount((cells + rows).ravel(), minlength=len(cells) * bins).reshape(-1, bins)
-    expected = values.shape[1] / bins
+    cells = np.clip((ndtr(z) * BINS).astype(np.int64), 0, BINS - 1)
+    counts = np.stack([(cells == place).sum(axis=1) for place in range(BINS)], axis=1)
+    expected = values.shape[1] / BINS
     statistic = ((counts - expected) ** 2).sum(axis=1) / expected
-    p_values: Array = chi2.sf(statistic, bins - 3)
+    p_values: Array = chi2.sf(statistic, DEGREES)
     p_values[constant] = 0.0
     return p_values
 
@@ -86,9 +83,8 @@ def standardised(values: Tensor) -> tuple[Array, NDArray[np.bool_]]:
     return centred / np.where(constant[:, None], 1.0, spread), constant
 
 
-def plot_p_values(results: Sequence[Gaussianity], ax: Any = None) -> Any:
+def plot_p_values(results: Sequence[Gaussianity], ax: Any) -> Any:
     """Draw the mean p-value of each set; the first is ID."""
-    ax = style.axes_or_new(ax, size=(5.6, 0.42 * len(results) + 1.3))
     with style.house_style():
         for row, result in enumerate(results):
             colour, hatch = (style.ID_COLOUR, "") if row == 0 else (style.OOD_COLOUR, "////")
@@ -108,9 +104,8 @@ def plot_p_values(results: Sequence[Gaussianity], ax: Any = None) -> Any:
     return style.headline(ax, "Are pre-ReLU activations Gaussian?", x=f"mean p-value, chi-square ({DEGREES} df)")
 
 
-def plot_shape(results: Sequence[Gaussianity], ax: Any = None) -> Any:
+def plot_shape(results: Sequence[Gaussianity], ax: Any) -> Any:
     """Draw standardised pre-ReLU values of a few sets against the normal density."""
-    ax = style.axes_or_new(ax)
     edges = np.linspace(-4, 6, 61)
     middles = (edges[1:] + edges[:-1]) / 2
     with style.house_style():
@@ -130,9 +125,7 @@ def plot_shape(results: Sequence[Gaussianity], ax: Any = None) -> Any:
 
 def gaussianity_study(data: StudyData) -> Study:
     """Test every set."""
-    results = [
-        gaussianity(part.name, part.acts.pre_relu) for part in data.before_relu if part.acts.pre_relu is not None
-    ]
+    results = [gaussianity(name, values) for name, values in data.before_relu.items()]
     first = results[0]
     others = ", ".join(f"{result.name} {result.mean_p:.3f}" for result in results[1:])
     line = (
@@ -170,8 +163,6 @@ class SetMoments:
 
 def moments(name: str, values: Tensor) -> SetMoments:
     """Return mean and variance of each row of (N, D) pre-ReLU values."""
-    if values.ndim != 2 or values.shape[1] < 2:
-        raise InputError(f"moments: needs (N, D) values with D of at least 2, got shape {tuple(values.shape)}")
     array = values.double().numpy()
     return SetMoments(name, array.mean(axis=1), array.var(axis=1))
 
@@ -181,7 +172,7 @@ def plot_moments(ids: SetMoments, oods: Sequence[SetMoments]) -> Any:
     ax = style.axes_or_new(size=(5.6, 3.6))
     with style.house_style():
         for index, part in enumerate([ids, *oods]):
-            look = _look(index)
+            look = style.mark(index)
             picked = np.linspace(0, len(part.mean) - 1, min(MOST, len(part.mean))).astype(int)
             points = {"s": 7, "color": look.colour, "marker": look.marker, "alpha": 0.28, "linewidths": 0}
             ax.scatter(part.mean[picked], part.variance[picked], **points)
@@ -195,18 +186,9 @@ def plot_moments(ids: SetMoments, oods: Sequence[SetMoments]) -> Any:
     return style.headline(ax, "Mean and variance before the ReLU", x="mean of an image's activations", y="variance")
 
 
-def _look(index: int) -> style.Mark:
-    """Return colour and marker of a set; the first colour is for ID alone, however many OOD sets there are."""
-    if index == 0:
-        return style.mark(0)
-    turn, place = divmod(index - 1, len(style.PALETTE) - 1)
-    marker = style.MARKERS[(index + 2 * turn) % len(style.MARKERS)]
-    return style.mark(index)._replace(colour=style.PALETTE[1 + place], marker=marker)
-
-
 def moments_study(data: StudyData) -> Study:
     """Measure every set."""
-    ids, *oods = [moments(part.name, part.acts.pre_relu) for part in data.before_relu if part.acts.pre_relu is not None]
+    ids, *oods = [moments(name, values) for name, values in data.before_relu.items()]
     gammas = {part.name: part.gamma for part in oods}
     grid, chances = plot_chances(ids.gamma, gammas, "higher", x="μ/σ before the ReLU")
     line = (

@@ -25,7 +25,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr, ndtr, ndtri
 from scipy.stats import norm
 
-from idness.core.options import check_fraction
 from idness.detectors.kernels import scale_ratio
 from idness.paper.studies import Study, StudyData
 from idness.paper.studies.gaussian import moments
@@ -70,14 +69,12 @@ def exact_range(gamma_id: float, gamma_ood: float) -> tuple[float, float]:
 
 def simulated_share(p: float, gamma: float, *, images: int) -> float:
     """Simulate Q_p/Q on rectified Gaussians with the function that SCALE uses."""
-    check_fraction("simulated_share", "p", p)
     rows = (torch.randn(images, 2048, generator=torch.Generator().manual_seed(0)) + gamma).clamp(min=0)
     return float((1 / scale_ratio(rows, 100 * p)).mean())
 
 
-def plot_c(ax: Any = None) -> Any:
+def plot_c(ax: Any) -> Any:
     """Draw C(p)."""
-    ax = style.axes_or_new(ax)
     p = np.linspace(0.01, 0.995, 400)
     with style.house_style():
         ax.plot(100 * p, c_factor(p), color=style.ID_COLOUR)
@@ -93,9 +90,8 @@ def plot_c(ax: Any = None) -> Any:
     return style.headline(ax, "C(p), as the formula gives it", x="percentile p", y="C(p)")
 
 
-def plot_shares(ax: Any = None, *, images: int = 60) -> Any:
+def plot_shares(ax: Any) -> Any:
     """Draw Q_p/Q: exact as lines, simulated as markers, the paper's approximation as thin lines."""
-    ax = style.axes_or_new(ax, size=(5.8, 3.6))
     p = np.linspace(0.02, 0.98, 200)
     spots = np.linspace(0.1, 0.95, 9)
     gammas = (-1.0, 0.0, 1.0, 2.0)
@@ -104,7 +100,7 @@ def plot_shares(ax: Any = None, *, images: int = 60) -> Any:
         for index, gamma in enumerate(gammas):
             look = style.mark(index)
             ax.plot(100 * p, kept_share(p, gamma), color=look.colour, linestyle=look.line, label=f"μ/σ = {gamma:g}")
-            drawn = [simulated_share(float(s), gamma, images=images) for s in spots]
+            drawn = [simulated_share(float(s), gamma, images=60) for s in spots]
             ax.plot(100 * spots, drawn, look.marker, color=look.colour, markeredgecolor=style.PAPER, markersize=6)
             if gamma > 0:
                 ax.plot(100 * p, kept_share_printed(p, gamma), color=look.colour, linewidth=0.8, linestyle=":")
@@ -123,13 +119,7 @@ def study(data: StudyData) -> Study:
     plot_shares(right)
     line = "C(p) rises strictly (1.55 at 85, 2.06 at 95); Q_p/Q is smaller for the higher mu/sigma at every p above the share of zeros"
     numbers: dict[str, Any] = {"c": {str(p): float(c_factor(p / 100)) for p in (65, 85, 90, 95)}}
-    found = data.before_relu
-    if found:
-        gammas = {
-            part.name: moments(part.name, part.acts.pre_relu).typical
-            for part in found
-            if part.acts.pre_relu is not None
-        }
+    if gammas := {name: moments(name, values).typical for name, values in data.before_relu.items()}:
         own = gammas.pop(data.ids.name)
         reach = {part: exact_range(own, gamma) for part, gamma in gammas.items()}
         holds = ", ".join(part for part, (low, high) in reach.items() if low < high) or "none"

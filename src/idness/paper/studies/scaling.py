@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from idness.core.errors import InputError
 from idness.core.types import Activations, Head
-from idness.data import ActivationsSet
 from idness.detectors.detector import Detector, fit_many, score_many
 from idness.detectors.kernels import scale_ratio
 from idness.detectors.registry import build
@@ -36,24 +33,10 @@ Array = NDArray[np.float64]
 Reader = Callable[[NDArray[np.int64]], Sequence[NDArray[np.uint8]]]
 
 
-@dataclass(frozen=True)
-class PercentileSweep:
-    """Mean AUROC over OOD sets by percentile: curves of `scaling`, `both` and `pruning`, and the `plain` energy."""
-
-    percentiles: tuple[float, ...]
-    auroc: dict[str, Array]
-    plain: float
-
-    def best(self, *, lowest: float = 0.0) -> float:
-        """Return the percentile of at least `lowest` at which scaling has the highest AUROC."""
-        allowed = np.where(np.array(self.percentiles) >= lowest, self.auroc["scaling"], -1.0)
-        return self.percentiles[int(allowed.argmax())]
-
-
 def sweep(
     head: Head, ids: Activations, oods: Mapping[str, Activations], percentiles: Sequence[float] = PERCENTILES
-) -> PercentileSweep:
-    """Compute the mean AUROC over the OOD sets for every percentile and kind."""
+) -> tuple[dict[str, Array], float]:
+    """Return the mean AUROC over the OOD sets by percentile, for every kind, and that of the plain energy."""
     detectors: list[Detector] = [build("ebo")]
     for name, fixed in KINDS.values():
         detectors += [build(name, percentile=float(p), **fixed) for p in percentiles]
@@ -63,8 +46,7 @@ def sweep(
     for acts in oods.values():
         totals += [auroc(a, b) for a, b in zip(good, score_many(detectors, acts), strict=True)]
     means = totals / len(oods)
-    curves = dict(zip(KINDS, means[1:].reshape(len(KINDS), -1), strict=True))
-    return PercentileSweep(tuple(float(p) for p in percentiles), curves, float(means[0]))
+    return dict(zip(KINDS, means[1:].reshape(len(KINDS), -1), strict=True)), float(means[0])
 
 
 def percentile_study(data: StudyData) -> Study:
@@ -72,25 +54,21 @@ def percentile_study(data: StudyData) -> Study:
     figure, axes = style.new_figure(1, len(data.groups), size=(5.2 * len(data.groups), 3.5), squeeze=False)
     words, numbers = [], dict[str, Any]()
     for ax, (group, members) in zip(axes[0], data.groups.items(), strict=True):
-        found = _sweep_of(data, members)
+        found, plain = sweep(data.head, data.ids.acts, {part: ood.acts for part, ood in members.items()})
+        best = PERCENTILES[int(found["scaling"].argmax())]
         curves = [
-            (NAMES[kind], curve, style.mark(index), found.best() if kind == "scaling" else None)
-            for index, (kind, curve) in enumerate(found.auroc.items())
+            (NAMES[kind], curve, style.mark(index), best if kind == "scaling" else None)
+            for index, (kind, curve) in enumerate(found.items())
         ]
-        figures.draw_sweep(found.percentiles, curves, found.plain, f"{group.capitalize()} OOD", ax)
-        best = float(found.auroc["scaling"].max())
+        figures.draw_sweep(PERCENTILES, curves, plain, f"{group.capitalize()} OOD", ax)
         words.append(
-            f"{group}: scaling best at p = {found.best():g} with AUROC {100 * best:.1f}, plain energy {100 * found.plain:.1f}"
+            f"{group}: scaling best at p = {best:g} with AUROC {100 * found['scaling'].max():.1f}, plain energy {100 * plain:.1f}"
         )
-        numbers[group] = {"percentiles": found.percentiles, "ebo": found.plain, "best": found.best()}
-        numbers[group] |= {kind: curve.round(5).tolist() for kind, curve in found.auroc.items()}
+        numbers[group] = {"percentiles": PERCENTILES, "ebo": plain, "best": best}
+        numbers[group] |= {kind: curve.round(5).tolist() for kind, curve in found.items()}
     line = "; ".join(words)
     alt = f"AUROC against the percentile for scaling, pruning and both. {line}"
     return Study(line, numbers, {"percentiles": (figure, alt)})
-
-
-def _sweep_of(data: StudyData, members: Mapping[str, ActivationsSet]) -> PercentileSweep:
-    return sweep(data.head, data.ids.acts, {part: found.acts for part, found in members.items()})
 
 
 def ratios(data: StudyData) -> Study:
@@ -99,8 +77,10 @@ def ratios(data: StudyData) -> Study:
     The paper argues that it is larger on ID images.
     """
     # Lower percentiles exclude zeros only, and every ratio is near 1.
-    best = _sweep_of(data, data.oods).best(lowest=65)
-    parts = {"ID": data.ids.acts} | {name: found.acts for name, found in data.oods.items()}
+    high = [p for p in PERCENTILES if p >= 65]
+    others = {name: found.acts for name, found in data.oods.items()}
+    best = high[int(sweep(data.head, data.ids.acts, others, high)[0]["scaling"].argmax())]
+    parts = {"ID": data.ids.acts, **others}
     ratio = {name: _array(scale_ratio(acts.features, best)) for name, acts in parts.items()}
     ebo, scale = build("ebo").fit(data.head), build("scale", percentile=best).fit(data.head)
     energy, scaled = ({name: _array(one.score(acts)) for name, acts in parts.items()} for one in (ebo, scale))
@@ -199,13 +179,7 @@ def weight_extremes(weights: Array, count: int) -> tuple[NDArray[np.int64], NDAr
     return order[::-1][:count].copy(), order[:count].copy()
 
 
-def weight_spread(weights: Array) -> float:
-    """Return the weight at the 95th percentile over that at the 5th."""
-    low, high = np.percentile(weights, [5, 95])
-    return float(high / low)
-
-
-def plot_weights(weights: Array) -> Any:
+def plot_weights(weights: Array, spread: float) -> Any:
     """Draw the distribution of the weights."""
     ax = style.axes_or_new()
     low, high = np.percentile(weights, [0.2, 99.8])
@@ -218,14 +192,12 @@ def plot_weights(weights: Array) -> Any:
         ax.set_yticks([])
         ax.grid(False)
     style.say_beyond(ax, weights, edges[0], edges[-1])
-    title = f"ISH weights: 95th percentile is {weight_spread(weights):.2f}x the 5th"
+    title = f"ISH weights: 95th percentile is {spread:.2f}x the 5th"
     return style.headline(ax, title, x=f"exp(Q/Q_p) relative to its mean, p = {ISH_PERCENTILE:g}")
 
 
 def plot_extremes(weights: Array, read: Reader, labels: Sequence[str] = (), *, count: int = 10) -> Any:
     """Draw the images with the largest and smallest weights, `count` of each; `read` returns the images of some rows."""
-    if labels and len(labels) != len(weights):
-        raise InputError(f"plot_extremes: needs one label per weight ({len(weights)}), got {len(labels)}")
     count = min(count, len(weights))
     figure, axes = style.new_figure(2, count, size=(0.92 * count + 0.4, 2.9), squeeze=False)
     with style.house_style():
@@ -245,13 +217,16 @@ def ish_study(data: StudyData) -> Study:
     """Weigh the training images, or the test images if there are none."""
     part = data.train or data.ids
     weights = ish_weights(part.acts)
-    spread = weight_spread(weights)
+    low, high = np.percentile(weights, [5, 95])
+    spread = float(high / low)
     kind = "training" if data.train else "test"
     line = (
         f"over {len(part.acts)} {kind} images at p = {ISH_PERCENTILE:g}, the image at the 95th percentile"
         f" weighs {spread:.2f} times that at the 5th"
     )
-    figures = {"ish-weights": (style.figure_of(plot_weights(weights)), f"Distribution of ISH's weights. {line}")}
+    figures = {
+        "ish-weights": (style.figure_of(plot_weights(weights, spread)), f"Distribution of ISH's weights. {line}")
+    }
     count = min(10, len(part.acts))
     most, least = weight_extremes(weights, count)
     labels: list[str] = []

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from idness.core.errors import InputError
 from idness.core.progress import report_warnings
@@ -22,7 +21,8 @@ def measure_tradeoff(
     detectors: Mapping[str, Detector], ids: Activations, oods: Mapping[str, Activations]
 ) -> dict[str, tuple[float, float]]:
     """Return for every fitted detector the ID accuracy of the network as it shapes it, and the mean AUROC over OOD sets."""
-    labels = _labels(ids)
+    if ids.labels is None:
+        raise InputError("tradeoff: ID activations have no labels, which accuracy needs; pass labelled images")
     listed = list(detectors.values())
     good = score_many(listed, ids)
     bad = [score_many(listed, acts) for acts in oods.values()]
@@ -31,14 +31,8 @@ def measure_tradeoff(
         # Only methods that edit the network have logits of their own.
         logits = detector.shaped_logits(ids) if isinstance(detector, Enhancer) else ids.logits
         mean = float(np.mean([auroc(good[index], scores[index]) for scores in bad]))
-        points[name] = accuracy(logits, labels), mean
+        points[name] = accuracy(logits, ids.labels), mean
     return points
-
-
-def _labels(acts: Activations) -> Tensor:
-    if acts.labels is None:
-        raise InputError("tradeoff: ID activations have no labels, which accuracy needs; pass labelled images")
-    return acts.labels
 
 
 def study(data: StudyData) -> Study:
@@ -52,7 +46,6 @@ def study(data: StudyData) -> Study:
     with report_warnings(lambda _: None):  # methods that do not suit the network show it by their place
         choices, failed = choose(wanted, data.head, train, val, ood_val)
     detectors = {row: choice.detector for row, choice in choices.items()}
-    plain = accuracy(data.ids.acts.logits, _labels(data.ids.acts))
     height = max(3.8, 1.0 + 0.135 * len(detectors))
     figure, axes = style.new_figure(1, len(data.groups), size=(5.2 * len(data.groups), height), squeeze=False)
     numbers: dict[str, Any] = {"left_out": failed}
@@ -61,7 +54,8 @@ def study(data: StudyData) -> Study:
         points = measure_tradeoff(detectors, data.ids.acts, {part: found.acts for part, found in members.items()})
         order = sorted(points, key=lambda row: -points[row][1])
         marks = {row: style.mark(index) for index, row in enumerate(order[: figures.HIGHLIGHTED])}
-        figures.draw_tradeoff(points, marks, plain, f"{group.capitalize()} OOD", ax)
+        # The energy leaves the network as it is.
+        figures.draw_tradeoff(points, marks, points["ebo"][0], f"{group.capitalize()} OOD", ax)
         right, mean = points[order[0]]
         words.append(f"{group}: {order[0]} leads with AUROC {100 * mean:.1f} at ID accuracy {100 * right:.1f}")
         numbers[group] = {row: {"accuracy": right, "auroc": mean} for row, (right, mean) in points.items()}
