@@ -81,7 +81,7 @@ HOSTILE = {
     "bomb": (bomb(), "at most 250,000 pixels"),
     "large": (png(Image.new("RGB", (600, 600))), "at most 250,000 pixels"),
     "svg": (b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>', "got an SVG drawing"),
-    "eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "got text"),
+    "eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "got something else"),
     "pickle": (b"\x80\x04\x95\x1a\x00\x00\x00", "got something else"),
     "noise": (np.random.default_rng(0).bytes(5_000), "got something else"),
     "png cut short": (RED[:-60], "is cut off: its end is missing"),

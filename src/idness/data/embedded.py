@@ -10,7 +10,6 @@ import io
 import json
 import tomllib
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from pydantic import with_config
-from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
 from idness.core.documents import Document, checksum
 from idness.core.errors import DataError, unknown_name
+from idness.data.decoding import decode
 from idness.data.sets import ArraySet, ImageSet, read_classes
 
 HOME = Path(__file__).parent
@@ -37,26 +35,7 @@ CIFAR10_LABELS = {"airplane": 0, "automobile": 1, "bird": 2, "deer": 4, "dog": 5
 """The classes of cifar6, and their labels in CIFAR-10."""
 
 
-@with_config(extra="allow")
-class SetEntry(TypedDict):
-    """One set in the manifest; its shape is that of one image, or of its features if they are stored instead."""
-
-    role: str
-    count: int
-    shape: tuple[int, ...]
-    classes: list[str]
-    files: dict[str, str]
-
-
-@with_config(extra="allow")
-class EmbeddedManifest(TypedDict):
-    """All sets, and the sha256 of the file that lists their images."""
-
-    sets: dict[str, SetEntry]
-    images: dict[str, str]
-
-
-_DOCUMENT = Document(content=EmbeddedManifest, version=1, absent="install idness again", remedy="install idness again")
+_DOCUMENT = Document(content=dict[str, Any], version=1, absent="install idness again", remedy="install idness again")
 
 
 @dataclass(frozen=True)
@@ -101,8 +80,8 @@ def classes(benchmark: str = NAME) -> tuple[str, ...]:
 
 def preprocessing(benchmark: str = NAME) -> dict[str, Any]:
     """Return the preprocessing of the networks, as `Preprocessing.from_dict` takes it: by default the size of the ID test images."""
-    side = list(manifest(root=HOME / benchmark)["sets"]["id_test"]["shape"][:2])
-    return {"resize": side[0], "crop": side[0], **_defined(benchmark)["preprocessing"]}
+    side = manifest(root=HOME / benchmark)["sets"]["id_test"]["shape"][0]
+    return {"resize": side, "crop": side, **_defined(benchmark)["preprocessing"]}
 
 
 def normalisation(benchmark: str = NAME) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -132,8 +111,7 @@ def from_cifar10(archive: Path, split: str) -> tuple[NDArray[np.uint8], NDArray[
 
 def sets(role: str | None = None, *, root: Path = CIFAR6) -> list[str]:
     """Return the names of a benchmark's sets, all or those of one role: id_train, id_val, id_test, near, far, ood_val."""
-    entries = manifest(root=root)["sets"]
-    roles = {name: entry["role"] for name, entry in entries.items()}
+    roles = {name: entry["role"] for name, entry in manifest(root=root)["sets"].items()}
     if role is not None and role not in roles.values():
         raise unknown_name("role", role, set(roles.values()))
     return [name for name, found in roles.items() if role in (None, found)]
@@ -163,32 +141,22 @@ def open_embedded(name: str) -> ImageSet:
     entry = _entry(root, inner)
     file, digest = next(iter(entry["files"].items()))
     if file.endswith(".zip"):
-        archive = _DOCUMENT.bytes_of(root / file, digest)
-        return PhotoSet(archive, f"embedded:{name}", _labels(root, inner), entry["classes"])
+        files = _unzipped(_DOCUMENT.bytes_of(root / file, digest))
+        return PhotoSet(files, f"embedded:{name}", _labels(root, inner), entry["classes"])
     found = load(name)
     return ArraySet(found.images, f"embedded:{name}", found.labels, found.classes)
 
 
 class PhotoSet(ImageSet):
-    """Image files in a zip archive in memory, in the order of the archive."""
+    """Image files in memory; items are pairs of name and content."""
 
     parallel = True
 
-    def __init__(
-        self, archive: bytes, source: str, labels: NDArray[np.int64] | None = None, classes: Sequence[str] = ()
-    ) -> None:
-        super().__init__(source, labels, classes)
-        with zipfile.ZipFile(io.BytesIO(archive)) as opened:
-            self._files = [(entry.filename, opened.read(entry)) for entry in opened.infolist()]
-
-    def __len__(self) -> int:
-        return len(self._files)
-
     def item(self, index: int) -> str:
-        return self._files[index][0]
+        return str(self.items[index][0])
 
-    def encoded(self, index: int) -> bytes:
-        return self._files[index][1]
+    def encoded(self, index: int) -> bytes | None:
+        return bytes(self.items[index][1])
 
 
 def fingerprint(name: str, *, root: Path | None = None) -> str:
@@ -197,7 +165,7 @@ def fingerprint(name: str, *, root: Path | None = None) -> str:
     return checksum(_entry(root, name)["files"])
 
 
-def manifest(*, root: Path = CIFAR6) -> EmbeddedManifest:
+def manifest(*, root: Path = CIFAR6) -> dict[str, Any]:
     """Read a benchmark's manifest: roles, counts, classes, packages, and the sha256 of every file."""
     return _DOCUMENT.read(root / "manifest.json")
 
@@ -214,8 +182,8 @@ def _defined(benchmark: str) -> dict[str, Any]:
     return tomllib.loads(definition(benchmark).read_text(encoding="utf-8"))
 
 
-def _entry(root: Path, name: str) -> SetEntry:
-    known = manifest(root=root)["sets"]
+def _entry(root: Path, name: str) -> dict[str, Any]:
+    known: dict[str, dict[str, Any]] = manifest(root=root)["sets"]
     if name not in known:
         raise unknown_name("embedded set", name, known)
     return known[name]
@@ -230,7 +198,11 @@ def _labels(root: Path, name: str) -> NDArray[np.int64] | None:
 def _decoded(content: bytes) -> NDArray[np.uint8]:
     """Decode an archive of image files, or a sheet: images of one size, one below the other."""
     if content.startswith(b"PK"):
-        photos = PhotoSet(content, "embedded")
-        return np.stack([np.asarray(photos.picture(index)) for index in range(len(photos))])
+        return np.stack([np.asarray(decode(data, name=name)) for name, data in _unzipped(content)])
     with Image.open(io.BytesIO(content), formats=["WEBP"]) as picture:
         return np.asarray(picture.convert("RGB"), np.uint8)
+
+
+def _unzipped(archive: bytes) -> list[tuple[str, bytes]]:
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        return [(entry.filename, opened.read(entry)) for entry in opened.infolist()]

@@ -48,7 +48,6 @@ SUFFIX_KINDS = {
     ".npz": "npz",
     ".txt": "list",
     ".parquet": "parquet",
-    ".arrow": "parquet",
     ".tar": "webdataset",
     ".safetensors": "activations",
 }
@@ -280,11 +279,8 @@ class ObjectSet(ImageSet):
         normalised: tuple[Sequence[float], Sequence[float]] | None = None,
         prepared: bool = False,
     ) -> None:
-        super().__init__(source, labels, classes)
-        self.items, self.normalised, self.prepared = items, normalised, prepared
-
-    def __len__(self) -> int:
-        return len(self.items)
+        super().__init__(items, source, labels, classes)
+        self.normalised, self.prepared = normalised, prepared
 
     def item(self, index: int) -> str:
         image = self.items[index] if isinstance(self.items, list | tuple) else None

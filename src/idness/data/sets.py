@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,14 +32,15 @@ if TYPE_CHECKING:
 Picture = Image.Image | NDArray[np.uint8]
 AT_ONCE = 1024
 """Images that are hashed together."""
-SET_SUFFIXES = frozenset({".npz", ".txt", ".parquet", ".arrow", ".tar"})
+SET_SUFFIXES = frozenset({".npz", ".txt", ".parquet", ".tar"})
 """Suffixes of files that contain or list many images."""
 
 
-class ImageSet(ABC):
+class ImageSet:
     """A sequence of images, possibly labelled, that can be read in any order.
 
     Args:
+        items: what images are read from, one entry per image.
         source: where it was opened from, without any absolute path.
         labels: the class of each image, if known.
         classes: the names of the classes, if known.
@@ -55,11 +55,13 @@ class ImageSet(ABC):
     reads = ""
     """The array or column that images are read from, if files hold several."""
 
-    def __init__(self, source: str, labels: NDArray[np.int64] | None = None, classes: Sequence[str] = ()) -> None:
-        self.source, self.labels, self.classes = source, labels, tuple(classes)
+    def __init__(
+        self, items: Any, source: str, labels: NDArray[np.int64] | None = None, classes: Sequence[str] = ()
+    ) -> None:
+        self.items, self.source, self.labels, self.classes = items, source, labels, tuple(classes)
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.items)
 
     def encoded(self, index: int) -> bytes | None:
         """Return the bytes of one image's file; `None` if images are arrays."""
@@ -147,11 +149,8 @@ class FileSet(ImageSet):
         labels: NDArray[np.int64] | None = None,
         classes: Sequence[str] = (),
     ) -> None:
-        super().__init__(source, labels, classes)
-        self.root, self.items = root, list(items)
-
-    def __len__(self) -> int:
-        return len(self.items)
+        super().__init__(list(items), source, labels, classes)
+        self.root = root
 
     def item(self, index: int) -> str:
         return readable(self.items[index])
@@ -179,18 +178,15 @@ class ArraySet(ImageSet):
         labels: NDArray[np.int64] | None = None,
         classes: Sequence[str] = (),
     ) -> None:
-        super().__init__(source, labels, classes)
-        self.channels = check_images(source, images.dtype, images.shape)
+        super().__init__(images, source, labels, classes)
         self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
+        self.channels = check_images(source, images.dtype, images.shape)
 
     def picture(self, index: int) -> Picture:
-        return channels_last(self.images[index])
+        return channels_last(self.items[index])
 
     def portion(self, start: int, stop: int) -> ImageSet:
-        return ArraySet(self.images[start:stop], self.source)
+        return ArraySet(self.items[start:stop], self.source)
 
 
 class View(ImageSet):
@@ -201,17 +197,14 @@ class View(ImageSet):
     ) -> None:
         sets = [part for part, _ in parts]
         self.parts, self._starts = list(parts), [0, *accumulate(map(len, sets))]
-        self.places = range(self._starts[-1]) if places is None else places
+        places = range(self._starts[-1]) if places is None else places
         known = [part.labels for part in sets if part.labels is not None]
         alike = len(known) == len(sets) > 0 and len({part.classes for part in sets}) == 1
-        labels = np.concatenate(known)[np.asarray(self.places, np.int64)] if alike else None
-        super().__init__(source, labels, sets[0].classes if alike or len(sets) == 1 else ())
+        labels = np.concatenate(known)[np.asarray(places, np.int64)] if alike else None
+        super().__init__(places, source, labels, sets[0].classes if alike or len(sets) == 1 else ())
         self.parallel = all(part.parallel for part in sets)
         self.channels = sets[0].channels if sets else 3
         self.reads = "\0".join(part.reads for part in sets)
-
-    def __len__(self) -> int:
-        return len(self.places)
 
     def item(self, index: int) -> str:
         part, prefix, place = self._at(index)
@@ -236,18 +229,11 @@ class View(ImageSet):
     def values(self, column: str, start: int, stop: int) -> list[Any]:
         return [value for part, _, low, high in self._runs(start, stop) for value in part.values(column, low, high)]
 
-    def stamp(self, start: int, stop: int) -> str:
-        runs = list(self._runs(start, stop))
-        if len(runs) > len(self.parts):
-            return super().stamp(start, stop)
-        found = [part.stamp(low, high) for part, _, low, high in runs]
-        return found[0] if len(found) == 1 else sha256_of(found)
-
     def portion(self, start: int, stop: int) -> ImageSet:
         return View([(part.portion(low, high), prefix) for part, prefix, low, high in self._runs(start, stop)])
 
     def _at(self, index: int) -> tuple[ImageSet, str, int]:
-        place = self.places[index]
+        place = self.items[index]
         number = bisect_right(self._starts, place) - 1
         return *self.parts[number], place - self._starts[number]
 
