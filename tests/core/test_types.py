@@ -66,14 +66,13 @@ def test_a_head_is_the_linear_layer():
         Head(torch.full((2, 3), float("nan")))
 
 
-def test_activations_of_changed_images_go_along():
+def test_activations_of_edited_images_are_kept():
     plain, changed = torch.rand(6, 4), torch.rand(6, 4)
     acts = Activations(plain, plain[:, :2], torch.arange(6), Activations(changed, changed[:, :2]))
     parts = list(acts.batches(4))
-    again = Activations.concat(parts)
+    again, picked = Activations.concat(parts), acts[torch.tensor([3, 1])].to("cpu")
     assert again.edited is not None
     assert torch.equal(again.edited.features, changed)
-    picked = acts[torch.tensor([3, 1])].to("cpu")
     assert picked.edited is not None
     assert torch.equal(picked.edited.features, changed[[3, 1]])
     assert Activations.concat([*parts, Activations(plain, plain[:, :2])]).edited is None

@@ -95,7 +95,7 @@ class Script:
                 raise ScriptError(f"{self}: {_failure(self.file, error)}") from error
 
     def identity(self) -> str:
-        """Hash the call and the file's content, wherever it lies."""
+        """Return a hash of the call and the file's content; it does not depend on the folder."""
         return key_of(self.call, sha256(self.file))
 
 

@@ -35,7 +35,7 @@ class ActivationsSet:
     Args:
         name: its name in messages.
         count: the number of images, including those that have no activations.
-        read: returns its shards in order, each with index and hashes.
+        shards: returns its shards in order, one in memory at a time, each with index and hashes.
         images: the images, if they are known.
         role: its role in a benchmark.
         sha256: the hash of the file, if another program wrote it.
@@ -43,7 +43,7 @@ class ActivationsSet:
 
     name: str
     count: int
-    read: Callable[[], Iterable[Activations]]
+    shards: Callable[[], Iterable[Activations]]
     images: ImageSet | None = None
     role: str = ""
     sha256: str = ""
@@ -66,10 +66,6 @@ class ActivationsSet:
     def acts(self) -> Activations:
         """All activations, in memory."""
         return self.load()
-
-    def shards(self) -> Iterator[Activations]:
-        """Yield the activations shard by shard, one in memory at a time."""
-        yield from self.read()
 
     def load(self, most: int | None = None, *, step: int = 1) -> Activations:
         """Read activations into memory: of every `step`-th image, and of a random sample (seed 0) of at most `most`."""
@@ -100,7 +96,7 @@ class ActivationsSet:
     def with_edited(self, edited: ActivationsSet) -> ActivationsSet:
         """Return the set with the activations of its edited images beside those of the images themselves."""
 
-        def read() -> Iterator[Activations]:
+        def shards() -> Iterator[Activations]:
             for shard, other in zip(self.shards(), edited.shards(), strict=True):
                 assert shard.index is not None
                 assert other.index is not None
@@ -110,7 +106,7 @@ class ActivationsSet:
                     )
                 yield replace(shard, edited=other)
 
-        return replace(self, read=read)
+        return replace(self, shards=shards)
 
     def shared_with(self, other: ActivationsSet) -> int:
         """Return the number of images that are also in another set, by the hash of their pixels."""

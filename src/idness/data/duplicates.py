@@ -21,7 +21,7 @@ DIGEST = EXACT + LOOK
 NEAR = 8
 """Bits of 64 in which the perceptual hashes of near-duplicates may differ."""
 STRUCTURE = 8
-"""Bits that must be 0, and 1: the perceptual hash of a plain image says nothing."""
+"""Bits that must be 0, and 1: the perceptual hash of a plain image carries no information."""
 PAIRS, BLOCK = 400_000_000, 128
 """The most hashes that are compared (of larger sets evenly spaced ones), and the rows compared at a time."""
 Places = NDArray[np.int64]

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from idness.core.documents import Document, checksum
 from idness.core.errors import DataError, unknown_name
@@ -119,32 +118,34 @@ def sets(role: str | None = None, *, root: Path = CIFAR6) -> list[str]:
 
 def load(name: str, *, root: Path | None = None) -> EmbeddedSet:
     """Read one set and verify the sha256 of its files; `photos/NAME` is a set of another benchmark than cifar6."""
-    root, name = _located(name, root)
-    entry = _entry(root, name)
-    if next(iter(entry["files"])).endswith(".safetensors"):
-        raise DataError(f"embedded set {name!r}: contains activations, not images; open it with `open_set`")
-    contents = [_DOCUMENT.bytes_of(root / file, digest) for file, digest in entry["files"].items()]
-    images = np.concatenate([_decoded(content).reshape(-1, *entry["shape"]) for content in contents])
-    return EmbeddedSet(name, images, _labels(root, name), tuple(entry["classes"]), entry["role"])
+    opened, entry = open_embedded(name, root=root), _entry(name, root)[2]
+    pictures = opened.images if isinstance(opened, ArraySet) else map(opened.picture, range(len(opened)))
+    images = np.stack([np.asarray(picture) for picture in pictures])
+    return EmbeddedSet(name.rpartition("/")[2], images, opened.labels, opened.classes, entry["role"])
 
 
 def activations(name: str) -> Path | None:
     """Return the file of a set that is stored as activations; `None` if it has images."""
-    root, name = _located(name, None)
-    file = next(iter(_entry(root, name)["files"]))
+    root, _, entry = _entry(name)
+    file = next(iter(entry["files"]))
     return root / file if file.endswith(".safetensors") else None
 
 
-def open_embedded(name: str) -> ImageSet:
-    """Open one set without decoding its photographs, which happens when they are read."""
-    root, inner = _located(name, None)
-    entry = _entry(root, inner)
-    file, digest = next(iter(entry["files"].items()))
-    if file.endswith(".zip"):
-        files = _unzipped(_DOCUMENT.bytes_of(root / file, digest))
-        return PhotoSet(files, f"embedded:{name}", _labels(root, inner), entry["classes"])
-    found = load(name)
-    return ArraySet(found.images, f"embedded:{name}", found.labels, found.classes)
+def open_embedded(name: str, *, root: Path | None = None) -> ArraySet | PhotoSet:
+    """Open one set and verify the sha256 of its files; photographs are decoded when they are read."""
+    root, inner, entry = _entry(name, root)
+    if next(iter(entry["files"])).endswith(".safetensors"):
+        raise DataError(f"embedded set {name!r}: contains activations, not images; open it with `open_set`")
+    contents = [_DOCUMENT.bytes_of(root / file, digest) for file, digest in entry["files"].items()]
+    [(listing, digest)] = manifest(root=root)["images"].items()
+    labels = json.loads(_DOCUMENT.bytes_of(root / listing, digest))[inner]["labels"]
+    about = f"embedded:{name}", None if labels is None else np.array(labels, np.int64), entry["classes"]
+    if next(iter(entry["files"])).endswith(".zip"):
+        with zipfile.ZipFile(io.BytesIO(contents[0])) as archive:
+            return PhotoSet([(file.filename, archive.read(file)) for file in archive.infolist()], *about)
+    # Sheets: images of one size, one below the other.
+    sheets = [np.asarray(decode(content)).reshape(-1, *entry["shape"]) for content in contents]
+    return ArraySet(np.concatenate(sheets), *about)
 
 
 class PhotoSet(ImageSet):
@@ -161,8 +162,7 @@ class PhotoSet(ImageSet):
 
 def fingerprint(name: str, *, root: Path | None = None) -> str:
     """Return a hash of one set's images, as the manifest has them."""
-    root, name = _located(name, root)
-    return checksum(_entry(root, name)["files"])
+    return checksum(_entry(name, root)[2]["files"])
 
 
 def manifest(*, root: Path = CIFAR6) -> dict[str, Any]:
@@ -170,39 +170,17 @@ def manifest(*, root: Path = CIFAR6) -> dict[str, Any]:
     return _DOCUMENT.read(root / "manifest.json")
 
 
-def _located(name: str, root: Path | None) -> tuple[Path, str]:
-    """Return the folder of a set and its name there."""
-    benchmark, _, rest = name.rpartition("/")
-    if benchmark and benchmark not in NETWORKS:
-        raise unknown_name("embedded benchmark", benchmark, NETWORKS)
-    return root or HOME / (benchmark or NAME), rest
-
-
 def _defined(benchmark: str) -> dict[str, Any]:
     return tomllib.loads(definition(benchmark).read_text(encoding="utf-8"))
 
 
-def _entry(root: Path, name: str) -> dict[str, Any]:
-    known: dict[str, dict[str, Any]] = manifest(root=root)["sets"]
-    if name not in known:
-        raise unknown_name("embedded set", name, known)
-    return known[name]
-
-
-def _labels(root: Path, name: str) -> NDArray[np.int64] | None:
-    [(listing, digest)] = manifest(root=root)["images"].items()
-    given = json.loads(_DOCUMENT.bytes_of(root / listing, digest))[name]["labels"]
-    return None if given is None else np.array(given, np.int64)
-
-
-def _decoded(content: bytes) -> NDArray[np.uint8]:
-    """Decode an archive of image files, or a sheet: images of one size, one below the other."""
-    if content.startswith(b"PK"):
-        return np.stack([np.asarray(decode(data, name=name)) for name, data in _unzipped(content)])
-    with Image.open(io.BytesIO(content), formats=["WEBP"]) as picture:
-        return np.asarray(picture.convert("RGB"), np.uint8)
-
-
-def _unzipped(archive: bytes) -> list[tuple[str, bytes]]:
-    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
-        return [(entry.filename, opened.read(entry)) for entry in opened.infolist()]
+def _entry(name: str, root: Path | None = None) -> tuple[Path, str, dict[str, Any]]:
+    """Return the folder of a set, its name there, and its entry in the manifest."""
+    benchmark, _, inner = name.rpartition("/")
+    if benchmark and benchmark not in NETWORKS:
+        raise unknown_name("embedded benchmark", benchmark, NETWORKS)
+    root = root or HOME / (benchmark or NAME)
+    known = manifest(root=root)["sets"]
+    if inner not in known:
+        raise unknown_name("embedded set", inner, known)
+    return root, inner, known[inner]

@@ -53,7 +53,7 @@ class ImageSet:
     hold = 1
     """The number of blocks kept in memory by a set that is read in blocks."""
     reads = ""
-    """The array or column that images are read from, if files hold several."""
+    """The array or column that images are read from, if files contain several."""
 
     def __init__(
         self, items: Any, source: str, labels: NDArray[np.int64] | None = None, classes: Sequence[str] = ()
@@ -68,7 +68,7 @@ class ImageSet:
         return None
 
     def picture(self, index: int) -> Picture:
-        """Read one image; a DataError says why it cannot be read."""
+        """Read one image; raise DataError with the reason if that fails."""
         return decode_picture(self.encoded(index) or b"", name=self.item(index).rpartition("/")[2])
 
     def item(self, index: int) -> str:
@@ -76,8 +76,8 @@ class ImageSet:
         return str(index)
 
     def values(self, column: str, start: int, stop: int) -> list[Any]:
-        """Return what a column of the user's says about a range of images."""
-        raise DataError(f"{self.source}: has no column {column!r}; columns are kept of Parquet tables and tar files")
+        """Return the values of a user's column for a range of images."""
+        raise DataError(f"{self.source}: has no column {column!r}; only Parquet tables and tar files have columns")
 
     def files(self, start: int, stop: int) -> Sequence[Place]:
         """Return the files that the images of a range are read from; empty if they are not read from files."""
@@ -107,19 +107,27 @@ class ImageSet:
         except DataError as error:
             return sha256_of(str(error))
 
-    def stamp(self, start: int, stop: int) -> str:
+    def stamp(self, start: int, stop: int, memory: Path | None = None) -> str:
         """Return a hash of the content of a range of images.
 
-        Files in an object store are not read: the store itself sets their modification time on every change.
+        Files in an object store are not read: the store itself sets their modification time on every change. `memory` is a folder that
+        remembers the hash for each state of local files, so that unchanged files are not read again.
         """
-        files, chosen = self.files(start, stop), range(start, min(stop, len(self)))
-        known = self.state(start, stop) if files and all(map(is_dated, files)) else None
-        if known is not None:
-            return known
-        if not self.parallel or len(chosen) < 2:
-            return sha256_of(map(self.digest, chosen))
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            return sha256_of(pool.map(self.digest, chosen))
+        files = self.files(start, stop)
+        dated = bool(files) and all(map(is_dated, files))
+        state = self.state(start, stop) if dated or memory is not None else None
+        if dated and state is not None:
+            return state
+        place = None if memory is None or state is None else memory / state[:2] / state
+        with suppress(OSError, UnicodeDecodeError):
+            if place is not None and re.fullmatch("[0-9a-f]{64}", known := place.read_text()):
+                return known
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1) if self.parallel else 1) as pool:
+            found = sha256_of(pool.map(self.digest, range(start, min(stop, len(self)))))
+        with suppress(StoreError):  # reading the images again next time is the only harm
+            if place is not None:
+                atomic_write(place, found)
+        return found
 
     def state(self, start: int, stop: int) -> str | None:
         """Return a hash of the state (size, times, inode) of the files of a range, without reading them; `None` if that proves nothing."""
@@ -130,10 +138,10 @@ class ImageSet:
         return key_of(self.reads, *items, *(state for state in states if state))
 
     def fingerprint(self, memory: Path | None = None) -> str:
-        """Return a hash of the content and labels of all images; `memory` as for `stamp_of`."""
+        """Return a hash of the content and labels of all images; `memory` as for `stamp`."""
         spans = ((low, min(low + AT_ONCE, len(self))) for low in range(0, len(self), AT_ONCE))
         labels = b"" if self.labels is None else self.labels.tobytes()
-        return sha256_of((*(stamp_of(self, start, stop, memory) for start, stop in spans), labels))
+        return sha256_of((*(self.stamp(start, stop, memory) for start, stop in spans), labels))
 
 
 class FileSet(ImageSet):
@@ -277,25 +285,6 @@ def select(images: ImageSet, options: Mapping[str, Any]) -> ImageSet:
     return images
 
 
-def stamp_of(images: ImageSet, start: int, stop: int, memory: Path | None) -> str:
-    """Return the stamp of a range of images; files that have not changed since it was computed are not read again.
-
-    `memory` is a folder that remembers the stamp of each state of the files; without it the images are read.
-    """
-    state = None if memory is None else images.state(start, stop)
-    if memory is None or state is None:
-        return images.stamp(start, stop)
-    place = memory / state[:2] / state
-    with suppress(OSError, UnicodeDecodeError):
-        known = place.read_text()
-        if re.fullmatch("[0-9a-f]{64}", known):
-            return known
-    found = images.stamp(start, stop)
-    with suppress(StoreError):  # reading the images again next time is the only harm
-        atomic_write(place, found)
-    return found
-
-
 def check_images(name: str, dtype: Any, shape: tuple[int, ...]) -> int:
     """Check that an array contains images, and return their number of channels."""
     axis = _channel_axis(shape[1:]) if len(shape) == 4 else None
@@ -410,7 +399,7 @@ def _listed(folder: str) -> Iterator[tuple[str, bool]]:
     The listing itself tells what an entry is: of a million files none is opened, unless it is a link.
     """
     endings = tuple(SUFFIXES)
-    with explained(folder, "cannot be read", "its images would be missing unnoticed"), os.scandir(folder) as entries:
+    with explained(folder, "cannot be read", "check its permissions"), os.scandir(folder) as entries:
         visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
     for entry in visible:
         with suppress(OSError):  # a link that goes in circles
