@@ -345,7 +345,7 @@ def test_unknown_names_and_options_are_told():
         build("msp", k=1)
     with pytest.raises(OptionError, match="Scale: unknown option 'name'"):
         parse("scale(name=scale)")
-    with pytest.raises(OptionError, match="written as name or name"):
+    with pytest.raises(OptionError, match="expected name or name"):
         parse("scale(percentile=95")
 
 
@@ -363,7 +363,7 @@ def test_unknown_names_and_options_are_told():
         ("knn", {"k": 0}, "whole number of at least 1, got 0"),
         ("knn", {"k": 2.5}, "whole number"),
         ("gen", {"gamma": 0}, "must be above 0"),
-        ("gen", {"m": True}, "whole number"),
+        ("gen", {"m": True}, "must be a number"),
         ("ebo", {"temperature": float("inf")}, "must be above 0"),
         ("chain", {"steps": "msp"}, "must edit features or head"),
         ("chain", {"steps": ""}, "joined by"),

@@ -27,7 +27,7 @@ from idness.core import documents
 from idness.core.errors import DataError, IdnessWarning
 from idness.core.progress import Progress
 from idness.core.types import Activations
-from idness.data import ActivationsSet, ArraySet, ImageSet, Preprocessing, folder_set, open_set, urls
+from idness.data import ActivationsSet, ArraySet, FileSet, ImageSet, Preprocessing, folder_set, open_set, urls
 from idness.data.packed import NpzSet
 from idness.networks.engines import ChosenPrecision
 from idness.networks.open import Network
@@ -298,8 +298,8 @@ def test_replaced_images_are_noticed_and_unchanged_ones_are_not_read_again(
     times = {path: path.stat() for path in (tmp_path / "images").iterdir()}
     if not by_url:
         with monkeypatch.context() as patch:
-            for cls in (ImageSet, NpzSet):
-                patch.setattr(cls, "stamp", None)  # nothing is read
+            for cls in (ImageSet, FileSet, NpzSet):
+                patch.setattr(cls, "digest", None)  # nothing is read
             assert ran(place) == 0
     laid_out(tmp_path / "images", kind, 1)
     for path, before in times.items():

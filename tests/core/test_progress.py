@@ -3,10 +3,9 @@ from __future__ import annotations
 import io
 import time
 
-import pytest
 from rich.console import Console
 
-from idness.core.progress import rate, show_progress
+from idness.core.progress import show_progress
 
 
 def played(*, is_terminal: bool, quiet: bool = False) -> str:
@@ -31,11 +30,3 @@ def test_bars_are_drawn_on_a_terminal_and_notes_elsewhere() -> None:
     assert all(text in shown for text in ("network", "40/100", "/s", "loss [0.5]"))
     assert played(is_terminal=False) == "a remark\nwarning: [bold] is no markup here\n"
     assert played(is_terminal=True, quiet=True) == ""
-
-
-@pytest.mark.parametrize(
-    ("speed", "words"),
-    [(None, ""), (0.0, ""), (1234.5, "1,234/s"), (4.0, "4.0/s"), (0.25, "4 s each"), (0.97, "1.0/s")],
-)
-def test_rates_never_read_as_nothing(speed: float | None, words: str) -> None:
-    assert rate(speed) == words

@@ -19,19 +19,19 @@ def test_arrays_and_any_float_become_float32_tensors():
 @pytest.mark.parametrize(
     ("features", "logits", "labels", "message"),
     [
-        (torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 4), None, "features must be floating point, got int64"),
-        (torch.ones(2, 3), torch.ones(2, 4, dtype=torch.uint8), None, "logits must be floating point, got uint8"),
+        (
+            torch.ones(2, 3, dtype=torch.int64),
+            torch.ones(2, 4),
+            None,
+            "features must be floating point, got torch.int64",
+        ),
+        (torch.ones(2, 3), torch.ones(2, 4, dtype=torch.uint8), None, "logits must be floating point, got torch.uint8"),
         (torch.ones(3), torch.ones(2, 4), None, r"features must be a matrix .* got shape \(3,\)"),
         (torch.ones(2, 0), torch.ones(2, 4), None, "features must be a matrix"),
-        (torch.ones(2, 3), torch.ones(3, 4), None, "one row per image, got 2 and 3"),
-        (torch.ones(2, 3), torch.ones(2, 4), torch.ones(2), "labels must be 2 integers, got float32"),
-        (
-            torch.ones(2, 3),
-            torch.ones(2, 4),
-            torch.ones(3, dtype=torch.int64),
-            r"labels must be 2 integers, got int64 of shape \(3,\)",
-        ),
-        (torch.ones(2, 3), torch.ones(2, 4), torch.ones(2, dtype=torch.bool), "labels must be 2 integers, got bool"),
+        (torch.ones(2, 3), torch.ones(3, 4), None, "logits must have one row per image, as features has, got 3 and 2"),
+        (torch.ones(2, 3), torch.ones(2, 4), torch.ones(2), "labels must be 2 integers, got torch.float32"),
+        (torch.ones(2, 3), torch.ones(2, 4), torch.ones(3).long(), r"2 integers, got torch.int64 of shape \(3,\)"),
+        (torch.ones(2, 3), torch.ones(2, 4), torch.ones(2).bool(), "labels must be 2 integers, got torch.bool"),
     ],
 )
 def test_what_does_not_fit_is_refused(features, logits, labels, message):
@@ -62,24 +62,23 @@ def test_a_head_is_the_linear_layer():
     assert Head(linear.weight).offset.tolist() == [0.0, 0.0]
     with pytest.raises(InputError, match=r"bias must have one value per class \(2\)"):
         Head(linear.weight, torch.zeros(3))
-    with pytest.raises(InputError, match="weight must be finite"):
+    with pytest.raises(InputError, match="weight and bias must be finite"):
         Head(torch.full((2, 3), float("nan")))
 
 
-def test_activations_of_changed_images_go_along():
+def test_activations_of_edited_images_are_kept():
     plain, changed = torch.rand(6, 4), torch.rand(6, 4)
     acts = Activations(plain, plain[:, :2], torch.arange(6), Activations(changed, changed[:, :2]))
     parts = list(acts.batches(4))
-    again = Activations.concat(parts)
+    again, picked = Activations.concat(parts), acts[torch.tensor([3, 1])].to("cpu")
     assert again.edited is not None
     assert torch.equal(again.edited.features, changed)
-    picked = acts[torch.tensor([3, 1])].to("cpu")
     assert picked.edited is not None
     assert torch.equal(picked.edited.features, changed[[3, 1]])
     assert Activations.concat([*parts, Activations(plain, plain[:, :2])]).edited is None
     changed[4, 0] = float("nan")
     assert acts.finite.tolist() == [True, True, True, True, False, True]
-    with pytest.raises(InputError, match=r"edited must have one row per image \(6\), got 5"):
+    with pytest.raises(InputError, match="edited must have one row per image, as features has, got 5 and 6"):
         Activations(plain, plain[:, :2], edited=Activations(changed[:5], changed[:5, :2]))
 
 

@@ -30,16 +30,6 @@ def test_sheets_give_the_same_pixels_and_the_same_bytes(builder: ModuleType) -> 
     assert builder.encode(images) == sheet
 
 
-def test_like_images_are_dropped(builder: ModuleType) -> None:
-    import cifar6_sources
-
-    first, second = embedded.load("id_val").images[:2].astype(int)
-    darker = first * 6 // 10
-    nudged = np.clip(first + np.random.default_rng(0).integers(-5, 6, first.shape), 0, 255)
-    images = np.stack([first, darker, nudged, second]).astype(np.uint8)
-    assert cifar6_sources.unlike(images) == [0, 3]
-
-
 @pytest.mark.slow
 def test_stored_benchmark_is_what_the_packages_give(builder: ModuleType) -> None:
     packages = builder.PACKAGES.values()

@@ -65,12 +65,6 @@ def test_sixteen_bit_colour_keeps_the_upper_byte() -> None:
     assert np.asarray(decode(png(2, 1, 16, row))).tolist() == [[[0x12, 0xAB, 0xFF], [0x00, 0x80, 0x01]]]
 
 
-def test_cmyk_jpeg_is_near_its_rgb() -> None:
-    image = Image.new("RGB", (16, 16), (200, 40, 90))
-    result = np.asarray(decode(encoded(image.convert("CMYK"), "JPEG", quality=100)))
-    assert np.abs(result.astype(int) - (200, 40, 90)).max() < 6
-
-
 def test_transparent_parts_are_white_whatever_is_beneath() -> None:
     image = Image.new("RGBA", (2, 1), (255, 0, 0, 0))
     image.putpixel((1, 0), (10, 20, 30, 255))
@@ -92,10 +86,8 @@ def test_exif_orientation_is_applied() -> None:
     [
         (b"", "empty file"),
         (b"<!DOCTYPE html><html>", "must be one of JPEG.*, got a web page$"),
-        (b"\x89PNG\r\n\x1a\n", "got something else$"),
         (b"%PDF-1.7", "got a PDF; save its image as PNG$"),
         (b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>', "got an SVG drawing; save it as PNG$"),
-        (b"dear diary\n", "got text$"),
         (b"\0\0\0 ftypheic\0\0", "got a HEIC image; save it as JPEG$"),
         (b"\x80\x04\x95", "got something else$"),
         *((encoded(gradient(), kind), "must be one of JPEG") for kind in ("TGA", "PCX", "ICO", "SGI")),

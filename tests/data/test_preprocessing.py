@@ -86,9 +86,7 @@ def test_an_array_of_the_right_size_is_left_alone() -> None:
     assert np.array_equal(how.pixels(mirrored), how.pixels(mirrored.copy()))
 
 
-@pytest.mark.parametrize(
-    "shape", [(0, 8, 8, 3), (1, 300, 300, 3), (5, 300, 300, 3), (70, 32, 32, 3), (2, 3, 8, 8, 3), (8, 8, 3)]
-)
+@pytest.mark.parametrize("shape", [(0, 8, 8, 3), (70, 32, 32, 3), (2, 3, 8, 8, 3), (8, 8, 3)])
 def test_images_are_normalised_alike_in_any_number(shape: tuple[int, ...]) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     before = pixels.copy()

@@ -142,13 +142,10 @@ def test_npz_reads_forwards_backwards_and_by_part(tmp_path: Path, compressed: bo
     thin = opened({"path": "x.npz", "sample": 4}, tmp_path)
     assert np.array_equal(images_of(thin), array[::3])
     assert data.stamp(4, 8) == part.stamp(0, 4)
-
-
-def test_npz_of_grey_and_of_channels_first(tmp_path: Path) -> None:
-    np.savez(tmp_path / "grey.npz", images=pixels(2)[..., 0])
-    np.savez(tmp_path / "first.npz", images=pixels(2).transpose(0, 3, 1, 2))
-    assert np.array_equal(images_of(opened("grey.npz", tmp_path))[..., 1], pixels(2)[..., 0])
-    assert np.array_equal(images_of(opened("first.npz", tmp_path)), pixels(2))
+    save(tmp_path / "grey.npz", images=array[..., 0])
+    save(tmp_path / "first.npz", images=array.transpose(0, 3, 1, 2))
+    assert np.array_equal(images_of(opened("grey.npz", tmp_path))[..., 1], array[..., 0])
+    assert np.array_equal(images_of(opened("first.npz", tmp_path)), array)
 
 
 def test_unusable_npz_files_are_reported(tmp_path: Path) -> None:
@@ -221,14 +218,14 @@ def test_image_list_as_openood_writes_it(tmp_path: Path) -> None:
     assert np.array_equal(data.labels, [4, 1])
     assert np.array_equal(images_of(data), pixels(3)[[0, 2]])
     (tmp_path / "odd.txt").write_bytes("\ufeffa/000.png\t4\r\na/002.png  1\r\n".encode())  # as some editors save it
-    assert opened({"path": "odd.txt", "root": "images"}, tmp_path).labels.tolist() == [4, 1]  # type: ignore[union-attr]
+    assert np.array_equal(opened({"path": "odd.txt", "root": "images"}, tmp_path).labels, [4, 1])
     (tmp_path / "ood.txt").write_text("a/000.png -1\n")
     assert opened({"path": "ood.txt", "root": "images"}, tmp_path).labels is None
     with pytest.raises(DataError, match="set root"):
         open_set("ood.txt", tmp_path)
 
 
-def test_parquet_and_arrow(tmp_path: Path) -> None:
+def test_parquet_with_splits_and_class_names(tmp_path: Path) -> None:
     rows = [{"bytes": encoded(array), "path": None} for array in pixels(5)]
     info = {"info": {"features": {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["x", "y"]}}}}
     table = pa.table({"image": rows, "label": [0, 1, 0, 1, 1]}).replace_schema_metadata(
@@ -243,13 +240,6 @@ def test_parquet_and_arrow(tmp_path: Path) -> None:
     assert np.array_equal(images_of(data), pixels(5))
     with pytest.raises(DataError, match="splits test, train"):
         open_set("hub", tmp_path)
-    (tmp_path / "saved").mkdir()
-    with (
-        pa.OSFile(str(tmp_path / "saved" / "data-00000.arrow"), "wb") as file,
-        pa.ipc.new_stream(file, table.schema) as writer,
-    ):
-        writer.write_table(table)
-    assert np.array_equal(images_of(opened("saved", tmp_path)), pixels(5))
 
 
 def encoded(array: np.ndarray) -> bytes:
@@ -335,11 +325,9 @@ def test_torchvision_set_by_name(tmp_path: Path) -> None:
     assert data.item(2) == "b/000.png"
     with pytest.raises(DataError, match="set download = true"):
         open_set({"dataset": "SVHN", "split": "test"}, tmp_path)
-    for name, message in (("SVHM", "did you mean 'svhn'"), ("Kinetics", "unknown torchvision data set 'Kinetics'")):
+    for name, message in (("SVHM", "did you mean 'svhn'"), ("LSUN", "unknown torchvision data set 'LSUN'")):
         with pytest.raises(IdnessError, match=message):
             open_set(f"torchvision:{name}", tmp_path)
-    with pytest.raises(DataError, match="reads pickled files, which could run code"):
-        open_set({"dataset": "lsun", "options": {"classes": ["x"]}}, tmp_path)
 
 
 def test_torchvision_sets_of_arrays_and_of_single_images() -> None:
@@ -365,7 +353,7 @@ def test_torchvision_sets_of_arrays_and_of_single_images() -> None:
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.npz"])
 def test_activations_file(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    features, logits, labels = torch.rand(7, 4), torch.rand(7, 3), torch.arange(7) % 3
+    features, logits, labels = torch.rand(7, 4, dtype=torch.float64), torch.rand(7, 3), torch.arange(7) % 3
     save_arrays(tmp_path / name, features=features, logits=logits, labels=labels)
     data = open_set(name, tmp_path)
     assert isinstance(data, ActivationsFile)
@@ -374,22 +362,16 @@ def test_activations_file(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyP
     for _ in range(2):
         parts = list(data.shards())
         assert [len(part) for part in parts] == [3, 3, 1]
-        for field, wanted in (("features", features), ("logits", logits), ("labels", labels)):
+        for field, wanted in (("features", features.float()), ("logits", logits), ("labels", labels)):
             assert torch.equal(torch.cat([getattr(part, field) for part in parts]), wanted)
-
-
-@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
-def test_missing_logits_are_computed_by_the_head(tmp_path: Path, suffix: str) -> None:
-    features, head = torch.rand(7, 4, dtype=torch.float64), Head(torch.rand(3, 4), torch.rand(3))
-    save_arrays(tmp_path / f"a{suffix}", features=features)
-    data = open_set(f"a{suffix}", tmp_path)
-    assert isinstance(data, ActivationsFile)
-    assert data.classes is None
-    assert data.label_range() is None
+    save_arrays(tmp_path / name, features=features)
+    bare, head = open_set(name, tmp_path), Head(torch.rand(3, 4), torch.rand(3))
+    assert isinstance(bare, ActivationsFile)
+    assert (bare.classes, bare.label_range()) == (None, None)
     with pytest.raises(DataError, match="has no logits, and there is no head to compute them"):
-        data.load()
-    data.head = head
-    assert torch.equal(data.load().logits, head(features.float()))
+        bare.load()
+    bare.head = head
+    assert torch.equal(bare.load().logits, head(features.float()))
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
@@ -398,10 +380,7 @@ def test_missing_logits_are_computed_by_the_head(tmp_path: Path, suffix: str) ->
     [
         ({"logits": (7, 3)}, "features"),
         ({"features": (7,)}, r"features must be one row per image, got shape \(7,\)"),
-        (
-            {"features": (7, 4), "logits": (6, 3)},
-            r"logits must be one row per image, got shape \(6, 3\) beside \(7, 4\)",
-        ),
+        ({"features": (7, 4), "logits": (6, 3)}, r"logits must be one row per image, got shape \(6, 3\)"),
         ({"features": (7, 4), "labels": (7, 1)}, r"labels must be one number per image"),
     ],
 )
@@ -414,6 +393,8 @@ def test_files_without_activations_are_reported(
 
 
 def test_damaged_files_of_activations_are_reported(tmp_path: Path) -> None:
+    np.savez(tmp_path / "both.npz", features=np.zeros((3, 4)), images=pixels(3))
+    assert isinstance(open_set({"path": "both.npz", "images": "images"}, tmp_path), NpzSet)
     for name in ("c.safetensors", "c.npz"):
         (tmp_path / name).write_bytes(b"junk")
         with pytest.raises(DataError, match="is not a safetensors or .npz file of activations"):
@@ -430,12 +411,6 @@ def test_damaged_files_of_activations_are_reported(tmp_path: Path) -> None:
     data.head = Head(torch.rand(3, 40))
     with pytest.raises(DataError, match=r"e\.npz: is damaged"):
         data.load()
-
-
-def test_an_archive_with_features_can_contain_images_too(tmp_path: Path) -> None:
-    np.savez(tmp_path / "both.npz", features=np.zeros((3, 4)), images=pixels(3))
-    assert isinstance(open_set("both.npz", tmp_path), ActivationsFile)
-    assert isinstance(open_set({"path": "both.npz", "images": "images"}, tmp_path), NpzSet)
 
 
 def save_arrays(path: Path, **arrays: torch.Tensor) -> None:

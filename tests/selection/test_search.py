@@ -135,7 +135,7 @@ def test_names_of_methods() -> None:
     assert list(wanted_rows(["odin", "ebo", "odin(eps=0.1)"])) == ["odin", "ebo", "odin(eps=0.1)"]
     with pytest.raises(UnknownNameError, match="did you mean 'scale'"):
         wanted_rows(["scal"])
-    with pytest.raises(OptionError, match="a method is written as"):
+    with pytest.raises(OptionError, match="expected name or name"):
         wanted_rows(["scale(percentile=95"])
 
 

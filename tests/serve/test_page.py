@@ -163,7 +163,7 @@ def spoiled(folder: Path) -> dict[str, tuple[Path, str]]:
     """Files that cannot be judged, each with what the page must say of it."""
     contents = {
         "truncated.jpg": (png(known("red", 1, side=200), "JPEG")[:900], "The file is cut off: its end is missing"),
-        "notes.png": (b"dear diary", "got text."),
+        "notes.png": (b"dear diary", "got something else."),
         "empty.png": (b"", "is an empty file"),
         "drawing.svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "got an SVG drawing"),
         "large.png": (bytes(SMALL.body + 1), "is too large: 101 kB, and the server accepts at most 100 kB"),

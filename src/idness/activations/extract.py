@@ -20,7 +20,7 @@ from idness.core.types import Activations, Head, InputEditor
 from idness.data import Batch, ImageSet, read_batches
 from idness.data.activations import SHARD, ActivationsFile, ActivationsSet, in_memory
 from idness.data.duplicates import EXACT
-from idness.data.sets import select, stamp_of
+from idness.data.sets import select
 from idness.networks.open import Network
 from idness.networks.split import SplitModel, unpack
 
@@ -198,7 +198,7 @@ def plan_spans(
     change = [] if edit_with is None else [edit_with.edit_key()]
     for start, stop in spans_of(len(images), SHARD):
         labels = "" if known is None else sha256_of(known[start:stop].numpy().tobytes())
-        stamp = stamp_of(images, start, stop, store.stamps)
+        stamp = images.stamp(start, stop, store.stamps)
         yield Span(start, stop, key_of(network.identity, str(start), stamp, labels, *change))
 
 

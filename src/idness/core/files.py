@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import re
 import secrets
 import shutil
@@ -23,14 +22,15 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from idness.core.errors import StoreError
+from idness.core.text import abridged
 
 Content = bytes | memoryview | str
 LISTING = ".idness.json"
 """The file of an output folder that lists the files idness wrote there."""
-OWNER = re.compile(r"\.([0-9a-f]{8})-([0-9]{1,9})\.[^.]*\.part$")
-"""How the name of a temporary file identifies its writer: machine and process."""
+TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.part$")
+"""How the name of a temporary file of idness ends."""
 STALE = 24 * 3600
-"""Seconds after which the writer of a temporary file is assumed dead, also on another machine."""
+"""Seconds after which the writer of a temporary file is assumed dead."""
 
 
 class OutputFolder(os.PathLike[str]):
@@ -78,14 +78,9 @@ class OutputFolder(os.PathLike[str]):
 
     @property
     def files(self) -> set[str]:
-        """Names of the files that idness wrote; a name ending in `-*` covers all names with that beginning."""
+        """Names of the files that idness wrote."""
         found = self.listing() if self.listed else None
         return set(found["files"] if found is not None else self.recognise(self.path))
-
-    def owns(self, name: str, files: Collection[str] | None = None) -> bool:
-        """Whether idness wrote the file of this name."""
-        known = self.files if files is None else files
-        return name in known or f"{name.rpartition('-')[0]}-*" in known
 
     def check(self, *, resume: bool | None = None) -> None:
         """Raise unless the folder can be written to; creates nothing.
@@ -102,10 +97,9 @@ class OutputFolder(os.PathLike[str]):
         if resume is False:
             raise StoreError(f"{self.path} exists; resume=True continues it, or choose another folder")
         if not ours:
-            names = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
             more = ", or pass force=True to overwrite files of the same name" if resume is None else ""
             raise StoreError(
-                f"{self.path}: contains files that idness did not write ({names}); choose a new or empty folder{more}"
+                f"{self.path}: contains files that idness did not write ({abridged(found, 3)}); choose a new or empty folder{more}"
             )
 
     def write(self, contents: Mapping[str, Content]) -> list[Path]:
@@ -114,25 +108,23 @@ class OutputFolder(os.PathLike[str]):
         All are written before the first takes its place, in the given order, so a full disk leaves the folder unchanged.
         """
         self.check()
-        files, written = self.files, [self.path / name for name in contents]
-        foreign = {path.name for path in written if os.path.lexists(path) and not self.owns(path.name, files)}
-        same = {
-            name
-            for name in foreign
-            if (self.path / name).is_file() and (self.path / name).read_bytes() == _bytes(contents[name])
-        }
-        if foreign > same and not self.force:
-            raise StoreError(
-                f"{self.path / min(foreign - same)}: exists and was not written by idness;"
-                " move it, choose another folder or pass force=True"
-            )
-        contents = {name: content for name, content in contents.items() if name not in same}
-        if self.listed and (new := {name for name in contents if not self.owns(name, files)}):
-            self.record(files | new)  # first: after a kill, every file of ours is listed
+        files, new = self.files, dict(contents)
+        for name in contents:
+            path = self.path / name
+            if name in files or not os.path.lexists(path):
+                continue
+            if path.is_file() and path.read_bytes() == _bytes(contents[name]):
+                del new[name]  # a file of the user's that has this content already stays the user's
+            elif not self.force:
+                raise StoreError(
+                    f"{path}: exists and was not written by idness; move it, choose another folder or pass force=True"
+                )
+        if self.listed and not set(new) <= files:
+            self.record(files | set(new))  # first: after a kill, every file of ours is listed
         with ExitStack() as parts:  # what is entered first takes its place last
-            for name, content in reversed(list(contents.items())):
+            for name, content in reversed(new.items()):
                 parts.enter_context(atomic_path(self.path / name)).write_bytes(_bytes(content))
-        return written
+        return [self.path / name for name in contents]
 
     def record(self, files: Iterable[str], **about: Any) -> None:
         """List these files as written by idness, or about to be; `about` is kept with them."""
@@ -142,10 +134,9 @@ class OutputFolder(os.PathLike[str]):
     def remove(self, names: Iterable[str]) -> None:
         """Delete those of these files that idness wrote."""
         files = self.files
-        gone = {name for name in names if self.owns(name, files)}
-        for name in gone:
-            (self.path / name).unlink(missing_ok=True)
-        if self.listed and gone & files:
+        gone = files.intersection(names)
+        discard(*(self.path / name for name in gone))
+        if self.listed and gone:
             self.record(files - gone)
 
 
@@ -156,8 +147,10 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     After an error the temporary file is removed and `path` is unchanged.
     """
     target = Path(path)
-    part = _temporary(target)
+    part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale(target.parent)
         yield part
         with part.open("rb+") as file:
             os.fsync(file.fileno())
@@ -168,49 +161,20 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-@contextmanager
-def marked(folder: Path) -> Iterator[str]:
-    """Create an empty file in a folder for the duration of the block, and yield its name; a process that sees it shares the folder."""
-    mark = _temporary(folder / "mark")
-    try:
-        yield mark.name
-    finally:
-        mark.unlink(missing_ok=True)
-        with suppress(OSError):  # not empty
-            folder.rmdir()
-
-
-def _temporary(target: Path) -> Path:
-    """Create an empty temporary file beside a path; its name contains the machine and process of its writer."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        remove_stale(target.parent)
-        part = target.parent / f".{target.name}.{_host()}-{os.getpid()}.{secrets.token_hex(4)}.part"
-        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # the umask applies
-    except OSError as error:
-        raise StoreError(_cannot_write(target, error)) from error
-    return part
-
-
 def remove_stale(folder: Path) -> None:
     """Delete temporary files of idness whose writer was killed."""
     for left in folder.glob(".*.part"):
-        if (owner := OWNER.search(left.name)) is not None:
-            with suppress(OSError):  # another process was faster
-                if (owner[1] == _host() and not _runs(int(owner[2]))) or time.time() - left.stat().st_mtime > STALE:
-                    left.unlink()
+        with suppress(OSError):  # another process was faster
+            if TEMPORARY.search(left.name) and time.time() - left.stat().st_mtime > STALE:
+                left.unlink()
 
 
-def _host() -> str:
-    return sha256_of(platform.node())[:8]
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)  # another user's process runs, too
-    return True
+@contextmanager
+def marked(folder: Path) -> Iterator[str]:
+    """Create an empty file in a folder for the duration of the block, and yield its name; a process that sees it shares the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(prefix=".idness-", dir=folder) as mark:
+        yield Path(mark.name).name
 
 
 def atomic_write(path: str | os.PathLike[str], content: Content, check: Callable[[Path], None] | None = None) -> Path:
@@ -241,25 +205,20 @@ def locked(folder: Path | None, *, wait: bool = False) -> Iterator[None]:
         folder: the folder, which is created; `None` locks nothing.
         wait: whether to wait for another process instead of raising.
     """
-    try:
-        import fcntl
-    except ImportError:
-        folder = None
-    if folder is None:
+    if folder is None or os.name == "nt":
         yield
         return
+    import fcntl
+
+    check_writable(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
-        raise StoreError(_cannot_write(folder, error)) from error
+        os.close(handle)
+        raise StoreError(f"{folder}: another process is writing to it; wait, or choose another folder") from error
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError as error:
-            raise StoreError(
-                f"{folder}: another process is writing to it; wait for it, or choose another folder"
-            ) from error
         yield
     finally:
         os.close(handle)
@@ -270,8 +229,6 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
     target = Path(folder)
     place = next(place for place in (target, *target.absolute().parents) if place.exists())
     try:
-        if not place.is_dir():
-            raise NotADirectoryError(0, f"{place} is not a folder")
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"\0")
     except OSError as error:

@@ -16,8 +16,63 @@ from typing import Any, TypeVar
 from idness.core.errors import InputError, OptionError
 
 T = TypeVar("T")
+Check = Callable[[object, str], None]
+"""Raises unless an option, given by its owner and name, has an allowed value."""
 METHOD = re.compile(r"([\w./\\:-]+)\s*(?:\((.*)\))?", re.DOTALL)
 OPENING, CLOSING = "([{", ")]}"
+
+
+def _number(wanted: str, fits: Callable[[float], bool]) -> Check:
+    """Return a check that an option is a number for which `fits` is true."""
+
+    def check(owner: object, name: str) -> None:
+        value = getattr(owner, name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+        if not is_number or not fits(value):
+            needs = wanted if is_number else "a number"
+            raise OptionError(f"{owner_name(owner)}: {name} must be {needs}, got {value!r}")
+
+    return check
+
+
+check_positive = _number("above 0", lambda value: 0 < value < math.inf)
+check_nonnegative = _number("0 or more", lambda value: 0 <= value < math.inf)
+check_share = _number("in [0, 1)", lambda value: 0 <= value < 1)
+check_count = _number("a whole number of at least 1", lambda value: isinstance(value, int) and value >= 1)
+_check_percentage = _number("in [0, 100)", lambda value: 0 <= value < 100)
+
+
+def check_percent(owner: object, name: str) -> None:
+    """Raise unless an option is a percentage in [0, 100); a fraction gets a message of its own."""
+    _check_percentage(owner, name)
+    if 0 < (value := getattr(owner, name)) < 1:
+        raise OptionError(
+            f"{owner_name(owner)}: {name} is in percent, in [0, 100); got {value:g}, which looks like a fraction;"
+            f" did you mean {value * 100:g}?"
+        )
+
+
+def check_fraction(owner: object, name: str, value: float) -> None:
+    """Raise unless an argument is strictly between 0 and 1."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1:
+        raise OptionError(f"{owner_name(owner)}: {name} must be in (0, 1), got {value!r}")
+
+
+def check_at_most_images(owner: object, name: str, images: int) -> None:
+    """Raise if an option counts more neighbours or clusters than there are training images."""
+    value = getattr(owner, name)
+    if value > images:
+        raise InputError(
+            f"{owner_name(owner)}: {name} must be at most the number of training images ({images}), got {value}"
+        )
+
+
+def check_options(owner: object) -> None:
+    """Check the options that a dataclass and its bases declare with the functions below."""
+    for kind in filter(is_dataclass, type(owner).__mro__):
+        for option in fields(kind):
+            if "check" in option.metadata:
+                option.metadata["check"](owner, option.name)
 
 
 def percent(default: float) -> float:
@@ -32,7 +87,7 @@ def positive(default: float) -> float:
 
 def nonnegative(default: float) -> float:
     """Declare an option that is a finite number of at least 0."""
-    return _declare(default, lambda owner, name: _check(owner, name, 0 <= _number(owner, name) < math.inf, "0 or more"))
+    return _declare(default, check_nonnegative)
 
 
 def count(default: int) -> int:
@@ -51,55 +106,8 @@ def one_of(default: str, *others: str) -> str:
     return _declare(default, check)
 
 
-def check_options(owner: object) -> None:
-    """Check the options that a dataclass and its bases declare with the functions above."""
-    for kind in filter(is_dataclass, type(owner).__mro__):
-        for option in fields(kind):
-            if "check" in option.metadata:
-                option.metadata["check"](owner, option.name)
-
-
-def check_percent(owner: object, name: str) -> None:
-    """Raise unless an option is a percentage in [0, 100); a fraction gets a message of its own."""
-    value = _number(owner, name)
-    if 0 < value < 1:
-        raise OptionError(
-            f"{owner_name(owner)}: {name} is in percent, in [0, 100); got {value:g}, which looks like a fraction;"
-            f" did you mean {value * 100:g}?"
-        )
-    _check(owner, name, 0 <= value < 100, "in [0, 100)")
-
-
-def check_fraction(owner: object, name: str, value: float) -> None:
-    """Raise unless an argument is strictly between 0 and 1."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1:
-        raise OptionError(f"{owner_name(owner)}: {name} must be in (0, 1), got {value!r}")
-
-
-def check_share(owner: object, name: str) -> None:
-    """Raise unless an option is a fraction in [0, 1)."""
-    _check(owner, name, 0 <= _number(owner, name) < 1, "in [0, 1)")
-
-
-def check_positive(owner: object, name: str) -> None:
-    """Raise unless an option is a finite number above 0."""
-    _check(owner, name, 0 < _number(owner, name) < math.inf, "above 0")
-
-
-def check_count(owner: object, name: str) -> None:
-    """Raise unless an option is a whole number of at least 1."""
-    value = getattr(owner, name)
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    _check(owner, name, whole and value >= 1, "a whole number of at least 1")
-
-
-def check_at_most_images(owner: object, name: str, images: int) -> None:
-    """Raise if an option counts more neighbours or clusters than there are training images."""
-    value = getattr(owner, name)
-    if value > images:
-        raise InputError(
-            f"{owner_name(owner)}: {name} must be at most the number of training images ({images}), got {value}"
-        )
+def _declare(default: T, check: Check) -> T:
+    return field(default=default, metadata={"check": check})
 
 
 def owner_name(owner: object) -> str:
@@ -160,21 +168,5 @@ def plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _declare(default: T, check: Callable[[object, str], None]) -> T:
-    return field(default=default, metadata={"check": check})
-
-
-def _check(owner: object, name: str, is_right: bool, wanted: str) -> None:
-    if not is_right:
-        raise OptionError(f"{owner_name(owner)}: {name} must be {wanted}, got {getattr(owner, name)!r}")
-
-
-def _number(owner: object, name: str) -> float:
-    value = getattr(owner, name)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-    _check(owner, name, is_number, "a number")
-    return float(value)
-
-
 def _unreadable(text: str) -> OptionError:
-    return OptionError(f"a method is written as name or name(option=value, ...), got {text!r}")
+    return OptionError(f"expected name or name(option=value, ...), got {text!r}")

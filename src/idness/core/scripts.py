@@ -7,7 +7,6 @@ named the same file, with the same content, function and arguments, before.
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 import os
 import re
@@ -20,16 +19,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from idness.core.errors import IdnessError, ModelError, OptionError, ScriptError
+from idness.core.errors import IdnessError, ModelError, ScriptError
 from idness.core.files import atomic_write, key_of, sha256
 from idness.core.options import read_options
 
 CALL = re.compile(r"(.+\.py):\s*([^\W\d]\w*)\s*(?:\((.*)\))?\s*", re.DOTALL)
 MODULE = "idness_user_"
 """Prefix of the module names of users' files."""
-_APPROVALS = TypeAdapter(dict[str, dict[str, str]])
 
 
 @dataclass(frozen=True)
@@ -62,12 +58,7 @@ class Script:
     @property
     def options(self) -> dict[str, Any]:
         """The arguments by name."""
-        try:
-            return read_options(self.arguments, str(self))
-        except OptionError as error:
-            raise ScriptError(
-                f"arguments are written as {self.file.name}:{self.name}(argument=value, ...), got {str(self)!r}"
-            ) from error
+        return read_options(self.arguments, str(self))
 
     def load(self) -> Any:
         """Run the file and return the object."""
@@ -99,21 +90,12 @@ class Script:
             if not callable(found):
                 raise ScriptError(f"{self}: must be callable, got {type(found).__name__}")
             try:
-                takes = inspect.signature(found)
-                takes.bind(**options)
-            except ValueError:  # some callables have no signature
-                pass
-            except TypeError as error:
-                raise ScriptError(
-                    f"{self}: {error}; it takes {takes}, and arguments are written as {self.file.name}:{self.name}(argument=value)"
-                ) from error
-            try:
                 return found(**options)
             except Exception as error:
                 raise ScriptError(f"{self}: {_failure(self.file, error)}") from error
 
     def identity(self) -> str:
-        """Hash the call and the file's content, wherever it lies."""
+        """Return a hash of the call and the file's content; it does not depend on the folder."""
         return key_of(self.call, sha256(self.file))
 
 
@@ -124,7 +106,7 @@ def approve(spec: str) -> None:
         return
     # Without a writable home the user names the model each time, as the error then says.
     with suppress(IdnessError):
-        entry = {script.key: {str(script.file.resolve()): sha256(script.file)}}
+        entry = {script.key: sha256(script.file)}
         atomic_write(_approvals_file(), json.dumps(_approvals() | entry, indent=1, sort_keys=True))
 
 
@@ -147,7 +129,11 @@ def approved(spec: str, what: str = "the guard's network", more: str = "", code:
     if script.file.parent == Path():
         ending = f"/{script.file.name}:{script.call}"
         keys += [key for key in known if key.replace(os.sep, "/").endswith(ending)]
-    found = [one for key in keys if (one := Script.named(key)) is not None and _is_approved(one, known)]
+    found = [
+        one
+        for key in keys
+        if (one := Script.named(key)) and one.file.is_file() and sha256(one.file) == known.get(one.key)
+    ]
     if found:
         return next((one for one in found if code and one.identity() == code), found[0]).key
     if not script.file.is_file() and script.file.parent != Path():
@@ -159,16 +145,11 @@ def approved(spec: str, what: str = "the guard's network", more: str = "", code:
     )
 
 
-def _is_approved(script: Script, known: dict[str, dict[str, str]]) -> bool:
-    digest = known.get(script.key, {}).get(str(script.file.resolve()))
-    return digest is not None and script.file.is_file() and sha256(script.file) == digest
-
-
-def _approvals() -> dict[str, dict[str, str]]:
+def _approvals() -> dict[str, Any]:
     """Read the approved calls, each with the hash of its file; empty if the list is missing or damaged."""
     try:
-        return _APPROVALS.validate_json(_approvals_file().read_bytes(), strict=True)
-    except (OSError, ValidationError):
+        return dict(json.loads(_approvals_file().read_bytes()))
+    except (OSError, ValueError, TypeError):
         return {}
 
 

@@ -69,18 +69,20 @@ class Activations:
 
     def __post_init__(self) -> None:
         features, logits = _matrix("features", self.features), _matrix("logits", self.logits)
-        if len(features) != len(logits):
-            raise InputError(
-                f"Activations: features and logits must have one row per image, got {len(features)} and {len(logits)}"
-            )
+        for name, rows in (("logits", logits), ("edited", self.edited)):
+            if rows is not None and len(rows) != len(features):
+                raise InputError(
+                    f"Activations: {name} must have one row per image, as features has, got {len(rows)} and {len(features)}"
+                )
         object.__setattr__(self, "features", features)
         object.__setattr__(self, "logits", logits)
         if self.labels is not None:
-            object.__setattr__(self, "labels", _labels(self.labels, len(features)))
-        if self.edited is not None and len(self.edited) != len(features):
-            raise InputError(
-                f"Activations: edited must have one row per image ({len(features)}), got {len(self.edited)}; are they of the same images?"
-            )
+            labels = torch.as_tensor(self.labels).detach()
+            if labels.is_floating_point() or labels.dtype == torch.bool or labels.shape != (len(features),):
+                raise InputError(
+                    f"Activations: labels must be {len(features)} integers, got {labels.dtype} of shape {tuple(labels.shape)}"
+                )
+            object.__setattr__(self, "labels", labels.long())
 
     def __len__(self) -> int:
         return len(self.features)
@@ -182,12 +184,9 @@ class Head:
         bias = weight.new_zeros(len(weight)) if self.bias is None else torch.as_tensor(self.bias).detach().float()
         if bias.shape != weight.shape[:1]:
             raise InputError(f"Head: bias must have one value per class ({len(weight)}), got shape {tuple(bias.shape)}")
-        for name, value in (("weight", weight), ("bias", bias)):
-            # NaN and Inf survive a sum, which is the cheapest check; traced tensors have no values.
-            if not torch.compiler.is_exporting() and not math.isfinite(value.sum().item()):
-                raise InputError(
-                    f"Head: {name} must be finite, got NaN or Inf; are these the weights of a diverged network?"
-                )
+        # NaN and Inf survive a sum, which is the cheapest check; traced tensors have no values.
+        if not torch.compiler.is_exporting() and not math.isfinite((weight.sum() + bias.sum()).item()):
+            raise InputError("Head: weight and bias must be finite, got NaN or Inf; are they of a diverged network?")
         object.__setattr__(self, "weight", weight)
         object.__setattr__(self, "bias", bias)
 
@@ -231,13 +230,11 @@ def check_acts(owner: object, what: str, acts: Activations, head: Head) -> None:
                 f"{where} must have {width} {name} per image as the head has, got {value.shape[1]}; is it of another network?"
             )
         # NaN and Inf survive a sum, which is the cheapest check; rows are searched only if it fails.
-        if not math.isfinite(value.sum().item()):
-            bad = (~torch.isfinite(value).all(dim=1)).nonzero().flatten()
-            if len(bad):
-                raise InputError(
-                    f"{where} must be finite, got NaN or Inf in the {name} of {len(bad)} of {len(value)} images"
-                    f" (first at row {int(bad[0])}); drop those rows or check the images"
-                )
+        if not math.isfinite(value.sum().item()) and len(bad := (~torch.isfinite(value).all(dim=1)).nonzero()):
+            raise InputError(
+                f"{where} must be finite, got NaN or Inf in the {name} of {len(bad)} of {len(value)} images"
+                f" (first at row {int(bad[0])}); drop those rows or check the images"
+            )
 
 
 def check_edited(owner: object, what: str, acts: Activations, head: Head) -> None:
@@ -303,17 +300,7 @@ def warn_signed(owner: object, acts: Activations) -> None:
 def _matrix(name: str, value: ArrayLike, owner: str = "Activations") -> Tensor:
     tensor = torch.as_tensor(value).detach()
     if not tensor.is_floating_point():
-        raise InputError(
-            f"{owner}: {name} must be floating point, got {str(tensor.dtype).removeprefix('torch.')}; convert with .float()"
-        )
+        raise InputError(f"{owner}: {name} must be floating point, got {tensor.dtype}; convert with .float()")
     if tensor.ndim != 2 or tensor.shape[1] == 0:
         raise InputError(f"{owner}: {name} must be a matrix with one row per image, got shape {tuple(tensor.shape)}")
     return tensor.float()
-
-
-def _labels(value: ArrayLike, count: int) -> Tensor:
-    labels = torch.as_tensor(value).detach()
-    if labels.is_floating_point() or labels.dtype == torch.bool or labels.shape != (count,):
-        dtype = str(labels.dtype).removeprefix("torch.")
-        raise InputError(f"Activations: labels must be {count} integers, got {dtype} of shape {tuple(labels.shape)}")
-    return labels.long()

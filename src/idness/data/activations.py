@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from idness.core.errors import DataError, StoreError
 from idness.core.files import sha256
 from idness.core.types import Activations, Head
 from idness.data.duplicates import EXACT, common, near, stacked
-from idness.data.packed import array_names, open_array
+from idness.data.packed import StoredArray, array_names
 from idness.data.preprocess import THUMBNAIL, thumbnail
 from idness.data.sets import ImageSet
 from idness.data.urls import explained
@@ -35,7 +35,7 @@ class ActivationsSet:
     Args:
         name: its name in messages.
         count: the number of images, including those that have no activations.
-        read: returns its shards in order, each with index and hashes.
+        shards: returns its shards in order, one in memory at a time, each with index and hashes.
         images: the images, if they are known.
         role: its role in a benchmark.
         sha256: the hash of the file, if another program wrote it.
@@ -43,7 +43,7 @@ class ActivationsSet:
 
     name: str
     count: int
-    read: Callable[[], Iterable[Activations]]
+    shards: Callable[[], Iterable[Activations]]
     images: ImageSet | None = None
     role: str = ""
     sha256: str = ""
@@ -66,10 +66,6 @@ class ActivationsSet:
     def acts(self) -> Activations:
         """All activations, in memory."""
         return self.load()
-
-    def shards(self) -> Iterator[Activations]:
-        """Yield the activations shard by shard, one in memory at a time."""
-        yield from self.read()
 
     def load(self, most: int | None = None, *, step: int = 1) -> Activations:
         """Read activations into memory: of every `step`-th image, and of a random sample (seed 0) of at most `most`."""
@@ -100,7 +96,7 @@ class ActivationsSet:
     def with_edited(self, edited: ActivationsSet) -> ActivationsSet:
         """Return the set with the activations of its edited images beside those of the images themselves."""
 
-        def read() -> Iterator[Activations]:
+        def shards() -> Iterator[Activations]:
             for shard, other in zip(self.shards(), edited.shards(), strict=True):
                 assert shard.index is not None
                 assert other.index is not None
@@ -110,7 +106,7 @@ class ActivationsSet:
                     )
                 yield replace(shard, edited=other)
 
-        return replace(self, read=read)
+        return replace(self, shards=shards)
 
     def shared_with(self, other: ActivationsSet) -> int:
         """Return the number of images that are also in another set, by the hash of their pixels."""
@@ -153,8 +149,17 @@ class ActivationsFile(ActivationsSet):
     def __init__(self, path: Path) -> None:
         self.path = path
         with explained(path.name, "is not a safetensors or .npz file of activations"):
-            shapes = _shapes(path)
-        _check_shapes(path.name, shapes)
+            shapes = {name: tuple(array.get_shape()) for name, array in _arrays(path).items()}
+        if "features" not in shapes:
+            raise DataError(f"{path.name}: must contain features, got {', '.join(sorted(shapes)) or 'nothing'}")
+        count = shapes["features"][:1]
+        for array, axes in (("features", 2), ("logits", 2), ("labels", 1)):
+            shape = shapes.get(array, count * axes)
+            if len(shape) != axes or shape[:1] != count:
+                wanted = "one row per image" if axes == 2 else "one number per image"
+                raise DataError(
+                    f"{path.name}: {array} must be {wanted}, got shape {shape} beside {shapes['features']} features"
+                )
         super().__init__(path.name, shapes["features"][0], self._read)
         self.features = shapes["features"][1]
         self.names = [name for name in ("features", "logits", "labels") if name in shapes]
@@ -164,92 +169,60 @@ class ActivationsFile(ActivationsSet):
         """Return the lowest and the highest label; None if there are no labels."""
         if "labels" not in self.names or not self.count:
             return None
-        [part] = self._parts(["labels"], self.count)
-        return int(part["labels"].min()), int(part["labels"].max())
+        with explained(self.name, "is damaged"):
+            labels = _tensor(_arrays(self.path)["labels"], 0, self.count)
+        return int(labels.min()), int(labels.max())
 
     def fingerprint(self) -> str:
         """Return the hash of the file."""
         return sha256(self.path)
 
     def _read(self) -> Iterator[Activations]:
-        start = 0
-        for part in self._parts(self.names, SHARD):
+        with explained(self.name, "is damaged"):
+            arrays = {name: array for name, array in _arrays(self.path).items() if name in self.names}
+        for start in range(0, self.count, SHARD):
+            stop = min(start + SHARD, self.count)
+            with explained(self.name, "is damaged"):
+                part = {name: _tensor(array, start, stop) for name, array in arrays.items()}
             if "logits" not in part:
                 if self.head is None:
                     raise DataError(f"{self.name}: has no logits, and there is no head to compute them; add logits")
                 part["logits"] = self.head(part["features"].to(self.head.weight))
             acts = Activations(part["features"], part["logits"], part.get("labels"))
-            index, finite = torch.arange(start, start + len(acts)), acts.finite
-            start += len(acts)
+            index, finite = torch.arange(start, stop), acts.finite
             skipped = tuple((int(place), "its activations are NaN or Inf") for place in index[~finite])
             acts = acts[finite]
             rows = torch.cat([acts.features, acts.logits], dim=1).numpy()
             hashes = torch.from_numpy(stacked(hashlib.blake2b(row, digest_size=EXACT).digest() for row in rows).copy())
             yield replace(acts, index=index[finite], hashes=hashes, skipped=skipped)
 
-    def _parts(self, names: Sequence[str], size: int) -> Iterator[dict[str, Tensor]]:
-        spans = [(start, min(start + size, self.count)) for start in range(0, self.count, size)]
-        with explained(self.name, "is damaged"):
-            yield from _parts(self.path, names, spans)
-
 
 def read_head(path: Path) -> tuple[Head, str]:
     """Read a safetensors or .npz file with weight (C, D) and bias (C,), and return the head and the file's hash."""
     remedy = "give a safetensors or .npz file with weight and bias as head"
     with explained(path.name, "is missing or not a safetensors or .npz file", remedy):
-        shapes = _shapes(path)
+        arrays = _arrays(path)
+        shapes = {name: tuple(array.get_shape()) for name, array in arrays.items()}
         weight = shapes.get("weight", ())
         if len(weight) != 2 or shapes.get("bias", weight[:1]) != weight[:1]:
             given = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
             raise StoreError(f"{path.name}: must contain weight (C, D) and bias (C,), got {given}")
-        [tensors] = _parts(path, [name for name in ("weight", "bias") if name in shapes], [(0, weight[0])])
+        tensors = {name: _tensor(arrays[name], 0, weight[0]) for name in arrays if name in ("weight", "bias")}
         return Head(tensors["weight"], tensors.get("bias")), sha256(path)
 
 
-def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a file's arrays, by their headers alone."""
+def _arrays(path: Path) -> dict[str, Any]:
+    """Open the arrays of a file by their headers alone; `_tensor` reads their rows."""
     if path.suffix != ".npz":
-        with safe_open(path, framework="pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    shapes = {}
-    for name in array_names(path):
-        member, shapes[name], kind = open_array(path, name)
-        member.close()
-        if name in ("features", "logits", "labels", "weight", "bias") and kind.kind not in "fiu":
-            raise DataError(f"{path.name}: {name} must be numbers, got {kind}")
-    return shapes
+        file: Any = safe_open(path, framework="pt")
+        return {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    arrays = {name: StoredArray(path, name) for name in array_names(path)}
+    for name, array in arrays.items():
+        if name in ("features", "logits", "labels", "weight", "bias") and array.kind.kind not in "fiu":
+            raise DataError(f"{path.name}: {name} must be numbers, got {array.kind}")
+    return arrays
 
 
-def _parts(path: Path, names: Sequence[str], spans: Sequence[tuple[int, int]]) -> Iterator[dict[str, Tensor]]:
-    """Yield consecutive rows of arrays; those of an .npz file are compressed and read side by side."""
-    if path.suffix != ".npz":
-        with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in names}
-            for start, stop in spans:
-                yield {name: part[start:stop] for name, part in slices.items()}
-        return
-    opened = {name: open_array(path, name) for name in names}
-    try:
-        for start, stop in spans:
-            rows = {}
-            for name, (member, shape, kind) in opened.items():
-                wanted = (stop - start, *shape[1:])
-                values = np.frombuffer(member.read(int(np.prod(wanted)) * kind.itemsize), kind).reshape(wanted)
-                rows[name] = torch.from_numpy(values.astype(kind.newbyteorder("="), copy=True))
-            yield rows
-    finally:
-        for member, _, _ in opened.values():
-            member.close()
-
-
-def _check_shapes(name: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    if "features" not in shapes:
-        raise DataError(
-            f"{name}: must contain features, and logits if possible, got {', '.join(sorted(shapes)) or 'nothing'}"
-        )
-    count = shapes["features"][:1]
-    for array, axes in (("features", 2), ("logits", 2), ("labels", 1)):
-        shape = shapes.get(array)
-        if shape is not None and (len(shape) != axes or shape[:1] != count):
-            wanted = "one row per image" if axes == 2 else "one number per image"
-            raise DataError(f"{name}: {array} must be {wanted}, got shape {shape} beside {shapes['features']} features")
+def _tensor(array: Any, start: int, stop: int) -> Tensor:
+    found = array[start:stop]
+    return found if isinstance(found, Tensor) else torch.tensor(found)

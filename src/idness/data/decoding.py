@@ -7,6 +7,7 @@ import io
 import os
 import sys
 import warnings
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -33,14 +34,11 @@ MAX_PIXELS = 64_000_000
 SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 OTHERS = {
     b"<svg": "an SVG drawing; save it as PNG",
-    b"<html": "a web page",
-    b"<!doctype html": "a web page",
-    b"\x93numpy": "a NumPy array; save it as .npz",
+    b"html": "a web page",
     b"%pdf": "a PDF; save its image as PNG",
     b"ftypheic": "a HEIC image; save it as JPEG",
-    b"ftypmif1": "a HEIC image; save it as JPEG",
 }
-"""What a file that is not an image may begin with, in lower case."""
+"""What the beginning of a file that is not an image may contain, in lower case."""
 
 
 def decode(source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, name: str = "image") -> Image.Image:
@@ -85,7 +83,9 @@ def decode_picture(
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"{name}: must have at most {max_pixels:,} pixels, got far more; make it smaller") from error
     except UnidentifiedImageError as error:
-        raise DataError(f"{name}: must be one of {', '.join(FORMATS)}, got {_kind(data)}") from error
+        start = data[:1024].lower()
+        kind = next((kind for sign, kind in OTHERS.items() if sign in start), "something else")
+        raise DataError(f"{name}: must be one of {', '.join(FORMATS)}, got {kind}") from error
     except MemoryError as error:
         raise DataError(f"{name}: does not fit in memory; make it smaller") from error
     except Exception as error:  # a hostile file may raise anything inside a decoder
@@ -104,20 +104,16 @@ def decoder_version() -> str:
 
 def pixels_of(data: bytes) -> int:
     """Return the number of pixels by an image's header alone; 0 if it is not an image."""
-    try:
-        with _opened(data) as image:
-            return image.width * image.height
-    except Exception:  # decoding it reports what is wrong
-        return 0
+    with suppress(Exception), _opened(data) as image:  # decoding it reports what is wrong
+        return image.width * image.height
+    return 0
 
 
 def is_animated(data: bytes) -> bool:
     """Whether an image has frames or pages beyond the first."""
-    try:
-        with _opened(data) as image:
-            return bool(getattr(image, "is_animated", False))
-    except Exception:  # the first frame was fine
-        return False
+    with suppress(Exception), _opened(data) as image:  # the first frame was fine
+        return bool(getattr(image, "is_animated", False))
+    return False
 
 
 def contents(path: Place) -> bytes:
@@ -135,11 +131,10 @@ def _jpeg(image: Image.Image, data: bytes) -> NDArray[np.uint8] | None:
     decoder = _simplejpeg()
     if decoder is None or image.format != "JPEG" or image.mode != "RGB" or _orientation(image) != 1:
         return None
-    try:
+    with suppress(Exception):  # it is stricter than Pillow about slight damage
         found: NDArray[np.uint8] = decoder.decode_jpeg(data, "RGB")
         return found
-    except Exception:  # it is stricter than Pillow about slight damage
-        return None
+    return None
 
 
 @cache
@@ -173,17 +168,7 @@ def to_rgb(name: str, image: Image.Image) -> Image.Image:
 
 def _orientation(image: Image.Image) -> int:
     """Return the EXIF orientation; 1 (upright) if it cannot be read."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return int(image.getexif().get(0x0112, 1))
-    except Exception:  # damaged tags in an intact image
-        return 1
-
-
-def _kind(data: bytes) -> str:
-    """Describe a file that is not an image of a known format."""
-    start = data[:1024].lower()
-    found = next((kind for beginning, kind in OTHERS.items() if beginning in start), "")
-    text = all(byte in b"\t\n\r\f" or 32 <= byte < 127 for byte in start)
-    return found or ("text" if text else "something else")
+    with suppress(Exception), warnings.catch_warnings():  # damaged tags in an intact image
+        warnings.simplefilter("ignore")
+        return int(image.getexif().get(0x0112, 1))
+    return 1

@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -22,7 +21,7 @@ DIGEST = EXACT + LOOK
 NEAR = 8
 """Bits of 64 in which the perceptual hashes of near-duplicates may differ."""
 STRUCTURE = 8
-"""Bits that must be 0, and 1: the perceptual hash of a plain image says nothing."""
+"""Bits that must be 0, and 1: the perceptual hash of a plain image carries no information."""
 PAIRS, BLOCK = 400_000_000, 128
 """The most hashes that are compared (of larger sets evenly spaced ones), and the rows compared at a time."""
 Places = NDArray[np.int64]
@@ -51,30 +50,29 @@ def exact(picture: Picture) -> bytes:
 
 
 def exact_digests(images: ImageSet, most: int) -> NDArray[np.uint8]:
-    """Return the pixel hashes of at most `most` images, evenly spaced over a set; unreadable ones are left out."""
-    places = _spread(images, most)
+    """Return the pixel hashes of at most `most` images; unreadable ones are left out.
+
+    They are evenly spaced over the set, or whole blocks of a set that is read in blocks.
+    """
+    step, blocks = max(1, -(-len(images) // most)), images.blocks()
+    places: Iterable[int] = range(0, len(images), step)
+    if blocks is not None:
+        spans = list(pairwise(blocks))[::step]
+        places = [place for start, stop in spans for place in range(start, stop)][:most]
+
+    def hashed(place: int) -> bytes:
+        try:
+            return exact(images.picture(place))
+        except DataError:
+            return b""
+
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1) if images.parallel else 1) as pool:
-        return stacked(found for found in pool.map(partial(_exact_of, images), places) if found)
+        return stacked(pool.map(hashed, places))
 
 
 def stacked(digests: Iterable[bytes]) -> NDArray[np.uint8]:
     """Return pixel hashes as the rows of an array."""
     return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, EXACT)
-
-
-def _exact_of(images: ImageSet, place: int) -> bytes:
-    try:
-        return exact(images.picture(place))
-    except DataError:
-        return b""
-
-
-def _spread(images: ImageSet, most: int) -> list[int]:
-    """Return evenly spaced places, or whole blocks of a set that is read in blocks."""
-    step, blocks = max(1, -(-len(images) // most)), images.blocks()
-    if blocks is None:
-        return list(range(0, len(images), step))
-    return [place for start, stop in list(pairwise(blocks))[::step] for place in range(start, stop)][:most]
 
 
 def _shrunk(picture: Picture, width: int, height: int) -> Image.Image:
@@ -88,8 +86,6 @@ def _shrunk(picture: Picture, width: int, height: int) -> Image.Image:
 
 def common(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> int:
     """Return the number of images of two sets with the same pixels, by their digests."""
-    if min(first.shape[1], second.shape[1]) < EXACT:
-        return 0
     return len(set(_hashes(first)) & set(_hashes(second)))
 
 

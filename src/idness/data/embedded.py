@@ -10,19 +10,16 @@ import io
 import json
 import tomllib
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
-from pydantic import with_config
-from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
 from idness.core.documents import Document, checksum
 from idness.core.errors import DataError, unknown_name
+from idness.data.decoding import decode
 from idness.data.sets import ArraySet, ImageSet, read_classes
 
 HOME = Path(__file__).parent
@@ -37,26 +34,7 @@ CIFAR10_LABELS = {"airplane": 0, "automobile": 1, "bird": 2, "deer": 4, "dog": 5
 """The classes of cifar6, and their labels in CIFAR-10."""
 
 
-@with_config(extra="allow")
-class SetEntry(TypedDict):
-    """One set in the manifest; its shape is that of one image, or of its features if they are stored instead."""
-
-    role: str
-    count: int
-    shape: tuple[int, ...]
-    classes: list[str]
-    files: dict[str, str]
-
-
-@with_config(extra="allow")
-class EmbeddedManifest(TypedDict):
-    """All sets, and the sha256 of the file that lists their images."""
-
-    sets: dict[str, SetEntry]
-    images: dict[str, str]
-
-
-_DOCUMENT = Document(content=EmbeddedManifest, version=1, absent="install idness again", remedy="install idness again")
+_DOCUMENT = Document(content=dict[str, Any], version=1, absent="install idness again", remedy="install idness again")
 
 
 @dataclass(frozen=True)
@@ -101,8 +79,8 @@ def classes(benchmark: str = NAME) -> tuple[str, ...]:
 
 def preprocessing(benchmark: str = NAME) -> dict[str, Any]:
     """Return the preprocessing of the networks, as `Preprocessing.from_dict` takes it: by default the size of the ID test images."""
-    side = list(manifest(root=HOME / benchmark)["sets"]["id_test"]["shape"][:2])
-    return {"resize": side[0], "crop": side[0], **_defined(benchmark)["preprocessing"]}
+    side = manifest(root=HOME / benchmark)["sets"]["id_test"]["shape"][0]
+    return {"resize": side, "crop": side, **_defined(benchmark)["preprocessing"]}
 
 
 def normalisation(benchmark: str = NAME) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -132,8 +110,7 @@ def from_cifar10(archive: Path, split: str) -> tuple[NDArray[np.uint8], NDArray[
 
 def sets(role: str | None = None, *, root: Path = CIFAR6) -> list[str]:
     """Return the names of a benchmark's sets, all or those of one role: id_train, id_val, id_test, near, far, ood_val."""
-    entries = manifest(root=root)["sets"]
-    roles = {name: entry["role"] for name, entry in entries.items()}
+    roles = {name: entry["role"] for name, entry in manifest(root=root)["sets"].items()}
     if role is not None and role not in roles.values():
         raise unknown_name("role", role, set(roles.values()))
     return [name for name, found in roles.items() if role in (None, found)]
@@ -141,96 +118,69 @@ def sets(role: str | None = None, *, root: Path = CIFAR6) -> list[str]:
 
 def load(name: str, *, root: Path | None = None) -> EmbeddedSet:
     """Read one set and verify the sha256 of its files; `photos/NAME` is a set of another benchmark than cifar6."""
-    root, name = _located(name, root)
-    entry = _entry(root, name)
-    if next(iter(entry["files"])).endswith(".safetensors"):
-        raise DataError(f"embedded set {name!r}: contains activations, not images; open it with `open_set`")
-    contents = [_DOCUMENT.bytes_of(root / file, digest) for file, digest in entry["files"].items()]
-    images = np.concatenate([_decoded(content).reshape(-1, *entry["shape"]) for content in contents])
-    return EmbeddedSet(name, images, _labels(root, name), tuple(entry["classes"]), entry["role"])
+    opened, entry = open_embedded(name, root=root), _entry(name, root)[2]
+    pictures = opened.images if isinstance(opened, ArraySet) else map(opened.picture, range(len(opened)))
+    images = np.stack([np.asarray(picture) for picture in pictures])
+    return EmbeddedSet(name.rpartition("/")[2], images, opened.labels, opened.classes, entry["role"])
 
 
 def activations(name: str) -> Path | None:
     """Return the file of a set that is stored as activations; `None` if it has images."""
-    root, name = _located(name, None)
-    file = next(iter(_entry(root, name)["files"]))
+    root, _, entry = _entry(name)
+    file = next(iter(entry["files"]))
     return root / file if file.endswith(".safetensors") else None
 
 
-def open_embedded(name: str) -> ImageSet:
-    """Open one set without decoding its photographs, which happens when they are read."""
-    root, inner = _located(name, None)
-    entry = _entry(root, inner)
-    file, digest = next(iter(entry["files"].items()))
-    if file.endswith(".zip"):
-        archive = _DOCUMENT.bytes_of(root / file, digest)
-        return PhotoSet(archive, f"embedded:{name}", _labels(root, inner), entry["classes"])
-    found = load(name)
-    return ArraySet(found.images, f"embedded:{name}", found.labels, found.classes)
+def open_embedded(name: str, *, root: Path | None = None) -> ArraySet | PhotoSet:
+    """Open one set and verify the sha256 of its files; photographs are decoded when they are read."""
+    root, inner, entry = _entry(name, root)
+    if next(iter(entry["files"])).endswith(".safetensors"):
+        raise DataError(f"embedded set {name!r}: contains activations, not images; open it with `open_set`")
+    contents = [_DOCUMENT.bytes_of(root / file, digest) for file, digest in entry["files"].items()]
+    [(listing, digest)] = manifest(root=root)["images"].items()
+    labels = json.loads(_DOCUMENT.bytes_of(root / listing, digest))[inner]["labels"]
+    about = f"embedded:{name}", None if labels is None else np.array(labels, np.int64), entry["classes"]
+    if next(iter(entry["files"])).endswith(".zip"):
+        with zipfile.ZipFile(io.BytesIO(contents[0])) as archive:
+            return PhotoSet([(file.filename, archive.read(file)) for file in archive.infolist()], *about)
+    # Sheets: images of one size, one below the other.
+    sheets = [np.asarray(decode(content)).reshape(-1, *entry["shape"]) for content in contents]
+    return ArraySet(np.concatenate(sheets), *about)
 
 
 class PhotoSet(ImageSet):
-    """Image files in a zip archive in memory, in the order of the archive."""
+    """Image files in memory; items are pairs of name and content."""
 
     parallel = True
 
-    def __init__(
-        self, archive: bytes, source: str, labels: NDArray[np.int64] | None = None, classes: Sequence[str] = ()
-    ) -> None:
-        super().__init__(source, labels, classes)
-        with zipfile.ZipFile(io.BytesIO(archive)) as opened:
-            self._files = [(entry.filename, opened.read(entry)) for entry in opened.infolist()]
-
-    def __len__(self) -> int:
-        return len(self._files)
-
     def item(self, index: int) -> str:
-        return self._files[index][0]
+        return str(self.items[index][0])
 
-    def encoded(self, index: int) -> bytes:
-        return self._files[index][1]
+    def encoded(self, index: int) -> bytes | None:
+        return bytes(self.items[index][1])
 
 
 def fingerprint(name: str, *, root: Path | None = None) -> str:
     """Return a hash of one set's images, as the manifest has them."""
-    root, name = _located(name, root)
-    return checksum(_entry(root, name)["files"])
+    return checksum(_entry(name, root)[2]["files"])
 
 
-def manifest(*, root: Path = CIFAR6) -> EmbeddedManifest:
+def manifest(*, root: Path = CIFAR6) -> dict[str, Any]:
     """Read a benchmark's manifest: roles, counts, classes, packages, and the sha256 of every file."""
     return _DOCUMENT.read(root / "manifest.json")
-
-
-def _located(name: str, root: Path | None) -> tuple[Path, str]:
-    """Return the folder of a set and its name there."""
-    benchmark, _, rest = name.rpartition("/")
-    if benchmark and benchmark not in NETWORKS:
-        raise unknown_name("embedded benchmark", benchmark, NETWORKS)
-    return root or HOME / (benchmark or NAME), rest
 
 
 def _defined(benchmark: str) -> dict[str, Any]:
     return tomllib.loads(definition(benchmark).read_text(encoding="utf-8"))
 
 
-def _entry(root: Path, name: str) -> SetEntry:
+def _entry(name: str, root: Path | None = None) -> tuple[Path, str, dict[str, Any]]:
+    """Return the folder of a set, its name there, and its entry in the manifest."""
+    benchmark, _, inner = name.rpartition("/")
+    if benchmark and benchmark not in NETWORKS:
+        raise unknown_name("embedded benchmark", benchmark, NETWORKS)
+    root = root or HOME / (benchmark or NAME)
     known = manifest(root=root)["sets"]
-    if name not in known:
-        raise unknown_name("embedded set", name, known)
-    return known[name]
-
-
-def _labels(root: Path, name: str) -> NDArray[np.int64] | None:
-    [(listing, digest)] = manifest(root=root)["images"].items()
-    given = json.loads(_DOCUMENT.bytes_of(root / listing, digest))[name]["labels"]
-    return None if given is None else np.array(given, np.int64)
-
-
-def _decoded(content: bytes) -> NDArray[np.uint8]:
-    """Decode an archive of image files, or a sheet: images of one size, one below the other."""
-    if content.startswith(b"PK"):
-        photos = PhotoSet(content, "embedded")
-        return np.stack([np.asarray(photos.picture(index)) for index in range(len(photos))])
-    with Image.open(io.BytesIO(content), formats=["WEBP"]) as picture:
-        return np.asarray(picture.convert("RGB"), np.uint8)
+    if inner not in known:
+        raise unknown_name("embedded set", inner, known)
+    return root, inner, known[inner]

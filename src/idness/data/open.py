@@ -48,7 +48,6 @@ SUFFIX_KINDS = {
     ".npz": "npz",
     ".txt": "list",
     ".parquet": "parquet",
-    ".arrow": "parquet",
     ".tar": "webdataset",
     ".safetensors": "activations",
 }
@@ -139,18 +138,14 @@ def open_images(arguments: Iterable[str], column: str | None = None) -> ImageSet
     files = FileSet(Path(), [], "images")
     for text in arguments:
         place = Path(text).expanduser()
-        is_set = is_url(text) or text.partition(":")[0] in PREFIXES
-        is_set = is_set or (place.is_file() and place.suffix.lower() in SET_SUFFIXES)
-        if is_set or (place.is_dir() and kind_of(place) != "folder"):
-            parts.append(named_set(text, column))
-            continue
-        for path in find_images([text]):
-            if path.suffix.lower() in SET_SUFFIXES:
-                parts.append(named_set(str(path), column))
+        is_set = is_url(text) or text.partition(":")[0] in PREFIXES or (place.is_dir() and kind_of(place) != "folder")
+        for name in [text] if is_set else map(str, find_images([text])):
+            if is_set or Path(name).suffix.lower() in SET_SUFFIXES:
+                parts.append(named_set(name, column))
             elif parts and parts[-1][0] is files:
-                files.items.append(str(path))
+                files.items.append(name)
             else:
-                files = FileSet(Path(), [str(path)], "images")
+                files = FileSet(Path(), [name], "images")
                 parts.append((files, ""))
     if len(parts) != 1:
         return View(parts)
@@ -198,7 +193,7 @@ def _kind_and_place(table: Mapping[str, Any], base: Path) -> tuple[str, Place | 
 
 
 def kind_of(place: Place, images: bool = False) -> str:
-    """Return the kind of a set by its place; `images` says that an array of images was named."""
+    """Return the kind of a set by its place; `images`: whether an array of images was named."""
     suffix = suffix_of(place)
     if place.is_dir():
         found = ["parquet"] if any(any(place.glob(pattern)) for pattern in TABLES) else []
@@ -280,11 +275,8 @@ class ObjectSet(ImageSet):
         normalised: tuple[Sequence[float], Sequence[float]] | None = None,
         prepared: bool = False,
     ) -> None:
-        super().__init__(source, labels, classes)
-        self.items, self.normalised, self.prepared = items, normalised, prepared
-
-    def __len__(self) -> int:
-        return len(self.items)
+        super().__init__(items, source, labels, classes)
+        self.normalised, self.prepared = normalised, prepared
 
     def item(self, index: int) -> str:
         image = self.items[index] if isinstance(self.items, list | tuple) else None
@@ -369,8 +361,6 @@ def _labels(values: Any) -> NDArray[np.int64] | None:
 def _torchvision_set(name: str, root: Path, table: Mapping[str, Any]) -> ImageSet:
     """Open a torchvision data set below `root`; `split` picks train or test, `options` and `download` go to its constructor."""
     known = {key.lower(): key for key in TORCHVISION}
-    if name.lower() in ("lsun", "lsunclass"):
-        raise DataError(f"torchvision:{name}: reads pickled files, which could run code; give its images as a folder")
     if name.lower() not in known:
         raise unknown_name("torchvision data set", name, known)
     cls = getattr(needed("torchvision.datasets", f"torchvision:{name}", "models", DataError), known[name.lower()])

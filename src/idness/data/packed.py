@@ -1,4 +1,4 @@
-"""Sets of images that are packed in files: arrays in .npz files, columns of Parquet and Arrow tables, and tar files (WebDataset)."""
+"""Sets of images that are packed in files: arrays in .npz files, columns of Parquet tables, and tar files (WebDataset)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import weakref
 import zipfile
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +19,12 @@ from idness.core.errors import DataError, needed
 from idness.core.files import sha256_of
 from idness.data.decoding import SUFFIXES
 from idness.data.sets import ImageSet, Picture, View, channels_last, check_images
-from idness.data.urls import explained, name_of, suffix_of
+from idness.data.urls import explained, name_of
 
 if TYPE_CHECKING:
     from idness.data.urls import Place
 
-TABLES = ("*.parquet", "data/*.parquet", "*.arrow")
+TABLES = ("*.parquet", "data/*.parquet")
 """Where a folder's tables are."""
 LABELS = ("label", "cls", "class")
 """Fields of a sample's .json that may contain its class."""
@@ -40,37 +39,18 @@ class NpzSet(ImageSet):
     def __init__(
         self, path: Path, images: str | None = None, labels: str | None = None, classes: Sequence[str] = ()
     ) -> None:
-        super().__init__(path.name, None, classes)
         self.path = path.absolute()
         with explained(path.name, "is not an .npz file of uint8 images"):
             names = array_names(path)
             self.reads = _pick(path.name, "array", images, ("images", "data", "x", "arr_0"), names, names)
             label = _pick(path.name, "array", labels, ("labels", "label", "y", "targets"), names, None)
-            file, self._shape, kind = open_array(path, self.reads)
-            file.close()
-            self.channels = check_images(f"{path.name}: array {self.reads}", kind, self._shape)
-            self.labels = _read_labels(path, label, len(self)) if label else None
-
-    def __len__(self) -> int:
-        return self._shape[0]
+            array = StoredArray(self.path, self.reads)
+            self.channels = check_images(f"{path.name}: array {self.reads}", array.kind, array.shape)
+            super().__init__(array, path.name, _read_labels(path, label, len(array)) if label else None, classes)
 
     def picture(self, index: int) -> Picture:
-        size = math.prod(self._shape[1:])
-        try:
-            file, start = self._opened
-            file.seek(start + index * size)
-            image = np.frombuffer(file.read(size), np.uint8).reshape(self._shape[1:])
-        except Exception as error:  # zlib, zipfile and the file system have errors of their own
-            self.__dict__.pop("_opened", None)  # the next image opens the file again
-            raise DataError(f"{self.path.name}: is damaged at image {index} ({error})") from error
-        return channels_last(image)
-
-    @cached_property
-    def _opened(self) -> tuple[IO[bytes], int]:
-        """The array's open file, and the place of its first value."""
-        file, *_ = open_array(self.path, self.reads)
-        weakref.finalize(self, file.close)
-        return file, file.tell()
+        with explained(self.path.name, f"is damaged at image {index}"):
+            return channels_last(self.items[index : index + 1][0])
 
     def digest(self, index: int) -> str:
         # Raises, unlike that of other sets: if one image is damaged, others may be, too.
@@ -79,12 +59,9 @@ class NpzSet(ImageSet):
     def files(self, start: int, stop: int) -> Sequence[Place]:
         return (self.path,)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_opened"}
-
 
 class TableSet(ImageSet):
-    """Images in a column of Parquet files, or of a Hugging Face data set saved on disk; `hold` row groups are in memory at a time.
+    """Images in a column of Parquet files; `hold` row groups are in memory at a time.
 
     The columns of images and labels are found by their usual names if they are not given; `split` is the prefix of a folder's files.
     """
@@ -92,20 +69,21 @@ class TableSet(ImageSet):
     def __init__(
         self, path: Place, images: str | None = None, labels: str | None = None, split: str | None = None
     ) -> None:
-        super().__init__(name_of(path))
-        needed("pyarrow.parquet", "a Parquet data set", "tables", DataError)
+        super().__init__((), name_of(path))
         self._groups: list[tuple[Place, int, int]] = []
         """Of each row group its file, its number there and the number of its first row there."""
         self._starts, self._held = [0], dict[int, Any]()
         names = dict[str, list[str]]()
         for file in _tables(path, split):
-            with explained(name_of(file), "is not a Parquet or Arrow table"):
-                schema, counts = _shape_of(file)
+            with explained(name_of(file), "is not a Parquet table"), _parquet(file) as table:
+                schema = table.schema_arrow
+                counts = [table.metadata.row_group(number).num_rows for number in range(table.num_row_groups)]
             names[name_of(file)], first = schema.names, 0
             for group, count in enumerate(counts):
                 self._groups.append((file.absolute(), group, first))
                 self._starts.append(self._starts[-1] + count)
                 first += count
+        self.items = range(self._starts[-1])
         self.columns = tuple(schema.names)
         binary = [name for name, kind in zip(schema.names, schema.types, strict=True) if "binary" in str(kind)]
         self.reads = _pick(self.source, "column", images, ("image", "img", "images", "picture"), schema.names, binary)
@@ -120,9 +98,6 @@ class TableSet(ImageSet):
             values = [value for group in range(len(self._groups)) for value in self._read(group, label).to_pylist()]
             if all(isinstance(value, int) and value >= 0 for value in values):
                 self.labels = np.array(values, dtype=np.int64)
-
-    def __len__(self) -> int:
-        return self._starts[-1]
 
     def blocks(self) -> list[int]:
         return list(self._starts)
@@ -163,31 +138,13 @@ class TableSet(ImageSet):
 
     def _read(self, group: int, column: str) -> Any:
         file, number, _ = self._groups[group]
-        with explained(name_of(file), "is damaged", "fetch it again"):
-            if suffix_of(file) == ".arrow":
-                return _stream(file).column(column)
-            with _parquet(file) as table:
-                return table.read_row_group(number, columns=[column]).column(column)
+        with explained(name_of(file), "is damaged", "fetch it again"), _parquet(file) as table:
+            return table.read_row_group(number, columns=[column]).column(column)
 
 
 def _parquet(file: Place) -> Any:
     parquet = needed("pyarrow.parquet", "a Parquet data set", "tables", DataError)
     return parquet.ParquetFile(file if isinstance(file, Path) else file.open("rb"))
-
-
-def _stream(file: Place) -> Any:
-    arrow = needed("pyarrow", "a Parquet data set", "tables", DataError)
-    # Memory-mapped: rows are read on access.
-    return arrow.ipc.open_stream(arrow.memory_map(str(file)) if isinstance(file, Path) else file.open("rb")).read_all()
-
-
-def _shape_of(file: Place) -> tuple[Any, list[int]]:
-    """Return the schema of a table, and the number of rows of each row group."""
-    if suffix_of(file) == ".arrow":
-        stream = _stream(file)
-        return stream.schema, [len(stream)]
-    with _parquet(file) as table:
-        return table.schema_arrow, [table.metadata.row_group(n).num_rows for n in range(table.num_row_groups)]
 
 
 def _tables(path: Place, split: str | None) -> list[Place]:
@@ -224,7 +181,7 @@ class TarSet(ImageSet):
     parallel = True
 
     def __init__(self, path: Place, classes: Sequence[str] = (), images: str | None = None) -> None:
-        super().__init__(name_of(path), None, classes)
+        super().__init__((), name_of(path), None, classes)
         self.path, self.reads = path.absolute(), images or ""
         found, labels, about = dict[str, tuple[str, int, int]](), dict[str, int](), dict[str, tuple[int, int]]()
         with (
@@ -250,24 +207,21 @@ class TarSet(ImageSet):
                     content = archive.extractfile(member)
                     labels[key] = _label(content.read() if content else b"")
                     about |= {key: (member.offset_data, member.size)} if kind == "json" else {}
-        self._images = [(key, about.get(key), *place) for key, place in found.items()]
+        self.items = [(key, about.get(key), *place) for key, place in found.items()]
         known = np.array([labels.get(key, -1) for key in found], np.int64)
         self.labels = known if len(known) and known.min() >= 0 else None
 
-    def __len__(self) -> int:
-        return len(self._images)
-
     def item(self, index: int) -> str:
-        return self._images[index][2]
+        return str(self.items[index][2])
 
     def encoded(self, index: int) -> bytes:
-        return self._bytes(*self._images[index][3:])
+        return self._bytes(*self.items[index][3:])
 
     def values(self, column: str, start: int, stop: int) -> list[Any]:
         """Return fields of each sample's .json, or with `__key__` its key; `None` if it has no such field."""
         if column == "__key__":
-            return [key for key, *_ in self._images[start:stop]]
-        found = [_fields(self._bytes(*place)) if place else {} for _, place, *_ in self._images[start:stop]]
+            return [key for key, *_ in self.items[start:stop]]
+        found = [_fields(self._bytes(*place)) if place else {} for _, place, *_ in self.items[start:stop]]
         if start == 0 and not any(column in fields for fields in found):
             names = ", ".join({name: "" for fields in found for name in fields}) or "no .json files"
             raise DataError(f"{self.source}: no sample has a field {column!r}; there are __key__ and {names}")
@@ -313,35 +267,52 @@ def array_names(path: Path) -> list[str]:
         return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
 
 
-def open_array(path: Path, name: str) -> tuple[IO[bytes], tuple[int, ...], np.dtype[Any]]:
-    """Open an array of an .npz file at its first value, and return its shape and type; arrays of objects are refused."""
-    with zipfile.ZipFile(path) as archive:
-        try:
+class StoredArray:
+    """An array of an .npz file whose rows are read on demand, as `array[start:stop]`; arrays of Python objects are refused."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        with zipfile.ZipFile(path) as archive:
             size = archive.getinfo(f"{name}.npy").file_size
-            file = archive.open(f"{name}.npy")  # stays readable: the archive closes with its last member
-        except RuntimeError as error:  # encrypted, or packed by an unknown method
-            raise DataError(f"{path.name}: array {name} cannot be read ({error}); save it with np.savez") from error
-    version = np.lib.format.read_magic(file)
-    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, kind = header(file)
-    if kind.hasobject:
-        raise DataError(f"{path.name}: array {name} contains Python objects, which could run code; save numbers")
-    if min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize > size:
-        raise DataError(f"{path.name}: array {name} is shorter than its shape {shape} says; save it again")
-    if fortran and len(shape) > 1:
-        raise DataError(f"{path.name}: array {name} must be in C order; save np.ascontiguousarray of it")
-    return file, shape, kind
+            self._file = archive.open(f"{name}.npy")  # stays readable: the archive closes with its last member
+        weakref.finalize(self, self._file.close)
+        version = np.lib.format.read_magic(self._file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        self.shape, fortran, self.kind = header(self._file)
+        self._start = self._file.tell()
+        if self.kind.hasobject:
+            raise DataError(f"{path.name}: array {name} contains Python objects, which could run code; save numbers")
+        if min(self.shape, default=0) < 0 or math.prod(self.shape) * self.kind.itemsize > size:
+            raise DataError(f"{path.name}: array {name} is shorter than its shape {self.shape} says; save it again")
+        if fortran and len(self.shape) > 1:
+            raise DataError(f"{path.name}: array {name} must be in C order; save np.ascontiguousarray of it")
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def get_shape(self) -> tuple[int, ...]:
+        """Return the shape, as the slices of safetensors do."""
+        return self.shape
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        start, stop, _ = rows.indices(self.shape[0])
+        size = math.prod(self.shape[1:]) * self.kind.itemsize
+        self._file.seek(self._start + start * size)
+        values = np.frombuffer(self._file.read((stop - start) * size), self.kind)
+        return values.reshape(stop - start, *self.shape[1:]).astype(self.kind.newbyteorder("="), copy=False)
+
+    def __reduce__(self) -> tuple[type[StoredArray], tuple[Path, str]]:
+        return StoredArray, (self.path, self.name)
 
 
 def _read_labels(path: Path, name: str, count: int) -> NDArray[np.int64]:
     """Return the labels of `count` images; the header is checked before anything is decompressed."""
-    file, shape, kind = open_array(path, name)
-    with file:
-        if len(shape) != 1 or not np.issubdtype(kind, np.integer):
-            raise DataError(f"{path.name}: labels must be a list of whole numbers, got {kind} of shape {shape}")
-        if shape != (count,):
-            raise DataError(f"{path.name}: must have one label per image, got {shape[0]} for {count} images")
-        return np.frombuffer(file.read(count * kind.itemsize), kind, count).astype(np.int64)
+    array = StoredArray(path, name)
+    if len(array.shape) != 1 or not np.issubdtype(array.kind, np.integer):
+        raise DataError(f"{path.name}: labels must be a list of whole numbers, got {array.kind} of shape {array.shape}")
+    if array.shape != (count,):
+        raise DataError(f"{path.name}: must have one label per image, got {array.shape[0]} for {count} images")
+    return array[:].astype(np.int64)
 
 
 def _pick(

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,14 +32,15 @@ if TYPE_CHECKING:
 Picture = Image.Image | NDArray[np.uint8]
 AT_ONCE = 1024
 """Images that are hashed together."""
-SET_SUFFIXES = frozenset({".npz", ".txt", ".parquet", ".arrow", ".tar"})
+SET_SUFFIXES = frozenset({".npz", ".txt", ".parquet", ".tar"})
 """Suffixes of files that contain or list many images."""
 
 
-class ImageSet(ABC):
+class ImageSet:
     """A sequence of images, possibly labelled, that can be read in any order.
 
     Args:
+        items: what images are read from, one entry per image.
         source: where it was opened from, without any absolute path.
         labels: the class of each image, if known.
         classes: the names of the classes, if known.
@@ -53,20 +53,22 @@ class ImageSet(ABC):
     hold = 1
     """The number of blocks kept in memory by a set that is read in blocks."""
     reads = ""
-    """The array or column that images are read from, if files hold several."""
+    """The array or column that images are read from, if files contain several."""
 
-    def __init__(self, source: str, labels: NDArray[np.int64] | None = None, classes: Sequence[str] = ()) -> None:
-        self.source, self.labels, self.classes = source, labels, tuple(classes)
+    def __init__(
+        self, items: Any, source: str, labels: NDArray[np.int64] | None = None, classes: Sequence[str] = ()
+    ) -> None:
+        self.items, self.source, self.labels, self.classes = items, source, labels, tuple(classes)
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.items)
 
     def encoded(self, index: int) -> bytes | None:
         """Return the bytes of one image's file; `None` if images are arrays."""
         return None
 
     def picture(self, index: int) -> Picture:
-        """Read one image; a DataError says why it cannot be read."""
+        """Read one image; raise DataError with the reason if that fails."""
         return decode_picture(self.encoded(index) or b"", name=self.item(index).rpartition("/")[2])
 
     def item(self, index: int) -> str:
@@ -74,8 +76,8 @@ class ImageSet(ABC):
         return str(index)
 
     def values(self, column: str, start: int, stop: int) -> list[Any]:
-        """Return what a column of the user's says about a range of images."""
-        raise DataError(f"{self.source}: has no column {column!r}; columns are kept of Parquet tables and tar files")
+        """Return the values of a user's column for a range of images."""
+        raise DataError(f"{self.source}: has no column {column!r}; only Parquet tables and tar files have columns")
 
     def files(self, start: int, stop: int) -> Sequence[Place]:
         """Return the files that the images of a range are read from; empty if they are not read from files."""
@@ -105,19 +107,27 @@ class ImageSet(ABC):
         except DataError as error:
             return sha256_of(str(error))
 
-    def stamp(self, start: int, stop: int) -> str:
+    def stamp(self, start: int, stop: int, memory: Path | None = None) -> str:
         """Return a hash of the content of a range of images.
 
-        Files in an object store are not read: the store itself sets their modification time on every change.
+        Files in an object store are not read: the store itself sets their modification time on every change. `memory` is a folder that
+        remembers the hash for each state of local files, so that unchanged files are not read again.
         """
-        files, chosen = self.files(start, stop), range(start, min(stop, len(self)))
-        known = self.state(start, stop) if files and all(map(is_dated, files)) else None
-        if known is not None:
-            return known
-        if not self.parallel or len(chosen) < 2:
-            return sha256_of(map(self.digest, chosen))
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            return sha256_of(pool.map(self.digest, chosen))
+        files = self.files(start, stop)
+        dated = bool(files) and all(map(is_dated, files))
+        state = self.state(start, stop) if dated or memory is not None else None
+        if dated and state is not None:
+            return state
+        place = None if memory is None or state is None else memory / state[:2] / state
+        with suppress(OSError, UnicodeDecodeError):
+            if place is not None and re.fullmatch("[0-9a-f]{64}", known := place.read_text()):
+                return known
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1) if self.parallel else 1) as pool:
+            found = sha256_of(pool.map(self.digest, range(start, min(stop, len(self)))))
+        with suppress(StoreError):  # reading the images again next time is the only harm
+            if place is not None:
+                atomic_write(place, found)
+        return found
 
     def state(self, start: int, stop: int) -> str | None:
         """Return a hash of the state (size, times, inode) of the files of a range, without reading them; `None` if that proves nothing."""
@@ -128,10 +138,10 @@ class ImageSet(ABC):
         return key_of(self.reads, *items, *(state for state in states if state))
 
     def fingerprint(self, memory: Path | None = None) -> str:
-        """Return a hash of the content and labels of all images; `memory` as for `stamp_of`."""
+        """Return a hash of the content and labels of all images; `memory` as for `stamp`."""
         spans = ((low, min(low + AT_ONCE, len(self))) for low in range(0, len(self), AT_ONCE))
         labels = b"" if self.labels is None else self.labels.tobytes()
-        return sha256_of((*(stamp_of(self, start, stop, memory) for start, stop in spans), labels))
+        return sha256_of((*(self.stamp(start, stop, memory) for start, stop in spans), labels))
 
 
 class FileSet(ImageSet):
@@ -147,11 +157,8 @@ class FileSet(ImageSet):
         labels: NDArray[np.int64] | None = None,
         classes: Sequence[str] = (),
     ) -> None:
-        super().__init__(source, labels, classes)
-        self.root, self.items = root, list(items)
-
-    def __len__(self) -> int:
-        return len(self.items)
+        super().__init__(list(items), source, labels, classes)
+        self.root = root
 
     def item(self, index: int) -> str:
         return readable(self.items[index])
@@ -179,18 +186,15 @@ class ArraySet(ImageSet):
         labels: NDArray[np.int64] | None = None,
         classes: Sequence[str] = (),
     ) -> None:
-        super().__init__(source, labels, classes)
-        self.channels = check_images(source, images.dtype, images.shape)
+        super().__init__(images, source, labels, classes)
         self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
+        self.channels = check_images(source, images.dtype, images.shape)
 
     def picture(self, index: int) -> Picture:
-        return channels_last(self.images[index])
+        return channels_last(self.items[index])
 
     def portion(self, start: int, stop: int) -> ImageSet:
-        return ArraySet(self.images[start:stop], self.source)
+        return ArraySet(self.items[start:stop], self.source)
 
 
 class View(ImageSet):
@@ -201,17 +205,14 @@ class View(ImageSet):
     ) -> None:
         sets = [part for part, _ in parts]
         self.parts, self._starts = list(parts), [0, *accumulate(map(len, sets))]
-        self.places = range(self._starts[-1]) if places is None else places
+        places = range(self._starts[-1]) if places is None else places
         known = [part.labels for part in sets if part.labels is not None]
         alike = len(known) == len(sets) > 0 and len({part.classes for part in sets}) == 1
-        labels = np.concatenate(known)[np.asarray(self.places, np.int64)] if alike else None
-        super().__init__(source, labels, sets[0].classes if alike or len(sets) == 1 else ())
+        labels = np.concatenate(known)[np.asarray(places, np.int64)] if alike else None
+        super().__init__(places, source, labels, sets[0].classes if alike or len(sets) == 1 else ())
         self.parallel = all(part.parallel for part in sets)
         self.channels = sets[0].channels if sets else 3
         self.reads = "\0".join(part.reads for part in sets)
-
-    def __len__(self) -> int:
-        return len(self.places)
 
     def item(self, index: int) -> str:
         part, prefix, place = self._at(index)
@@ -236,18 +237,11 @@ class View(ImageSet):
     def values(self, column: str, start: int, stop: int) -> list[Any]:
         return [value for part, _, low, high in self._runs(start, stop) for value in part.values(column, low, high)]
 
-    def stamp(self, start: int, stop: int) -> str:
-        runs = list(self._runs(start, stop))
-        if len(runs) > len(self.parts):
-            return super().stamp(start, stop)
-        found = [part.stamp(low, high) for part, _, low, high in runs]
-        return found[0] if len(found) == 1 else sha256_of(found)
-
     def portion(self, start: int, stop: int) -> ImageSet:
         return View([(part.portion(low, high), prefix) for part, prefix, low, high in self._runs(start, stop)])
 
     def _at(self, index: int) -> tuple[ImageSet, str, int]:
-        place = self.places[index]
+        place = self.items[index]
         number = bisect_right(self._starts, place) - 1
         return *self.parts[number], place - self._starts[number]
 
@@ -289,25 +283,6 @@ def select(images: ImageSet, options: Mapping[str, Any]) -> ImageSet:
         if step > 1:
             images = part_of(images, range(0, len(images), step), f"::{step}")
     return images
-
-
-def stamp_of(images: ImageSet, start: int, stop: int, memory: Path | None) -> str:
-    """Return the stamp of a range of images; files that have not changed since it was computed are not read again.
-
-    `memory` is a folder that remembers the stamp of each state of the files; without it the images are read.
-    """
-    state = None if memory is None else images.state(start, stop)
-    if memory is None or state is None:
-        return images.stamp(start, stop)
-    place = memory / state[:2] / state
-    with suppress(OSError, UnicodeDecodeError):
-        known = place.read_text()
-        if re.fullmatch("[0-9a-f]{64}", known):
-            return known
-    found = images.stamp(start, stop)
-    with suppress(StoreError):  # reading the images again next time is the only harm
-        atomic_write(place, found)
-    return found
 
 
 def check_images(name: str, dtype: Any, shape: tuple[int, ...]) -> int:
@@ -424,7 +399,7 @@ def _listed(folder: str) -> Iterator[tuple[str, bool]]:
     The listing itself tells what an entry is: of a million files none is opened, unless it is a link.
     """
     endings = tuple(SUFFIXES)
-    with explained(folder, "cannot be read", "its images would be missing unnoticed"), os.scandir(folder) as entries:
+    with explained(folder, "cannot be read", "check its permissions"), os.scandir(folder) as entries:
         visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
     for entry in visible:
         with suppress(OSError):  # a link that goes in circles

@@ -21,7 +21,7 @@ from idness.core.errors import DataError, OptionError, StoreError, needed
 from idness.core.files import OutputFolder, atomic_stream, key_of, sha256, sha256_of
 from idness.core.progress import Progress
 from idness.core.text import readable, shorten
-from idness.data.sets import SET_SUFFIXES, ImageSet, file_sets, stamp_of
+from idness.data.sets import SET_SUFFIXES, ImageSet, file_sets
 from idness.guard.onnx import SUFFIX, GraphGuard
 from idness.guard.verdict import fdr_shortfall, screen_records
 
@@ -301,7 +301,7 @@ class VerdictTable:
         spans = []
         for number, start in enumerate(range(0, count, SHARD)):
             stop = min(start + SHARD, count)
-            stamp = stamp_of(self.images, start, stop, memory)
+            stamp = self.images.stamp(start, stop, memory)
             kept = kept_columns(self.images, self.keep, start, stop)
             own = [sha256_of(json.dumps(kept, default=str))] if kept else []
             spans.append((number, start, stop, key_of(self.identity, str(start), stamp, *own)))
