@@ -22,7 +22,6 @@ from idness.networks.head_search import (
     Step,
     check_layer,
     is_function,
-    parts_of,
     probe,
     recorded,
     search_head,
@@ -89,7 +88,7 @@ class SplitModel:
             if layer is None:
                 raise
             # The first batch shows whether the layer's output is the network's.
-            self._recipe = Recipe(parts_of(layer))
+            self._recipe = Recipe(dict.fromkeys(layer.split("+"), 1.0))
             steps = self._weights()
         self._sizes = steps[0].weight.shape[0], sum(step.weight.shape[1] for step in steps)
 
@@ -243,7 +242,7 @@ class SplitModel:
             raise InputError(f"SplitModel: precision must be fp32 or bf16, got {precision!r}")
         recipe = self._recipe
         autocast = nullcontext() if precision == "fp32" else torch.autocast(images.device.type, torch.bfloat16)
-        with recorded(self.model, recipe.wanted()) as seen, autocast:
+        with recorded(self.model, recipe.keys()) as seen, autocast:
             output = call(self.model, images)
         steps = recipe.steps(seen, output)
         features, logits = torch.cat([step.features for step in steps], dim=1), recipe.logits(steps)
@@ -258,9 +257,9 @@ class SplitModel:
 
     def _weights(self) -> list[Step]:
         """Return the parts of the head with their present weights."""
-        parts = self._recipe.parts
-        if not any(is_function(part.key) for part in parts):
-            return [Step.of_layer(part.key, self.model.get_submodule(part.key)) for part in parts]
+        keys = self._recipe.keys()
+        if not any(map(is_function, keys)):
+            return [Step.of_layer(key, self.model.get_submodule(key)) for key in keys]
         # Computed weights, as those of a cosine classifier, exist only while the network runs.
         if self._example is None:
             raise ModelError(f"SplitModel: layer {self.layer!r} needs images; pass example=, a batch of them")
