@@ -256,7 +256,7 @@ def _fresh(batch: Batch, seen: set[bytes]) -> Batch:
 
 
 def capture(split: SplitModel, batch: Any) -> tuple[Activations, str]:
-    """Run one batch, in any form that `SplitModel.stream` takes, and return its activations and the last activation function's name.
+    """Run one batch, in any form that `SplitModel.extract` takes, and return its activations and the last activation function's name.
 
     If the features are the pooled output of a final ReLU, the activations have `pre_relu` and `rectifier`. The forward pass is observed
     call by call, so nothing depends on names, and functional ReLUs (DenseNet) are found as well as modules (ResNet). The paper does not

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
@@ -145,10 +145,6 @@ class SplitModel:
         other._layout, other._moves_weights = torch.preserve_format, False
         return other
 
-    def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features and logits of images as the network takes them, in the mode that it is in."""
-        return self._checked(images, "fp32")
-
     def run(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return features and logits by the unchanged network, whatever the engine."""
         with inference(self.model):
@@ -163,32 +159,7 @@ class SplitModel:
         if self.runner is not None and precision == "fp32":
             return Activations(*self.runner.run(self, as_input(self.model, images)))
         with inference(self.model):
-            return Activations(*self._checked(self._laid_out(images), precision))
-
-    def stream(
-        self,
-        loader: Iterable[Any],
-        *,
-        precision: Precision = "fp32",
-        progress: bool = False,
-        edit_with: InputEditor | None = None,
-    ) -> Iterator[Activations]:
-        """Run a loader's batches through the network one at a time, and yield their activations on the CPU.
-
-        Args:
-            loader: yields batches of images, pairs of images and labels, or mappings with `image(s)` and `label(s)`.
-            precision: `bf16` runs the body in bfloat16 and the head in float32.
-            progress: whether to show a progress bar on standard error.
-            edit_with: edits the images for a second pass, as `Detector.input_edit` does.
-        """
-        with show_progress(quiet=not progress) as bar:
-            bar.phase("network", len(loader) if isinstance(loader, Sized) else None)
-            for batch in loader:
-                images, labels = unpack(batch)
-                # Per batch: a generator that is abandoned half-way must not leave the network in another mode.
-                acts = self.split(images, precision=precision, edit_with=edit_with)
-                bar.advance(1)
-                yield replace(acts.to("cpu"), labels=labels)
+            return Activations(*self.look(self._laid_out(images), precision))
 
     def extract(
         self,
@@ -198,8 +169,22 @@ class SplitModel:
         progress: bool = False,
         edit_with: InputEditor | None = None,
     ) -> Activations:
-        """Run a whole loader through the network and return the activations; for the arguments see `stream`."""
-        return Activations.concat(self.stream(loader, precision=precision, progress=progress, edit_with=edit_with))
+        """Run a whole loader through the network and return the activations on the CPU.
+
+        Args:
+            loader: yields batches of images, pairs of images and labels, or mappings with `image(s)` and `label(s)`.
+            precision: `bf16` runs the body in bfloat16 and the head in float32.
+            progress: whether to show a progress bar on standard error.
+            edit_with: edits the images for a second pass, as `Detector.input_edit` does.
+        """
+        parts = []
+        with show_progress(quiet=not progress) as bar:
+            bar.phase("network", len(loader) if isinstance(loader, Sized) else None)
+            for images, labels in map(unpack, loader):
+                acts = self.split(images, precision=precision, edit_with=edit_with)
+                parts.append(replace(acts.to("cpu"), labels=labels))
+                bar.advance(1)
+        return Activations.concat(parts)
 
     def free_layout(self, *, weights: bool) -> None:
         """Choose the memory layout of images by the first batch, and that of the weights if nobody else uses them."""
@@ -215,15 +200,12 @@ class SplitModel:
 
     def _split_twice(self, images: Tensor, precision: Precision, editor: InputEditor) -> Activations:
         seen: list[Activations] = []
-        name = type(editor).__name__
-        if not images.is_floating_point():
-            dtype = str(images.dtype).removeprefix("torch.")
-            raise InputError(f"{name}: images must be floating point to be changed, got {dtype}")
 
         def network(batch: Tensor) -> tuple[Tensor, Tensor]:
             # A copy, as some networks normalise their input in place.
-            features, logits = self._checked(self._laid_out(batch.clone()), precision)
+            features, logits = self.look(self._laid_out(batch.clone()), precision)
             if batch.requires_grad and not logits.requires_grad:
+                name = type(editor).__name__
                 raise ModelError(
                     f"{name}: the network gives no gradient for its images; use a method of one forward pass"
                 )
@@ -236,8 +218,12 @@ class SplitModel:
         plain = seen[0] if seen else self.split(images, precision=precision)
         return replace(plain, edited=self.split(changed, precision=precision))
 
-    def _checked(self, images: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-        """Run the network, and check that its output follows from features and head."""
+    def look(self, images: Tensor, precision: Precision = "fp32") -> tuple[Tensor, Tensor]:
+        """Run the network in the mode that it is in, on images as it takes them, and return features and logits.
+
+        Raises:
+            ModelError: if the network's output does not follow from features and head.
+        """
         if precision not in ("fp32", "bf16"):
             raise InputError(f"SplitModel: precision must be fp32 or bf16, got {precision!r}")
         recipe = self._recipe
