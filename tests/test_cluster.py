@@ -186,9 +186,9 @@ def test_a_pool_is_as_large_as_the_cluster_or_as_asked() -> None:
     ray = SimpleNamespace(cluster_resources=lambda: {"CPU": 8.0, "GPU": 2.0})
     assert (Pool().size(ray), Pool(actors=3).size(ray), Pool(gpus=0.5).size(ray)) == (8, 3, 4)
     assert (Pool().size(ray, 4), Pool(gpus=1).size(ray, 4)) == (2, 2)
-    with pytest.raises(ClusterError, match="has 8 cores, each actor needs 1: not enough for 9 actors"):
+    with pytest.raises(ClusterError, match="has 8 CPUs, each actor needs 1: not enough for 9 actors"):
         Pool(actors=9).size(ray)
-    with pytest.raises(ClusterError, match="has 8 cores, each actor needs 4: .+ or set OMP_NUM_THREADS=1"):
+    with pytest.raises(ClusterError, match="has 8 CPUs, each actor needs 4: .+ or set OMP_NUM_THREADS=1"):
         Pool(actors=3).size(ray, 4)
     with pytest.raises(ClusterError, match="has 2 GPUs, each actor needs 4: not enough for 1 actors"):
         Pool(gpus=4).size(ray)
