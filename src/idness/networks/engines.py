@@ -114,9 +114,18 @@ class EngineRunner:
             return self.chosen
 
     def _built(self, split: SplitModel, images: Tensor) -> tuple[ChosenEngine, Run]:
-        if split.device.type == "cpu":
+        device, used, why = split.device.type, self.asked, "as asked"
+        if device == "cpu":
             keep_memory()
-        used, why = (self.asked, "as asked") if self.asked != "auto" else self._rule(split, images)
+        if used == "auto":
+            used, why = "eager", f"{self.images:,} images do not repay another engine's set-up"
+            if device != "cpu":
+                why = f"the network is on {device}"
+            elif self.images * prod(images.shape[2:]) >= MUCH:
+                if engine_version("onnxruntime") and engine_version("onnx"):
+                    used, why = "onnxruntime", f"for {self.images:,} images"
+                else:
+                    why = "onnxruntime and onnx are not installed"
         try:
             run = split.run if self.asked == "auto" and self.images < SMALL else build_engine(used, split, images)
         except ModelError as error:
@@ -126,16 +135,6 @@ class EngineRunner:
                 warnings.warn(text, IdnessWarning, stacklevel=4)
             used, run = "eager", build_engine("eager", split, images)
         return ChosenEngine(self.asked, used, engine_version(used), batch_for(images.shape[2:]), why, self.images), run
-
-    def _rule(self, split: SplitModel, images: Tensor) -> tuple[str, str]:
-        """Choose an engine for `auto`; return it with the reason."""
-        if split.device.type != "cpu":
-            return "eager", f"the network is on {split.device.type}"
-        if self.images * prod(images.shape[2:]) < MUCH:
-            return "eager", f"{self.images:,} images do not repay another engine's set-up"
-        if not (engine_version("onnxruntime") and engine_version("onnx")):
-            return "eager", "onnxruntime and onnx are not installed"
-        return "onnxruntime", f"for {self.images:,} images"
 
 
 def batch_for(size: Sequence[int]) -> int:
