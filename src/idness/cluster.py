@@ -233,13 +233,7 @@ def run_on_ray(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Have the missing parts processed by a pool of actors; yield their numbers and results as they arrive.
 
-    Args:
-        opener: returns the function that processes a part; called once per actor.
-        out: the output folder.
-        missing: the parts, by number.
-        pool: where to run.
-        total: number of images, with those of parts that are not missing.
-        progress: progress callback.
+    `opener` is called once per actor and returns the function that processes a part; `total` counts the images of all parts.
     """
     progress.advance(total - _images(missing.values()))
     if not missing:

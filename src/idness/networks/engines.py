@@ -40,7 +40,7 @@ SMALL = 256
 MUCH = 50_000_000
 """Input pixels from which `auto` uses onnxruntime: 1,000 images of 224 x 224 repay the seconds that exporting takes."""
 UNKNOWN = 2_000
-"""Number of images assumed if nobody says."""
+"""Number of images assumed if it is not known."""
 OPSET = 17
 AT_ONCE = 4
 """Images per thread that onnxruntime gets at once: the layers' activations stay in the cache."""

@@ -62,10 +62,10 @@ class NotProbedError(ModelError):
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One linear step of a forward pass: a layer, or a call of a function, at every place of an image.
+    """One linear step of a forward pass: a layer, or a call of a function, at every position of an image.
 
     `key` is the layer's dotted name (empty for the whole network) or the function's, such as `linear()`. `features` (N, D) are the
-    mean of its input over all places, with which a linear step commutes; `weight` is (C, D); `dtype` is that of its output.
+    mean of its input over all positions, with which a linear step commutes; `weight` is (C, D); `dtype` is that of its output.
     """
 
     key: str
@@ -130,14 +130,14 @@ def is_function(key: str) -> bool:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module is a linear layer, or a convolution that sees one place at a time or all of them."""
+    """Whether a module is a linear layer, or a convolution that sees one position at a time or all of them."""
     if isinstance(module, nn.Conv2d):
         return module.groups == 1 and module.stride == (1, 1) and module.padding in ("valid", (0, 0))
     return isinstance(module, nn.Linear)
 
 
 def _pooled(entered: Tensor, weight: Tensor) -> Tensor | None:
-    """Return the mean input over all places; `None` for a convolution that sees several places but not all."""
+    """Return the mean input over all positions; `None` for a convolution that sees several positions but not all."""
     if weight.ndim == 2:
         return entered if entered.ndim <= 2 else entered.flatten(1, -2).mean(dim=1)
     if prod(entered.shape[1:]) == prod(weight.shape[1:]):
@@ -339,14 +339,14 @@ def _refusal(output: Any, layer: str | None) -> str:
 
 
 def answers(output: Any) -> dict[str, Tensor]:
-    """Return the tensors in a network's return value that may be logits, one row per image, by their place in it."""
+    """Return the tensors in a network's return value that may be logits, one row per image, by their position in it."""
     found = {name: value for name, value in _tensors(output, "") if value.is_floating_point() and value.numel()}
     fit = {name: value for name, value in found.items() if value.ndim and as_rows(value).ndim == 2}
     return dict(sorted(fit.items(), key=lambda item: item[0] != "logits"))
 
 
 def as_rows(output: Tensor) -> Tensor:
-    """Reshape single numbers and maps of one place to one row per image."""
+    """Reshape single numbers and maps of one position to one row per image."""
     if output.ndim == 1:
         return output.unsqueeze(1)
     return output.flatten(1) if output.ndim > 2 and output[0, 0].numel() == 1 else output

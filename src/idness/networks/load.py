@@ -189,7 +189,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             loaded = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ModelError(
-            f"{file}: holds pickled objects other than tensors, which could run code; save its state_dict as safetensors"
+            f"{file}: contains pickled objects other than tensors, which could run code; save its state_dict as safetensors"
         ) from error
     except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
@@ -202,7 +202,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     items = loaded.items() if isinstance(loaded, Mapping) else ()
     state = {name: value for name, value in items if isinstance(value, Tensor)}
     if not state:
-        raise ModelError(f"{file}: holds no tensors by name; save the network's state_dict()")
+        raise ModelError(f"{file}: contains no tensors by name; save the network's state_dict()")
     return state
 
 
@@ -231,7 +231,7 @@ def _fit_heads(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a weights file says of its network; empty if it was not written by `idness train`."""
+    """The metadata of a weights file; empty if it was not written by `idness train`."""
 
     architecture: str = ""
     class_names: tuple[str, ...] = ()
@@ -239,7 +239,7 @@ class Facts:
 
 
 def facts_of(weights: str | Path | None) -> Facts:
-    """Read what a weights file says of its network."""
+    """Read the metadata of a weights file."""
     file = Path(weights or "")
     if file.suffix != ".safetensors" or not file.is_file():
         return Facts()

@@ -105,8 +105,6 @@ class Network:
     @property
     def batch(self) -> int:
         """The batch size."""
-        if self.engine is not None:
-            return self.engine.batch
         return batch_for(self.size or (None if self.how is None else self.how.size) or (1, 1))
 
     @property
