@@ -22,7 +22,6 @@ import tiny_net
 import torch
 from safetensors.torch import load_file, save_file
 
-from idness import cluster
 from idness.activations import extract as extraction
 from idness.activations.extract import plan_spans
 from idness.benchmark.extraction import Extraction, prepare_extraction, run_extraction
@@ -159,6 +158,10 @@ def test_shards_of_an_actor_are_those_of_one_process(
     assert {path.name: path.read_bytes() for path in store.rglob("*.safetensors")} == apart
 
 
+@pytest.mark.fault(
+    "a Ray worker differs from the driver: versions, model file, visible images or output folder",
+    does="one line that names the difference; nothing is written",
+)
 def test_an_actor_refuses_another_network_other_versions_and_another_folder(job: Extraction, tmp_path: Path) -> None:
     mark = tmp_path / "out" / "mark"
     assert actor(job, mark).refusal == ""
@@ -166,17 +169,22 @@ def test_an_actor_refuses_another_network_other_versions_and_another_folder(job:
     assert "has python " in actor(job, mark, python="2.7").refusal
     unseen = Actor(extractor(job, Pool()), 1, tmp_path / "elsewhere" / "mark", versions())
     assert f"cannot see {tmp_path / 'elsewhere'}; use a folder" in unseen.refusal
+    [(_, images)] = job.sets
+    images.present = lambda: False  # type: ignore[method-assign]
+    [span, *_] = plan_spans(job.network, images, None, job.store)
+    said = actor(job, mark).do(Task(0, span, images, (), None, True))[1]["refusal"]
+    assert f"cannot see the images of {images.source}; use a folder that every worker sees" in said
     own = tmp_path / "own.safetensors"
     save_file({name: value + 1 for name, value in load_file(own).items()}, own)
     assert "is not the driver's network" in actor(job, mark).refusal
+    own.unlink()
+    assert re.search("no weights at .*; every worker needs the same files", actor(job, mark).refusal)
 
 
 def test_the_output_folder_is_recognised_by_a_file_that_is_gone_afterwards(tmp_path: Path) -> None:
     with marked(tmp_path / "out") as mark:
         assert (tmp_path / "out" / mark).exists()
-    (tmp_path / "out" / "kept").touch()
-    with marked(tmp_path / "out"):
-        pass
+        (tmp_path / "out" / "kept").touch()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["kept"]
 
 
@@ -184,9 +192,9 @@ def test_a_pool_is_as_large_as_the_cluster_or_as_asked() -> None:
     ray = SimpleNamespace(cluster_resources=lambda: {"CPU": 8.0, "GPU": 2.0})
     assert (Pool().size(ray), Pool(actors=3).size(ray), Pool(gpus=0.5).size(ray)) == (8, 3, 4)
     assert (Pool().size(ray, 4), Pool(gpus=1).size(ray, 4)) == (2, 2)
-    with pytest.raises(ClusterError, match="has 8 cores, each actor needs 1: not enough for 9 actors"):
+    with pytest.raises(ClusterError, match="has 8 CPUs, each actor needs 1: not enough for 9 actors"):
         Pool(actors=9).size(ray)
-    with pytest.raises(ClusterError, match="has 8 cores, each actor needs 4: .+ or set OMP_NUM_THREADS=1"):
+    with pytest.raises(ClusterError, match="has 8 CPUs, each actor needs 4: .+ or set OMP_NUM_THREADS=1"):
         Pool(actors=3).size(ray, 4)
     with pytest.raises(ClusterError, match="has 2 GPUs, each actor needs 4: not enough for 1 actors"):
         Pool(gpus=4).size(ray)
@@ -286,61 +294,6 @@ def test_a_run_whose_driver_was_killed_can_be_resumed(saved: Path, id_folder: Pa
     assert {row["image"] for row in rows(out)} == {str(path) for path in id_folder.rglob("*.png")}
     assert len(rows(out)) == 240
     assert not [path for path in out.iterdir() if path.suffix == ".part"]
-
-
-@pytest.mark.long
-@pytest.mark.fault(
-    "a Ray worker differs from the driver: versions, model file, visible images or output folder",
-    does="one line that names the difference; nothing is written",
-)
-@pytest.mark.parametrize("difference", ["versions", "missing model", "images", "output"])
-def test_a_worker_that_differs_from_the_driver(
-    difference: str, pictures: Path, weights: Path, tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own, here = Path(shutil.copy(weights, tmp_path / "own.safetensors")), versions()
-    if difference == "versions":
-        monkeypatch.setattr(cluster, "versions", lambda: here | {"torch": "0.1"})
-
-    connected = cluster.connected
-
-    def changing(*arguments: Any) -> Any:
-        """Make the difference after the driver has checked everything, and before any worker starts."""
-        if difference == "missing model":
-            own.unlink()
-        elif difference == "images":
-            pictures.rename(tmp_path / "elsewhere")
-        elif difference == "output":
-            for mark in (tmp_path / "out").glob(".*.part"):
-                mark.unlink()
-        return connected(*arguments)
-
-    monkeypatch.setattr(cluster, "connected", changing)
-    said = {
-        "versions": [f"has torch {here['torch']}, this machine 0.1; install the same versions everywhere"],
-        "missing model": [f"no weights at {own}", "every worker needs the same files"],
-        "images": ["cannot see the images of pictures; use a folder that every worker sees"],
-        "output": [f"cannot see {tmp_path / 'out'}; use a folder that all machines"],
-    }
-    words = ("extract", network(), pictures, "--weights", own, "-o", tmp_path / "out")
-    refused(idness(*words, "--engine", "ray:eager", "--address", address, "--actors", 1), *said[difference])
-    assert not list((tmp_path / "out").rglob("*.safetensors"))
-
-
-@pytest.mark.long
-def test_tables_and_shards_are_read_by_actors_as_by_one_process(
-    pictures: Path, saved: Path, tmp_path: Path, address: str
-) -> None:
-    files = sorted(pictures.iterdir())
-    table = pyarrow.table({"image": [path.read_bytes() for path in files]})
-    pyarrow.parquet.write_table(table, tmp_path / "t.parquet", row_group_size=7)
-    subprocess.run(["tar", "cf", tmp_path / "s.tar", "-C", pictures, *(path.name for path in files)], check=True)
-    given = (tmp_path / "t.parquet", (tmp_path / "s.tar").as_uri(), pictures.as_uri())
-    words = ("score", saved, "--model", network(), *given)
-    many = idness(*words, "-o", tmp_path / "many", "--engine", "ray", "--address", address)
-    assert many.returncode == 0, many.stderr
-    assert idness(*words, "-o", tmp_path / "one").returncode == 0
-    assert contents(tmp_path / "many") == contents(tmp_path / "one")
-    assert len(rows(tmp_path / "many")) == 90
 
 
 @pytest.mark.fault("a Ray address that does not answer", does="one line within ten seconds")

@@ -87,17 +87,15 @@ class Pool:
     def size(self, ray: Any, threads: int = 1) -> int:
         """Return the number of actors; raises if the cluster has no room for them."""
         has = ray.cluster_resources()
-        cores, cards, each = int(has.get("CPU", 0)), float(has.get("GPU", 0)), self.cores(threads)
-        room = int(cards / self.gpus) if self.gpus else cores // each
+        kind, each = ("GPU", self.gpus) if self.gpus else ("CPU", self.cores(threads))
+        room = int(has.get(kind, 0) / each)
         wanted = self.actors or max(room, 1)
         if wanted > room:
-            kind = (
-                f"{cards:g} GPUs, each actor needs {self.gpus:g}"
-                if self.gpus
-                else f"{cores} cores, each actor needs {each}"
+            hint = ", or set OMP_NUM_THREADS=1" if kind == "CPU" and each > 1 else ""
+            raise ClusterError(
+                f"the cluster has {has.get(kind, 0):g} {kind}s, each actor needs {each:g}: not enough for {wanted} actors;"
+                f" use fewer actors={hint}"
             )
-            hint = ", or set OMP_NUM_THREADS=1" if each > 1 else ""
-            raise ClusterError(f"the cluster has {kind}: not enough for {wanted} actors; use fewer actors={hint}")
         return wanted
 
 
@@ -139,10 +137,8 @@ def extract_on_ray(job: Extraction, pool: Pool, progress: Progress | None = None
 def extractor(job: Extraction, pool: Pool) -> Opener:
     """Return a function with which an actor opens the network of this process."""
     network, settings = job.network, job.settings
-    spec, weights = job.options.located()
     options = ModelOptions(
-        _absolute_spec(spec),
-        _absolute_weights(weights),
+        *_absolute(*job.options.located()),
         layer=network.split.layer,
         multi_label=network.split.multi_label,
         class_names=network.class_names or (),
@@ -195,8 +191,8 @@ def score_on_ray(
         known = read_manifest(guard).model
         # What the user approved here is approved on the workers too, which have no list of their own.
         model = None if known.spec is None else approved(known.spec, code=known.code)
-    path, model = guard.resolve(), None if model is None else _absolute_spec(model)
-    options: dict[str, Any] = {"weights": _absolute_weights(weights), "images": len(images)}
+    path, (model, weights) = guard.resolve(), _absolute(model or "", weights)
+    options: dict[str, Any] = {"weights": weights, "images": len(images)}
     recalls: tuple[float, ...] = ()
     if not isinstance(table.guard, GraphGuard):
         runner, recalls = table.guard.split.runner, table.guard.recalls
@@ -208,7 +204,7 @@ def score_on_ray(
         if path.suffix == SUFFIX:
             loaded: Guard | GraphGuard = GraphGuard(path)
         else:
-            loaded = Guard.load(path, model, **options)
+            loaded = Guard.load(path, model or None, **options)
             loaded.set_recall(*recalls).to(device)
         table = VerdictTable(loaded, folder, **same)
         if table.identity != identity:
@@ -225,15 +221,11 @@ def score_on_ray(
     return table.finish([part for part in parts.values() if part is not None])
 
 
-def _absolute_spec(spec: str) -> str:
+def _absolute(spec: str, weights: str | Path | None) -> tuple[str, str | None]:
+    """Return the name and weights of a network with absolute paths, as workers have another working folder."""
     script = Script.named(spec)
-    return spec if script is None else script.key
-
-
-def _absolute_weights(weights: str | Path | None) -> str | None:
-    if weights is None or str(weights) == "none":
-        return None if weights is None else "none"
-    return str(Path(weights).resolve())
+    named = None if weights is None else "none" if str(weights) == "none" else str(Path(weights).resolve())
+    return spec if script is None else script.key, named
 
 
 def run_on_ray(
@@ -241,13 +233,7 @@ def run_on_ray(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Have the missing parts processed by a pool of actors; yield their numbers and results as they arrive.
 
-    Args:
-        opener: returns the function that processes a part; called once per actor.
-        out: the output folder.
-        missing: the parts, by number.
-        pool: where to run.
-        total: number of images, with those of parts that are not missing.
-        progress: progress callback.
+    `opener` is called once per actor and returns the function that processes a part; `total` counts the images of all parts.
     """
     progress.advance(total - _images(missing.values()))
     if not missing:
@@ -295,40 +281,34 @@ class Actor:
     """A process with its own network. Errors are returned as one line, because Ray would print a page."""
 
     def __init__(self, opener: Opener, threads: int, mark: Path, expected: dict[str, str]) -> None:
-        self.refusal = _refusal(mark, expected)
+        self.worker = f"worker on {socket.gethostname()}"
+        self.refusal = self._difference(mark, expected)
         torch.set_num_threads(threads)  # with another number, sums are rounded differently
         if not self.refusal:
             try:
                 self.process = opener()
             except (IdnessError, OSError) as error:
-                self.refusal = f"{_worker()}: {error}; every worker needs the same files"
+                self.refusal = f"{self.worker}: {error}; every worker needs the same files"
+
+    def _difference(self, mark: Path, expected: dict[str, str]) -> str:
+        """Return why this worker cannot take part: other versions, or another output folder; empty if it can."""
+        found = versions()
+        for name, wanted in expected.items():
+            if found.get(name) != wanted:
+                return f"{self.worker}: has {name} {found.get(name)}, this machine {wanted}; install the same versions everywhere"
+        if not mark.exists():
+            return f"{self.worker}: cannot see {mark.parent}; use a folder that all machines of the cluster share"
+        return ""
 
     def do(self, task: Task) -> tuple[int, dict[str, Any]]:
         """Process a part; return its number and the result."""
         said = self.refusal
         if not said and task.visible and not task.images.present():
-            said = f"{_worker()}: cannot see the images of {task.images.source}; use a folder that every worker sees, or a URL"
-        if said:
-            return task.number, {"refusal": said}
+            said = f"{self.worker}: cannot see the images of {task.images.source}; use a folder that every worker sees, or a URL"
         try:
-            return task.number, self.process(task)
+            return task.number, {"refusal": said} if said else self.process(task)
         except (IdnessError, OSError) as error:
-            return task.number, {"refusal": f"{_worker()}: {error}; {KEPT}"}
-
-
-def _refusal(mark: Path, expected: dict[str, str]) -> str:
-    """Return why this worker cannot take part: other versions, or another output folder; empty if it can."""
-    found = versions()
-    for name, wanted in expected.items():
-        if found.get(name) != wanted:
-            return f"{_worker()}: has {name} {found.get(name)}, this machine {wanted}; install the same versions everywhere"
-    if not mark.exists():
-        return f"{_worker()}: cannot see {mark.parent}; use a folder that all machines of the cluster share"
-    return ""
-
-
-def _worker() -> str:
-    return f"worker on {socket.gethostname()}"
+            return task.number, {"refusal": f"{self.worker}: {error}; {KEPT}"}
 
 
 def versions() -> dict[str, str]:
@@ -350,7 +330,6 @@ def connected(pool: Pool, threads: int = 1) -> Iterator[Any]:
     if pool.address is None and "ray" not in sys.modules:  # read at import; nobody else may use a local cluster
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     ray = needed("ray", "engine ray", "ray", ClusterError)
-    needed("ray.util", "engine ray", "ray", ClusterError)
     logging.getLogger("ray").setLevel(logging.ERROR)
     if ray.is_initialized():
         yield ray
@@ -360,14 +339,13 @@ def connected(pool: Pool, threads: int = 1) -> Iterator[Any]:
         cores = max(os.cpu_count() or 1, (pool.actors or 1) * pool.cores(threads))
         options |= {"address": "local", "num_cpus": cores, "include_dashboard": False, "object_store_memory": STORE}
     try:
-        try:
-            with _no_stderr():
-                ray.init(**options)
-        except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
-            if pool.address is None:
-                raise ClusterError(f"cannot start Ray ({ray_reason(error)})") from error
-            hint = "" if "RAY_AUTH_MODE" in os.environ else "; if it requires a token, set RAY_AUTH_MODE=token"
-            raise ClusterError(f"cannot use Ray at address={pool.address!r} ({ray_reason(error)}){hint}") from error
+        with _no_stderr():
+            ray.init(**options)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        where = "start Ray" if pool.address is None else f"use Ray at address={pool.address!r}"
+        hint = "" if "RAY_AUTH_MODE" in os.environ else "; if it requires a token, set RAY_AUTH_MODE=token"
+        raise ClusterError(f"cannot {where} ({ray_reason(error)}){hint}") from error
+    try:
         yield ray
     finally:
         ray.shutdown()
@@ -376,7 +354,6 @@ def connected(pool: Pool, threads: int = 1) -> Iterator[Any]:
 @contextmanager
 def _no_stderr() -> Iterator[None]:
     """Drop what the C++ part of Ray writes to standard error while it starts; errors are raised as exceptions."""
-    sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)

@@ -65,25 +65,6 @@ def test_a_network_of_one_channel_from_the_command_line(folder: Path) -> None:
     assert _example(guard, None).shape == (2, 1, 8, 8)
 
 
-def test_images_of_many_channels_are_judged_from_the_command_line(tmp_path: Path) -> None:
-    weight = "torch.linspace(-1, 1, 10).view(2, 5, 1, 1)"
-    net = GREY.replace("Conv2d(1,", "Conv2d(5,").replace("torch.tensor([1.0, -1.0]).view(2, 1, 1, 1)", weight)
-    (tmp_path / "net.py").write_text(net)
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 5), dtype=np.uint8)
-    np.savez(tmp_path / "five.npz", images=pixels)
-    how = ("--size", 8, "--mean", ",".join(["0.5"] * 5), "--std", ",".join(["0.25"] * 5))
-    spec, images = f"{tmp_path}/net.py:make", tmp_path / "five.npz"
-    made = idness("calibrate", spec, "--data", images, *how, "--method", "mls", "-o", tmp_path / "guard")
-    assert made.returncode == 0, made.stderr
-    scored = idness("score", tmp_path / "guard", images, "--json")
-    assert scored.returncode == 0, scored.stderr
-    rows = [json.loads(line) for line in scored.stdout.splitlines()]
-    assert [row["image"] for row in rows] == [f"{images}#{place}" for place in range(40)]
-    inputs = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
-    expected = open_network(spec).split.split(inputs).logits.amax(dim=1)
-    torch.testing.assert_close(torch.tensor([row["score"] for row in rows]), expected, rtol=1e-4, atol=1e-4)
-
-
 def test_grey_pictures_are_read_as_grey(folder: Path) -> None:
     file = folder / "images" / "dark" / "0.png"
     pixels = np.asarray(Image.open(file))

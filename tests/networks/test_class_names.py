@@ -84,13 +84,9 @@ def test_names_that_the_network_or_its_user_gives_are_taken_as_they_are() -> Non
 
 
 def test_right_answers_are_held_against_luck() -> None:
-    assert by_chance(6, 60, 10)
-    assert by_chance(600, 6_000, 10)
     assert by_chance(750, 6_000, 10)  # an untrained network may well do so, whatever the number of images
     assert not by_chance(1_500, 6_000, 10)
     assert not by_chance(40, 1_000, 1_000)
-    assert not by_chance(60, 64, 2)
-    assert by_chance(36, 64, 2)
     for classes in (2, 6, 100):
         for count in (1, 20, 64):
             for right in range(count + 1):
@@ -129,17 +125,12 @@ def test_hugging_face_names_its_classes() -> None:
     assert open_network(model).class_names is None
 
 
-@pytest.mark.parametrize("given", ["network", "argument"])
-def test_verdicts_name_the_class_that_the_network_means(given: str, folder: Path, tmp_path: Path) -> None:
+def test_verdicts_name_the_class_that_the_network_means(folder: Path, tmp_path: Path) -> None:
     """Folders that are spelt differently and come in another order than the outputs do."""
     meant = ("Zero", *reversed(NUMBERS[1:]))
     folder.joinpath("0").rename(folder / "zero")
-    source = NET.format(order=("0", *meant[1:]))
-    if given == "network":
-        source = source.replace("    order =", f"    class_names = {meant}\n    order =")
-    (tmp_path / "net.py").write_text(source)
-    names = meant if given == "argument" else ()
-    guard = Guard.for_images(f"{tmp_path}/net.py:make", folder, class_names=names, method="msp", notes=[])
+    (tmp_path / "net.py").write_text(NET.format(order=("0", *meant[1:])))
+    guard = Guard.for_images(f"{tmp_path}/net.py:make", folder, class_names=meant, method="msp", notes=[])
     assert guard.class_names == meant
     assert [guard.judge(folder / name / "0.png").name(0) for name in ("2", "10")] == ["2", "10"]
 
@@ -156,19 +147,15 @@ def test_folders_name_no_classes_without_evidence(folder: Path, tmp_path: Path) 
 
 
 def test_a_benchmark_needs_the_right_order(folder: Path) -> None:
-    benchmark = Benchmark(
-        name="levels", title="Levels", id={"test": "."}, ood_val={"some": "4"}, far={"same": "5"}, base=folder
-    )
-    swapped = ("1", "0", *NUMBERS[2:])
-    found = run(benchmark, network(swapped), Settings(methods=("msp",)))
-    assert found.id_accuracy == pytest.approx(9 / 11)
-    named = network(tuple(reversed(NUMBERS)))
+    sets = {"id": {"test": "."}, "ood_val": {"some": "4"}, "far": {"same": "5"}}
+    benchmark, settings = Benchmark(name="levels", title="Levels", base=folder, **sets), Settings(methods=("msp",))
+    model = network(tuple(reversed(NUMBERS)))
     with pytest.raises(
         ModelError, match=r"id_test: accuracy is 9.1 % on 66 labelled images, chance level for 11 classes"
     ):
-        run(benchmark, named, Settings(methods=("msp",)))
-    named.class_names = tuple(reversed(NUMBERS))
-    assert run(benchmark, named, Settings(methods=("msp",))).id_accuracy == 1.0
+        run(benchmark, model, settings)
+    model.class_names = tuple(reversed(NUMBERS))
+    assert run(benchmark, model, settings).id_accuracy == 1.0
 
 
 def test_names_of_folders_that_fit_few_predictions_come_with_a_warning() -> None:
@@ -221,22 +208,6 @@ def test_a_folder_of_some_classes_is_taken_by_name(folder: Path, tmp_path: Path)
         'classes = "names.txt"\n[id]\ntest = "levels"\n[ood_val]\na = "other 6"\n[far]\nodd = "other 7"\n'
     )
     assert run(tmp_path / "b.toml", model, Settings(methods=("msp",))).id_accuracy == 1.0
-
-
-def test_commands_take_the_names_of_classes(folder: Path, tmp_path: Path) -> None:
-    (folder / "0").rename(folder / "zero")
-    (tmp_path / "names.txt").write_text("zero\n" + "\n".join(NUMBERS[1:]) + "\n")
-    (tmp_path / "net.py").write_text(NET.format(order=NUMBERS))
-    spec, out = f"{tmp_path}/net.py:make", tmp_path / "guard"
-    done = idness(
-        "calibrate", spec, "--data", folder, "--classes", tmp_path / "names.txt", "--method", "msp", "-o", out
-    )
-    assert done.returncode == 0, done.stderr
-    assert "66 images, accuracy 100.0 %" in " ".join(done.stderr.split())
-    assert Guard.load(out, network(NUMBERS)).class_names == ("zero", *NUMBERS[1:])
-    few = idness("doctor", spec, "--data", folder, "--classes", "a,b")
-    assert few.returncode == 2
-    assert "--classes must name the network's 11 classes, got 2" in few.stderr
 
 
 def test_imagenets_folders_are_known_by_their_numbers(tmp_path: Path) -> None:

@@ -51,16 +51,7 @@ def test_a_single_output_is_shown_as_two_classes(kind: str) -> None:
     torch.testing.assert_close(acts.logits.sum(dim=1), torch.zeros(8), rtol=0, atol=1e-6)
 
 
-def test_a_guard_of_a_single_output_names_two_classes_and_flags() -> None:
-    guard = Guard(Ends(logits, classes=1), "gen", class_names=("no", "yes")).calibrate([torch.randn(60, 3, 9, 9)])
-    assert guard.calibration is not None
-    assert len(guard.calibration.scores.unique()) > 50
-    assert guard(torch.randn(400, 3, 9, 9)).is_ood.any()
-    assert set(guard(50 * torch.randn(40, 3, 9, 9)).label.tolist()) <= {0, 1}
-
-
-@pytest.mark.parametrize("first", ["head", "images"])
-def test_a_named_layer_is_checked_against_the_output(first: str) -> None:
+def test_a_named_layer_is_checked_against_the_output() -> None:
     class Cosine(Ends):
         """Normalises features and weights itself, and calls its layer by module."""
 
@@ -69,11 +60,9 @@ def test_a_named_layer_is_checked_against_the_output(first: str) -> None:
 
     model, images = Cosine(logits).eval(), torch.randn(6, 3, 9, 9)
     split = SplitModel(model, "fc")
-    head = split.head if first == "head" else None
     acts = split.split(images)
-    head = head or split.head
     torch.testing.assert_close(acts.logits, model(images).detach(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(head(acts.features), acts.logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(split.head(acts.features), acts.logits, rtol=1e-5, atol=1e-5)
     assert split.ending == "times 16"
 
 
@@ -137,13 +126,6 @@ def test_an_output_that_is_not_as_it_was_when_probed_is_told() -> None:
     split = SplitModel(model)
     with pytest.raises(ModelError, match="output for these images does not follow from its layer 'fc'"):
         split.split(1e4 * torch.randn(8, 3, 9, 9))
-
-
-def test_images_that_overflow_are_left_to_the_guard() -> None:
-    model, images = Ends(lambda net, maps: logits(net, maps) / 2), torch.randn(4, 3, 9, 9)
-    images[1] = torch.inf
-    acts = SplitModel(model).split(images)
-    assert acts.finite.tolist() == [True, False, True, True]
 
 
 def test_features_that_are_overwritten_are_refused() -> None:
@@ -262,17 +244,14 @@ def test_scores_that_are_all_the_same_stop_calibration(classes: int) -> None:
 
 def test_a_guard_keeps_what_its_network_ends_in(tmp_path: Path) -> None:
     images = torch.randn(60, 3, 9, 9)
-    for end in (TAKEN["temperature"][0], TAKEN["two heads, averaged"][0], cosine):
+    for end in (TAKEN["two heads, averaged"][0], cosine, TAKEN["temperature"][0]):
         model = Ends(end).eval()
         guard = Guard(model, "mls").calibrate([images])
         again = Guard.load(guard.save(tmp_path / "guard"), model)
         torch.testing.assert_close(again(images).score, guard(images).score)
         torch.testing.assert_close(guard(images).score, model(images).amax(dim=1).detach(), rtol=1e-4, atol=1e-4)
-    other = Ends(logits)
-    other.load_state_dict(model.state_dict())
-    saved = Guard(Ends(TAKEN["temperature"][0]), "mls", layer="fc").calibrate([images]).save(tmp_path / "other")
     with pytest.raises(ModelError, match="was calibrated on the logits of"):
-        Guard.load(saved, other)
+        Guard.load(tmp_path / "guard", Ends(logits))
 
 
 class Normalised(nn.Linear):

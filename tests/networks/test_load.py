@@ -85,7 +85,7 @@ def test_a_torchscript_program_is_refused_and_not_run(file, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch would rather have no such files made
         torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "net.pt")
-    with pytest.raises(ModelError, match="holds a TorchScript program, which is not run; save its state_dict"):
+    with pytest.raises(ModelError, match="not a readable weights file .*TorchScript"):
         load_model(f"{file}:make", tmp_path / "net.pt")
 
 
@@ -107,7 +107,7 @@ def test_damaged_weights_and_those_of_others_are_told(file, tmp_path):
     with pytest.raises(ModelError, match="no weights at"):
         load_weights(trained(), tmp_path / "absent.pth")
     torch.save([1, 2], tmp_path / "list.pth")
-    with pytest.raises(ModelError, match="holds no tensors by name"):
+    with pytest.raises(ModelError, match="contains no tensors by name"):
         load_weights(trained(), tmp_path / "list.pth")
 
 

@@ -71,14 +71,6 @@ def test_after_a_failure_no_hook_is_left_and_the_mode_is_back():
     assert hooks_of(model) == 0
 
 
-def test_an_abandoned_stream_leaves_nothing_behind():
-    model = small().train()
-    stream = SplitModel(model).stream([torch.rand(2, 3, 16, 16)] * 3)
-    next(stream)
-    assert model.training
-    assert hooks_of(model) == 0
-
-
 def test_every_kind_of_batch_is_taken():
     split = SplitModel(small())
     images, labels = torch.rand(4, 3, 16, 16), torch.arange(4)
@@ -209,8 +201,6 @@ def test_networks_that_work_in_place_or_give_no_gradient():
         SplitModel(closed).split(images, edit_with=Brighter())
     assert closed.training
     assert all(parameter.requires_grad for parameter in closed.parameters())
-    with pytest.raises(InputError, match="images must be floating point to be changed, got uint8"):
-        SplitModel(small()).split((images * 255).byte(), edit_with=Brighter())
 
 
 class LowRank(nn.Module):

@@ -6,14 +6,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from idness import Guard, SplitModel
+from idness import SplitModel
 from idness.networks.modules import differentiable, inference, module_fingerprint
 
 THREADS, CALLS = 8, 60
@@ -94,19 +93,3 @@ def test_a_network_is_in_evaluation_mode_until_the_last_is_done() -> None:
     assert model.fc.training
     assert not model.body[1].training
     assert all(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_a_guard_decides_while_it_is_exported(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    guard = Guard(TwoHeads().train(), "ebo").calibrate([torch.randn(40, 3, 8, 8)])
-    images = torch.randn(4, 3, 8, 8)
-    expected = guard(images).score
-    with ThreadPoolExecutor(1) as pool:
-        export = pool.submit(guard.to_onnx, tmp_path / "guard.onnx", example=images)
-        seen = [guard(images).score]
-        while not export.done():
-            seen.append(guard(images).score)
-        assert export.result().is_file()
-    for score in seen:  # torch's export turns kernels of the whole process off and on, which moves the last bit
-        torch.testing.assert_close(score, expected, rtol=1e-6, atol=1e-6)
-    assert len(seen) > 5

@@ -21,15 +21,11 @@ def test_the_table_lists_all_of_them():
 
 
 @pytest.mark.parametrize("network", ZOO, ids=lambda network: network.id)
-def test_it_is_as_the_table_says(network: Network):
-    assert line(judged(network)) in ROWS, "run python -m tests.networks.zoo"
-
-
-TAKEN = [each for each in ZOO if any(row.startswith(f"| {each.family} | {each.name} | works") for row in ROWS)]
-
-
-@pytest.mark.parametrize("network", TAKEN, ids=lambda network: network.id)
-def test_features_and_head_explain_the_output_and_the_network_is_as_it_was(network: Network):
+def test_the_table_is_right_and_features_and_head_explain_the_output(network: Network):
+    row = judged(network)
+    assert line(row) in ROWS, "run python -m tests.networks.zoo"
+    if row[2] == "refused":
+        return
     model = made(network).eval()
     images = images_for(model)
     with torch.no_grad():

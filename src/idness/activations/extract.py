@@ -256,7 +256,7 @@ def _fresh(batch: Batch, seen: set[bytes]) -> Batch:
 
 
 def capture(split: SplitModel, batch: Any) -> tuple[Activations, str]:
-    """Run one batch, in any form that `SplitModel.stream` takes, and return its activations and the last activation function's name.
+    """Run one batch, in any form that `SplitModel.extract` takes, and return its activations and the last activation function's name.
 
     If the features are the pooled output of a final ReLU, the activations have `pre_relu` and `rectifier`. The forward pass is observed
     call by call, so nothing depends on names, and functional ReLUs (DenseNet) are found as well as modules (ResNet). The paper does not
@@ -269,73 +269,47 @@ def capture(split: SplitModel, batch: Any) -> tuple[Activations, str]:
         found = split.run(images)
     acts = replace(Activations(*found).to("cpu"), labels=labels)
     # The last one is nearly always it; an auxiliary branch may come after.
-    for kind, cap, before in reversed(watch.seen):
+    for cap, before in reversed(watch.seen):
         for pooling, pool in _POOLINGS.items():
-            if _same(pool(before.clamp(0.0, cap)), acts.features):
+            pooled = pool(before.clamp(0.0, cap))
+            far = (pooled - acts.features).abs().max() if pooled.shape == acts.features.shape else torch.inf
+            if far <= TOLERANCE * (acts.features.abs().max() + 1e-12):
+                kind = "ReLU" if cap == torch.inf else "ReLU6"
                 return replace(acts, pre_relu=pool(before), rectifier=f"{kind}{pooling}"), watch.last
     return acts, watch.last
 
 
-def _same(pooled: Tensor, features: Tensor) -> bool:
-    if pooled.shape != features.shape:
-        return False
-    return float((pooled - features).abs().max()) <= TOLERANCE * (float(features.abs().max()) + 1e-12)
-
-
-def _mean(values: Tensor) -> Tensor:
-    return values.flatten(2).mean(dim=2) if values.ndim > 2 else values
-
-
-def _max(values: Tensor) -> Tensor:
-    return values.flatten(2).amax(dim=2) if values.ndim > 2 else values
-
-
 _POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda values: values,
-    " and average pooling": _mean,
-    " and max pooling": _max,
+    " and average pooling": lambda values: values[:, :, None].flatten(2).mean(dim=2),
+    " and max pooling": lambda values: values[:, :, None].flatten(2).amax(dim=2),
 }
 
 
 class _Watch(TorchFunctionMode):
-    """Records the input of every ReLU that is as wide as the features; only the last two are kept."""
+    """Records cap and input of every ReLU that is as wide as the features; only the last two are kept."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
-        self.seen: list[tuple[str, float, Tensor]] = []
+        self.seen: list[tuple[float, Tensor]] = []
         self.last = ""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        options = dict(kwargs or {})
+        options = dict(zip(("input", "min_val", "max_val"), args, strict=False)) | dict(kwargs or {})
         name = getattr(func, "__name__", "").strip("_")
         self.last = name if name in ACTIVATIONS else self.last
-        found = _as_relu(func, args, options)
-        if found is not None:
-            kind, cap, before = found
-            if before.ndim in (2, 4) and before.shape[1] == self.width:
-                # An in-place ReLU overwrites its input: copy first.
-                self.seen = [*self.seen[-1:], (kind, cap, before.detach().float().cpu().clone())]
-        return func(*args, **options)
+        cap = torch.inf if func in _RELUS else 6.0 if func is functional.relu6 else None
+        if func in _HARDTANHS and options.get("min_val", -1.0) == 0.0:
+            cap = float(options.get("max_val", 1.0))
+        before = options.get("input")
+        if cap is not None and isinstance(before, Tensor) and before.ndim in (2, 4) and before.shape[1] == self.width:
+            # An in-place ReLU overwrites its input: copy first.
+            self.seen = [*self.seen[-1:], (cap, before.detach().float().cpu().clone())]
+        return func(*args, **(kwargs or {}))
 
 
 _RELUS = {functional.relu, functional.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
 _HARDTANHS = {functional.hardtanh, functional.hardtanh_}
-
-
-def _as_relu(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[str, float, Tensor] | None:
-    values = args[0] if args else options.get("input")
-    if not isinstance(values, Tensor):
-        return None
-    if func in _RELUS:
-        return "ReLU", float("inf"), values
-    if func is functional.relu6:
-        return "ReLU6", 6.0, values
-    if func in _HARDTANHS:
-        low = args[1] if len(args) > 1 else options.get("min_val", -1.0)
-        high = args[2] if len(args) > 2 else options.get("max_val", 1.0)
-        if low == 0.0:
-            return "ReLU6", float(high), values
-    return None

@@ -6,13 +6,11 @@ import contextlib
 import ctypes
 import importlib.metadata
 import io
-import logging
-import subprocess
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import prod
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "bf16"]
 Run = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Runs a batch of the network's input and returns features and logits."""
+Features = Callable[[Tensor], Tensor]
 
 FEW = 16
 """Number of images that an engine's features are checked on."""
@@ -41,7 +40,7 @@ SMALL = 256
 MUCH = 50_000_000
 """Input pixels from which `auto` uses onnxruntime: 1,000 images of 224 x 224 repay the seconds that exporting takes."""
 UNKNOWN = 2_000
-"""Number of images assumed if nobody says."""
+"""Number of images assumed if it is not known."""
 OPSET = 17
 AT_ONCE = 4
 """Images per thread that onnxruntime gets at once: the layers' activations stay in the cache."""
@@ -115,9 +114,18 @@ class EngineRunner:
             return self.chosen
 
     def _built(self, split: SplitModel, images: Tensor) -> tuple[ChosenEngine, Run]:
-        if split.device.type == "cpu":
+        device, used, why = split.device.type, self.asked, "as asked"
+        if device == "cpu":
             keep_memory()
-        used, why = (self.asked, "as asked") if self.asked != "auto" else self._rule(split, images)
+        if used == "auto":
+            used, why = "eager", f"{self.images:,} images do not repay another engine's set-up"
+            if device != "cpu":
+                why = f"the network is on {device}"
+            elif self.images * prod(images.shape[2:]) >= MUCH:
+                if engine_version("onnxruntime") and engine_version("onnx"):
+                    used, why = "onnxruntime", f"for {self.images:,} images"
+                else:
+                    why = "onnxruntime and onnx are not installed"
         try:
             run = split.run if self.asked == "auto" and self.images < SMALL else build_engine(used, split, images)
         except ModelError as error:
@@ -127,16 +135,6 @@ class EngineRunner:
                 warnings.warn(text, IdnessWarning, stacklevel=4)
             used, run = "eager", build_engine("eager", split, images)
         return ChosenEngine(self.asked, used, engine_version(used), batch_for(images.shape[2:]), why, self.images), run
-
-    def _rule(self, split: SplitModel, images: Tensor) -> tuple[str, str]:
-        """Choose an engine for `auto`; return it with the reason."""
-        if split.device.type != "cpu":
-            return "eager", f"the network is on {split.device.type}"
-        if self.images * prod(images.shape[2:]) < MUCH:
-            return "eager", f"{self.images:,} images do not repay another engine's set-up"
-        if not (engine_version("onnxruntime") and engine_version("onnx")):
-            return "eager", "onnxruntime and onnx are not installed"
-        return "onnxruntime", f"for {self.images:,} images"
 
 
 def batch_for(size: Sequence[int]) -> int:
@@ -159,22 +157,31 @@ def keep_memory() -> None:
 
 
 def build_engine(name: str, split: SplitModel, images: Tensor) -> Run:
-    """Build an engine and check that it gives the network's features for some of these images, together and alone."""
+    """Build an engine and check that it gives the network's features for some of these images, together and alone.
+
+    The head is applied by torch in float32; images of another size than these are run by the unchanged network.
+    """
     few = images[:FEW]
+    if name == "eager":
+        return _eager(split, few)
     try:
-        if split.device.type != "cpu" and name != "eager":
+        if split.device.type != "cpu":
             raise ModelError(f"it runs on the CPU, the network is on {split.device.type}")
-        run = ENGINES[name](split, few)
-        if name == "eager":
-            return run
-        expected = split.run(few)[0]
+        features, head, expected = ENGINES[name](split, few), split.head, split.run(few)[0]
         for count in {len(few), 1}:
-            far = distance(run(few[:count])[0], expected[:count])
+            far = distance(features(few[:count]), expected[:count])
             if not far <= CLOSE:
                 raise ModelError(f"its features differ by {far:.1g} (relative, allowed {CLOSE:g})")
     except Exception as error:  # exporters may raise anything
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ModelError((lines[0] if lines else type(error).__name__)[:200]) from error
+
+    def run(batch: Tensor) -> tuple[Tensor, Tensor]:
+        if batch.shape[1:] != few.shape[1:]:
+            return split.run(batch)
+        found = features(batch)
+        return found, head(found)
+
     return run
 
 
@@ -212,13 +219,18 @@ def _eager(split: SplitModel, images: Tensor) -> Run:
         with contextlib.suppress(Exception):
             if folded and not fold(own.model, images[:2]):
                 continue
-            _move_channels_last(own.model)
+            for module in own.model.modules():
+                if (
+                    type(module) is nn.Conv2d and "weight" in module._parameters
+                ):  # a copy of the weight, which is shared
+                    weight = module.weight.detach().clone(memory_format=torch.channels_last)
+                    module.weight = nn.Parameter(weight, requires_grad=False)
             if distance(own.run(images)[0], expected) <= EXACT:
                 return own.run
     return split.run
 
 
-def _onnxruntime(split: SplitModel, images: Tensor) -> Run:
+def _onnxruntime(split: SplitModel, images: Tensor) -> Features:
     onnxruntime = needed("onnxruntime", "engine onnxruntime", "onnx", ModelError)
     options, threads = onnxruntime.SessionOptions(), torch.get_num_threads()
     options.intra_op_num_threads = threads
@@ -232,39 +244,22 @@ def _onnxruntime(split: SplitModel, images: Tensor) -> Run:
         found = [session.run(["features"], {"images": part.numpy()})[0] for part in parts]
         return torch.from_numpy(found[0] if len(found) == 1 else np.concatenate(found))
 
-    return _with_head(split, images, features)
+    return features
 
 
-def _openvino(split: SplitModel, images: Tensor) -> Run:
+def _openvino(split: SplitModel, images: Tensor) -> Features:
     """Run the network in OpenVINO, in float32 even if the processor has bfloat16."""
     core = needed("openvino", "engine openvino", "openvino", ModelError).Core()
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
     graph = core.compile_model(core.read_model(exported(split, images)), "CPU", settings)
-    return _with_head(split, images, lambda batch: torch.from_numpy(graph(batch.contiguous().numpy())[0]))
+    return lambda batch: torch.from_numpy(graph(batch.contiguous().numpy())[0])
 
 
-ENGINES: dict[str, Callable[[SplitModel, Tensor], Run]] = {
-    "eager": _eager,
-    "onnxruntime": _onnxruntime,
-    "openvino": _openvino,
-}
-CHOICES = ("auto", *ENGINES)
+ENGINES: dict[str, Callable[[SplitModel, Tensor], Features]] = {"onnxruntime": _onnxruntime, "openvino": _openvino}
+CHOICES = ("auto", "eager", *ENGINES)
 
 
-def _with_head(split: SplitModel, images: Tensor, features: Callable[[Tensor], Tensor]) -> Run:
-    """Apply the head to an engine's features in float32; images of another size than was traced run unchanged."""
-    head, shape = split.head, images.shape[1:]
-
-    def run(batch: Tensor) -> tuple[Tensor, Tensor]:
-        if batch.shape[1:] != shape:
-            return split.run(batch)
-        found = features(batch)
-        return found, head(found)
-
-    return run
-
-
-class _Features(nn.Module):
+class _FeaturesModule(nn.Module):
     """A network's features as a module that can be traced."""
 
     def __init__(self, split: SplitModel) -> None:
@@ -278,10 +273,11 @@ class _Features(nn.Module):
 def exported(split: SplitModel, images: Tensor) -> bytes:
     """Export a network up to its features to ONNX, for any number of images."""
     needed("onnx", "engine", "onnx", ModelError)
-    file, graph = io.BytesIO(), _Features(split.copy())
+    file, graph = io.BytesIO(), _FeaturesModule(split.copy())
     few = torch.cat([images, images])[:2]  # the exporter takes a batch of one for a fixed size
     axes = {"images": {0: "batch"}, "features": {0: "batch"}}
-    with inference(graph), _quiet():
+    with inference(graph), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         # By tracing, which takes a second; torch's newer exporter takes ten.
         torch.onnx.export(
             graph,
@@ -296,74 +292,39 @@ def exported(split: SplitModel, images: Tensor) -> bytes:
     return file.getvalue()
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence exporters; their errors are raised."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    try:
-        logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
 def fold(model: nn.Module, images: Tensor) -> int:
     """Fold each BatchNorm into the convolution before it, in place, and return how many were folded.
 
     Other uses of a convolution's output are not seen, so the caller compares the network's features.
     """
-    calls: list[tuple[str, nn.Module, Any, Any]] = []
-    hooks = [
-        module.register_forward_hook(
-            lambda module, entered, output, name=name: calls.append(
-                (name, module, entered[0] if entered else None, output)
-            )
-        )
-        for name, module in model.named_modules()
-        if type(module) in (nn.Conv2d, nn.BatchNorm2d) and not module._forward_hooks
-    ]
-    try:
-        with inference(model):
+    calls: Counter[str] = Counter()
+    made: dict[int, tuple[str, Tensor]] = {}  # the outputs are kept, so that ids are unique
+    pairs: list[tuple[str, str]] = []
+
+    def ran(name: str, module: nn.Module, entered: tuple[Any, ...], output: Tensor) -> None:
+        calls[name] += 1
+        if isinstance(module, nn.Conv2d):
+            made[id(output)] = name, output
+        elif entered and id(entered[0]) in made:
+            pairs.append((made[id(entered[0])][0], name))
+
+    with inference(model):
+        with contextlib.ExitStack() as hooks:
+            for name, module in model.named_modules():
+                if type(module) in (nn.Conv2d, nn.BatchNorm2d) and not module._forward_hooks:
+                    hooks.callback(module.register_forward_hook(partial(ran, name)).remove)
             call(model, images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    used, count = [name for name, *_ in calls], 0
-    norms = {id(entered): (name, norm) for name, norm, entered, _ in calls if type(norm) is nn.BatchNorm2d}
-    for name, convolution, _, output in calls:
-        after, norm = norms.get(id(output), ("", None))
-        if type(convolution) is not nn.Conv2d or not isinstance(norm, nn.BatchNorm2d) or norm.running_mean is None:
-            continue
-        if used.count(name) == used.count(after) == 1:
-            with inference(model):
-                model.set_submodule(name, fuse_conv_bn_eval(convolution, norm))
+        pairs = [(name, after) for name, after in pairs if calls[name] == calls[after] == 1]
+        for name, after in pairs:
+            fused = fuse_conv_bn_eval(model.get_submodule(name), model.get_submodule(after))  # type: ignore[type-var, arg-type]
+            model.set_submodule(name, fused)
             model.set_submodule(after, nn.Identity())
-            count += 1
-    return count
-
-
-def _move_channels_last(model: nn.Module) -> None:
-    """Replace the weights of convolutions by channels-last copies; the shared ones stay as they are."""
-    for module in model.modules():
-        weight = module._parameters.get("weight") if type(module) is nn.Conv2d else None
-        if weight is not None and not weight.is_contiguous(memory_format=torch.channels_last):
-            own = weight.detach().clone(memory_format=torch.channels_last)
-            module.weight = nn.Parameter(own, requires_grad=False)
+    return len(pairs)
 
 
 # Precision
 
 PRECISIONS = ("fp32", "bf16", "auto")
-# Some machines announce instructions that they cannot run; the process then dies without an error to catch.
-PROBE = """
-import torch
-with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-    torch.nn.Linear(512, 512)(torch.rand(512, 512))
-    torch.nn.Conv2d(64, 64, 3)(torch.rand(4, 64, 32, 32).contiguous(memory_format=torch.channels_last))
-"""
 
 
 @dataclass(frozen=True)
@@ -384,24 +345,7 @@ def choose_precision(asked: str, split: SplitModel, images: Tensor | None) -> Ch
         raise OptionError(f"precision must be one of {', '.join(PRECISIONS)}, got {asked!r}")
     if images is None:
         return ChosenPrecision("fp32", "fp32", "no images to run")
-    if asked == "fp32":
-        return AS_ASKED
-    on_cpu = split.device.type == "cpu"
     if asked == "auto":
-        return ChosenPrecision(asked, "fp32" if on_cpu else "bf16", f"the network is on {split.device.type}")
-    problem = bf16_problem() if on_cpu else ""
-    if problem:
-        raise OptionError(f"precision bf16 cannot be used on this machine ({problem}); use fp32")
-    return ChosenPrecision(asked, "bf16", "as asked")
-
-
-@cache
-def bf16_problem() -> str:
-    """Return why bfloat16 cannot be used on this CPU, found by trying it in another process; empty if it can."""
-    try:
-        done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, timeout=120, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"trying it failed: {type(error).__name__}"
-    if done.returncode < 0:
-        return f"the process dies by signal {-done.returncode}"
-    return "torch refuses it" if done.returncode else ""
+        kind = split.device.type
+        return ChosenPrecision(asked, "fp32" if kind == "cpu" else "bf16", f"the network is on {kind}")
+    return AS_ASKED if asked == "fp32" else ChosenPrecision(asked, "bf16", "as asked")

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, is_dataclass, replace
+from functools import partial
 from math import prod
 from threading import get_ident
 from typing import Any
@@ -61,10 +62,10 @@ class NotProbedError(ModelError):
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One linear step of a forward pass: a layer, or a call of a function, at every place of an image.
+    """One linear step of a forward pass: a layer, or a call of a function, at every position of an image.
 
     `key` is the layer's dotted name (empty for the whole network) or the function's, such as `linear()`. `features` (N, D) are the
-    mean of its input over all places, with which a linear step commutes; `weight` is (C, D); `dtype` is that of its output.
+    mean of its input over all positions, with which a linear step commutes; `weight` is (C, D); `dtype` is that of its output.
     """
 
     key: str
@@ -81,19 +82,19 @@ class Step:
         return linear(self.features.to(kind), self.weight.to(kind), bias).float()
 
     @staticmethod
-    def of_layer(name: str, module: nn.Module) -> Step:
+    def of_layer(name: str, module: Any) -> Step:
         """Return a layer's weights as a step without input; the layer is not changed."""
         # In training mode, reading the weight of a layer with spectral norm would update its buffers.
         with inference(module):
             if "weight" not in module._parameters and module._forward_pre_hooks:
                 module = copied(module)  # its weight is computed before each call
-                module(_parameters(module)[0][:1] * 0)
-            weight, bias = _parameters(module)
+                module(module.weight[:1] * 0)
+            weight, bias = module.weight, module.bias
         return Step(name, weight.flatten(1)[:0], weight.flatten(1), bias, weight.dtype)
 
 
 @contextmanager
-def recorded(model: nn.Module, wanted: set[str] | None = None) -> Iterator[list[Step]]:
+def recorded(model: nn.Module, wanted: Sequence[str] | None = None) -> Iterator[list[Step]]:
     """Collect a network's linear steps while the block runs it; other threads may run the same network meanwhile.
 
     `wanted` has the layers and functions to record; all are recorded if it is `None`.
@@ -106,22 +107,18 @@ def recorded(model: nn.Module, wanted: set[str] | None = None) -> Iterator[list[
         if features is not None:
             steps.append(Step(key, features, weight.flatten(1), bias, output.dtype))
 
-    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-        def layer_ran(module: nn.Module, entered: tuple[Any, ...], output: Any) -> None:
-            # All threads share the layer and its hooks.
-            if get_ident() != mine or not entered or not isinstance(output, Tensor):
-                return
+    def layer_ran(name: str, module: Any, entered: tuple[Any, ...], output: Any) -> None:
+        # All threads share the layer and its hooks.
+        if get_ident() == mine and entered and isinstance(output, Tensor):
             before = len(steps)
-            parameters = _parameters(module)
+            weight, bias = module.weight, module.bias
             del steps[before:]  # the functions that compute a parametrized weight
-            note(name, entered[0], *parameters, output)
-
-        return layer_ran
+            note(name, entered[0], weight, bias, output)
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if (wanted is None or name in wanted) and is_linear(module):
-                stack.callback(module.register_forward_hook(hook(name)).remove)
+                stack.callback(module.register_forward_hook(partial(layer_ran, name)).remove)
         if wanted is None or any(map(is_function, wanted)):
             stack.enter_context(_Functions(note))
         yield steps
@@ -133,22 +130,14 @@ def is_function(key: str) -> bool:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module is a linear layer, or a convolution that sees one place at a time or all of them."""
+    """Whether a module is a linear layer, or a convolution that sees one position at a time or all of them."""
     if isinstance(module, nn.Conv2d):
-        padded = module.padding != "valid" if isinstance(module.padding, str) else any(module.padding)
-        return module.groups == 1 and tuple(module.stride) == (1, 1) and not padded
+        return module.groups == 1 and module.stride == (1, 1) and module.padding in ("valid", (0, 0))
     return isinstance(module, nn.Linear)
 
 
-def _parameters(module: nn.Module) -> tuple[Tensor, Tensor | None]:
-    weight, bias = module.weight, module.bias
-    assert isinstance(weight, Tensor)
-    assert bias is None or isinstance(bias, Tensor)
-    return weight, bias
-
-
 def _pooled(entered: Tensor, weight: Tensor) -> Tensor | None:
-    """Return the mean input over all places; `None` for a convolution that sees several places but not all."""
+    """Return the mean input over all positions; `None` for a convolution that sees several positions but not all."""
     if weight.ndim == 2:
         return entered if entered.ndim <= 2 else entered.flatten(1, -2).mean(dim=1)
     if prod(entered.shape[1:]) == prod(weight.shape[1:]):
@@ -166,69 +155,42 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        options = dict(kwargs or {})
-        output = func(*args, **options)
+        output = func(*args, **(kwargs or {}))
         if func in _READERS and isinstance(output, Tensor) and output.ndim > 1:
-            read = _READERS[func](*args, **options)
-            if read is not None:
-                self.note(*read, output)
+            key, entered, weight, bias = _READERS[func](*args, **(kwargs or {}))
+            if weight.ndim == 2 and (bias is None or bias.ndim == 1):
+                self.note(key, entered, weight, bias, output)
         return output
 
 
-Read = tuple[str, Tensor, Tensor, Tensor | None]
-"""The key, input, weight and bias of a function's call."""
-
-
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Read | None:
-    return ("linear()", input, weight, bias) if weight.ndim == 2 else None
-
-
-def _matmul(input: Tensor, other: Any = None, *, mat2: Any = None) -> Read | None:
+def _product(input: Tensor, other: Any = None, *, mat2: Any = None) -> tuple[str, Tensor, Tensor, None]:
     other = mat2 if other is None else other
-    usable = isinstance(other, Tensor) and other.ndim == 2 and input.ndim > 1
-    return ("matmul()", input, other.t(), None) if usable else None
+    return "matmul()", input, other.t() if other.ndim == 2 else other, None
 
 
-def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Read | None:
-    return ("addmm()", mat1, alpha * mat2.t(), beta * input) if input.ndim == 1 else None
-
-
-_READERS: dict[Any, Callable[..., Read | None]] = {
-    linear: _linear,
-    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm), _matmul),
-    **dict.fromkeys((torch.addmm, Tensor.addmm), _addmm),
+_READERS: dict[Any, Callable[..., tuple[str, Tensor, Tensor, Tensor | None]]] = {
+    linear: lambda input, weight, bias=None: ("linear()", input, weight, bias),
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm), _product),
+    **dict.fromkeys(
+        (torch.addmm, Tensor.addmm),
+        lambda input, mat1, mat2, *, beta=1, alpha=1: ("addmm()", mat1, alpha * mat2.t(), beta * input),
+    ),
 }
+"""Functions that compute linear steps; each reader returns a call's key, input, weight and bias."""
 
 
 # How the output is made of steps
 
 
-@dataclass(frozen=True)
-class HeadPart:
-    """A step that the output is made of: which of a layer's or function's calls, counted from the last (-1), and its factor."""
-
-    key: str
-    call: int = -1
-    scale: float = 1.0
-
-    def __str__(self) -> str:
-        return self.key if self.call == -1 else f"{self.key}[{self.call}]"
-
-
-def parts_of(layer: str) -> tuple[HeadPart, ...]:
-    """Read the names of layers whose logits are added, joined by `+`, as `Recipe.layer` writes them."""
-    found = [(text, re.fullmatch(r"(.*)\[(-\d+)\]", text)) for text in layer.split("+")]
-    return tuple(HeadPart(text) if match is None else HeadPart(match[1], int(match[2])) for text, match in found)
-
-
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """How a network's output is made of linear steps: the ending is applied to the sum of the parts and the offset (C,).
+    """How a network's output is made of linear steps: the ending is applied to the weighted sum of the parts and the offset (C,).
 
-    `answer` is where the output is in the network's return value, one of `answers`.
+    `parts` has the factor of each step by name: `fc`, or `fc[-2]` for the last call but one of a layer. `answer` is where the output is
+    in the network's return value, one of `answers`.
     """
 
-    parts: tuple[HeadPart, ...]
+    parts: Mapping[str, float]
     ending: str = ""
     offset: Tensor | None = None
     answer: str = ""
@@ -236,36 +198,37 @@ class Recipe:
     @property
     def layer(self) -> str:
         """The names of its parts, joined by `+`."""
-        return "+".join(map(str, self.parts))
+        return "+".join(self.parts)
 
     def describe(self) -> str:
         """Describe briefly what happens to the layers' outputs; empty if they are the network's output."""
         said = [f"sum of {len(self.parts)}"] if len(self.parts) > 1 else []
-        if any(part.scale != 1 for part in self.parts):
-            said.append(f"times {', '.join(f'{part.scale:.4g}' for part in self.parts[:4])}")
+        factors = [f"{scale:.4g}" for scale in self.parts.values()]
+        if set(factors) != {"1"}:
+            said.append(f"times {', '.join(factors[:4])}")
         if self.offset is not None:
             said.append("plus constants")
         return ", ".join([*said, self.ending] if self.ending else said)
 
-    def wanted(self) -> set[str]:
-        """Return the layers and functions to record."""
-        return {part.key for part in self.parts}
+    def keys(self) -> list[str]:
+        """Return the layer or function of each part."""
+        return list(map(_key, self.parts))
 
     def steps(self, seen: Sequence[Step], output: Any) -> list[Step]:
         """Return its steps of a forward pass."""
         if self.layer == LOGITS:
             return [_output_step(output)]
-        known = {str(part): step for part, step in _numbered(seen)}
-        for part in map(str, self.parts):
-            if part not in known:
+        known = _named(seen)
+        for name in self.parts:
+            if name not in known:
                 raise ModelError(
-                    f"SplitModel: layer {part!r} was not used for this batch; name the final layer with layer="
+                    f"SplitModel: layer {name!r} was not used for this batch; name the final layer with layer="
                 )
-        return [known[str(part)] for part in self.parts]
+        return [known[name] for name in self.parts]
 
     def head(self, steps: Sequence[Step]) -> Head:
         """Return the head that turns the features into the logits."""
-        scaled = [(part.scale, step) for part, step in zip(self.parts, steps, strict=True)]
+        scaled = list(zip(self.parts.values(), steps, strict=True))
         weight = torch.cat([scale * step.weight.detach().float() for scale, step in scaled], dim=1)
         bias = weight.new_zeros(len(weight)) if self.offset is None else self.offset.to(weight.device)
         for scale, step in scaled:
@@ -273,9 +236,9 @@ class Recipe:
         return Head(weight.clone(), bias)
 
     def logits(self, steps: Sequence[Step]) -> Tensor:
-        """Return the sum of the parts' outputs in float32."""
-        scaled = [step.logits * part.scale for part, step in zip(self.parts, steps, strict=True)]
-        total = scaled[0] if len(scaled) == 1 else torch.stack(scaled).sum(dim=0)
+        """Return the weighted sum of the parts' outputs in float32."""
+        first, *others = (step.logits * scale for scale, step in zip(self.parts.values(), steps, strict=True))
+        total = sum(others, first)
         return total if self.offset is None else total + self.offset.to(total.device)
 
     def explains(self, steps: Sequence[Step], output: Any) -> bool:
@@ -302,7 +265,7 @@ def search_head(
             continue
         recipe = explain(steps, output, layer)
         if recipe is None:
-            raise ModelError(f"SplitModel: {type(model).__name__} {_refusal(output, layer)}")
+            raise ModelError(f"SplitModel: {type(model).__name__} returns {_refusal(output, layer)}")
         return recipe, images, recipe.steps(steps, output)
     reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200] if problem else "no input fits"
     raise NotProbedError(
@@ -354,37 +317,36 @@ def _declared_shapes(model: nn.Module, channels: int) -> Iterator[tuple[int, ...
 def check_layer(model: nn.Module, layer: str) -> None:
     """Refuse names of layers that cannot be a head."""
     names = [name for name, module in model.named_modules() if is_linear(module)]
-    if any(part.key not in names and not is_function(part.key) for part in parts_of(layer)):
+    if any(key not in names and not is_function(key) for key in map(_key, layer.split("+"))):
         raise ModelError(
             f"SplitModel: layer must name an nn.Linear of the model, got {layer!r}; it has {', '.join(names[-5:]) or 'none'}"
         )
 
 
 def _refusal(output: Any, layer: str | None) -> str:
-    """Describe why a network has no head that can be recovered, and what helps."""
-    found = list(answers(output).values())
-    if not found:
-        what = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        return f"returns {what}, not one row of logits per image; make its forward return the logits (N, C)"
-    head = "a linear layer" if layer is None else f"layer {layer!r}"
-    return (
-        f"returns {as_rows(found[0]).shape[1]} outputs that are not those of {head}, their softmax or sigmoid, a multiple or a sum;"
-        f" pass layer='{LOGITS}' to use its output as features and logits, or return a linear layer's output"
-    )
+    """Describe why the network's output gives no head, and what helps."""
+    for found in answers(output).values():
+        head = "a linear layer" if layer is None else f"layer {layer!r}"
+        return (
+            f"{as_rows(found).shape[1]} outputs that are not those of {head}, their softmax or sigmoid, a multiple or a sum;"
+            f" pass layer='{LOGITS}' to use its output as features and logits, or return a linear layer's output"
+        )
+    what = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+    return f"{what}, not one row of logits per image; make its forward return the logits (N, C)"
 
 
 # What a network returns
 
 
 def answers(output: Any) -> dict[str, Tensor]:
-    """Return the tensors in a network's return value that may be logits, one row per image, by their place in it."""
+    """Return the tensors in a network's return value that may be logits, one row per image, by their position in it."""
     found = {name: value for name, value in _tensors(output, "") if value.is_floating_point() and value.numel()}
     fit = {name: value for name, value in found.items() if value.ndim and as_rows(value).ndim == 2}
     return dict(sorted(fit.items(), key=lambda item: item[0] != "logits"))
 
 
 def as_rows(output: Tensor) -> Tensor:
-    """Reshape single numbers and maps of one place to one row per image."""
+    """Reshape single numbers and maps of one position to one row per image."""
     if output.ndim == 1:
         return output.unsqueeze(1)
     return output.flatten(1) if output.ndim > 2 and output[0, 0].numel() == 1 else output
@@ -430,14 +392,14 @@ def _output_step(output: Any) -> Step:
 
 def explain(steps: Sequence[Step], output: Any, layer: str | None = None) -> Recipe | None:
     """Find how a network's output is made of its linear steps, the last ones first; `None` if they do not explain it."""
-    candidates = _numbered(steps)
+    candidates = _named(steps)
     if layer is not None:
-        named = parts_of(layer)
-        candidates = [pair for pair in _numbered([_output_step(output), *steps]) if pair[0] in named]
+        known = candidates | {LOGITS: _output_step(output)}
+        candidates = {name: step for name, step in known.items() if name in layer.split("+")}
     found: dict[str, Recipe] = {}
     for name, tensor in answers(output).items():
         rows = as_rows(tensor)
-        usable = [pair for pair in candidates if (len(pair[1].features), len(pair[1].weight)) == rows.shape]
+        usable = {key: step for key, step in candidates.items() if (len(step.features), len(step.weight)) == rows.shape}
         recipe = _fitting(usable, rows)
         if recipe is not None:
             found[name] = replace(recipe, answer=name)
@@ -456,24 +418,29 @@ def explain(steps: Sequence[Step], output: Any, layer: str | None = None) -> Rec
     return next(iter(ends.values()), None)
 
 
-def _numbered(steps: Sequence[Step]) -> list[tuple[HeadPart, Step]]:
-    """Return each step with its name and number: layers before functions, the last step first."""
+def _named(steps: Sequence[Step]) -> dict[str, Step]:
+    """Return steps by name: layers before functions, the last step first."""
     calls: Counter[str] = Counter()
-    found: list[tuple[HeadPart, Step]] = []
+    found: dict[str, Step] = {}
     for step in reversed(steps):
         calls[step.key] -= 1
-        found.append((HeadPart(step.key, calls[step.key]), step))
-    return sorted(found, key=lambda pair: is_function(pair[0].key))
+        found[step.key + (f"[{calls[step.key]}]" if calls[step.key] < -1 else "")] = step
+    return dict(sorted(found.items(), key=lambda item: is_function(item[1].key)))
 
 
-def _fitting(usable: Sequence[tuple[HeadPart, Step]], wanted: Tensor) -> Recipe | None:
+def _key(name: str) -> str:
+    """Return the layer or function of a step by the step's name."""
+    return re.sub(r"\[-\d+\]$", "", name)
+
+
+def _fitting(usable: Mapping[str, Step], wanted: Tensor) -> Recipe | None:
     """Find one step that explains the output, as it is or with a factor and constants, or else a weighted sum of layers."""
     for ending, end in ENDINGS.items():
-        for part, step in usable:
+        for name, step in usable.items():
             if close(end(step.logits), wanted, _allowed(wanted, step)):
-                return Recipe((part,), ending)
-    single = [[pair] for pair in usable]
-    layers = [pair for pair in usable if not is_function(pair[0].key)]
+                return Recipe({name: 1.0}, ending)
+    single = [{name: step} for name, step in usable.items()]
+    layers = {name: step for name, step in usable.items() if not is_function(step.key)}
     for groups, constants in ((single, False), (single, True), ([layers] if len(layers) > 1 else [], False)):
         for ending in ENDINGS:
             for group in groups:
@@ -483,11 +450,11 @@ def _fitting(usable: Sequence[tuple[HeadPart, Step]], wanted: Tensor) -> Recipe 
     return None
 
 
-def _fitted(group: Sequence[tuple[HeadPart, Step]], wanted: Tensor, ending: str, *, constants: bool) -> Recipe | None:
+def _fitted(group: Mapping[str, Step], wanted: Tensor, ending: str, *, constants: bool) -> Recipe | None:
     """Fit a factor for each step, and a constant per class, by least squares; `None` if they do not explain the output."""
     wanted = wanted.detach().cpu()
     target = _INVERSES[ending](wanted.double())
-    made = torch.stack([step.logits.detach().double().cpu() for _, step in group])
+    made = torch.stack([step.logits.detach().double().cpu() for step in group.values()])
     made = _centred(made) if "softmax" in ending else made
     apart = target - target.mean(dim=0)
     enough = (len(target) - constants) * target.shape[1] >= max(3 * constants, 2 * len(group))
@@ -495,30 +462,20 @@ def _fitted(group: Sequence[tuple[HeadPart, Step]], wanted: Tensor, ending: str,
         return None
     # Constants do not change the differences between images.
     columns, rows = (made - made.mean(dim=1, keepdim=True), apart) if constants else (made, target)
-    solved = torch.linalg.lstsq(columns.flatten(1).T, rows.reshape(-1, 1), driver="gelsd").solution[:, 0]
-    negligible = 1e-4 * float(solved.abs().max())
-    scales = [_tidy(scale) if abs(scale) > negligible else 0.0 for scale in solved.tolist()]
-    parts = [replace(part, scale=scale) for (part, _), scale in zip(group, scales, strict=True) if scale]
+    scales = torch.linalg.lstsq(columns.flatten(1).T, rows.reshape(-1, 1), driver="gelsd").solution
+    scales[scales.abs() <= 1e-4 * scales.abs().max()] = 0.0
+    parts = {name: scale for name, scale in zip(group, scales[:, 0].tolist(), strict=True) if scale}
     if not parts or (len(parts) == 1) != (len(group) == 1):
         return None
-    factors = torch.tensor(scales, dtype=torch.double).view(-1, 1, 1)
-    total, offset = (factors * made).sum(dim=0), None
+    total, offset = (scales.unsqueeze(2) * made).sum(dim=0), None
     if constants:
-        if not close(factors[0] * columns[0], rows, 100 * TOLERANCE):
+        if not close(scales * columns[0], rows, 100 * TOLERANCE):
             return None  # the constants alone explain whatever does not differ between images
         offset = (target - total).mean(dim=0)
         total = total + offset
-    if not close(ENDINGS[ending](total), wanted, _allowed(wanted, *(step for _, step in group))):
+    if not close(ENDINGS[ending](total), wanted, _allowed(wanted, *group.values())):
         return None
-    return Recipe(tuple(reversed(parts)), ending, None if offset is None else offset.float())
-
-
-def _tidy(scale: float) -> float:
-    """Round a fitted factor to the number that its author most likely wrote, if that is within rounding."""
-    for simple in (float(f"{scale:.4g}"), 1 / float(f"{1 / scale:.4g}") if scale else 0.0):
-        if abs(simple - scale) <= TOLERANCE * abs(scale):
-            return simple
-    return scale
+    return Recipe(dict(reversed(parts.items())), ending, None if offset is None else offset.float())
 
 
 def _centred(logits: Tensor) -> Tensor:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from idness.core.errors import IdnessError, ModelError, ScriptError, needed, unk
 from idness.core.scripts import Script, approved
 from idness.core.text import shorten
 from idness.data import Preprocessing, embedded
-from idness.data.duplicates import EXACT
 from idness.networks.architectures import (
     BACKBONE,
     LAST,
@@ -74,26 +72,56 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
     """
     spec, weights = located_model(spec, weights)
     script = Script.named(spec)
-    source, _, name = spec.partition(":") if ":" in spec else ("", "", spec)
-    makers: dict[str, Callable[[str, bool], nn.Module]] = {
-        "": _own,
-        "torchvision": _torchvision,
-        "timm": _timm,
-        "hf": load_hugging_face,
-        **{benchmark: partial(_embedded, benchmark) for benchmark in embedded.NETWORKS},
-    }
-    if script is not None:
-        model = _from_file(script)
-    elif source in makers and name:
-        model = makers[source](name, weights is None)
-    else:
-        raise ModelError(f"a model is written as {FORMS}; got {spec!r}")
+    try:
+        model = _made(spec, pretrained=weights is None) if script is None else script.make(nn.Module)
+    except ScriptError as error:
+        raise ModelError(str(error)) from error
+    except OSError as error:
+        raise ModelError(
+            f"{spec}: its pretrained weights could not be downloaded ({error}); pass a file as weights=, or weights='none'"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{script} must return an nn.Module, got {type(model).__name__}")
     if weights is not None and str(weights) != "none":
         state = read_weights(weights)
         if is_projected(state) and not is_projected(model.state_dict()):
             model = _with_projection(model, state)
         _load_state(model, state, weights)
     return model.eval()
+
+
+def _made(spec: str, *, pretrained: bool) -> nn.Module:
+    """Return a network that is not in a user's file."""
+    source, _, name = spec.partition(":")
+    if source == "torchvision" and name:
+        models = needed("torchvision.models", spec, "models", ModelError)
+        name, _, version = name.partition(":")
+        if name not in models.list_models(module=models):
+            raise unknown_name("torchvision model", name, models.list_models(module=models))
+        versions = models.get_model_weights(name).__members__
+        if version and version not in versions:
+            raise unknown_name(f"weights of torchvision:{name}", version, versions)
+        found: nn.Module = models.get_model(name, weights=(version or "DEFAULT") if pretrained else None)
+        return found
+    if source == "timm" and name:
+        timm = needed("timm", spec, "models", ModelError)
+        if not timm.is_model(name.partition(".")[0]):
+            raise unknown_name("timm model", name, timm.list_models())
+        found = timm.create_model(name, pretrained=pretrained)
+        return found
+    if source == "hf" and name:
+        return load_hugging_face(name, pretrained)
+    if source in embedded.NETWORKS:
+        if name not in embedded.NETWORKS[source]:
+            raise unknown_name("embedded network", name, embedded.NETWORKS[source])
+        model = small_resnet() if source == "cifar6" else MobileNetV2()
+        weights = embedded.HOME / source / f"{name}.safetensors"
+        return _load_state(model, unpacked(read_weights(weights)), weights) if pretrained else model
+    if spec not in NETWORKS:
+        raise ModelError(f"a model is written as {FORMS}; got {spec!r}")
+    if pretrained:
+        raise ModelError(f"{spec}: has no pretrained weights; pass weights=, the folder of its run, or weights='none'")
+    return build(spec, len(embedded.classes()))
 
 
 def load_for_training(
@@ -154,33 +182,28 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise ModelError(f"no weights at {file}; pass a .safetensors file or a checkpoint")
     try:
-        loaded = load_file(file) if file.suffix == ".safetensors" else _read_checkpoint(file)
+        with warnings.catch_warnings():
+            # torch warns of uncommon pickle protocols; what it cannot read safely it refuses anyway.
+            warnings.simplefilter("ignore", UserWarning)
+            safe = file.suffix == ".safetensors"
+            loaded = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ModelError(
-            f"{file}: holds pickled objects other than tensors, which could run code; save its state_dict as safetensors"
+            f"{file}: contains pickled objects other than tensors, which could run code; save its state_dict as safetensors"
         ) from error
     except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
-        if "TorchScript" in str(error):
-            raise ModelError(
-                f"{file}: holds a TorchScript program, which is not run; save its state_dict as safetensors"
-            ) from error
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        raise ModelError(f"{file}: is not a readable weights file ({reason}); is it complete?") from error
+        raise ModelError(
+            f"{file}: is not a readable weights file ({reason}); save the network's state_dict as safetensors"
+        ) from error
     for key in ("state_dict", "model_state_dict", "model", "net"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
     items = loaded.items() if isinstance(loaded, Mapping) else ()
     state = {name: value for name, value in items if isinstance(value, Tensor)}
     if not state:
-        raise ModelError(f"{file}: holds no tensors by name; save the network's state_dict()")
+        raise ModelError(f"{file}: contains no tensors by name; save the network's state_dict()")
     return state
-
-
-def _read_checkpoint(file: Path) -> Any:
-    with warnings.catch_warnings():
-        # torch warns of uncommon pickle protocols; what it cannot read safely it refuses anyway.
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _with_projection(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
@@ -203,66 +226,12 @@ def _fit_heads(model: nn.Module, state: Mapping[str, Tensor]) -> None:
             model.set_submodule(name, fitting.to(module.weight))
 
 
-def _own(name: str, pretrained: bool) -> nn.Module:
-    if name not in NETWORKS:
-        raise ModelError(f"a model is written as {FORMS}; got {name!r}")
-    if pretrained:
-        raise ModelError(f"{name}: has no pretrained weights; pass weights=, the folder of its run, or weights='none'")
-    return build(name, len(embedded.classes()))
-
-
-def _torchvision(name: str, pretrained: bool) -> nn.Module:
-    models = needed("torchvision.models", f"torchvision:{name}", "models", ModelError)
-    name, _, version = name.partition(":")
-    if name not in models.list_models(module=models):
-        raise unknown_name("torchvision model", name, models.list_models(module=models))
-    versions = models.get_model_weights(name).__members__
-    if version and version not in versions:
-        raise unknown_name(f"weights of torchvision:{name}", version, versions)
-    wanted = (version or "DEFAULT") if pretrained else None
-    return _fetched(f"torchvision:{name}", lambda: models.get_model(name, weights=wanted))
-
-
-def _timm(name: str, pretrained: bool) -> nn.Module:
-    timm = needed("timm", f"timm:{name}", "models", ModelError)
-    if not timm.is_model(name.partition(".")[0]):
-        raise unknown_name("timm model", name, timm.list_models())
-    return _fetched(f"timm:{name}", lambda: timm.create_model(name, pretrained=pretrained))
-
-
-def _embedded(benchmark: str, name: str, pretrained: bool) -> nn.Module:
-    if name not in embedded.NETWORKS[benchmark]:
-        raise unknown_name("embedded network", name, embedded.NETWORKS[benchmark])
-    model = small_resnet() if benchmark == "cifar6" else MobileNetV2()
-    weights = embedded.HOME / benchmark / f"{name}.safetensors"
-    return _load_state(model, unpacked(read_weights(weights)), weights) if pretrained else model
-
-
-def _from_file(script: Script) -> nn.Module:
-    try:
-        model = script.make(nn.Module)
-    except ScriptError as error:
-        raise ModelError(str(error)) from error
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"{script} must return an nn.Module, got {type(model).__name__}")
-    return model
-
-
-def _fetched(what: str, make: Callable[[], nn.Module]) -> nn.Module:
-    try:
-        return make()
-    except OSError as error:
-        raise ModelError(
-            f"{what}: its pretrained weights could not be downloaded ({error}); pass a file as weights=, or weights='none'"
-        ) from error
-
-
 # Run folders
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a weights file says of its network; empty if it was not written by `idness train`."""
+    """The metadata of a weights file; empty if it was not written by `idness train`."""
 
     architecture: str = ""
     class_names: tuple[str, ...] = ()
@@ -270,7 +239,7 @@ class Facts:
 
 
 def facts_of(weights: str | Path | None) -> Facts:
-    """Read what a weights file says of its network."""
+    """Read the metadata of a weights file."""
     file = Path(weights or "")
     if file.suffix != ".safetensors" or not file.is_file():
         return Facts()
@@ -305,9 +274,7 @@ def trained_on(weights: str | Path | None) -> NDArray[np.uint8] | None:
         return None
     try:
         found: NDArray[np.uint8] = load_arrays(file)[DIGESTS]
-        if found.dtype != np.uint8 or found.ndim != 2 or found.shape[1] != EXACT:
-            raise ValueError(f"{DIGESTS} must be (N, {EXACT}) bytes, got {found.dtype} {found.shape}")
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError) as error:
         raise ModelError(
             f"{file}: is damaged ({shorten(str(error), 200)}); delete it to continue without the check for training images"
         ) from error

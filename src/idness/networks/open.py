@@ -105,8 +105,6 @@ class Network:
     @property
     def batch(self) -> int:
         """The batch size."""
-        if self.engine is not None:
-            return self.engine.batch
         return batch_for(self.size or (None if self.how is None else self.how.size) or (1, 1))
 
     @property
@@ -199,7 +197,18 @@ def open_network(
     guess = known or Preprocessing().of_channels(channels)
     part, sample = (None, None) if images is None else read_sample(images, guess, SAMPLE, workers=workers)
     example = example_for(guess) if sample is None else guess.normalize(sample.pixels)
-    split = _split(loaded, options, spec, known, example, sampled=sample is not None)
+    try:
+        split = SplitModel(loaded, options.layer, example=example, multi_label=options.multi_label)
+    except ModelError as error:
+        name, taken = spec or type(loaded).__name__, input_channels(loaded)
+        if known is None and sample is not None:
+            raise _unknown(name, f"; without any, {error}") from error
+        if known is not None and taken not in (None, known.channels):
+            raise ModelError(
+                f"{name}: takes images of {taken} channels, mean and std have {known.channels} numbers;"
+                " pass preprocessing= with one number per channel"
+            ) from error
+        raise
     split.free_layout(weights=bool(spec))
     precision = choose_precision(options.precision, split, None if sample is None else example)
     given = tuple(options.class_names)
@@ -217,12 +226,11 @@ def open_network(
     network = replace(network, how=guess, size=sample.pixels.shape[1:3])
     if split.runner is not None:
         network = replace(network, engine=split.runner.prepare(split, as_input(loaded, example)))
-    unsure = ""
     if names is None:
-        network, unsure = _named(network, images.source, part, sample)
+        network = replace(network, class_names=_folder_names(network, images.source, part, sample))
     doubt = known.suspicion(sample.pixels) if known is not None else _assumption(network, part, sample)
-    for text in filter(None, (unsure, doubt)):
-        warnings.warn(text, IdnessWarning, stacklevel=2)
+    if doubt:
+        warnings.warn(doubt, IdnessWarning, stacklevel=2)
     return network
 
 
@@ -239,48 +247,23 @@ def input_channels(model: nn.Module) -> int | None:
     return None if first is None else first.in_channels
 
 
-def _split(
-    model: nn.Module,
-    options: ModelOptions,
-    spec: str,
-    known: Preprocessing | None,
-    example: Tensor | None,
-    *,
-    sampled: bool,
-) -> SplitModel:
-    try:
-        return SplitModel(model, options.layer, example=example, multi_label=options.multi_label)
-    except ModelError as error:
-        name, taken = spec or type(model).__name__, input_channels(model)
-        if known is None and sampled:
-            raise _unknown(name, f"; without any, {error}") from error
-        if known is not None and taken not in (None, known.channels):
-            raise ModelError(
-                f"{name}: takes images of {taken} channels, mean and std have {known.channels} numbers;"
-                " pass preprocessing= with one number per channel"
-            ) from error
-        raise
-
-
-def _named(network: Network, source: str, images: ImageSet, sample: Batch) -> tuple[Network, str]:
-    """Name the classes after a labelled data set if the network's predictions agree with it, and return what to warn of."""
-    classes, names = network.split.classes, images.classes
-    if images.labels is None or len(names) != classes:
-        return network, ""
+def _folder_names(network: Network, source: str, images: ImageSet, sample: Batch) -> tuple[str, ...] | None:
+    """Return the class names of a labelled data set in the order of the outputs, if the network's predictions agree with them."""
+    classes, names, count = network.split.classes, images.classes, len(sample.pixels)
     places = np.array(places_of(names, None, classes) or [], np.int64)
-    if sorted(places) != list(range(classes)):
-        return network, ""
+    if images.labels is None or len(names) != classes or sorted(places) != list(range(classes)):
+        return None
     right = int((places[images.labels[sample.index]] == network.predict(sample.pixels)).sum())
-    count = len(sample.pixels)
     if by_chance(right, count, classes):
-        return network, ""
-    named = replace(network, class_names=tuple(names[number] for number in np.argsort(places)))
-    if right >= FEW_RIGHT * count:
-        return named, ""
-    return named, (
-        f"{source}: the network predicts the folder's class for only {right} of {count} images; if the classes are in another"
-        " order, pass class_names= in the order of the network's outputs"
-    )
+        return None
+    if right < FEW_RIGHT * count:
+        warnings.warn(
+            f"{source}: the network predicts the folder's class for only {right} of {count} images; if the classes are in another"
+            " order, pass class_names= in the order of the network's outputs",
+            IdnessWarning,
+            stacklevel=3,
+        )
+    return tuple(names[number] for number in np.argsort(places))
 
 
 def _assumption(network: Network, images: ImageSet, sample: Batch) -> str:
@@ -382,9 +365,9 @@ def class_names_for(model: nn.Module, spec: str, classes: int) -> tuple[str, ...
 
 
 def _published(model: nn.Module, spec: str) -> tuple[str, ...] | None:
-    if embedded.owns(spec):
-        return embedded.classes(spec.partition(":")[0])
     kind, _, name = spec.partition(":")
+    if embedded.owns(spec):
+        return embedded.classes(kind)
     if kind == "torchvision":
         models = needed("torchvision.models", spec, "models", ModelError)
         entry = next(iter(models.get_model_weights(name.partition(":")[0])), None)
@@ -392,12 +375,11 @@ def _published(model: nn.Module, spec: str) -> tuple[str, ...] | None:
     if kind == "timm" or hasattr(model, "pretrained_cfg"):
         data = needed("timm.data", type(model).__name__, "models", ModelError)
         subset = data.infer_imagenet_subset(model)
-        info = None if subset is None else data.ImageNetInfo(subset)
-        if info is None:
+        if subset is None:
             return None
+        info = data.ImageNetInfo(subset)
         # Folders of the usual thousand classes are known by their numbers anyway, and words are easier to read.
-        named = info.label_descriptions() if info.num_classes() == len(imagenet_classes()) else info.label_names()
-        return tuple(named)
+        return tuple(info.label_descriptions() if info.num_classes() == 1000 else info.label_names())
     labels = getattr(getattr(model, "config", None), "id2label", None)
     if isinstance(labels, Mapping) and sorted(labels) == list(range(len(labels))):
         listed = tuple(str(labels[number]) for number in range(len(labels)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
@@ -22,7 +22,6 @@ from idness.networks.head_search import (
     Step,
     check_layer,
     is_function,
-    parts_of,
     probe,
     recorded,
     search_head,
@@ -89,7 +88,7 @@ class SplitModel:
             if layer is None:
                 raise
             # The first batch shows whether the layer's output is the network's.
-            self._recipe = Recipe(parts_of(layer))
+            self._recipe = Recipe(dict.fromkeys(layer.split("+"), 1.0))
             steps = self._weights()
         self._sizes = steps[0].weight.shape[0], sum(step.weight.shape[1] for step in steps)
 
@@ -146,10 +145,6 @@ class SplitModel:
         other._layout, other._moves_weights = torch.preserve_format, False
         return other
 
-    def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features and logits of images as the network takes them, in the mode that it is in."""
-        return self._checked(images, "fp32")
-
     def run(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return features and logits by the unchanged network, whatever the engine."""
         with inference(self.model):
@@ -164,32 +159,7 @@ class SplitModel:
         if self.runner is not None and precision == "fp32":
             return Activations(*self.runner.run(self, as_input(self.model, images)))
         with inference(self.model):
-            return Activations(*self._checked(self._laid_out(images), precision))
-
-    def stream(
-        self,
-        loader: Iterable[Any],
-        *,
-        precision: Precision = "fp32",
-        progress: bool = False,
-        edit_with: InputEditor | None = None,
-    ) -> Iterator[Activations]:
-        """Run a loader's batches through the network one at a time, and yield their activations on the CPU.
-
-        Args:
-            loader: yields batches of images, pairs of images and labels, or mappings with `image(s)` and `label(s)`.
-            precision: `bf16` runs the body in bfloat16 and the head in float32.
-            progress: whether to show a progress bar on standard error.
-            edit_with: edits the images for a second pass, as `Detector.input_edit` does.
-        """
-        with show_progress(quiet=not progress) as bar:
-            bar.phase("network", len(loader) if isinstance(loader, Sized) else None)
-            for batch in loader:
-                images, labels = unpack(batch)
-                # Per batch: a generator that is abandoned half-way must not leave the network in another mode.
-                acts = self.split(images, precision=precision, edit_with=edit_with)
-                bar.advance(1)
-                yield replace(acts.to("cpu"), labels=labels)
+            return Activations(*self.look(self._laid_out(images), precision))
 
     def extract(
         self,
@@ -199,8 +169,22 @@ class SplitModel:
         progress: bool = False,
         edit_with: InputEditor | None = None,
     ) -> Activations:
-        """Run a whole loader through the network and return the activations; for the arguments see `stream`."""
-        return Activations.concat(self.stream(loader, precision=precision, progress=progress, edit_with=edit_with))
+        """Run a whole loader through the network and return the activations on the CPU.
+
+        Args:
+            loader: yields batches of images, pairs of images and labels, or mappings with `image(s)` and `label(s)`.
+            precision: `bf16` runs the body in bfloat16 and the head in float32.
+            progress: whether to show a progress bar on standard error.
+            edit_with: edits the images for a second pass, as `Detector.input_edit` does.
+        """
+        parts = []
+        with show_progress(quiet=not progress) as bar:
+            bar.phase("network", len(loader) if isinstance(loader, Sized) else None)
+            for images, labels in map(unpack, loader):
+                acts = self.split(images, precision=precision, edit_with=edit_with)
+                parts.append(replace(acts.to("cpu"), labels=labels))
+                bar.advance(1)
+        return Activations.concat(parts)
 
     def free_layout(self, *, weights: bool) -> None:
         """Choose the memory layout of images by the first batch, and that of the weights if nobody else uses them."""
@@ -216,15 +200,12 @@ class SplitModel:
 
     def _split_twice(self, images: Tensor, precision: Precision, editor: InputEditor) -> Activations:
         seen: list[Activations] = []
-        name = type(editor).__name__
-        if not images.is_floating_point():
-            dtype = str(images.dtype).removeprefix("torch.")
-            raise InputError(f"{name}: images must be floating point to be changed, got {dtype}")
 
         def network(batch: Tensor) -> tuple[Tensor, Tensor]:
             # A copy, as some networks normalise their input in place.
-            features, logits = self._checked(self._laid_out(batch.clone()), precision)
+            features, logits = self.look(self._laid_out(batch.clone()), precision)
             if batch.requires_grad and not logits.requires_grad:
+                name = type(editor).__name__
                 raise ModelError(
                     f"{name}: the network gives no gradient for its images; use a method of one forward pass"
                 )
@@ -237,13 +218,17 @@ class SplitModel:
         plain = seen[0] if seen else self.split(images, precision=precision)
         return replace(plain, edited=self.split(changed, precision=precision))
 
-    def _checked(self, images: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-        """Run the network, and check that its output follows from features and head."""
+    def look(self, images: Tensor, precision: Precision = "fp32") -> tuple[Tensor, Tensor]:
+        """Run the network in the mode that it is in, on images as it takes them, and return features and logits.
+
+        Raises:
+            ModelError: if the network's output does not follow from features and head.
+        """
         if precision not in ("fp32", "bf16"):
             raise InputError(f"SplitModel: precision must be fp32 or bf16, got {precision!r}")
         recipe = self._recipe
         autocast = nullcontext() if precision == "fp32" else torch.autocast(images.device.type, torch.bfloat16)
-        with recorded(self.model, recipe.wanted()) as seen, autocast:
+        with recorded(self.model, recipe.keys()) as seen, autocast:
             output = call(self.model, images)
         steps = recipe.steps(seen, output)
         features, logits = torch.cat([step.features for step in steps], dim=1), recipe.logits(steps)
@@ -258,9 +243,9 @@ class SplitModel:
 
     def _weights(self) -> list[Step]:
         """Return the parts of the head with their present weights."""
-        parts = self._recipe.parts
-        if not any(is_function(part.key) for part in parts):
-            return [Step.of_layer(part.key, self.model.get_submodule(part.key)) for part in parts]
+        keys = self._recipe.keys()
+        if not any(map(is_function, keys)):
+            return [Step.of_layer(key, self.model.get_submodule(key)) for key in keys]
         # Computed weights, as those of a cosine classifier, exist only while the network runs.
         if self._example is None:
             raise ModelError(f"SplitModel: layer {self.layer!r} needs images; pass example=, a batch of them")

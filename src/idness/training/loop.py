@@ -23,7 +23,6 @@ from idness.core.progress import Progress, show_progress
 from idness.core.text import without_folder
 from idness.data import Preprocessing, preprocessing_for
 from idness.networks.architectures import SmallResNet
-from idness.networks.engines import bf16_problem
 from idness.networks.load import DIGESTS, IMAGES, WEIGHTS
 from idness.networks.modules import best_layout
 from idness.networks.split import final_linear
@@ -144,8 +143,6 @@ def make_fabric(precision: str, device: str = "auto") -> Any:
     gpu = device != "cpu" and torch.cuda.is_available()
     if precision == "auto":  # CPUs announce bf16 that makes training slower
         precision = "32-true" if not gpu else "bf16-mixed" if torch.cuda.is_bf16_supported() else "16-mixed"
-    if precision == "bf16-mixed" and not gpu and (problem := bf16_problem()):
-        raise OptionError(f"training: precision bf16-mixed cannot be used on this machine ({problem}); use 32-true")
     world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     if "TORCHELASTIC_RUN_ID" not in os.environ or world == 1:
         return fabric.Fabric(accelerator=device, devices=1, precision=precision)
