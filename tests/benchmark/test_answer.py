@@ -17,15 +17,11 @@ from idness.benchmark.answer import (
     contenders,
     joint_level,
     mark_significance,
-    mean_auroc,
-    ood_weights,
 )
 from idness.benchmark.evaluate import set_metrics
-from idness.benchmark.results import Report
+from idness.benchmark.results import Report, mean_auroc, ood_weights
 from idness.core.errors import StoreError
-from idness.intervals import (
-    compare_auroc,
-)
+from idness.intervals import compare_auroc
 from idness.metrics import fpr_at_id_recall, fpr_at_ood_recall
 from idness.report import write_html
 from tests.measured import bench
@@ -259,4 +255,4 @@ def test_rows_are_level_with_the_best_within_the_joint_reach_of_their_difference
     noise /= noise.std() / 0.02
     values = {"best": 0.10, "level": 0.10 + 2.2 * 0.02, "behind": 0.10 + 2.3 * 0.02}
     drawn = {"best": np.zeros(4_000), "level": noise, "behind": -noise}
-    assert _best_by_fpr(values, drawn) == ("best", ["level"])
+    assert _best_by_fpr(values, drawn) == ["best", "level"]

@@ -8,6 +8,7 @@ import torch
 
 from idness.benchmark.evaluate import Scorer, group_metrics, set_metrics
 from idness.core.types import Activations, Head
+from idness.data import ActivationsSet
 from idness.detectors.detector import Detector, Enhancer
 from idness.detectors.registry import build
 from idness.metrics import NAMES, all_metrics
@@ -24,10 +25,11 @@ class Exchanged(Enhancer):
         return Head(head.weight[order], head.offset[order])
 
 
-def shards(acts: Activations, size: int = 64) -> list[Activations]:
+def shards(acts: Activations, size: int = 64, count: int | None = None) -> ActivationsSet:
     """Cut activations as the store does; each image's hash is its place."""
     places = torch.arange(len(acts)).split(size)
-    return [replace(acts[p], index=p, hashes=p[:, None].to(torch.uint8).expand(-1, 16)) for p in places]
+    cut = [replace(acts[p], index=p, hashes=p[:, None].to(torch.uint8).expand(-1, 16)) for p in places]
+    return ActivationsSet("test", count or len(acts), lambda: cut, role="id_test")
 
 
 def scorer(world: World, **detectors: Detector) -> Scorer:
@@ -37,9 +39,7 @@ def scorer(world: World, **detectors: Detector) -> Scorer:
 
 def test_the_shaped_accuracy_is_that_of_the_edited_network() -> None:
     world = make_world()
-    found = scorer(world, swap=Exchanged(), msp=build("msp"), scale=build("scale")).score(
-        shards(world.test), len(world.test), shaped=True
-    )
+    found = scorer(world, swap=Exchanged(), msp=build("msp"), scale=build("scale")).score(shards(world.test))
     labels = world.test.labels
     assert labels is not None
     right = world.test.logits.argmax(dim=1) == labels
@@ -55,7 +55,7 @@ def test_the_shaped_accuracy_is_that_of_the_edited_network() -> None:
 
 def test_a_set_scored_in_shards_is_the_set_scored_at_once() -> None:
     world = make_world()
-    found = scorer(world, ebo=build("ebo")).score(shards(world.test, 23), 500)
+    found = scorer(world, ebo=build("ebo")).score(shards(world.test, 23, 500))
     assert np.allclose(found.scores["ebo"], torch.logsumexp(world.test.logits, dim=1).numpy(), atol=1e-5)
     assert found.index.tolist() == list(range(len(world.test)))
     assert found.predicted.tolist() == world.test.logits.argmax(dim=1).tolist()

@@ -419,7 +419,8 @@ def test_test_sets_are_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     detector = build("ebo").fit(head)
     tracemalloc.start()
     try:
-        scored = Scorer({"ebo": Choice(detector, "default")}).score(store.shards("whole"), rows_ * shards, shaped=True)
+        source = ActivationsSet("whole", rows_ * shards, lambda: store.shards("whole"), role="id_test")
+        scored = Scorer({"ebo": Choice(detector, "default")}).score(source)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -22,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from idness.activations.extract import collect
 from idness.benchmark.answer import conclude, without_interval
 from idness.benchmark.evaluate import Scorer, SetScores, evaluate, make_sweep, sweep_curves, wrong_images
 from idness.benchmark.extraction import Pass, benchmark_network, run_passes
@@ -30,7 +28,6 @@ from idness.benchmark.protocol import GROUPS, Benchmark, OpenSet, Settings
 from idness.benchmark.results import (
     BenchmarkInfo,
     MethodResult,
-    Metrics,
     ModelInfo,
     Report,
     SetInfo,
@@ -53,6 +50,7 @@ from idness.selection.recommend import MOST, Recommendation, learning_half, reco
 from idness.selection.search import Choice, Row, choose, wanted_rows
 
 NO_IMAGES = "edits the images, and the benchmark has activations instead of images"
+GIVEN = {"asked": "fp32", "used": "fp32", "why": "activations were given"}
 SHOWN = 128
 """Longest side of the images in a report, in pixels."""
 
@@ -129,7 +127,7 @@ class _Run:
             choices |= found
             failed |= reasons
         if not choices:
-            first = next(iter(failed.values()))
+            [first, *_] = failed.values()
             raise DataError(f"benchmark {self.bench.name}: no method could be used; first reason: {first}")
         for step in ("fit", "search"):
             self.time[step] = sum(choice.seconds[step] for choice in choices.values())
@@ -141,16 +139,11 @@ class _Run:
         None if validation data decides between the methods that were named, which `doctor` and `calibrate` do not know.
         """
         validated = any(choice.auroc is not None for choice in choices.values())
-        name = next((name for name in ("id_val", "id_test") if name in self.sets), None)
-        if name is None or (validated and self.settings.methods):
+        if validated and self.settings.methods:
             return None
-        data = self.sets[name].data
-        if not isinstance(data, ImageSet):
-            ids = collect(network, data, name="ID images", limit=2 * MOST, progress=self.progress)
-        else:
-            source = next(source for source in plain.sets if source.name == name)
-            acts = plain.fitted_on.get(name) or source.load(step=-(-len(data) // (2 * MOST)))
-            ids = in_memory("ID images", acts, data, len(data))
+        source = next(source for source in plain.sets if source.role in ("id_val", "id_test"))  # in this order
+        acts = plain.fitted_on.get(source.name) or source.load(step=-(-source.count // (2 * MOST)))
+        ids = in_memory("ID images", acts, source.images, source.count)
         part, _ = learning_half(ids)
         if len(part.acts) < 2:
             return None
@@ -167,24 +160,12 @@ class _Run:
         self.progress.phase("scores", sum(len(each.sets) for each in passes))
         scored: dict[str, SetScores] = {}
         for each in passes:
-            scorer = Scorer(
-                {row: choice for row, choice in choices.items() if row in each.rows}, sweep if each is first else None
-            )
+            own = {row: choice for row, choice in choices.items() if row in each.rows}
+            scorer = Scorer(own, sweep if each is first else None)
             for source in each.sets:
-                tested = source.role in ("id_test", *GROUPS)
-                if source.role == "id_train":
-                    found = SetScores.of_loaded(source)
-                else:
-                    found = scorer.score(source.shards(), source.count, shaped=source.role == "id_test", sweep=tested)
-                if not len(found.index):
-                    raise DataError(
-                        f"{source.name}: none of its images can be used; first reason: {found.skipped[0][1]}"
-                    )
-                found.given_digest = source.sha256
+                found = scorer.score(source)
                 scored.setdefault(source.name, found).scores |= found.scores  # later passes add their scores
                 self.progress.advance(1)
-            for row, seconds in scorer.seconds.items():
-                choices[row].seconds["score"] = seconds
         self.time["score"] = time.perf_counter() - start
         return scored
 
@@ -203,16 +184,28 @@ class _Run:
             text = check_accuracy("id_test", id_test.labels, id_test.predicted, info.classes, any_accuracy=any_accuracy)
             if text:
                 self.warn(text)
-        groups: dict[str, dict[str, SetScores]] = {}
-        for role in GROUPS:
-            found = {name: scores for name, scores in scored.items() if self.sets[name].role == role}
-            groups |= {role: found} if found else {}
+        by_role = {role: {name: scored[name] for name in scored if self.sets[name].role == role} for role in GROUPS}
+        groups = {role: found for role, found in by_role.items() if found}
         metrics = evaluate(id_test, groups, self.settings.recall, self.settings.seed)
         methods = {
-            row: _method_result(choice, id_test.shaped_accuracy(row), *metrics[row]) for row, choice in choices.items()
+            row: MethodResult(
+                method=choice.detector.name,
+                label=choice.detector.label(),
+                about=choice.detector.summary(),
+                options=choice.detector.options(),
+                chosen_by=choice.chosen_by,
+                validation_auroc=choice.auroc,
+                tried=[Trial(options=options, auroc=value) for options, value in choice.tried],
+                dropped=choice.dropped,
+                id_accuracy_shaped=id_test.shaped_accuracy(row),
+                seconds=choice.seconds,
+                sets=metrics[row][0],
+                groups=metrics[row][1],
+            )
+            for row, choice in choices.items()
         }
         wrong = wrong_images(id_test, groups, self._item)
-        precision = {"asked": "fp32", "used": "fp32", "why": "activations were given"}
+        engine = None if network is None else network.engine
         report = Report(
             benchmark=BenchmarkInfo(
                 name=self.bench.name,
@@ -222,8 +215,8 @@ class _Run:
             ),
             model=info,
             preprocessing={} if network is None or network.how is None else network.how.to_dict(),
-            precision=precision if network is None else asdict(network.precision),
-            engine={} if network is None or network.engine is None else asdict(network.engine),
+            precision=GIVEN if network is None else asdict(network.precision),
+            engine={} if engine is None else asdict(engine),
             sets={name: self._set_info(name, found) for name, found in scored.items()},
             id_accuracy=id_test.accuracy,
             methods=methods,
@@ -231,12 +224,18 @@ class _Run:
             recall=self.settings.recall,
             advised="" if advice is None else advice.row,
             advised_why="" if advice is None else advice.why,
-            sweep=sweep_curves(id_test, groups, methods["ebo"].groups if "ebo" in methods else None),
+            sweep=sweep_curves(id_test, groups, methods["ebo"].groups if "ebo" in methods else {}),
             wrong=wrong,
             duplicates=duplicates(scored, self.sets),
             provenance=provenance(self.settings.command, self.settings.seed),
         )
-        report.attach(_arrays(scored), self._thumbnails(wrong))
+        arrays: dict[str, Any] = {}
+        for name, found in scored.items():
+            if name != "id_train":
+                arrays |= {f"scores/{row}/{name}": scores for row, scores in found.scores.items()}
+                arrays |= {f"index/{name}": found.index, f"predicted/{name}": found.predicted}
+                arrays |= {} if found.labels is None else {f"labels/{name}": found.labels}
+        report.attach(arrays, self._thumbnails(wrong))
         conclude(report)
         self._warn_of_results(report)
         self.time["score"] += time.perf_counter() - start
@@ -289,39 +288,6 @@ class _Run:
         return found
 
 
-def _method_result(
-    choice: Choice, shaped: float | None, by_set: dict[str, Metrics], by_group: dict[str, Metrics]
-) -> MethodResult:
-    detector = choice.detector
-    return MethodResult(
-        method=detector.name,
-        label=detector.label(),
-        about=detector.summary(),
-        options=detector.options(),
-        chosen_by=choice.chosen_by,
-        validation_auroc=choice.auroc,
-        tried=[Trial(options=options, auroc=value) for options, value in choice.tried],
-        dropped=choice.dropped,
-        id_accuracy_shaped=shaped,
-        seconds=choice.seconds,
-        sets=by_set,
-        groups=by_group,
-    )
-
-
-def _arrays(scored: Mapping[str, SetScores]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of the scores file by name."""
-    arrays: dict[str, NDArray[Any]] = {}
-    for name, found in scored.items():
-        if name == "id_train":
-            continue
-        arrays |= {f"scores/{row}/{name}": scores for row, scores in found.scores.items()}
-        arrays |= {f"index/{name}": found.index, f"predicted/{name}": found.predicted}
-        if found.labels is not None:
-            arrays[f"labels/{name}"] = found.labels
-    return {name: np.asarray(array) for name, array in arrays.items()}
-
-
 def duplicates(scored: Mapping[str, SetScores], sets: Mapping[str, OpenSet]) -> list[dict[str, Any]]:
     """Count repeated images and near-duplicates, within a test set or where they must not be.
 
@@ -364,13 +330,11 @@ def provenance(command: str, seed: int) -> dict[str, Any]:
 
 def peak_memory() -> int:
     """Return the peak memory of this process in bytes; 0 if the system does not report it."""
-    if sys.platform == "darwin":
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    status = Path("/proc/self/status")
+    if status.is_file():  # on Linux, getrusage starts with the memory of the parent process
+        return 1024 * int(status.read_text().partition("VmHWM:")[2].split()[0])
     try:
-        # On Linux, getrusage starts with the memory of the parent process.
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration):
+        import resource
+    except ImportError:  # Windows
         return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from html import escape
@@ -17,7 +17,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from idness.core.files import atomic_write
 
@@ -222,15 +222,18 @@ def headline(ax: Any, title: str, *, x: str = "", y: str = "", at_top: bool = Fa
     return ax
 
 
-def two_histograms(
-    ax: Any, first: ArrayLike, second: ArrayLike, labels: tuple[str, str], *, bins: int | None = None
-) -> Any:
+def shared_bins(sides: Sequence[NDArray[Any]], count: int) -> NDArray[Any]:
+    """Return the edges of common bins; the outer percent on either side would squeeze the rest into a few of them."""
+    lows, highs = zip(*(np.percentile(side, [1, 99]) for side in sides), strict=True)
+    low, high = float(min(lows)), float(max(highs))
+    alike = high - low <= 1e-12 * max(abs(low), abs(high))
+    return np.linspace(low, low + max(1.0, 0.001 * abs(low)) if alike else high, count + 1)
+
+
+def two_histograms(ax: Any, first: ArrayLike, second: ArrayLike, labels: tuple[str, str]) -> Any:
     """Draw ID and OOD values as histograms over common bins: ID plain and blue, OOD hatched and orange."""
     sides = [np.asarray(first, float), np.asarray(second, float)]
-    # The outer half percent on either side would squeeze the rest into a few bins.
-    low, high = np.percentile(np.concatenate(sides), [0.5, 99.5])
-    bins = bins or int(np.clip(np.sqrt(min(map(len, sides))), 12, 50))
-    edges = np.linspace(low, high if high > low else low + 1.0, bins + 1)
+    edges = shared_bins(sides, int(np.clip(np.sqrt(min(map(len, sides))), 12, 50)))
     looks = ((ID_COLOUR, "", LINES[0]), (OOD_COLOUR, "////", LINES[1]))
     with house_style():
         for values, label, (colour, hatch, line) in zip(sides, labels, looks, strict=True):
