@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -10,7 +11,6 @@ from idness.benchmark.results import Answer, Report, Rival, best_first, ood_weig
 from idness.core.errors import IdnessError
 from idness.core.options import plain
 from idness.core.text import duration, listed, percentage, points, shorten
-from idness.detectors.detector import Detector
 from idness.detectors.registry import find
 from idness.intervals import (
     Ranks,
@@ -51,7 +51,7 @@ def answer(report: Report) -> Answer:
     found = {row: row_ranks(report, row, weights) for row in best_first(report)}
     best, rivals = rivals_of_best(found, contenders(report))
     leading = [best, *(rival.row for rival in rivals if rival.tie)]
-    use = _chosen(report) or _simplest(report, leading)
+    use = _chosen(report) or best
     result = Answer(
         kind="clear" if len(leading) == 1 else "tie",
         use=use,
@@ -176,21 +176,6 @@ def _chosen(report: Report) -> str | None:
     return chosen_row({row: found.validation_auroc for row, found in report.methods.items()})
 
 
-def _simplest(report: Report, rows: list[str]) -> str:
-    """Choose among tied methods: one without training images, if possible also without options to choose."""
-    plain = [row for row in rows if not getattr(_class(report, row), "needs_train", True)]
-    fixed = [row for row in plain if len(report.methods[row].tried) < 2]
-    return [*fixed, *plain, *rows][0]
-
-
-def _class(report: Report, row: str) -> type[Detector] | None:
-    """Return the class of a method; None if it is not a registered one."""
-    try:
-        return find(report.methods[row].method)[0]
-    except IdnessError:
-        return None
-
-
 def _sentence(report: Report, found: Answer) -> str:
     def named(row: str) -> str:
         options = setting(report, row)
@@ -208,9 +193,8 @@ def _sentence(report: Report, found: Answer) -> str:
     if found.kind == "tie":
         others = [f"{shorten(row)} ({value(row)})" for row in (best, *found.ties) if row != use]
         some = others if len(others) <= 4 else [*others[:3], f"{len(others) - 3} more"]
-        simple = " It needs no training images" + (" and no options." if len(report.methods[use].tried) < 2 else ".")
         word = "better than" if use == best else "different from"
-        return f"{start} Not significantly {word} {listed(some)}.{'' if use == best or _chosen(report) else simple}"
+        return f"{start} Not significantly {word} {listed(some)}."
     rival = found.rivals[0] if use == best else next(rival for rival in found.rivals if rival.row == use)
     low, high = percentage(rival.lead.low), percentage(rival.lead.high)
     lead = f"{percentage(rival.lead.value)} points (95 % interval {low} to {high})"
@@ -270,14 +254,13 @@ def _choice(report: Report) -> str:
 
 def _cost(report: Report, row: str) -> str:
     """Return what a score costs beside the network's own pass."""
-    found, method = report.methods[row], _class(report, row)
-    passes = (method.forward_passes - 1, method.backward_passes) if method else (0, 0)
-    more = [
-        f"{count} more {name} pass{'es' if count > 1 else ''} of the network"
-        for count, name in zip(passes, ("forward", "backward"), strict=True)
-        if count
-    ]
+    seconds = report.methods[row].seconds
     images = sum(info.images for name, info in report.sets.items() if name == "id_test" or name in ood_weights(report))
-    each = 1000 * found.seconds.get("score", 0.0) / max(images, 1)
-    fit = f"; {duration(found.seconds.get('fit', 0.0))} to fit" if method and method.needs_train else ""
-    return f"Cost: {listed([*more, f'{each:.2g} ms per image'])}{fit}."
+    parts, fit = [f"{1000 * seconds.get('score', 0.0) / max(images, 1):.2g} ms per image"], ""
+    with suppress(IdnessError):  # a class of the user is not registered
+        method = find(report.methods[row].method)[0]
+        passes = {"forward": method.forward_passes - 1, "backward": method.backward_passes}
+        more = [f"{n} more {name} pass{'es' if n > 1 else ''} of the network" for name, n in passes.items() if n]
+        parts = [*more, *parts]
+        fit = f"; {duration(seconds.get('fit', 0.0))} to fit" if method.needs_train else ""
+    return f"Cost: {listed(parts)}{fit}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -240,15 +240,14 @@ def _notes(runs: Runs, rows: Sequence[str]) -> list[str]:
     return notes
 
 
-def _name_of(path: Path, taken: Mapping[str, list[Report]]) -> str:
+def _name_of(path: Path, taken: Collection[str]) -> str:
     """Return the name of a folder without its seed; if it is taken and has no seed, with its parents."""
     folder = (path.parent if path.suffix == ".json" else path).resolve()
     plain = _SEED.sub("", folder.name)
     if plain != folder.name:
         return plain or folder.parent.name
-    name, parts = folder.name, list(folder.parts[1:-1])
-    while name in taken and parts:
-        name = f"{parts.pop()}/{name}"
-    if name in taken:
-        raise OptionError(f"compare: {name} is given twice; name the results: a={path} b=...")
-    return name
+    for start in range(len(folder.parts) - 1, 0, -1):
+        name = "/".join(folder.parts[start:])
+        if name not in taken:
+            return name
+    raise OptionError(f"compare: {folder.name} is given twice; name the results: a={path} b=...")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,12 +13,12 @@ from idness.benchmark.results import Metrics, Sweep, Wrong
 from idness.core.errors import DataError
 from idness.core.files import sha256_of
 from idness.core.types import Activations, Head
-from idness.data import ActivationsSet
+from idness.data import ActivationsSet, ImageSet
 from idness.data.duplicates import DIGEST, EXACT
 from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
 from idness.detectors.kernels import sharing
 from idness.intervals import mean_auroc_interval, mean_fpr_interval, ranks
-from idness.metrics import FPRS, NAMES, SELECTIVE, Array, accepted_accuracy, all_metrics, aurc, auroc
+from idness.metrics import FPRS, Array, accepted_accuracy, all_metrics, aurc, auroc
 from idness.selection.search import Choice
 
 PERCENTILES = (0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0, 99.0)
@@ -37,6 +37,8 @@ class SetScores:
     scores: dict[str, Array]
     index: Array
     digests: Array
+    role: str = ""
+    images: ImageSet | None = None
     sha256: str = ""
     skipped: list[tuple[int, str]] = field(default_factory=list)
     swept: dict[Swept, Array] = field(default_factory=dict)
@@ -47,6 +49,10 @@ class SetScores:
     def __post_init__(self) -> None:
         """Set the hash of the images in order, unless that of a file of activations is given."""
         self.sha256 = self.sha256 or sha256_of(self.digests[:, :EXACT].tobytes())
+
+    def item(self, index: int) -> str:
+        """The name of an image."""
+        return str(index) if self.images is None else self.images.item(index)
 
     @property
     def accuracy(self) -> float | None:
@@ -75,7 +81,8 @@ class Scorer:
         if source.role == "id_train" and source.index is not None and source.hashes is not None:  # loaded before
             known = len(source.index)
             digests[:known, : source.hashes.shape[1]] = source.hashes
-            return SetScores({}, source.index.numpy(), digests[:known], source.sha256, source.skipped)
+            index, hashes = source.index.numpy(), digests[:known]
+            return SetScores({}, index, hashes, source.role, source.images, source.sha256, source.skipped)
         # All memory is allocated before the first shard, so that it is not fragmented.
         keys: list[str | Swept] = [*self.choices, *swept]
         scores = {key: np.empty(count, np.float32) for key in keys}
@@ -105,6 +112,8 @@ class Scorer:
             scores={row: cut[row] for row in self.choices},
             index=index[:end],
             digests=digests[:end],
+            role=source.role,
+            images=source.images,
             sha256=source.sha256,
             skipped=skipped,
             swept={key: cut[key] for key in swept},
@@ -157,39 +166,30 @@ def evaluate(
     for row, ids in id_test.scores.items():
         by_set, by_group = dict[str, Metrics](), dict[str, Metrics]()
         for group, sets in groups.items():
-            oods = {name: found.scores[row] for name, found in sets.items()}
-            parts = {name: set_metrics(ids, scores, recall, seed, correct) for name, scores in oods.items()}
-            by_set |= parts
-            by_group[group] = group_metrics(ids, list(oods.values()), list(parts.values()), recall, seed)
+            oods = [found.scores[row] for found in sets.values()]
+            values = [all_metrics(ids, scores, recall) for scores in oods]
+            if correct is not None:
+                for found, scores in zip(values, oods, strict=True):
+                    found["aurc"] = aurc(ids, correct, scores)
+                    found["accepted_accuracy"] = accepted_accuracy(ids, correct, scores, recall)
+            for name, scores, found in zip(sets, oods, values, strict=True):
+                by_set[name] = mean_metrics(ids, [scores], [found], recall, seed)
+            by_group[group] = mean_metrics(ids, oods, values, recall, seed)
         results[row] = (by_set, by_group)
     return results
 
 
-def set_metrics(ids: Array, oods: Array, recall: float = 0.95, seed: int = 0, correct: Array | None = None) -> Metrics:
-    """Return the metrics of one OOD set and the intervals of three of them; `correct` are the correct predictions, if known."""
-    found = Metrics(**all_metrics(ids, oods, recall), intervals=_intervals(ids, [oods], recall, seed), marks={})
-    if correct is not None:
-        found.aurc = aurc(ids, correct, oods)
-        found.accepted_accuracy = accepted_accuracy(ids, correct, oods, recall)
-    return found
-
-
-def group_metrics(
-    ids: Array, oods: Sequence[Array], parts: Sequence[Metrics], recall: float = 0.95, seed: int = 0
+def mean_metrics(
+    ids: Array, oods: Sequence[Array], values: Sequence[Mapping[str, float]], recall: float = 0.95, seed: int = 0
 ) -> Metrics:
-    """Return the means over the sets of a group, `parts`, with intervals of the means."""
-    known = NAMES if parts[0].aurc is None else (*NAMES, *SELECTIVE)
-    means = {name: float(np.mean([getattr(part, name) for part in parts])) for name in known}
-    return Metrics(**means, intervals=_intervals(ids, oods, recall, seed), marks={})
-
-
-def _intervals(ids: Array, oods: Sequence[Array], recall: float, seed: int) -> dict[str, tuple[float, float]]:
-    found: dict[str, tuple[float, float]] = {"auroc": mean_auroc_interval(ranks(ids, oods))}
+    """Return the means of the values of some OOD sets, and the intervals of three of them."""
+    means = {name: float(np.mean([found[name] for found in values])) for name in values[0]}
+    intervals: dict[str, tuple[float, float]] = {"auroc": mean_auroc_interval(ranks(ids, oods))}
     for convention in FPRS:
         interval = mean_fpr_interval(convention, ids, oods, recall, seed=seed)
         if interval is not None:
-            found[convention] = interval
-    return found
+            intervals[convention] = interval
+    return Metrics(**means, intervals=intervals, marks={})
 
 
 def sweep_curves(id_test: SetScores, groups: Groups, ebo: Mapping[str, Metrics]) -> Sweep | None:
@@ -205,13 +205,8 @@ def sweep_curves(id_test: SetScores, groups: Groups, ebo: Mapping[str, Metrics])
     return Sweep(percentiles=list(PERCENTILES), auroc=curves, ebo=plain)
 
 
-def wrong_images(
-    id_test: SetScores, groups: Groups, item: Callable[[str, int], str]
-) -> dict[str, dict[str, list[Wrong]]]:
-    """Return for every method the ID images with the lowest scores and, by group, the OOD images with the highest.
-
-    `item` returns the name of an image by set and index.
-    """
+def wrong_images(id_test: SetScores, groups: Groups) -> dict[str, dict[str, list[Wrong]]]:
+    """Return for every method the ID images with the lowest scores and, by group, the OOD images with the highest."""
 
     def worst(row: str, sets: Mapping[str, SetScores], *, highest: bool) -> list[Wrong]:
         found = []
@@ -220,7 +215,7 @@ def wrong_images(
             for place in np.argsort(-scores if highest else scores, kind="stable")[:WORST]:
                 index, label = int(scored.index[place]), None if scored.labels is None else int(scored.labels[place])
                 score, predicted = float(scores[place]), int(scored.predicted[place])
-                named = item(name, index)
+                named = scored.item(index)
                 found.append(Wrong(set=name, index=index, item=named, score=score, label=label, predicted=predicted))
         return sorted(found, key=lambda entry: entry.score, reverse=highest)[:WORST]
 

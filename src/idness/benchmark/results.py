@@ -347,10 +347,6 @@ class ScoreArrays:
         """Return the labels of a set, or None if they are unknown."""
         return self._get(f"labels/{name}") if f"labels/{name}" in self.arrays else None
 
-    def predicted(self, name: str) -> NDArray[np.int64]:
-        """Return the class that the plain network predicts for each image."""
-        return self._get(f"predicted/{name}")
-
     def _get(self, name: str) -> NDArray[Any]:
         if name not in self.arrays:
             raise unknown_name("entry of the scores file", name, self.arrays)
@@ -388,19 +384,20 @@ def best_first(report: Report) -> list[str]:
 
 def describe_duplicates(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return `Report.duplicates` in words, near-duplicates within several sets in one line."""
-    lines, within = [], {}
+    lines, within = [], []
     for pair in pairs:
-        names, same, near = list(map(shorten, pair["sets"])), pair["images"], pair.get("near", 0)
+        names, same, near, parts = list(map(shorten, pair["sets"])), pair["images"], pair.get("near", 0), []
         alone = len(names) == 1
         if same:
             where = f"again in {names[0]}" if alone else f"in both {' and '.join(names)}"
-            lines.append(f"{same} {'image occurs' if same == 1 else 'images occur'} {where}")
-        if near and alone:
-            within[names[0]] = near
+            parts.append(f"{same} {'image occurs' if same == 1 else 'images occur'} {where}")
+        if near and alone and not same:
+            within.append(f"{names[0]} ({near})")
         elif near:
-            lines.append(f"{near} near-duplicate{'' if near == 1 else 's'} between {' and '.join(names)}")
-    counts = [f"{name} ({near})" for name, near in within.items()]
-    return [*lines, f"near-duplicates within {', '.join(counts)}"] if counts else lines
+            where = f"within {names[0]}" if alone else f"between {' and '.join(names)}"
+            parts.append(f"{near} near-duplicate{'' if near == 1 else 's'} {where}")
+        lines += ["; ".join(parts)] if parts else []
+    return [*lines, f"near-duplicates within {', '.join(within)}"] if within else lines
 
 
 def results_folder(path: str | os.PathLike[str], *, force: bool = False) -> OutputFolder:

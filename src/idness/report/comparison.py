@@ -59,15 +59,8 @@ def to_html(comparison: Comparison) -> str:
             "id": metric,
             "title": title(metric, recall),
             "meaning": sentence(meaning(metric, recall)),
-            "blocks": [
-                {
-                    "kind": block.kind,
-                    "name": sentence(_where(block)) if block.kind == "group" else _where(block),
-                    "table": _table(comparison, block),
-                }
-                for block in comparison.blocks
-                if block.metric == metric
-            ],
+            "groups": tables(comparison, [metric], ["group"]),
+            "sets": tables(comparison, [metric], ["set"]),
         }
         for metric in dict.fromkeys(block.metric for block in comparison.blocks)
     ]
@@ -85,10 +78,6 @@ def to_html(comparison: Comparison) -> str:
 def write(comparison: Comparison, folder: str | os.PathLike[str]) -> list[Path]:
     """Write `compare.md` and `compare.html` into a folder."""
     return OutputFolder.of(folder).write({"compare.md": to_markdown(comparison), "compare.html": to_html(comparison)})
-
-
-def _where(block: Block) -> str:
-    return f"{shorten(block.name)} OOD" if block.kind == "group" else shorten(block.name)
 
 
 def _table(comparison: Comparison, block: Block) -> Table:
@@ -111,4 +100,5 @@ def _table(comparison: Comparison, block: Block) -> Table:
             cells.append(Cell(text, change.verdict, interval and f" [{interval}]", interval, sort, hint))
         rows.append(cells)
     headings = [Heading("method", best="ascending", words=True), *(Heading(name, best=best) for name in names)]
-    return Table(f"{title(block.metric, comparison.recall)}, {_where(block)}", headings, rows)
+    where = shorten(block.name) + (" OOD" if block.kind == "group" else "")
+    return Table(f"{title(block.metric, comparison.recall)}, {where}", headings, rows)

@@ -269,16 +269,12 @@ def lowest_shown(values: Sequence[float]) -> float:
 
 
 def _names_beside(ax: Any, found: Sequence[tuple[str, float, float]], bold: Collection[str], floor: float) -> None:
-    """Write names in a column to the right of the axes, in the order of the points, with a thin line to each point."""
+    """Write names in a column to the right of the axes, the best on top, with a thin line to each point."""
     left, right = ax.get_xlim()
     low, high = ax.get_ylim()
-    ordered = sorted(found, key=lambda point: point[2])
-    step = min(0.052, 1.0 / max(len(ordered), 1))
-    middle = np.mean([(max(y, floor) - low) / (high - low) for _, _, y in ordered]) if ordered else 0.5
-    reach = step * (len(ordered) - 1) / 2
-    start = float(np.clip(middle, reach, 1 - reach)) - reach
-    for place, (row, x, y) in enumerate(ordered):
-        height, edge = start + place * step, left + 1.04 * (right - left)
+    step = min(0.052, 1.0 / max(len(found), 1))
+    for place, (row, x, y) in enumerate(sorted(found, key=lambda point: -point[2])):
+        height, edge = 0.5 + ((len(found) - 1) / 2 - place) * step, left + 1.04 * (right - left)
         end = low + height * (high - low)
         ax.plot([x, edge], [max(y, floor), end], color=style.MUTED, linewidth=0.4, clip_on=False, zorder=1)
         name = drawn(row) + (f" {y:.1f}" if y < floor else "")

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -69,7 +69,8 @@ def render(report: Report) -> str:
     groups = report.benchmark.groups
     members = "; ".join(f"{shorten(group)}: {', '.join(map(shorten, names))}" for group, names in groups.items())
     means = f"Means over {len(ood_weights(report))} OOD sets, percent."
-    if report.id_accuracy is not None:
+    labelled = report.id_accuracy is not None
+    if labelled:
         means += f" ID accuracy of the plain network: {percentage(report.id_accuracy)} %."
     return render_page(
         "report.html",
@@ -104,30 +105,9 @@ def render(report: Report) -> str:
         shown_first=[shorten(row) for row in first],
         ridges=[Markup(figures.score_ridges(report, row, f"ridge{index}")) for index, row in enumerate(first)],
         legend=[(shorten(row), _line_sample(mark)) for row, mark in figures.looks(report).items()],
-        rocs=[
-            _svg(
-                figures.roc_curves(report, name),
-                f"roc{index}",
-                f"ROC curves on {shorten(name)}; the AUROCs are in the table by set",
-            )
-            for index, name in enumerate(ood_weights(report))
-        ],
-        tradeoffs=[
-            _svg(
-                figures.tradeoff(report, group),
-                f"tradeoff{index}",
-                f"ID accuracy against AUROC, {shorten(group)} OOD sets",
-            )
-            for index, group in enumerate(groups if report.id_accuracy is not None else ())
-        ],
-        sweeps=[
-            _svg(
-                figures.percentile_sweep(report, group),
-                f"sweep{index}",
-                f"AUROC against the percentile, {shorten(group)} OOD sets",
-            )
-            for index, group in enumerate(groups if report.sweep is not None else ())
-        ],
+        rocs=_svgs(report, figures.roc_curves, ood_weights(report), "ROC curves"),
+        tradeoffs=_svgs(report, figures.tradeoff, groups if labelled else (), "ID accuracy against AUROC"),
+        sweeps=_svgs(report, figures.percentile_sweep, groups if report.sweep else (), "AUROC against the percentile"),
         thumbs=[(ids[name], Markup(url), max(images[name].shape) <= TINY) for name, url in urls.items()],
         mistakes=[mistakes(report, row, ids) for row in first] if report.wrong else [],
         cost=cost_sentence(report),
@@ -160,6 +140,13 @@ def _svg(ax: Any, prefix: str, alt: str) -> Markup:
     return Markup(svg)  # matplotlib escapes names
 
 
+def _svgs(report: Report, draw: Callable[[Report, str], Any], names: Iterable[str], words: str) -> list[Markup]:
+    return [
+        _svg(draw(report, name), f"{draw.__name__}{index}", f"{words}, {shorten(name)}; the tables have the numbers")
+        for index, name in enumerate(names)
+    ]
+
+
 def _line_sample(mark: style.Mark) -> Markup:
     dashes = "" if isinstance(mark.line, str) else " ".join(f"{2 * part:g}" for part in mark.line[1])
     return Markup(
@@ -184,12 +171,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
 def warnings(report: Report) -> list[str]:
     """Return what a reader must know before relying on the numbers."""
     found = [*report.warnings, *left_out(report.failed)]
-    found += describe_duplicates(report.duplicates)  # not all results warn of them
-    found += [
-        f"{len(item.skipped)} images of {name} were skipped; see Provenance for the reasons"
-        for name, item in report.sets.items()
-        if item.skipped
-    ]
+    found += describe_duplicates(report.duplicates)  # results of 0.1 do not warn of them
     return [shorten(line, 300) for line in dict.fromkeys(found)]
 
 

@@ -60,7 +60,6 @@ _RC: dict[str, Any] = {
     "axes.titleweight": "bold",
     "axes.titlecolor": INK,
     "figure.constrained_layout.use": True,
-    "figure.dpi": 100,
     "figure.facecolor": PAPER,
     # DejaVu comes with matplotlib, so the layout is the same everywhere.
     "font.family": ["DejaVu Sans"],
@@ -159,20 +158,16 @@ def figure_svg(figure: Any, *, alt: str = "", prefix: str = "", adaptive: bool =
         figure: the figure, or axes of it.
         alt: a text alternative.
         prefix: start of every id, so that several figures fit on one page.
-        adaptive: transparent, with text in the page's colour and coordinates rounded to a tenth; otherwise on white.
+        adaptive: transparent, with text in the page's colour; otherwise on white.
     """
     stream = io.StringIO()
     with house_style():
         # A date or version in the file would make two equal runs differ.
-        options: dict[str, Any] = {
-            "metadata": {"Date": None, "Creator": None},
-            "facecolor": "none" if adaptive else PAPER,
-        }
-        figure_of(figure).savefig(stream, format="svg", **options)
+        undated, ground = {"Date": None, "Creator": None}, "none" if adaptive else PAPER
+        figure_of(figure).savefig(stream, format="svg", metadata=undated, facecolor=ground)
     text = _UNUSED.sub("", stream.getvalue())
     text = _FONTS.sub(f"font-family: {FONTS}", text[text.index("<svg") :])
-    decimals = r"(?<=\d\.\d)\d+" if adaptive else r"(?<=\d\.\d\d)\d+"
-    text = _COORDINATES.sub(lambda match: re.sub(decimals, "", match[0]), text)
+    text = _COORDINATES.sub(lambda match: re.sub(r"(?<=\d\.\d)\d+", "", match[0]), text)  # a tenth of a point
     if adaptive:
         text = re.sub(r'<g id="[^"]*">', "<g>", text.replace(INK, "currentColor"))
     if prefix:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from idness.benchmark.answer import setting
-from idness.benchmark.results import TABLES, Metrics, Report, best_first, results_folder
+from idness.benchmark.results import TABLES, Metrics, Report, best_first, ood_weights, results_folder
 from idness.core.errors import OptionError
 from idness.core.text import percentage, shorten
 from idness.metrics import FPRS, LOWER, SELECTIVE, meaning, title
@@ -108,18 +108,14 @@ def markdown(table: Table) -> str:
 
 def markdown_lines(table: Table) -> list[str]:
     """Return the lines of a Markdown table, without its title and notes."""
-    rows = [[f"**{_md(str(cell))}**" if cell.mark in BOLD else _md(str(cell)) for cell in row] for row in table.rows]
     rule = "|".join("---" if heading.words else "--:" for heading in table.headings)
-    first, *rest = (f"| {' | '.join(row)} |" for row in [[_md(str(heading)) for heading in table.headings], *rows])
+    rows = [[_md(str(heading)) for heading in table.headings], *(_texts(row, _md, "**{}**") for row in table.rows)]
+    first, *rest = (f"| {' | '.join(row)} |" for row in rows)
     return [first, f"|{rule}|", *rest]
 
 
 def latex(table: Table) -> str:
     """Return a table as LaTeX, for the packages booktabs and amssymb."""
-    body = [
-        " & ".join(rf"\textbf{{{_tex(str(cell))}}}" if cell.mark in BOLD else _tex(str(cell)) for cell in row) + r" \\"
-        for row in table.rows
-    ]
     caption = " ".join(_tex(text) for text in (f"{table.title}.", *table.notes))
     lines = [
         r"\begin{table}",
@@ -129,7 +125,7 @@ def latex(table: Table) -> str:
         r"\toprule",
         " & ".join(_tex(str(heading)) for heading in table.headings) + r" \\",
         r"\midrule",
-        *body,
+        *(" & ".join(_texts(row, _tex, r"\textbf{{{}}}")) + r" \\" for row in table.rows),
         r"\bottomrule",
         r"\end{tabular}",
         r"\end{table}",
@@ -147,8 +143,12 @@ def rich_table(table: Table) -> RichTable:
         side: Literal["left", "right"] = "left" if heading.words else "right"
         made.add_column(escape(_broken(heading)), justify=side, overflow="fold", no_wrap=place == 0)
     for row in table.rows:
-        made.add_row(*(f"[bold]{escape(str(cell))}[/bold]" if cell.mark in BOLD else escape(str(cell)) for cell in row))
+        made.add_row(*_texts(row, escape, "[bold]{}[/bold]"))
     return made
+
+
+def _texts(row: Sequence[Cell], escape: Callable[[str], str], bold: str) -> list[str]:
+    return [bold.format(escape(str(cell))) if cell.mark in BOLD else escape(str(cell)) for cell in row]
 
 
 def _width(table: Table) -> int:
@@ -197,9 +197,8 @@ def summary(report: Report, fpr: str = "id", *, wide: bool = True) -> Table:
         metrics = [method.groups[group] for method in methods]
         errors = wide or not columns
         columns.append(_column(Heading(f"{shorten(group)}\nAUROC"), _numbers(metrics, "auroc"), errors=errors))
-        columns.append(
-            _column(Heading(f"{shorten(group)}\nFPR", at, "ascending"), _numbers(metrics, name), errors=wide)
-        )
+        heading = Heading(f"{shorten(group)}\nFPR", at, "ascending")
+        columns.append(_column(heading, _numbers(metrics, name), errors=wide))
     accuracy = ""
     if report.id_accuracy is not None:
         accuracy = f" · ID accuracy {percentage(report.id_accuracy)} %"
@@ -210,13 +209,13 @@ def summary(report: Report, fpr: str = "id", *, wide: bool = True) -> Table:
     return _by_method(report, f"{report.benchmark.title} · {report.model.spec}{accuracy}", columns, notes)
 
 
-def by_set(report: Report, metric: str = "auroc", sets: Sequence[str] | None = None, *, errors: bool = False) -> Table:
+def by_set(report: Report, metric: str = "auroc", sets: Sequence[str] | None = None) -> Table:
     """Return the table of one metric by data set, best method first."""
+    methods = [report.methods[row] for row in best_first(report)]
     columns = []
-    for name in _sets(report) if sets is None else sets:
-        metrics = [report.methods[row].sets[name] for row in best_first(report)]
+    for name in ood_weights(report) if sets is None else sets:
         heading = Heading(shorten(name), best="ascending" if metric in LOWER else "descending")
-        columns.append(_column(heading, _numbers(metrics, metric), errors=errors))
+        columns.append(_column(heading, _numbers([method.sets[name] for method in methods], metric), errors=False))
     return _by_method(report, f"{title(metric, report.recall)} by set, percent", columns)
 
 
@@ -260,8 +259,9 @@ def terminal_tables(report: Report, columns: int, fpr: str = "id", *, sets: bool
     """
     main = summary(report, fpr, wide=columns >= WIDE)
     if sets:
-        by_sets = [_cut_by_set(report, metric, max(columns, NARROW)) for metric in ("auroc", fpr_name(fpr))]
-        return [options(report), *(table for tables in by_sets for table in tables), main]
+        room = max(columns, NARROW)
+        by_sets = [*_cut_by_set(report, "auroc", room), *_cut_by_set(report, fpr_name(fpr), room)]
+        return [options(report), *by_sets, main]
     wanted = {*ALWAYS, report.answer.use if report.answer else ""}
     asked = [row[0].text for row in main.rows if row[0].text in wanted]
     room = ROWS - sum(name not in {row[0].text for row in main.rows[:ROWS]} for name in asked)
@@ -290,17 +290,10 @@ def left_out(failed: Mapping[str, str]) -> list[str]:
     return [f"left out: {', '.join(listed)} ({reason})" for reason, listed in reasons.items()]
 
 
-def _sets(report: Report) -> list[str]:
-    return [name for names in report.benchmark.groups.values() for name in names]
-
-
 def _cut_by_set(report: Report, metric: str, room: int) -> list[Table]:
-    """Return one table by set, with intervals if there is room, or several tables if there is no room for all sets."""
-    whole = by_set(report, metric, errors=True)
-    if _width(whole) <= room:
-        return [whole]
+    """Return the table by set, or several tables if there is no room for all sets."""
     parts: list[list[str]] = [[]]
-    for name in _sets(report):
+    for name in ood_weights(report):
         if parts[-1] and _width(by_set(report, metric, [*parts[-1], name])) > room:
             parts.append([])
         parts[-1].append(name)
