@@ -10,14 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from idness.activations.extract import extract
-from idness.activations.store import FeatureStore
 from idness.benchmark.protocol import Settings
 from idness.benchmark.runner import run
-from idness.data import folder_set
 from idness.networks.engines import EngineRunner
 from idness.networks.split import SplitModel
-from tests.activations.test_extract import made, write
 from tests.cli.running import idness
 from tests.pictures import network, world
 
@@ -116,12 +112,3 @@ def test_an_engine_that_is_adopted_gives_the_same_bits() -> None:
         chosen = settled.prepare(split, images[:16])
         adopted = EngineRunner.adopting(chosen, other, images[:16])
         assert torch.equal(settled.run(split, images)[0], adopted.run(other, images)[0])
-
-
-def test_skipped_images_are_reported_without_reading_activations(tmp_path: Path) -> None:
-    write(tmp_path / "images", 5)
-    (tmp_path / "images" / "003.png").write_bytes(b"junk")
-    store = FeatureStore(tmp_path / "store")
-    key, _ = extract(made()[0], folder_set(tmp_path / "images"), store)
-    assert store.skipped(key) == [entry for shard in store.shards(key) for entry in shard.skipped]
-    assert [place for place, _ in store.skipped(key)] == [3]

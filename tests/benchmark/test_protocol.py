@@ -10,7 +10,6 @@ from idness.data import ArraySet
 from tests.pictures import world
 
 SHIPPED = ("cifar6", "cifar10", "cifar100", "cifar10-openood", "cifar100-openood", "imagenet", "imagenet-react")
-PAPER = {"svhn", "lsun-c", "lsun-r", "isun", "textures", "places365"}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -22,16 +21,6 @@ def test_shipped_benchmarks_are_whole(name: str) -> None:
     assert tested
     assert not tested & set(bench.ood_val)
     assert name in names()
-
-
-def test_the_papers_and_openoods_sets() -> None:
-    assert set(Benchmark.load("cifar10").far) == PAPER
-    assert set(Benchmark.load("cifar100").far) == PAPER
-    imagenet = Benchmark.load("imagenet")
-    assert set(imagenet.near) == {"ssb-hard", "ninco"}
-    assert set(imagenet.far) == {"inaturalist", "textures", "openimage-o"}
-    assert set(Benchmark.load("imagenet-react").far) == {"inaturalist", "sun", "places", "textures"}
-    assert set(Benchmark.load("cifar10-openood").near) == {"cifar100", "tin"}
 
 
 def test_embedded_benchmark_opens_without_any_file_of_the_user() -> None:

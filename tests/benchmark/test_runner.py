@@ -3,28 +3,32 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+import tracemalloc
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from idness.activations.store import FeatureStore
 from idness.benchmark import Benchmark, Settings, extraction, run
-from idness.benchmark.evaluate import SetScores
-from idness.benchmark.protocol import OpenSet
+from idness.benchmark.evaluate import Scorer, SetScores
 from idness.benchmark.results import Report
 from idness.benchmark.runner import duplicates, peak_memory
 from idness.core.errors import DataError, IdnessError, ModelError
+from idness.core.files import key_of
 from idness.core.progress import Progress
-from idness.core.types import Activations
-from idness.data import ActivationsSet, Preprocessing
+from idness.core.types import Activations, Head
+from idness.data import ActivationsSet
 from idness.detectors.detector import Detector, Enhancer
 from idness.detectors.registry import build, parse, rows
 from idness.metrics import NAMES, accepted_accuracy, all_metrics, aurc
 from idness.networks.split import SplitModel
+from idness.selection.search import Choice
 from tests.measured import bench
 from tests.measured import network as disturbed
 from tests.measured import place as drawn
@@ -33,18 +37,9 @@ from tests.pictures import network, pictures, world
 
 class Heard(Progress):
     def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.warned: list[str] = []
-        self.phases: list[tuple[str, int]] = []
-
-    def phase(self, name: str, total: int) -> None:
-        self.phases.append((name, total))
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warned.append(text)
+        self.notes, self.warned, self.phases = list[str](), list[str](), list[tuple[str, int]]()
+        self.note, self.warn = self.notes.append, self.warned.append
+        self.phase = lambda *phase: self.phases.append(phase)
 
 
 def go(path: Path, heard: Heard | None = None, **settings: object) -> Report:
@@ -66,10 +61,16 @@ def normalized(images: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(images).movedim(-1, 1).float().div(255).sub(0.5).div(0.25)
 
 
-def acts(images: np.ndarray, labels: np.ndarray | None = None) -> Activations:
+def seen(seed: int, known: bool = True, row: str = "ebo", **options: object) -> Activations:
+    """Return a fresh network's activations of a set, and of its images as a method edits them; with labels of known images."""
+    images, labels = pictures(60, seed, known)
     batch = normalized(images)
-    found = SplitModel(network(), example=batch[:2]).split(batch)
-    return Activations(found.features, found.logits, None if labels is None else torch.from_numpy(labels))
+    found = SplitModel(network(), example=batch[:2]).split(batch, edit_with=build(row, **options).input_edit)
+    return replace(found, labels=torch.from_numpy(labels) if known else None)
+
+
+def head() -> Head:
+    return SplitModel(network(), example=torch.rand(2, 3, 16, 16)).head
 
 
 def test_every_method_is_there_with_all_that_the_schema_promises(report: Report) -> None:
@@ -93,23 +94,19 @@ def test_every_method_is_there_with_all_that_the_schema_promises(report: Report)
 
 
 def test_numbers_are_those_of_a_slow_rederivation(report: Report, place: Path) -> None:
-    head = SplitModel(network(), example=torch.rand(2, 3, 16, 16)).head
-    known, labels = pictures(60, seed=2)
-    unknown = pictures(60, seed=5, known=False)[0]
-    train = acts(*pictures(60, seed=0))
-    val = acts(*pictures(60, seed=1))
+    train, val, known, unknown = seen(0), seen(1), seen(2), seen(5, known=False)
     for row, method in report.methods.items():
-        detector = build(row, **method.options).fit(head, train, val=val)
-        ids, oods = detector.score(acts(known, labels)), detector.score(acts(unknown))
+        detector = build(row, **method.options).fit(head(), train, val=val)
+        ids, oods = detector.score(known), detector.score(unknown)
         assert torch.allclose(ids, torch.from_numpy(report.scores.of(row, "id_test")), rtol=1e-3, atol=1e-3), row
-        right = acts(known).logits.argmax(dim=1).numpy() == labels
+        right = known.logits.argmax(dim=1).eq(known.labels).numpy()
         expected = all_metrics(ids, oods) | {"aurc": aurc(ids, right, oods)}
         expected["accepted_accuracy"] = accepted_accuracy(ids, right, oods)
         for name, value in expected.items():
             assert getattr(method.sets["grey"], name) == pytest.approx(value, abs=0.002), (row, name)
         if isinstance(detector, Enhancer):
-            right = (detector.shaped_logits(acts(known)).argmax(dim=1).numpy() == labels).mean()
-            assert method.id_accuracy_shaped == pytest.approx(right)
+            right = detector.shaped_logits(known).argmax(dim=1).eq(known.labels)
+            assert method.id_accuracy_shaped == pytest.approx(float(right.double().mean()))
         else:
             assert method.id_accuracy_shaped == report.id_accuracy
 
@@ -168,10 +165,8 @@ def test_scores_file_sweep_and_wrong_images(report: Report, place: Path) -> None
     assert report.scores.index("grey").tolist() == list(range(60))
     assert report.sweep is not None
     spot = report.sweep.percentiles.index(85.0)
-    scale = build("scale", percentile=85.0).fit(SplitModel(network(), example=torch.rand(2, 3, 16, 16)).head)
-    value = all_metrics(
-        scale.score(acts(pictures(60, seed=2)[0])), scale.score(acts(pictures(60, seed=5, known=False)[0]))
-    )["auroc"]
+    scale = build("scale", percentile=85.0).fit(head())
+    value = all_metrics(scale.score(seen(2)), scale.score(seen(5, known=False)))["auroc"]
     assert report.sweep.auroc["scale"]["far"][spot] == pytest.approx(value, abs=0.002)
     assert report.sweep.ebo["far"] == report.methods["ebo"].groups["far"].auroc
     for row, parts in report.wrong.items():
@@ -215,8 +210,6 @@ def test_missing_normalisation_is_warned_about_at_once(place: Path) -> None:
 
 
 def test_bad_and_doubled_images_are_reported(place: Path, tmp_path: Path) -> None:
-    from PIL import Image
-
     path = world(tmp_path)
     folder = tmp_path / "mess"
     folder.mkdir()
@@ -250,8 +243,6 @@ def test_repeated_images_and_an_auroc_below_chance_are_reported(tmp_path: Path) 
 
 @pytest.mark.fault("near copies of ID images among OOD images, in bench", does="counted in the report, and told")
 def test_near_copies_are_reported(tmp_path: Path) -> None:
-    from PIL import Image
-
     path = world(tmp_path)
     copies = [Image.fromarray(image).resize((32, 32), Image.Resampling.NEAREST) for image in pictures(60, seed=2)[0]]
     np.savez(tmp_path / "copies.npz", images=np.stack([np.asarray(copy) for copy in copies]))
@@ -341,11 +332,9 @@ def test_labels_beyond_the_classes_and_misspelt_methods(place: Path, tmp_path: P
 
 @pytest.mark.fault("the same activations as ID test set and as OOD set", does="warns, with how many")
 def test_activations_of_other_programs(report: Report, place: Path, tmp_path: Path) -> None:
-    split = SplitModel(network(), example=torch.rand(2, 3, 16, 16))
-    save_file({"weight": split.head.weight, "bias": split.head.offset}, tmp_path / "head.safetensors")
+    save_file({"weight": head().weight, "bias": head().offset}, tmp_path / "head.safetensors")
     for seed, name in enumerate(("train", "val", "test", "uval", "near", "far")):
-        images, labels = np.load(place.parent / f"{name}.npz")["images"], pictures(60, seed)[1]
-        found = acts(images, labels)
+        found = seen(seed, known=seed < 3)
         tensors = {"features": found.features, "logits": found.logits}
         save_file(tensors | ({"labels": found.labels} if seed < 3 else {}), tmp_path / f"{name}.safetensors")  # type: ignore[dict-item]
     text = (
@@ -394,67 +383,26 @@ def test_partial_runs_with_what_is_there(tmp_path: Path) -> None:
 
 def test_test_sets_are_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     """Score a set of many shards and watch the memory: it holds a shard or two, not the set."""
-    import tracemalloc
-
-    from idness.activations.store import FeatureStore
-    from idness.benchmark.evaluate import Scorer
-    from idness.core.files import key_of
-    from idness.core.types import Head
-    from idness.selection.search import Choice
-
-    rows_, width, shards = 200, 500, 40
-    store, head = FeatureStore(tmp_path), Head(torch.randn(3, width))
-    names = {}
+    size, width, shards = 200, 500, 40
+    store, last, names = FeatureStore(tmp_path), Head(torch.randn(3, width)), {}
     for number in range(shards):
-        features = torch.rand(rows_, width)
-        found = Activations(
-            features,
-            head(features),
-            torch.zeros(rows_, dtype=torch.long),
-            index=torch.arange(rows_),
-            hashes=torch.zeros(rows_, 16, dtype=torch.uint8),
-        )
+        features, labels = torch.rand(size, width), torch.zeros(size, dtype=torch.long)
+        hashes = torch.zeros(size, 16, dtype=torch.uint8)
+        found = Activations(features, last(features), labels, index=torch.arange(size), hashes=hashes)
         names[key_of(str(number))] = store.put(key_of(str(number)), found)
     store.finish("whole", names, {})
-    detector = build("ebo").fit(head)
+    scorer = Scorer({"ebo": Choice(build("ebo").fit(last), "default")})
     tracemalloc.start()
     try:
-        scored = Scorer({"ebo": Choice(detector, "default")}).score(store.shards("whole"), rows_ * shards, shaped=True)
+        scored = scorer.score(ActivationsSet("whole", size * shards, lambda: store.shards("whole"), role="id_test"))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert len(scored.index) == rows_ * shards
-    one_shard = rows_ * width * 4
-    assert peak < 5 * one_shard  # all would be 40
-
-
-README = {
-    "msp": (94.4901, 42.5322, 16.1400),
-    "mls": (98.0533, 10.1064, 7.2100),
-    "ebo": (98.1138, 9.5350, 7.0800),
-    "ash(variant=s,percentile=95)": (98.8781, 5.1429, 5.1900),
-    "scale(percentile=85)": (98.3527, 8.0448, 6.2600),
-    "scale(percentile=95)": (99.2250, 3.5406, 3.7400),
-}
-
-
-@pytest.mark.shared
-def test_the_papers_network_against_isun(shared_data: Path, tmp_path: Path) -> None:
-    path = tmp_path / "isun.toml"
-    path.write_text(
-        'title = "CIFAR-10 against iSUN"\nclasses = 10\nhead = "head.safetensors"\n[id]\ntest = "cifar10_test.safetensors"\n'
-        '[far]\nisun = "isun.safetensors"\n'
-    )
-    found = run(path, None, Settings(data=shared_data / "activations", methods=list(README)))
-    assert found.id_accuracy == pytest.approx(0.9454)
-    for row, expected in README.items():
-        got = found.methods[row].sets["isun"]
-        for value, number in zip((got.auroc, got.fpr_at_id_recall, got.fpr_at_ood_recall), expected, strict=True):
-            assert 100 * value == pytest.approx(number, abs=0.02), row
+    assert len(scored.index) == size * shards
+    assert peak < 5 * (size * width * 4)  # all would be 40 shards
 
 
 TWICE = sorted(set(rows(costly=True)) - set(rows()))
-HOW = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 
 
 @pytest.fixture(scope="module")
@@ -463,20 +411,13 @@ def edited(place: Path) -> Report:
     return go(place, methods=["ebo", *TWICE])
 
 
-def seen(row: str, options: dict[str, object], seed: int, known: bool = True) -> Activations:
-    """What a fresh copy of the network makes of a set, and of its images as a row changes them."""
-    images = HOW.normalize(pictures(60, seed, known)[0])
-    split = SplitModel(network(), example=images[:2])
-    return split.split(images, edit_with=build(row, **options).input_edit)
-
-
 @pytest.mark.parametrize("row", TWICE)
 def test_their_numbers_are_those_of_a_slow_rederivation(row: str, edited: Report) -> None:
     found = edited.methods[row]
-    head = SplitModel(network(), example=torch.rand(2, 3, 16, 16)).head
     detector = build(row, **found.options)
-    detector.fit(head, seen(row, found.options, 0), val=seen(row, found.options, 1))
-    ids, oods = (detector.score(seen(row, found.options, seed, known)) for seed, known in ((2, True), (5, False)))
+    train, val, known, unknown = (seen(seed, seed < 3, row, **found.options) for seed in (0, 1, 2, 5))
+    detector.fit(head(), train, val=val)
+    ids, oods = detector.score(known), detector.score(unknown)
     np.testing.assert_allclose(edited.scores.of(row, "id_test"), ids.numpy(), rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(edited.scores.of(row, "grey"), oods.numpy(), rtol=1e-3, atol=1e-3)
     assert found.sets["grey"].auroc == pytest.approx(all_metrics(ids, oods)["auroc"], abs=0.002)
@@ -504,7 +445,7 @@ def test_a_second_run_finds_the_changed_images_in_the_store_and_other_options_do
 
 def test_activations_in_place_of_images_cannot_be_changed(place: Path, tmp_path: Path) -> None:
     for seed, name in enumerate(("train", "val", "test", "uval", "near", "far")):
-        acts = seen("ebo", {}, seed, known=seed < 3)
+        acts = seen(seed, known=seed < 3)
         save_file({"features": acts.features, "logits": acts.logits}, tmp_path / f"{name}.safetensors")
     (tmp_path / "acts.toml").write_text(place.read_text().replace(".npz", ".safetensors"))
     model = f"{place.parent}/net.py:make"
@@ -524,10 +465,9 @@ def test_methods_learn_from_a_seeded_sample_of_large_training_sets(
     scores = [np.asarray(report.scores.of("knn(k=3)", "id_test")) for report in (whole, first, again)]
     np.testing.assert_array_equal(scores[1], scores[2])
     assert not np.allclose(scores[0], scores[1])
-    bank = seen("ebo", {}, 0)
+    bank = seen(0)
     order = torch.randperm(len(bank), generator=torch.Generator().manual_seed(0))[:20]
-    head = SplitModel(network(), example=torch.rand(2, 3, 16, 16)).head
-    expected = build("knn", k=3).fit(head, bank[order]).score(seen("ebo", {}, 2))
+    expected = build("knn", k=3).fit(head(), bank[order]).score(seen(2))
     np.testing.assert_allclose(scores[1], expected.numpy(), rtol=1e-4, atol=1e-4)
 
 
@@ -538,11 +478,11 @@ MAY_SHARE = {("id_train", "id_val"), ("near", "far")}
 @pytest.mark.parametrize(("first", "second"), [(a, b) for place, a in enumerate(ROLES) for b in ROLES[place + 1 :]])
 def test_images_of_two_sets_are_compared_if_they_must_differ(first: str, second: str) -> None:
     """ID and OOD, or for testing and not; training and validation sets may overlap, and so may near and far sets."""
-    scored, sets = {}, {}
+    scored = {}
     for name, role, numbers in (("one", first, (1, 2, 3, 3)), ("two", second, (3, 4, 2)), ("three", "far", ())):
         digests = np.array([[number] * 16 for number in numbers], np.uint8).reshape(-1, 16)
-        scored[name], sets[name] = SetScores({}, np.arange(len(digests)), digests), OpenSet(name, role, None)  # type: ignore[arg-type]
-    found = duplicates(scored, sets)
+        scored[name] = SetScores({}, np.arange(len(digests)), digests, role)
+    found = duplicates(scored)
     assert found == ([] if (first, second) in MAY_SHARE else [{"sets": ["one", "two"], "images": 2, "near": 0}])
 
 

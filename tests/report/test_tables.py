@@ -43,13 +43,13 @@ def printed(report: Report, width: int) -> str:
 
 
 def test_terminal_tables_fit_80_columns_and_use_more() -> None:
-    narrow, wide = printed(full(), 80), printed(full(), 140)
+    narrow = printed(full(), 80)
     assert max(len(line) for line in narrow.splitlines()) <= 80
     assert "…" not in narrow
-    assert max(len(line) for line in wide.splitlines()) > 80
     many = make_report(rows=("msp",), sets=tuple(f"set-number-{number}" for number in range(30)))
     assert max(len(line) for line in printed(many, 80).splitlines()) <= 80
     assert printed(many, 80).count("number-") == 2 * 30
+    assert 80 < max(len(line) for line in printed(many, 140).splitlines()) <= 140
 
 
 def test_the_best_is_marked_and_headings_have_the_convention() -> None:
@@ -67,8 +67,8 @@ def test_the_best_is_marked_and_headings_have_the_convention() -> None:
 
 
 def test_values_are_percent_with_their_error() -> None:
-    assert str(summary(full()).rows[0][1]) == "90.00 ±1.0"
-    assert by_set(full(), "auroc", ["frog"]).rows[4][1].text == "94.10"
+    assert str(summary(full()).rows[-1][1]) == "90.00 ±1.0"
+    assert by_set(full(), "auroc", ["frog"]).rows[0][1].text == "94.10"
     report = full()
     report.id_accuracy = None
     assert "ID acc.\nshaped" not in map(str, summary(report).headings)
@@ -79,7 +79,7 @@ def test_options_and_how_they_were_chosen() -> None:
     report.failed = {"knn": "no images", "mds": "no images"}
     report.methods["msp"].dropped = ["k=1000: too many"]
     table = options(report)
-    assert [cell.text for cell in table.rows[0]] == ["msp", "percentile 85", "best of 2", "90.00"]
+    assert [cell.text for cell in table.rows[-1]] == ["msp", "percentile 85", "best of 2", "90.00"]
     assert table.notes == ["left out: knn, mds (no images)", "msp: setting dropped, k=1000: too many"]
 
 
@@ -102,12 +102,6 @@ def test_csv_has_every_number() -> None:
     assert float(first["auroc"]) == full().methods["scale"].sets["frog"].auroc
     assert float(first["auroc_low"]) < float(first["auroc"]) < float(first["auroc_high"])
     assert set(NAMES) <= set(first)
-
-
-def test_files_are_written(tmp_path: Path) -> None:
-    written = write_tables(full(), tmp_path)
-    assert sorted(path.name for path in written) == ["results.csv", "results.md", "results.tex"]
-    assert (tmp_path / "results.md").read_text().count("###") == 4
 
 
 def test_text_forms_have_intervals_and_signs() -> None:

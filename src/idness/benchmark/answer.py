@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 
-from idness.benchmark.results import Answer, Metrics, Report, Rival
+from idness.benchmark.results import Answer, Report, Rival, best_first, ood_weights
 from idness.core.errors import IdnessError
 from idness.core.options import plain
 from idness.core.text import duration, listed, percentage, points, shorten
-from idness.detectors.detector import Detector
 from idness.detectors.registry import find
 from idness.intervals import (
     Ranks,
@@ -48,82 +48,47 @@ def answer(report: Report) -> Answer:
     The method is chosen without them: by validation data, otherwise by the recommendation for the network (`Report.advised`).
     """
     weights = ood_weights(report)
-    measured = {row: row_ranks(report, row, weights) for row in report.methods}
-    found = {row: measured[row] for row in sorted(measured, key=lambda row: standing(report, row), reverse=True)}
+    found = {row: row_ranks(report, row, weights) for row in best_first(report)}
     best, rivals = rivals_of_best(found, contenders(report))
+    leading = [best, *(rival.row for rival in rivals if rival.tie)]
+    use = _chosen(report) or best
     result = Answer(
-        kind="clear",
-        use=best,
+        kind="clear" if len(leading) == 1 else "tie",
+        use=use,
         best=best,
         auroc={row: item.auroc for row, item in found.items()},
         intervals={row: mean_auroc_interval(item) for row, item in found.items()},
         rivals=rivals,
         sentence="",
         evidence=[],
+        cost=_cost(report, use),
     )
-    chosen = _chosen(report)
-    result.use = chosen or _simplest(report, [best, *result.ties])
     if not rivals:
         result.kind = "only"
     elif result.auroc[best] < USELESS:
         result.kind = "useless"
-    elif result.use not in (best, *result.ties):
+    elif use not in leading:
         result.kind = "behind"
-    elif result.ties:
-        result.kind = "tie"
     result.sentence = _sentence(report, result)
-    result.evidence = [
-        _criterion(report),
-        *_by_set(report, result),
-        *_by_group(report),
-        _choice(report),
-        *_gain(result.auroc, result.use),
-    ]
-    result.cost = _cost(report, result.use)
+    result.evidence = _evidence(report, result)
     return result
 
 
-def best_first(report: Report) -> list[str]:
-    """Return the methods by mean AUROC, degenerate ones last; in the order of the run if the report has no answer."""
-    return list(report.answer.auroc) if report.answer else list(report.methods)
-
-
 def setting(report: Report, row: str) -> str:
-    """Return the options of a method that were searched, in words; all options if they were given or none was searched."""
+    """Return the options of a method that were searched, in words; all options if they were given or none was searched.
+
+    Empty if the method's name already shows its options, as in `scale(percentile=95)`.
+    """
     item = report.methods[row]
-    searching = any(other.tried for other in report.methods.values())
-    if item.chosen_by == "given" or not searching:
+    if "(" in row:
+        return ""
+    if item.chosen_by == "given" or not any(other.tried for other in report.methods.values()):
         return item.label.partition("(")[2].removesuffix(")")
     if len(item.tried) < 2:
         return ""
     searched = {key: item.options[key] for key in item.tried[0].options if key in item.options}
     # A text needs no name: react(percentile=85)+dice(percentile=10).
     return ", ".join(value if isinstance(value, str) else f"{key} {plain(value)}" for key, value in searched.items())
-
-
-def unnamed_setting(report: Report, row: str) -> str:
-    """Return `setting`, or nothing if the method's name already shows its options, as in `scale(percentile=95)`."""
-    return "" if "(" in row else setting(report, row)
-
-
-def ood_weights(report: Report) -> dict[str, float]:
-    """Return the weight of each OOD test set: groups weigh the same, and so do the sets of a group."""
-    groups = [sets for sets in report.benchmark.groups.values() if sets]
-    weights: dict[str, float] = {}
-    for sets in groups:
-        for name in sets:
-            weights[name] = weights.get(name, 0.0) + 1 / (len(groups) * len(sets))
-    return weights
-
-
-def mean_auroc(report: Report, row: str) -> float:
-    """Return a method's mean AUROC, the mean of its group means."""
-    return sum(weight * report.methods[row].sets[name].auroc for name, weight in ood_weights(report).items())
-
-
-def standing(report: Report, row: str) -> tuple[bool, float]:
-    """Return the sort key of methods, the best last: by mean AUROC, degenerate ones below all others."""
-    return not report.methods[row].degenerate, mean_auroc(report, row)
 
 
 def contenders(report: Report) -> list[str]:
@@ -154,23 +119,22 @@ def rivals_of_best(found: Mapping[str, Ranks], able: Collection[str]) -> tuple[s
 
 def mark_significance(report: Report) -> None:
     """Mark the best method and its ties in each metric, on each set and group; the marks of a column hold together at 95 %."""
-    read, names, methods = report.scores.of, list(ood_weights(report)), report.methods
-    scores = {row: (read(row, "id_test"), [read(row, name) for name in names]) for row in methods}
+    read, names, able = report.scores.of, list(ood_weights(report)), contenders(report)
+    scores = {row: (read(row, "id_test"), [read(row, name) for name in names]) for row in report.methods}
     draws = {metric: fpr_draws(scores, metric, report.recall, draws=DRAWS) for metric in FPRS}
-    columns = [
-        (sets, {row: methods[row].groups[group] for row in methods})
-        for group, sets in report.benchmark.groups.items()
-        if sets
-    ]
-    columns += [([name], {row: methods[row].sets[name] for row in methods}) for name in names]
-    for sets, found in columns:
-        places = [names.index(name) for name in sets]
-        _write_marks("auroc", found, *_best_by_auroc(report, sets))
+    columns = [("groups", group, sets) for group, sets in report.benchmark.groups.items()]
+    for kind, column, sets in [*columns, *(("sets", name, [name]) for name in names)]:
+        found = {row: getattr(method, kind)[column] for row, method in report.methods.items()}
+        best = {"auroc": _best_by_auroc(report, sets)}
         for metric in FPRS:
             if all(metric in metrics.intervals for metrics in found.values()):  # otherwise too few images for a test
+                places = [names.index(name) for name in sets]
                 drawn = {row: values[:, places].mean(axis=1) for row, values in draws[metric].items()}
-                values = {row: getattr(found[row], metric) for row in contenders(report)}
-                _write_marks(metric, found, *_best_by_fpr(values, drawn))
+                best[metric] = _best_by_fpr({row: getattr(found[row], metric) for row in able}, drawn)
+        for name, (first, *ties) in best.items():
+            found[first].marks[name] = "best"
+            for row in ties:
+                found[row].marks[name] = "tie"
 
 
 def too_few(report: Report, metric: str) -> dict[str, int]:
@@ -190,26 +154,19 @@ def without_interval(report: Report) -> list[str]:
     return found
 
 
-def _best_by_auroc(report: Report, sets: Sequence[str]) -> tuple[str, list[str]]:
+def _best_by_auroc(report: Report, sets: Sequence[str]) -> list[str]:
     """Return the best method and its ties by DeLong's paired test."""
     found = {row: row_ranks(report, row, dict.fromkeys(sets, 1.0)) for row in report.methods}
     best, rivals = rivals_of_best(found, contenders(report))
-    return best, [rival.row for rival in rivals if rival.tie]
+    return [best, *(rival.row for rival in rivals if rival.tie)]
 
 
-def _best_by_fpr(values: Mapping[str, float], drawn: Mapping[str, Array]) -> tuple[str, list[str]]:
+def _best_by_fpr(values: Mapping[str, float], drawn: Mapping[str, Array]) -> list[str]:
     """Return the best method and its ties by a paired bootstrap."""
     best = min(values, key=lambda row: values[row])
     reach = -normal_quantile((1 - joint_level(len(values))) / 2)
     errors = {row: float((drawn[row] - drawn[best]).std()) for row in values}
-    return best, [row for row in values if row != best and values[row] - values[best] <= reach * errors[row]]
-
-
-def _write_marks(metric: str, found: Mapping[str, Metrics], best: str, ties: Sequence[str]) -> None:
-    for row, metrics in found.items():
-        metrics.marks.pop(metric, None)
-        if row == best or row in ties:
-            metrics.marks[metric] = "best" if row == best else "tie"
+    return [best, *(row for row in values if row != best and values[row] - values[best] <= reach * errors[row])]
 
 
 def _chosen(report: Report) -> str | None:
@@ -219,24 +176,9 @@ def _chosen(report: Report) -> str | None:
     return chosen_row({row: found.validation_auroc for row, found in report.methods.items()})
 
 
-def _simplest(report: Report, rows: list[str]) -> str:
-    """Choose among tied methods: one without training images, if possible also without options to choose."""
-    plain = [row for row in rows if not getattr(_class(report, row), "needs_train", True)]
-    fixed = [row for row in plain if len(report.methods[row].tried) < 2]
-    return [*fixed, *plain, *rows][0]
-
-
-def _class(report: Report, row: str) -> type[Detector] | None:
-    """Return the class of a method; None if it is not a registered one."""
-    try:
-        return find(report.methods[row].method)[0]
-    except IdnessError:
-        return None
-
-
 def _sentence(report: Report, found: Answer) -> str:
     def named(row: str) -> str:
-        options = unnamed_setting(report, row)
+        options = setting(report, row)
         return f"{shorten(row)}({shorten(options, 80)})" if options else shorten(row)
 
     def value(row: str) -> str:
@@ -251,9 +193,8 @@ def _sentence(report: Report, found: Answer) -> str:
     if found.kind == "tie":
         others = [f"{shorten(row)} ({value(row)})" for row in (best, *found.ties) if row != use]
         some = others if len(others) <= 4 else [*others[:3], f"{len(others) - 3} more"]
-        simple = " It needs no training images" + (" and no options." if len(report.methods[use].tried) < 2 else ".")
         word = "better than" if use == best else "different from"
-        return f"{start} Not significantly {word} {listed(some)}.{'' if use == best or _chosen(report) else simple}"
+        return f"{start} Not significantly {word} {listed(some)}."
     rival = found.rivals[0] if use == best else next(rival for rival in found.rivals if rival.row == use)
     low, high = percentage(rival.lead.low), percentage(rival.lead.high)
     lead = f"{percentage(rival.lead.value)} points (95 % interval {low} to {high})"
@@ -262,46 +203,38 @@ def _sentence(report: Report, found: Answer) -> str:
     return f"{start} Significantly better than every other method; the next is {shorten(rival.row)}, behind by {lead}."
 
 
-def _criterion(report: Report) -> str:
-    groups = [shorten(name) for name, sets in report.benchmark.groups.items() if sets]
+def _evidence(report: Report, found: Answer) -> list[str]:
+    """Return how methods are ranked, where the recommended one is better or worse, and what its choice is based on."""
+    use, groups = shorten(found.use), [shorten(name) for name in report.benchmark.groups]
     over = f"the mean of the {listed(groups)} means" if len(groups) > 1 else f"the mean over the {groups[0]} sets"
-    return (
+    lines = [
         f"Methods are ranked by mean AUROC on the test sets, {over}. Two methods are tied if the 95 % interval of their paired"
         f" difference (DeLong, adjusted for {len(report.methods) - 1} comparisons) contains zero."
-    )
-
-
-def _by_set(report: Report, found: Answer) -> list[str]:
-    """Compare the recommended method with the runner-up, or with the best one if it is another."""
-    if not found.rivals:
-        return []
-    use, leads = found.use, found.use == found.best
-    second, who = (found.rivals[0].row, "the runner-up") if leads else (found.best, "the best on the test sets")
-    sides: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
-    for name in ood_weights(report):
-        one, other = (row_ranks(report, row, {name: 1.0}) for row in (use, second))
-        gap = mean_auroc_difference(one, other)
-        sides["better" if gap.low > 0 else "worse" if gap.high < 0 else "undecided"].append(shorten(name))
-    parts = [f"{word} on {len(names)} ({listed(names)})" for word, names in sides.items() if names]
-    return [
-        f"By set, compared with {shorten(second)}, {who}, {shorten(use)} is {', '.join(parts)} (paired DeLong test)."
     ]
-
-
-def _by_group(report: Report) -> list[str]:
-    """Name the best method of each group if they differ."""
-    leaders = {}
-    for group, sets in report.benchmark.groups.items():
-        if sets:
-            best, ties = _best_by_auroc(report, sets)
-            leaders[group] = (best, report.methods[best].groups[group].auroc, len(ties))
-    if len({best for best, _, _ in leaders.values()}) < 2:
-        return []
-    parts = [
-        f"{shorten(best)} is best on {shorten(group)} OOD ({percentage(auroc, 1)} %{f', {ties} tied' if ties else ''})"
-        for group, (best, auroc, ties) in leaders.items()
-    ]
-    return [f"{'; '.join(parts)}. If one kind matters more to you, choose by it."]
+    if found.rivals:  # by set: against the runner-up, or against the best method if it is another
+        second, who = found.best, "the best on the test sets"
+        if found.use == found.best:
+            second, who = found.rivals[0].row, "the runner-up"
+        sides: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
+        for name in ood_weights(report):
+            one, other = (row_ranks(report, row, {name: 1.0}) for row in (found.use, second))
+            gap = mean_auroc_difference(one, other)
+            sides["better" if gap.low > 0 else "worse" if gap.high < 0 else "undecided"].append(shorten(name))
+        parts = ", ".join(f"{word} on {len(names)} ({listed(names)})" for word, names in sides.items() if names)
+        lines.append(f"By set, compared with {shorten(second)}, {who}, {use} is {parts} (paired DeLong test).")
+    leaders = {group: _best_by_auroc(report, sets) for group, sets in report.benchmark.groups.items()}
+    if len({best for best, *_ in leaders.values()}) > 1:
+        parts = "; ".join(
+            f"{shorten(best)} is best on {shorten(group)} OOD"
+            f" ({percentage(report.methods[best].groups[group].auroc, 1)} %{f', {len(ties)} tied' if ties else ''})"
+            for group, (best, *ties) in leaders.items()
+        )
+        lines.append(f"{parts}. If one kind matters more to you, choose by it.")
+    lines.append(_choice(report))
+    if "msp" in found.auroc and found.use != "msp":
+        gain = points(found.auroc[found.use] - found.auroc["msp"])
+        lines.append(f"Compared with msp, the plain softmax confidence, {use} gains {gain} points.")
+    return lines
 
 
 def _choice(report: Report) -> str:
@@ -321,21 +254,13 @@ def _choice(report: Report) -> str:
 
 def _cost(report: Report, row: str) -> str:
     """Return what a score costs beside the network's own pass."""
-    found, method = report.methods[row], _class(report, row)
-    passes = (method.forward_passes - 1, method.backward_passes) if method else (0, 0)
-    more = [
-        f"{count} more {name} pass{'es' if count > 1 else ''} of the network"
-        for count, name in zip(passes, ("forward", "backward"), strict=True)
-        if count
-    ]
+    seconds = report.methods[row].seconds
     images = sum(info.images for name, info in report.sets.items() if name == "id_test" or name in ood_weights(report))
-    each = 1000 * found.seconds.get("score", 0.0) / max(images, 1)
-    fit = f"; {duration(found.seconds.get('fit', 0.0))} to fit" if method and method.needs_train else ""
-    return f"Cost: {listed([*more, f'{each:.2g} ms per image'])}{fit}."
-
-
-def _gain(auroc: Mapping[str, float], use: str) -> list[str]:
-    if "msp" not in auroc or use == "msp":
-        return []
-    gain = points(auroc[use] - auroc["msp"])
-    return [f"Compared with msp, the plain softmax confidence, {shorten(use)} gains {gain} points."]
+    parts, fit = [f"{1000 * seconds.get('score', 0.0) / max(images, 1):.2g} ms per image"], ""
+    with suppress(IdnessError):  # a class of the user is not registered
+        method = find(report.methods[row].method)[0]
+        passes = {"forward": method.forward_passes - 1, "backward": method.backward_passes}
+        more = [f"{n} more {name} pass{'es' if n > 1 else ''} of the network" for name, n in passes.items() if n]
+        parts = [*more, *parts]
+        fit = f"; {duration(seconds.get('fit', 0.0))} to fit" if method.needs_train else ""
+    return f"Cost: {listed(parts)}{fit}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,8 +24,6 @@ _SEED = re.compile(r"[-_.]?(?:seed|rng)[-_=]?\d+", re.IGNORECASE)
 
 Runs = Mapping[str, Sequence[Report]]
 """The results to compare by name: one, or several that differ in their seed."""
-Test = Callable[[str, str, str], Difference | None]
-"""A paired test by method, metric and set or group; None if there are too few images."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +120,9 @@ def compare(runs: Runs) -> Comparison:
     rows = [row for row in first.methods if all(row in report.methods for report in reports)]
     if not rows:
         raise InputError("compare: the results have no method in common")
-    members = {("group", name): sets for name, sets in first.benchmark.groups.items()}
-    members |= {("set", name): [name] for sets in first.benchmark.groups.values() for name in sets}
-    tests = {name: _paired_test(runs[baseline], runs[name], rows, members) for name in others}
+    columns = {("group", name): sets for name, sets in first.benchmark.groups.items()}
+    columns |= {("set", name): [name] for sets in first.benchmark.groups.values() for name in sets}
+    pairs = {name: _Pair(runs[baseline], runs[name], rows) for name in others}
 
     def line(row: str, metric: str, kind: str, name: str) -> Line:
         numbers = {
@@ -135,16 +133,19 @@ def compare(runs: Runs) -> Comparison:
         changes = []
         for run in others:
             seeds = min(len(numbers[run]), len(numbers[baseline])) > 1
-            test = tests[run]
-            found = compare_runs(numbers[run], numbers[baseline]) if seeds else test and test(row, metric, name)
-            plain = Change(float(np.mean(numbers[run]) - np.mean(numbers[baseline])))
-            changes.append(Change(*found, verdict=verdict(metric, found)) if found else plain)
+            plain = float(np.mean(numbers[run]) - np.mean(numbers[baseline]))
+            found = (
+                compare_runs(numbers[run], numbers[baseline])
+                if seeds
+                else pairs[run].test(row, metric, columns[kind, name], plain)
+            )
+            changes.append(Change(*found, verdict=verdict(metric, found)) if found else Change(plain))
         return Line(row, tuple(values), tuple(changes))
 
     blocks = tuple(
         Block(metric, kind, name, tuple(line(row, metric, kind, name) for row in rows))
         for metric in WITH_INTERVAL
-        for kind, name in members
+        for kind, name in columns
     )
     counts = tuple(len(some) for some in runs.values())
     return Comparison(tuple(runs), counts, first.recall, blocks, tuple(_notes(runs, rows)))
@@ -157,39 +158,31 @@ def verdict(metric: str, change: Difference) -> Literal["", "better", "worse"]:
     return "better" if (change.value < 0) == (metric in LOWER) else "worse"
 
 
-def _paired_test(
-    first: Sequence[Report], second: Sequence[Report], rows: Sequence[str], members: Mapping[tuple[str, str], list[str]]
-) -> Test | None:
-    """Return a paired test of two single results; None if one has several runs or no scores."""
-    if len(first) > 1 or len(second) > 1 or not (first[0].has_scores and second[0].has_scores):
-        return None
-    pair, recall = {"old": first[0], "new": second[0]}, first[0].recall
-    sets = [name for kind, name in members if kind == "set"]
-    scores = {
-        f"{side}/{row}": (report.scores.of(row, "id_test"), [report.scores.of(row, name) for name in sets])
-        for side, report in pair.items()
-        for row in rows
-    }
-    draws = {str(metric): fpr_draws(scores, metric, recall, draws=DRAWS) for metric in FPRS}
-    few: dict[str, dict[str, int]] = {metric: too_few(first[0], metric) for metric in FPRS}
-    sets_of = {name: found for (_, name), found in members.items()}
+class _Pair:
+    """Two single results with scores of the same images; tests nothing if one has several runs or no scores."""
 
-    def test(row: str, metric: str, name: str) -> Difference | None:
-        chosen = sets_of[name]
-        if metric == "auroc":
-            new, old = (row_ranks(pair[side], row, dict.fromkeys(chosen, 1.0)) for side in ("new", "old"))
-            return mean_auroc_difference(new, old)
-        if any(each in few[metric] for each in ("id_test", *chosen)):
+    def __init__(self, old: Sequence[Report], new: Sequence[Report], rows: Sequence[str]) -> None:
+        self.reports = [*new, *old]
+        self.able = len(self.reports) == 2 and all(report.has_scores for report in self.reports)
+        if self.able:
+            self.sets = [name for sets in old[0].benchmark.groups.values() for name in sets]
+            scores = {
+                f"{side}/{row}": (report.scores.of(row, "id_test"), [report.scores.of(row, name) for name in self.sets])
+                for side, report in enumerate(self.reports)
+                for row in rows
+            }
+            self.draws = {str(metric): fpr_draws(scores, metric, old[0].recall, draws=DRAWS) for metric in FPRS}
+
+    def test(self, row: str, metric: str, sets: Sequence[str], difference: float) -> Difference | None:
+        """Return the paired difference of a method over some sets; None if there are no scores or too few images."""
+        if not self.able or (metric in FPRS and not {"id_test", *sets}.isdisjoint(too_few(self.reports[0], metric))):
             return None
-        columns = [sets.index(each) for each in chosen]
-        drawn = {side: draws[metric][f"{side}/{row}"][:, columns].mean(axis=1) for side in pair}
-        means = {
-            side: np.mean([getattr(report.methods[row].sets[each], metric) for each in chosen])
-            for side, report in pair.items()
-        }
-        return difference_of_draws(float(means["new"] - means["old"]), drawn["new"], drawn["old"])
-
-    return test
+        if metric == "auroc":
+            new, old = (row_ranks(report, row, dict.fromkeys(sets, 1.0)) for report in self.reports)
+            return mean_auroc_difference(new, old)
+        columns = [self.sets.index(name) for name in sets]
+        drawn = [self.draws[metric][f"{side}/{row}"][:, columns].mean(axis=1) for side in (0, 1)]
+        return difference_of_draws(difference, *drawn)
 
 
 def _check_same_data(name_a: str, a: Report, name_b: str, b: Report) -> None:
@@ -247,15 +240,14 @@ def _notes(runs: Runs, rows: Sequence[str]) -> list[str]:
     return notes
 
 
-def _name_of(path: Path, taken: Mapping[str, list[Report]]) -> str:
+def _name_of(path: Path, taken: Collection[str]) -> str:
     """Return the name of a folder without its seed; if it is taken and has no seed, with its parents."""
     folder = (path.parent if path.suffix == ".json" else path).resolve()
     plain = _SEED.sub("", folder.name)
     if plain != folder.name:
         return plain or folder.parent.name
-    name, parts = folder.name, list(folder.parts[1:-1])
-    while name in taken and parts:
-        name = f"{parts.pop()}/{name}"
-    if name in taken:
-        raise OptionError(f"compare: {name} is given twice; name the results: a={path} b=...")
-    return name
+    for start in range(len(folder.parts) - 1, 0, -1):
+        name = "/".join(folder.parts[start:])
+        if name not in taken:
+            return name
+    raise OptionError(f"compare: {folder.name} is given twice; name the results: a={path} b=...")

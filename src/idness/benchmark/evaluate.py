@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
+from idness.benchmark.protocol import GROUPS
 from idness.benchmark.results import Metrics, Sweep, Wrong
+from idness.core.errors import DataError
 from idness.core.files import sha256_of
 from idness.core.types import Activations, Head
-from idness.data import ActivationsSet
+from idness.data import ActivationsSet, ImageSet
 from idness.data.duplicates import DIGEST, EXACT
 from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
 from idness.detectors.kernels import sharing
 from idness.intervals import mean_auroc_interval, mean_fpr_interval, ranks
-from idness.metrics import FPRS, NAMES, SELECTIVE, Array, accepted_accuracy, all_metrics, aurc, auroc
+from idness.metrics import FPRS, Array, accepted_accuracy, all_metrics, aurc, auroc
 from idness.selection.search import Choice
 
 PERCENTILES = (0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0, 99.0)
@@ -36,26 +37,22 @@ class SetScores:
     scores: dict[str, Array]
     index: Array
     digests: Array
+    role: str = ""
+    images: ImageSet | None = None
+    sha256: str = ""
+    skipped: list[tuple[int, str]] = field(default_factory=list)
     swept: dict[Swept, Array] = field(default_factory=dict)
     predicted: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     labels: Array | None = None
     shaped_right: dict[str, int] = field(default_factory=dict)
-    skipped: list[tuple[int, str]] = field(default_factory=list)
-    given_digest: str = ""
 
-    @staticmethod
-    def of_loaded(source: ActivationsSet) -> SetScores:
-        """Return the images of a set that was loaded before, without scores."""
-        assert source.index is not None
-        assert source.hashes is not None
-        digests = np.zeros((len(source.index), DIGEST), np.uint8)
-        digests[:, : source.hashes.shape[1]] = source.hashes.numpy()
-        return SetScores({}, source.index.numpy(), digests, skipped=source.skipped)
+    def __post_init__(self) -> None:
+        """Set the hash of the images in order, unless that of a file of activations is given."""
+        self.sha256 = self.sha256 or sha256_of(self.digests[:, :EXACT].tobytes())
 
-    @property
-    def sha256(self) -> str:
-        """The hash of the images in order; of the file, if activations were given."""
-        return self.given_digest or sha256_of(self.digests[:, :EXACT].tobytes())
+    def item(self, index: int) -> str:
+        """The name of an image."""
+        return str(index) if self.images is None else self.images.item(index)
 
     @property
     def accuracy(self) -> float | None:
@@ -68,78 +65,78 @@ class SetScores:
 
 
 class Scorer:
-    """Scores shards with fitted methods and with the variants of the sweep, and measures the time of each method."""
+    """Scores sets with fitted methods and with the variants of the sweep, and adds up the time of each method."""
 
     def __init__(self, choices: Mapping[str, Choice], sweep: Mapping[Swept, Detector] | None = None) -> None:
-        self.detectors = {row: choice.detector for row, choice in choices.items()}
-        self.sweep = dict(sweep or {})
-        self.seconds = dict.fromkeys(self.detectors, 0.0)
+        self.choices, self.sweep = choices, dict(sweep or {})
 
-    def score(
-        self, shards: Iterable[Activations], count: int, *, shaped: bool = False, sweep: bool = False
-    ) -> SetScores:
-        """Score a set of at most `count` images, with one shard in memory at a time.
+    def score(self, source: ActivationsSet) -> SetScores:
+        """Score a set with one shard in memory at a time; of training images, only hashes are needed.
 
-        Args:
-            shards: activations with index and hashes.
-            count: number of images.
-            shaped: whether to count the correct predictions of edited networks.
-            sweep: whether to score the variants of the sweep.
+        Test sets are also scored with the variants of the sweep; for ID test images, the correct predictions of edited networks are
+        counted.
         """
+        count, swept = source.count, self.sweep if source.role in ("id_test", *GROUPS) else {}
+        digests = np.zeros((count, DIGEST), np.uint8)
+        if source.role == "id_train" and source.index is not None and source.hashes is not None:  # loaded before
+            known = len(source.index)
+            digests[:known, : source.hashes.shape[1]] = source.hashes
+            index, hashes = source.index.numpy(), digests[:known]
+            return SetScores({}, index, hashes, source.role, source.images, source.sha256, source.skipped)
         # All memory is allocated before the first shard, so that it is not fragmented.
-        found = SetScores(
-            scores={row: np.empty(count, np.float32) for row in self.detectors},
-            swept={key: np.empty(count, np.float32) for key in self.sweep} if sweep else {},
-            index=np.empty(count, np.int64),
-            predicted=np.empty(count, np.int64),
-            digests=np.zeros((count, DIGEST), np.uint8),
-        )
-        labels: Array | None = np.empty(count, np.int64)
-        place = 0
-        for shard in shards:
-            found.skipped += shard.skipped
+        keys: list[str | Swept] = [*self.choices, *swept]
+        scores = {key: np.empty(count, np.float32) for key in keys}
+        index, predicted, labels = (np.empty(count, np.int64) for _ in range(3))
+        skipped, right, labelled, end = list[tuple[int, str]](), dict[str, int](), True, 0
+        for shard in source.shards():
+            skipped += shard.skipped
             if not len(shard):
                 continue
             assert shard.index is not None
             assert shard.hashes is not None
-            span = slice(place, place + len(shard))
-            place = span.stop
-            self._score_shard(shard, found, span)
-            if shaped and shard.labels is not None:
-                self._count_right(shard, found.shaped_right)
-            found.index[span] = shard.index.numpy()
-            found.predicted[span] = shard.logits.argmax(dim=1).numpy()
-            found.digests[span, : shard.hashes.shape[1]] = shard.hashes.numpy()
-            if labels is None or shard.labels is None:
-                labels = None
-            else:
-                labels[span] = shard.labels.numpy()
-        found.scores = {row: values[:place] for row, values in found.scores.items()}
-        found.swept = {key: values[:place] for key, values in found.swept.items()}
-        found.index, found.predicted, found.digests = (
-            found.index[:place],
-            found.predicted[:place],
-            found.digests[:place],
+            span = slice(end, end + len(shard))
+            end = span.stop
+            self._score_shard(shard, scores, span)
+            index[span], predicted[span] = shard.index, shard.logits.argmax(dim=1)
+            digests[span, : shard.hashes.shape[1]] = shard.hashes
+            if shard.labels is None:
+                labelled = False
+                continue
+            labels[span] = shard.labels
+            if source.role == "id_test":
+                self._count_right(shard, right)
+        if not end:
+            raise DataError(f"{source.name}: none of its images can be used; first reason: {skipped[0][1]}")
+        cut = {key: values[:end] for key, values in scores.items()}
+        return SetScores(
+            scores={row: cut[row] for row in self.choices},
+            index=index[:end],
+            digests=digests[:end],
+            role=source.role,
+            images=source.images,
+            sha256=source.sha256,
+            skipped=skipped,
+            swept={key: cut[key] for key in swept},
+            predicted=predicted[:end],
+            labels=labels[:end] if labelled else None,
+            shaped_right=right,
         )
-        found.labels = None if labels is None else labels[:place]
-        return found
 
     @sharing()
-    def _score_shard(self, acts: Activations, found: SetScores, span: slice) -> None:
-        for row, detector in self.detectors.items():
+    def _score_shard(self, acts: Activations, scores: Mapping[str | Swept, Array], span: slice) -> None:
+        for row, choice in self.choices.items():
             start = time.perf_counter()
-            found.scores[row][span] = score_many([detector], acts)[0].detach().to("cpu", torch.float32).numpy()
-            self.seconds[row] += time.perf_counter() - start
-        if found.swept:
-            swept = score_many([self.sweep[key] for key in found.swept], acts)
-            for key, scores in zip(found.swept, swept, strict=True):
-                found.swept[key][span] = scores.detach().to("cpu", torch.float32).numpy()
+            scores[row][span] = score_many([choice.detector], acts)[0].detach().cpu()
+            choice.seconds["score"] = choice.seconds.get("score", 0.0) + time.perf_counter() - start
+        swept = {key: detector for key, detector in self.sweep.items() if key in scores}
+        for key, found in zip(swept, score_many(list(swept.values()), acts), strict=True):
+            scores[key][span] = found.detach().cpu()
 
     def _count_right(self, acts: Activations, counts: dict[str, int]) -> None:
-        for row, detector in self.detectors.items():
-            if isinstance(detector, Enhancer):
-                assert acts.labels is not None
-                right = detector.shaped_logits(acts).argmax(dim=1).cpu().eq(acts.labels)
+        assert acts.labels is not None
+        for row, choice in self.choices.items():
+            if isinstance(choice.detector, Enhancer):
+                right = choice.detector.shaped_logits(acts).argmax(dim=1).cpu().eq(acts.labels)
                 counts[row] = counts.get(row, 0) + int(right.sum())
 
 
@@ -169,42 +166,33 @@ def evaluate(
     for row, ids in id_test.scores.items():
         by_set, by_group = dict[str, Metrics](), dict[str, Metrics]()
         for group, sets in groups.items():
-            oods = {name: found.scores[row] for name, found in sets.items()}
-            parts = {name: set_metrics(ids, scores, recall, seed, correct) for name, scores in oods.items()}
-            by_set |= parts
-            by_group[group] = group_metrics(ids, list(oods.values()), list(parts.values()), recall, seed)
+            oods = [found.scores[row] for found in sets.values()]
+            values = [all_metrics(ids, scores, recall) for scores in oods]
+            if correct is not None:
+                for found, scores in zip(values, oods, strict=True):
+                    found["aurc"] = aurc(ids, correct, scores)
+                    found["accepted_accuracy"] = accepted_accuracy(ids, correct, scores, recall)
+            for name, scores, found in zip(sets, oods, values, strict=True):
+                by_set[name] = mean_metrics(ids, [scores], [found], recall, seed)
+            by_group[group] = mean_metrics(ids, oods, values, recall, seed)
         results[row] = (by_set, by_group)
     return results
 
 
-def set_metrics(ids: Array, oods: Array, recall: float = 0.95, seed: int = 0, correct: Array | None = None) -> Metrics:
-    """Return the metrics of one OOD set and the intervals of three of them; `correct` are the correct predictions, if known."""
-    found = Metrics(**all_metrics(ids, oods, recall), intervals=_intervals(ids, [oods], recall, seed), marks={})
-    if correct is not None:
-        found.aurc = aurc(ids, correct, oods)
-        found.accepted_accuracy = accepted_accuracy(ids, correct, oods, recall)
-    return found
-
-
-def group_metrics(
-    ids: Array, oods: Sequence[Array], parts: Sequence[Metrics], recall: float = 0.95, seed: int = 0
+def mean_metrics(
+    ids: Array, oods: Sequence[Array], values: Sequence[Mapping[str, float]], recall: float = 0.95, seed: int = 0
 ) -> Metrics:
-    """Return the means over the sets of a group, `parts`, with intervals of the means."""
-    known = NAMES if parts[0].aurc is None else (*NAMES, *SELECTIVE)
-    means = {name: float(np.mean([getattr(part, name) for part in parts])) for name in known}
-    return Metrics(**means, intervals=_intervals(ids, oods, recall, seed), marks={})
-
-
-def _intervals(ids: Array, oods: Sequence[Array], recall: float, seed: int) -> dict[str, tuple[float, float]]:
-    found: dict[str, tuple[float, float]] = {"auroc": mean_auroc_interval(ranks(ids, oods))}
+    """Return the means of the values of some OOD sets, and the intervals of three of them."""
+    means = {name: float(np.mean([found[name] for found in values])) for name in values[0]}
+    intervals: dict[str, tuple[float, float]] = {"auroc": mean_auroc_interval(ranks(ids, oods))}
     for convention in FPRS:
         interval = mean_fpr_interval(convention, ids, oods, recall, seed=seed)
         if interval is not None:
-            found[convention] = interval
-    return found
+            intervals[convention] = interval
+    return Metrics(**means, intervals=intervals, marks={})
 
 
-def sweep_curves(id_test: SetScores, groups: Groups, ebo: Mapping[str, Metrics] | None) -> Sweep | None:
+def sweep_curves(id_test: SetScores, groups: Groups, ebo: Mapping[str, Metrics]) -> Sweep | None:
     """Return the AUROC of each group at each percentile."""
     if not id_test.swept:
         return None
@@ -213,37 +201,26 @@ def sweep_curves(id_test: SetScores, groups: Groups, ebo: Mapping[str, Metrics] 
         for group, sets in groups.items():
             value = float(np.mean([auroc(ids, found.swept[row, percentile]) for found in sets.values()]))
             curves.setdefault(row, {}).setdefault(group, []).append(value)
-    plain = {group: metrics.auroc for group, metrics in (ebo or {}).items()}
+    plain = {group: metrics.auroc for group, metrics in ebo.items()}
     return Sweep(percentiles=list(PERCENTILES), auroc=curves, ebo=plain)
 
 
-def wrong_images(
-    id_test: SetScores, groups: Groups, item: Callable[[str, int], str]
-) -> dict[str, dict[str, list[Wrong]]]:
-    """Return for every method the ID images with the lowest scores and, by group, the OOD images with the highest.
+def wrong_images(id_test: SetScores, groups: Groups) -> dict[str, dict[str, list[Wrong]]]:
+    """Return for every method the ID images with the lowest scores and, by group, the OOD images with the highest."""
 
-    `item` returns the name of an image by set and index.
-    """
+    def worst(row: str, sets: Mapping[str, SetScores], *, highest: bool) -> list[Wrong]:
+        found = []
+        for name, scored in sets.items():
+            scores = scored.scores[row]
+            for place in np.argsort(-scores if highest else scores, kind="stable")[:WORST]:
+                index, label = int(scored.index[place]), None if scored.labels is None else int(scored.labels[place])
+                score, predicted = float(scores[place]), int(scored.predicted[place])
+                named = scored.item(index)
+                found.append(Wrong(set=name, index=index, item=named, score=score, label=label, predicted=predicted))
+        return sorted(found, key=lambda entry: entry.score, reverse=highest)[:WORST]
 
-    def worst(row: str, name: str, found: SetScores, *, highest: bool) -> list[Wrong]:
-        scores = found.scores[row]
-        order = np.argsort(-scores if highest else scores, kind="stable")[:WORST]
-        return [
-            Wrong(
-                set=name,
-                index=int(found.index[place]),
-                item=item(name, int(found.index[place])),
-                score=float(scores[place]),
-                label=None if found.labels is None else int(found.labels[place]),
-                predicted=int(found.predicted[place]),
-            )
-            for place in order
-        ]
-
-    result: dict[str, dict[str, list[Wrong]]] = {}
-    for row in id_test.scores:
-        result[row] = {"id_test": worst(row, "id_test", id_test, highest=False)}
-        for group, sets in groups.items():
-            listed = [entry for name, scores in sets.items() for entry in worst(row, name, scores, highest=True)]
-            result[row][group] = sorted(listed, key=lambda entry: -entry.score)[:WORST]
-    return result
+    return {
+        row: {"id_test": worst(row, {"id_test": id_test}, highest=False)}
+        | {group: worst(row, sets, highest=True) for group, sets in groups.items()}
+        for row in id_test.scores
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from idness.benchmark.results import ModelInfo
 from idness.core.errors import DataError, ModelError, OptionError
 from idness.core.progress import Progress
 from idness.core.text import abridged, listed, without_folder
-from idness.core.types import Activations, Head, InputEditor
+from idness.core.types import Head, InputEditor
 from idness.data import ActivationsFile, ActivationsSet, ImageSet, Preprocessing, embedded, read_batches
 from idness.data.activations import read_head
 from idness.data.batches import read_sample
@@ -30,8 +30,6 @@ from idness.networks.modules import as_input
 from idness.networks.open import ModelOptions, Network, open_network, places_of
 from idness.selection.search import Row
 
-FITTED = ("id_train", "id_val", "ood_val")
-"""Roles of the sets that methods are fitted on or options are chosen by."""
 TRAIN_SAMPLE = 50_000
 """Maximum number of training images that methods are fitted on; of larger sets a random sample."""
 
@@ -50,7 +48,16 @@ def benchmark_network(
     """
     images = {entry.name: entry.data for entry in sets if isinstance(entry.data, ImageSet)}
     if model is None and not images:
-        return _given_head(bench, sets, settings)
+        if bench.head is None:
+            raise DataError(
+                f"benchmark {bench.name}: all sets are activations, so it needs head = a safetensors or .npz file with weight and"
+                " bias, or model="
+            )
+        path = bench.root(settings.data) / bench.head
+        head, digest = read_head(path)
+        _check_classes(bench, sets, head)
+        sizes = {"features": head.width, "classes": head.classes, "parameters": 0}
+        return head, None, ModelInfo(spec="activations", weights=path.name, weights_sha256=digest, layer="", **sizes)
     if model is None:
         if bench.name not in embedded.NETWORKS:
             raise ModelError(f"benchmark {bench.name}: needs model= (torchvision:NAME, timm:NAME or file.py:function)")
@@ -93,37 +100,29 @@ def _opened(
     return network
 
 
-def _given_head(
-    bench: Benchmark, sets: Sequence[OpenSet], settings: Settings
-) -> tuple[Head, Network | None, ModelInfo]:
-    if bench.head is None:
-        raise DataError(
-            f"benchmark {bench.name}: all sets are activations, so it needs head = a safetensors or .npz file with weight and bias,"
-            " or model="
-        )
-    path = bench.root(settings.data) / bench.head
-    head, digest = read_head(path)
-    _check_classes(bench, sets, head)
-    sizes = {"features": head.width, "classes": head.classes, "parameters": 0}
-    return head, None, ModelInfo(spec="activations", weights=path.name, weights_sha256=digest, layer="", **sizes)
-
-
 def _check_classes(bench: Benchmark, sets: Sequence[OpenSet], head: Head, network: Network | None = None) -> None:
-    """Compare the classes of benchmark and sets with those of the network."""
+    """Compare the classes of benchmark and sets with those of the network, and the sizes of activations with its head."""
+    classes = head.classes
     declared = len(bench.class_names) if bench.class_names else bench.classes
-    if declared is not None and declared != head.classes:
-        raise DataError(
-            f"benchmark {bench.name}: has {declared} classes, the network {head.classes}; use another network"
-        )
-    for entry in sets:
-        if isinstance(entry.data, ActivationsFile):
-            _check_activations(entry.name, entry.data, head, labelled=entry.is_id)
-        elif entry.is_id and entry.data.labels is not None and network is not None:
-            lowest, highest = int(entry.data.labels.min()), int(entry.data.labels.max())
-            if lowest < 0:
-                raise DataError(f"{entry.name}: labels must be in [0, {head.classes - 1}], got {lowest} to {highest}")
-            if network.labels_of(entry.data) is None:
-                raise DataError(f"{entry.name}: {_unknown_classes(entry.data, network, head.classes, highest)}")
+    if declared is not None and declared != classes:
+        raise DataError(f"benchmark {bench.name}: has {declared} classes, the network {classes}; use another network")
+    for name, data, is_id in ((entry.name, entry.data, entry.is_id) for entry in sets):
+        labels: tuple[int, int] | None = None
+        if isinstance(data, ActivationsFile):
+            logits = classes if data.classes is None else data.classes
+            if (data.features, logits) != (head.width, classes):
+                raise DataError(
+                    f"{name}: has {data.features} features and {logits} logits per image, the head {head.width} and {classes};"
+                    " use activations of the same network"
+                )
+            data.head = Head(head.weight.cpu(), head.offset.cpu())  # computes the logits if the file has none
+            labels = data.label_range() if is_id else None
+        elif is_id and data.labels is not None and network is not None:
+            labels = int(data.labels.min()), int(data.labels.max())
+            if labels[0] >= 0 and network.labels_of(data) is None:
+                raise DataError(f"{name}: {_unknown_classes(data, network, classes, labels[1])}")
+        if labels is not None and (labels[0] < 0 or labels[1] >= classes):
+            raise DataError(f"{name}: labels must be in [0, {classes - 1}], got {labels[0]} to {labels[1]}")
 
 
 def _unknown_classes(images: ImageSet, network: Network, classes: int, highest: int) -> str:
@@ -141,27 +140,17 @@ def _unknown_classes(images: ImageSet, network: Network, classes: int, highest: 
     )
 
 
-def _check_activations(name: str, data: ActivationsFile, head: Head, *, labelled: bool) -> None:
-    """Check that activations are of this head, which computes the logits if they have none."""
-    logits = head.classes if data.classes is None else data.classes
-    if (data.features, logits) != (head.width, head.classes):
-        raise DataError(
-            f"{name}: has {data.features} features and {logits} logits per image, the head {head.width} and {head.classes};"
-            " use activations of the same network"
-        )
-    known = data.label_range() if labelled else None
-    if known is not None and (known[0] < 0 or known[1] >= head.classes):
-        raise DataError(f"{name}: labels must be in [0, {head.classes - 1}], got {known[0]} to {known[1]}")
-    data.head = Head(head.weight.cpu(), head.offset.cpu())
-
-
 @dataclass
 class Pass:
     """Some methods, the activations that they need, and in memory those that they are fitted on."""
 
     rows: Mapping[str, Row]
     sets: Sequence[ActivationsSet]
-    fitted_on: dict[str, Activations]
+
+    def __post_init__(self) -> None:
+        most = {"id_train": TRAIN_SAMPLE}
+        fitted = [part for part in self.sets if part.role in ("id_train", "id_val", "ood_val")]
+        self.fitted_on = {part.name: part.load(most.get(part.role)) for part in fitted}
 
 
 def run_passes(
@@ -174,16 +163,14 @@ def run_passes(
         found in the store (`cached`). Methods that edit images have no pass if some sets are activations.
     """
     start, store, counts = time.perf_counter(), FeatureStore(settings.cache), {"images": 0.0, "cached": 0.0}
+    how: dict[str, Any] = {"batch_size": settings.batch_size, "workers": settings.workers, "progress": progress}
 
     def activations(entry: OpenSet, editor: InputEditor | None = None) -> ActivationsSet:
         data, count = entry.data, len(entry.data)
         if not isinstance(data, ImageSet):
             return ActivationsSet(entry.name, count, data.shards, role=entry.role, sha256=data.fingerprint())
         assert network is not None
-        batch_size, workers = settings.batch_size, settings.workers
-        key, ran = extract(
-            network, data, store, batch_size=batch_size, workers=workers, edit_with=editor, progress=progress
-        )
+        key, ran = extract(network, data, store, edit_with=editor, **how)
         counts["images"] += ran
         counts["cached"] += count - ran
         return ActivationsSet(entry.name, count, partial(store.shards, key), data, entry.role)
@@ -192,34 +179,22 @@ def run_passes(
     if images:
         progress.phase("network", sum(images))
     plain = {entry.name: activations(entry) for entry in sets}
-    for name, found in plain.items():
-        if found.role == "id_train" and found.count > TRAIN_SAMPLE:
-            sample = f"a random sample of {TRAIN_SAMPLE:,} of {found.count:,} images (seed 0)"
-            progress.note(f"{name}: methods are fitted on {sample}")
-    passes = [_pass({name: row for name, row in wanted.items() if row.detector.input_edit is None}, plain.values())]
-    for editor, rows in _by_edit(wanted) if len(images) == len(sets) else []:
+    if "id_train" in plain and plain["id_train"].count > TRAIN_SAMPLE:
+        sample = f"a random sample of {TRAIN_SAMPLE:,} of {plain['id_train'].count:,} images (seed 0)"
+        progress.note(f"id_train: methods are fitted on {sample}")
+    one_pass = {name: row for name, row in wanted.items() if row.detector.input_edit is None}
+    passes = [Pass(one_pass, list(plain.values()))]
+    edits: dict[str, tuple[InputEditor, dict[str, Row]]] = {}
+    for name, row in wanted.items():
+        if (editor := row.detector.input_edit) is not None and len(images) == len(sets):
+            edits.setdefault(editor.edit_key(), (editor, {}))[1][name] = row
+    for editor, rows in edits.values():
         validated = any(entry.role == "id_val" for entry in sets)
         train = any(row.detector.needs_train and not (row.detector.needs_val and validated) for row in rows.values())
         seen = [entry for entry in sets if train or entry.role != "id_train"]
         progress.phase(f"network, again for {', '.join(rows)}", sum(len(entry.data) for entry in seen))
-        passes.append(_pass(rows, [plain[entry.name].with_edited(activations(entry, editor)) for entry in seen]))
+        passes.append(Pass(rows, [plain[entry.name].with_edited(activations(entry, editor)) for entry in seen]))
     return passes, {"extract": time.perf_counter() - start, **counts}
-
-
-def _pass(rows: Mapping[str, Row], sets: Iterable[ActivationsSet]) -> Pass:
-    found = list(sets)
-    most = {"id_train": TRAIN_SAMPLE}
-    return Pass(rows, found, {part.name: part.load(most.get(part.role)) for part in found if part.role in FITTED})
-
-
-def _by_edit(wanted: Mapping[str, Row]) -> list[tuple[InputEditor, dict[str, Row]]]:
-    """Group the methods that edit images by the edit."""
-    groups: dict[str, tuple[InputEditor, dict[str, Row]]] = {}
-    for name, row in wanted.items():
-        editor = row.detector.input_edit
-        if editor is not None:
-            groups.setdefault(editor.edit_key(), (editor, {}))[1][name] = row
-    return list(groups.values())
 
 
 @dataclass(frozen=True)

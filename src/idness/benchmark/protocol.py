@@ -91,19 +91,19 @@ class Benchmark:
     @classmethod
     def load(cls, name: str | Path) -> Benchmark:
         """Read a benchmark by name, such as `imagenet`, or from a TOML file."""
-        path = Path(name)
+        path, known = Path(name), _definitions()
+        base: Path | None = path.parent
         if path.suffix != ".toml":
-            if str(name) not in names():
-                raise unknown_name("benchmark", str(name), [*names(), "path/to/file.toml"])
-            path = _definitions()[str(name)]
-            base = path.parent if str(name) in embedded.NETWORKS else None
-            return cls.from_text(path.read_text(encoding="utf-8"), str(name), base)
+            if str(name) not in known:
+                raise unknown_name("benchmark", str(name), [*sorted(known), "path/to/file.toml"])
+            path = known[str(name)]
+            base = path.parent if path.stem in embedded.NETWORKS else None
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             what = "cannot be read" if path.exists() else "does not exist"
             raise DataError(f"{path} {what}; idness bench --init writes a template") from error
-        return cls.from_text(text, path.stem, path.parent)
+        return cls.from_text(text, path.stem, base)
 
     @classmethod
     def from_text(cls, text: str, name: str, base: Path | None = None) -> Benchmark:
@@ -155,7 +155,9 @@ class Benchmark:
             partial: whether to leave out missing sets, as long as the ID test set and one OOD test set exist.
         """
         root, opened, problems, absent = self.root(data), [], dict[str, str](), set[str]()
-        for role, name, spec in self._listed():
+        wanted = [(f"id_{part}", f"id_{part}", self.id[part]) for part in ("train", "val", "test") if part in self.id]
+        wanted += [(role, name, spec) for role in ("ood_val", *GROUPS) for name, spec in getattr(self, role).items()]
+        for role, name, spec in wanted:
             try:
                 found = open_set(spec, root, self.class_names if role.startswith("id_") else ())
                 if len(found) == 0:
@@ -176,11 +178,6 @@ class Benchmark:
         for name, problem in problems.items():
             warnings.warn(f"{name} is left out: {problem}", IdnessWarning, stacklevel=2)
         return opened
-
-    def _listed(self) -> list[tuple[str, str, Any]]:
-        inner = [(f"id_{part}", f"id_{part}", self.id[part]) for part in ("train", "val", "test") if part in self.id]
-        others = [(role, name, spec) for role in ("ood_val", *GROUPS) for name, spec in getattr(self, role).items()]
-        return inner + others
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -294,39 +294,39 @@ class Report:
         found = _DOCUMENT.tensors(self.__dict__["_folder"] / name, digest)
         return {key: value.numpy() for key, value in found.items()}
 
-    def to_dataframe(self) -> Any:
-        """Return a pandas DataFrame with one row per method and set or group; intervals are columns such as `auroc_low`."""
-        lines = [
-            {"method": row, "label": method.label, "kind": kind, "name": name}
-            | {key: getattr(metrics, key) for key in (*NAMES, *SELECTIVE)}
-            | {
-                f"{key}_{end}": metrics.intervals.get(key, (None, None))[place]
-                for key in WITH_INTERVAL
-                for place, end in enumerate(("low", "high"))
-            }
-            for row, method in self.methods.items()
-            for kind, found in (("set", method.sets), ("group", method.groups))
-            for name, metrics in found.items()
-        ]
-        return needed("pandas", "to_dataframe", "tables", StoreError).DataFrame(lines)
+    def lines(self) -> list[dict[str, Any]]:
+        """Return every number: one line per method and group or set, best method first, with the columns of `results.csv`."""
+        found = []
+        for rank, row in enumerate(best_first(self), start=1):
+            method = self.methods[row]
+            use = int(self.answer is not None and row == self.answer.use)
+            for kind, parts in (("group", method.groups), ("set", method.sets)):
+                for name, metrics in parts.items():
+                    line = {"method": row, "label": method.label, "rank": rank, "use": use, "kind": kind, "name": name}
+                    line |= {key: getattr(metrics, key) for key in (*NAMES, *SELECTIVE)}
+                    for key in WITH_INTERVAL:
+                        line[f"{key}_low"], line[f"{key}_high"] = metrics.intervals.get(key, (None, None))
+                    line |= {f"{key}_mark": metrics.marks.get(key, "") for key in WITH_INTERVAL}
+                    line |= {"id_accuracy": self.id_accuracy, "id_accuracy_shaped": method.id_accuracy_shaped}
+                    found.append(line | {"seconds": round(sum(method.seconds.values()), 4)})
+        return found
 
-    def _table(self) -> list[list[str]]:
-        """Return the AUROC of each method on each group, best first, below a header."""
-        groups = list(dict.fromkeys(name for row in self.methods.values() for name in row.groups))
-        found = {row.label: [row.groups[name].auroc for name in groups] for row in self.methods.values()}
-        best = sorted(found, key=lambda label: -sum(found[label]))
-        return [["AUROC %", *groups], *([label, *map(percentage, found[label])] for label in best)]
+    def to_dataframe(self) -> Any:
+        """Return a pandas DataFrame of `lines`; intervals are columns such as `auroc_low`."""
+        return needed("pandas", "to_dataframe", "tables", StoreError).DataFrame(self.lines())
 
     def __repr__(self) -> str:
-        lines = [[shorten(cell) for cell in line] for line in self._table()]
-        width = max(len(line[0]) for line in lines)
-        rows = [f"{first:{width}}{''.join(f'{cell:>10}' for cell in cells)}" for first, *cells in lines]
-        return "\n".join([f"Report: {shorten(self.benchmark.title)}, {shorten(self.model.spec)}", *rows])
+        rows = [(self.methods[row].label, self.methods[row].groups) for row in best_first(self)]
+        table = [["AUROC %", *self.benchmark.groups]]
+        table += [[label, *(percentage(found.auroc) for found in groups.values())] for label, groups in rows]
+        width = max(len(shorten(label)) for label, *_ in table)
+        lines = [
+            f"{shorten(first):{width}}{''.join(f'{shorten(cell):>10}' for cell in cells)}" for first, *cells in table
+        ]
+        return "\n".join([f"Report: {shorten(self.benchmark.title)}, {shorten(self.model.spec)}", *lines])
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in self._table())
-        caption = f"{escape(self.benchmark.title)} · {escape(self.model.spec)}"
-        return f"<table><caption>{caption}</caption><tbody>{rows}</tbody></table>"
+        return f"<pre>{escape(repr(self))}</pre>"
 
 
 class ScoreArrays:
@@ -347,10 +347,6 @@ class ScoreArrays:
         """Return the labels of a set, or None if they are unknown."""
         return self._get(f"labels/{name}") if f"labels/{name}" in self.arrays else None
 
-    def predicted(self, name: str) -> NDArray[np.int64]:
-        """Return the class that the plain network predicts for each image."""
-        return self._get(f"predicted/{name}")
-
     def _get(self, name: str) -> NDArray[Any]:
         if name not in self.arrays:
             raise unknown_name("entry of the scores file", name, self.arrays)
@@ -366,22 +362,42 @@ _DOCUMENT = Document(
 )
 
 
+def ood_weights(report: Report) -> dict[str, float]:
+    """Return the weight of each OOD test set: groups weigh the same, and so do the sets of a group."""
+    groups = report.benchmark.groups
+    return {name: 1 / (len(groups) * len(sets)) for sets in groups.values() for name in sets}
+
+
+def mean_auroc(report: Report, row: str) -> float:
+    """Return a method's mean AUROC, the mean of its group means."""
+    return sum(weight * report.methods[row].sets[name].auroc for name, weight in ood_weights(report).items())
+
+
+def best_first(report: Report) -> list[str]:
+    """Return the methods by mean AUROC, degenerate ones last."""
+
+    def standing(row: str) -> tuple[bool, float]:
+        return not report.methods[row].degenerate, mean_auroc(report, row)
+
+    return sorted(report.methods, key=standing, reverse=True)
+
+
 def describe_duplicates(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return `Report.duplicates` in words, near-duplicates within several sets in one line."""
-    alone = [pair for pair in pairs if len(pair.get("sets", [])) == 1 and not pair.get("images")]
-    lines = [_duplicates(pair) for pair in pairs if len(alone) < 2 or pair not in alone]
-    counts = ", ".join(f"{shorten(pair['sets'][0])} ({pair['near']})" for pair in alone)
-    return lines if len(alone) < 2 else [*lines, f"near-duplicates within {counts}"]
-
-
-def _duplicates(pair: Mapping[str, Any]) -> str:
-    names, same, near = list(map(shorten, pair.get("sets", []))), pair.get("images"), pair.get("near")
-    both, between = (f"in both {' and '.join(names)}", f"between {' and '.join(names)}")
-    if len(names) == 1:
-        both, between = f"again in {names[0]}", f"within {names[0]}"
-    parts = [f"{same} {'image occurs' if same == 1 else 'images occur'} {both}"] if same else []
-    parts += [f"{near} near-duplicate{'' if near == 1 else 's'} {between}"] if near else []
-    return "; ".join(parts)
+    lines, within = [], []
+    for pair in pairs:
+        names, same, near, parts = list(map(shorten, pair["sets"])), pair["images"], pair.get("near", 0), []
+        alone = len(names) == 1
+        if same:
+            where = f"again in {names[0]}" if alone else f"in both {' and '.join(names)}"
+            parts.append(f"{same} {'image occurs' if same == 1 else 'images occur'} {where}")
+        if near and alone and not same:
+            within.append(f"{names[0]} ({near})")
+        elif near:
+            where = f"within {names[0]}" if alone else f"between {' and '.join(names)}"
+            parts.append(f"{near} near-duplicate{'' if near == 1 else 's'} {where}")
+        lines += ["; ".join(parts)] if parts else []
+    return [*lines, f"near-duplicates within {', '.join(within)}"] if within else lines
 
 
 def results_folder(path: str | os.PathLike[str], *, force: bool = False) -> OutputFolder:

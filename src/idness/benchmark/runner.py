@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import combinations
@@ -22,28 +22,24 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from idness.activations.extract import collect
 from idness.benchmark.answer import conclude, without_interval
 from idness.benchmark.evaluate import Scorer, SetScores, evaluate, make_sweep, sweep_curves, wrong_images
 from idness.benchmark.extraction import Pass, benchmark_network, run_passes
-from idness.benchmark.protocol import GROUPS, Benchmark, OpenSet, Settings
+from idness.benchmark.protocol import GROUPS, Benchmark, Settings
 from idness.benchmark.results import (
     BenchmarkInfo,
     MethodResult,
-    Metrics,
     ModelInfo,
     Report,
     SetInfo,
     Skipped,
     Trial,
-    Wrong,
     describe_duplicates,
 )
 from idness.core.errors import DataError
 from idness.core.progress import Progress, report_warnings
 from idness.core.text import abridged, shorten
 from idness.core.types import Head
-from idness.data import ImageSet
 from idness.data.activations import in_memory
 from idness.data.decoding import decoder_version
 from idness.data.duplicates import common, near, within
@@ -53,6 +49,7 @@ from idness.selection.recommend import MOST, Recommendation, learning_half, reco
 from idness.selection.search import Choice, Row, choose, wanted_rows
 
 NO_IMAGES = "edits the images, and the benchmark has activations instead of images"
+GIVEN = {"asked": "fp32", "used": "fp32", "why": "activations were given"}
 SHOWN = 128
 """Longest side of the images in a report, in pixels."""
 
@@ -89,20 +86,23 @@ class _Run:
         self.bench, self.settings, self.progress = bench, settings, progress
         self.warnings: list[str] = []
         self.time = dict.fromkeys(("extract", "fit", "search", "score", "total", "images", "cached"), 0.0)
-        self.sets: dict[str, OpenSet] = {}
 
     def run(self, model: str | nn.Module | None) -> Report:
         start = time.perf_counter()
         wanted = wanted_rows(self.settings.methods)  # first, so that a misspelt name fails at once
         sets = self.bench.open(self.settings.data, partial=self.settings.partial)
-        self.sets = {entry.name: entry for entry in sets}
         head, network, info = benchmark_network(self.bench, sets, model, self.settings, self.progress)
         passes, counts = run_passes(network, sets, wanted, self.settings, self.progress)
         self.time |= counts
         choices, failed = self._choices(wanted, head, passes)
         advice = None if network is None else self._advice(network, choices, passes[0])
         scored = self._scores(choices, head, passes)
-        report = self._report(network, info, choices, failed, scored, advice)
+        report = self._report(network, info, choices, scored, {entry.name: entry.data.source for entry in sets})
+        report.failed = failed
+        if advice is not None:
+            report.advised, report.advised_why = advice.row, advice.why
+        conclude(report)
+        self._warn_of_results(report)
         report.warnings, report.time = self.warnings, self.time
         self.time["total"] = time.perf_counter() - start
         report.peak_memory = peak_memory()
@@ -129,7 +129,7 @@ class _Run:
             choices |= found
             failed |= reasons
         if not choices:
-            first = next(iter(failed.values()))
+            [first, *_] = failed.values()
             raise DataError(f"benchmark {self.bench.name}: no method could be used; first reason: {first}")
         for step in ("fit", "search"):
             self.time[step] = sum(choice.seconds[step] for choice in choices.values())
@@ -141,16 +141,11 @@ class _Run:
         None if validation data decides between the methods that were named, which `doctor` and `calibrate` do not know.
         """
         validated = any(choice.auroc is not None for choice in choices.values())
-        name = next((name for name in ("id_val", "id_test") if name in self.sets), None)
-        if name is None or (validated and self.settings.methods):
+        if validated and self.settings.methods:
             return None
-        data = self.sets[name].data
-        if not isinstance(data, ImageSet):
-            ids = collect(network, data, name="ID images", limit=2 * MOST, progress=self.progress)
-        else:
-            source = next(source for source in plain.sets if source.name == name)
-            acts = plain.fitted_on.get(name) or source.load(step=-(-len(data) // (2 * MOST)))
-            ids = in_memory("ID images", acts, data, len(data))
+        source = next(source for source in plain.sets if source.role in ("id_val", "id_test"))  # in this order
+        acts = plain.fitted_on.get(source.name) or source.load(step=-(-source.count // (2 * MOST)))
+        ids = in_memory("ID images", acts, source.images, source.count)
         part, _ = learning_half(ids)
         if len(part.acts) < 2:
             return None
@@ -167,24 +162,12 @@ class _Run:
         self.progress.phase("scores", sum(len(each.sets) for each in passes))
         scored: dict[str, SetScores] = {}
         for each in passes:
-            scorer = Scorer(
-                {row: choice for row, choice in choices.items() if row in each.rows}, sweep if each is first else None
-            )
+            own = {row: choice for row, choice in choices.items() if row in each.rows}
+            scorer = Scorer(own, sweep if each is first else None)
             for source in each.sets:
-                tested = source.role in ("id_test", *GROUPS)
-                if source.role == "id_train":
-                    found = SetScores.of_loaded(source)
-                else:
-                    found = scorer.score(source.shards(), source.count, shaped=source.role == "id_test", sweep=tested)
-                if not len(found.index):
-                    raise DataError(
-                        f"{source.name}: none of its images can be used; first reason: {found.skipped[0][1]}"
-                    )
-                found.given_digest = source.sha256
+                found = scorer.score(source)
                 scored.setdefault(source.name, found).scores |= found.scores  # later passes add their scores
                 self.progress.advance(1)
-            for row, seconds in scorer.seconds.items():
-                choices[row].seconds["score"] = seconds
         self.time["score"] = time.perf_counter() - start
         return scored
 
@@ -193,9 +176,8 @@ class _Run:
         network: Network | None,
         info: ModelInfo,
         choices: Mapping[str, Choice],
-        failed: dict[str, str],
         scored: Mapping[str, SetScores],
-        advice: Recommendation | None,
+        sources: Mapping[str, str],
     ) -> Report:
         start, id_test = time.perf_counter(), scored["id_test"]
         if id_test.labels is not None:  # at chance level, the scores would be meaningless
@@ -203,42 +185,64 @@ class _Run:
             text = check_accuracy("id_test", id_test.labels, id_test.predicted, info.classes, any_accuracy=any_accuracy)
             if text:
                 self.warn(text)
-        groups: dict[str, dict[str, SetScores]] = {}
-        for role in GROUPS:
-            found = {name: scores for name, scores in scored.items() if self.sets[name].role == role}
-            groups |= {role: found} if found else {}
+        by_role = {role: {name: found for name, found in scored.items() if found.role == role} for role in GROUPS}
+        groups = {role: found for role, found in by_role.items() if found}
         metrics = evaluate(id_test, groups, self.settings.recall, self.settings.seed)
         methods = {
-            row: _method_result(choice, id_test.shaped_accuracy(row), *metrics[row]) for row, choice in choices.items()
+            row: MethodResult(
+                method=choice.detector.name,
+                label=choice.detector.label(),
+                about=choice.detector.summary(),
+                options=choice.detector.options(),
+                chosen_by=choice.chosen_by,
+                validation_auroc=choice.auroc,
+                tried=[Trial(options=options, auroc=value) for options, value in choice.tried],
+                dropped=choice.dropped,
+                id_accuracy_shaped=id_test.shaped_accuracy(row),
+                seconds=choice.seconds,
+                sets=metrics[row][0],
+                groups=metrics[row][1],
+            )
+            for row, choice in choices.items()
         }
-        wrong = wrong_images(id_test, groups, self._item)
-        precision = {"asked": "fp32", "used": "fp32", "why": "activations were given"}
+        engine = None if network is None else network.engine
+        shown = None if network is None else network.class_names
         report = Report(
             benchmark=BenchmarkInfo(
                 name=self.bench.name,
                 title=self.bench.title,
-                classes=self._classes(network),
+                classes=list(shown or self.bench.class_names or (id_test.images.classes if id_test.images else ())),
                 groups={role: list(found) for role, found in groups.items()},
             ),
             model=info,
             preprocessing={} if network is None or network.how is None else network.how.to_dict(),
-            precision=precision if network is None else asdict(network.precision),
-            engine={} if network is None or network.engine is None else asdict(network.engine),
-            sets={name: self._set_info(name, found) for name, found in scored.items()},
+            precision=GIVEN if network is None else asdict(network.precision),
+            engine={} if engine is None else asdict(engine),
+            sets={
+                name: SetInfo(
+                    role=found.role,
+                    images=len(found.index),
+                    source=sources[name],
+                    sha256=found.sha256,
+                    skipped=[Skipped(item=found.item(place), reason=reason) for place, reason in found.skipped],
+                )
+                for name, found in scored.items()
+            },
             id_accuracy=id_test.accuracy,
             methods=methods,
-            failed=failed,
             recall=self.settings.recall,
-            advised="" if advice is None else advice.row,
-            advised_why="" if advice is None else advice.why,
-            sweep=sweep_curves(id_test, groups, methods["ebo"].groups if "ebo" in methods else None),
-            wrong=wrong,
-            duplicates=duplicates(scored, self.sets),
+            sweep=sweep_curves(id_test, groups, methods["ebo"].groups if "ebo" in methods else {}),
+            wrong=wrong_images(id_test, groups),
+            duplicates=duplicates(scored),
             provenance=provenance(self.settings.command, self.settings.seed),
         )
-        report.attach(_arrays(scored), self._thumbnails(wrong))
-        conclude(report)
-        self._warn_of_results(report)
+        arrays: dict[str, Any] = {}
+        for name, found in scored.items():
+            if name != "id_train":
+                arrays |= {f"scores/{row}/{name}": scores for row, scores in found.scores.items()}
+                arrays |= {f"index/{name}": found.index, f"predicted/{name}": found.predicted}
+                arrays |= {} if found.labels is None else {f"labels/{name}": found.labels}
+        report.attach(arrays, _thumbnails(report, scored))
         self.time["score"] += time.perf_counter() - start
         return report
 
@@ -259,87 +263,36 @@ class _Run:
                 first = info.skipped[0]
                 self.warn(f"{name}: {len(info.skipped)} images were skipped; first: {first.item}: {first.reason}")
 
-    def _item(self, name: str, index: int) -> str:
-        data = self.sets[name].data
-        return data.item(index) if isinstance(data, ImageSet) else str(index)
 
-    def _set_info(self, name: str, found: SetScores) -> SetInfo:
-        entry = self.sets[name]
-        skipped = [Skipped(item=self._item(name, place), reason=reason) for place, reason in found.skipped]
-        images = len(found.index)
-        return SetInfo(role=entry.role, images=images, source=entry.data.source, sha256=found.sha256, skipped=skipped)
-
-    def _classes(self, network: Network | None) -> list[str]:
-        if network is not None and network.class_names is not None:
-            return list(network.class_names)
-        data = self.sets["id_test"].data
-        return list(self.bench.class_names or (data.classes if isinstance(data, ImageSet) else ()))
-
-    def _thumbnails(self, wrong: Mapping[str, Mapping[str, Sequence[Wrong]]]) -> dict[str, NDArray[np.uint8]]:
-        """Return thumbnails of the images that methods get most wrong, by `set/index`."""
-        listed = (entry for parts in wrong.values() for entries in parts.values() for entry in entries)
-        found: dict[str, NDArray[np.uint8]] = {}
-        for name, index in sorted({(entry.set, entry.index) for entry in listed}):
-            images = self.sets[name].data
-            if isinstance(images, ImageSet):
-                try:
-                    found[f"{name}/{index}"] = np.array(thumbnail(images.picture(index), SHOWN))
-                except DataError:
-                    continue  # deleted since it was scored
-        return found
+def _thumbnails(report: Report, scored: Mapping[str, SetScores]) -> dict[str, NDArray[np.uint8]]:
+    """Return thumbnails of the images that methods get most wrong, by `set/index`."""
+    wrong = (entry for parts in report.wrong.values() for entries in parts.values() for entry in entries)
+    found: dict[str, NDArray[np.uint8]] = {}
+    for name, index in sorted({(entry.set, entry.index) for entry in wrong}):
+        images = scored[name].images
+        if images is not None:
+            with suppress(DataError):  # deleted since it was scored
+                found[f"{name}/{index}"] = np.array(thumbnail(images.picture(index), SHOWN))
+    return found
 
 
-def _method_result(
-    choice: Choice, shaped: float | None, by_set: dict[str, Metrics], by_group: dict[str, Metrics]
-) -> MethodResult:
-    detector = choice.detector
-    return MethodResult(
-        method=detector.name,
-        label=detector.label(),
-        about=detector.summary(),
-        options=detector.options(),
-        chosen_by=choice.chosen_by,
-        validation_auroc=choice.auroc,
-        tried=[Trial(options=options, auroc=value) for options, value in choice.tried],
-        dropped=choice.dropped,
-        id_accuracy_shaped=shaped,
-        seconds=choice.seconds,
-        sets=by_set,
-        groups=by_group,
-    )
-
-
-def _arrays(scored: Mapping[str, SetScores]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of the scores file by name."""
-    arrays: dict[str, NDArray[Any]] = {}
-    for name, found in scored.items():
-        if name == "id_train":
-            continue
-        arrays |= {f"scores/{row}/{name}": scores for row, scores in found.scores.items()}
-        arrays |= {f"index/{name}": found.index, f"predicted/{name}": found.predicted}
-        if found.labels is not None:
-            arrays[f"labels/{name}"] = found.labels
-    return {name: np.asarray(array) for name, array in arrays.items()}
-
-
-def duplicates(scored: Mapping[str, SetScores], sets: Mapping[str, OpenSet]) -> list[dict[str, Any]]:
+def duplicates(scored: Mapping[str, SetScores]) -> list[dict[str, Any]]:
     """Count repeated images and near-duplicates, within a test set or where they must not be.
 
     An ID and an OOD set must not share images, nor a test set and one that is not for testing.
     """
-    tested, found = {"id_test", *GROUPS}, list[dict[str, Any]]()
-    for name, scores in scored.items():
-        images = sets[name].data
-        if sets[name].role in tested and isinstance(images, ImageSet):
-            same, alike = within(scores.digests, images, scores.index)
+    tested, found = ("id_test", *GROUPS), list[dict[str, Any]]()
+    for name, one in scored.items():
+        if one.role in tested and one.images is not None:
+            same, alike = within(one.digests, one.images, one.index)
             found += [{"sets": [name], "images": same, "near": alike}] if same or alike else []
     for (first, one), (second, other) in combinations(scored.items(), 2):
-        roles = sets[first].role, sets[second].role
-        if sets[first].is_id == sets[second].is_id and (roles[0] in tested) == (roles[1] in tested):
+        same_kind = one.role.startswith("id_") == other.role.startswith("id_")
+        if same_kind and (one.role in tested) == (other.role in tested):
             continue
-        same, alike, left, right = common(one.digests, other.digests), 0, sets[first].data, sets[second].data
-        if isinstance(left, ImageSet) and isinstance(right, ImageSet):
-            alike = near(one.digests, other.digests, (left, right), (one.index, other.index))
+        same, alike = common(one.digests, other.digests), 0
+        if one.images is not None and other.images is not None:
+            alike = near(one.digests, other.digests, (one.images, other.images), (one.index, other.index))
         if same or alike:
             found.append({"sets": [first, second], "images": same, "near": alike})
     return found
@@ -364,13 +317,11 @@ def provenance(command: str, seed: int) -> dict[str, Any]:
 
 def peak_memory() -> int:
     """Return the peak memory of this process in bytes; 0 if the system does not report it."""
-    if sys.platform == "darwin":
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    status = Path("/proc/self/status")
+    if status.is_file():  # on Linux, getrusage starts with the memory of the parent process
+        return 1024 * int(status.read_text().partition("VmHWM:")[2].split()[0])
     try:
-        # On Linux, getrusage starts with the memory of the parent process.
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration):
+        import resource
+    except ImportError:  # Windows
         return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

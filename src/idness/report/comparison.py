@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from idness.benchmark.compare import Block, Change, Comparison, Value
+from idness.benchmark.compare import Block, Comparison
 from idness.core.files import OutputFolder
 from idness.core.text import listed, percentage, points, sentence, shorten
 from idness.metrics import FPRS, WITH_INTERVAL, meaning, title
@@ -59,15 +59,8 @@ def to_html(comparison: Comparison) -> str:
             "id": metric,
             "title": title(metric, recall),
             "meaning": sentence(meaning(metric, recall)),
-            "blocks": [
-                {
-                    "kind": block.kind,
-                    "name": sentence(_where(block)) if block.kind == "group" else _where(block),
-                    "table": _table(comparison, block),
-                }
-                for block in comparison.blocks
-                if block.metric == metric
-            ],
+            "groups": tables(comparison, [metric], ["group"]),
+            "sets": tables(comparison, [metric], ["set"]),
         }
         for metric in dict.fromkeys(block.metric for block in comparison.blocks)
     ]
@@ -87,33 +80,25 @@ def write(comparison: Comparison, folder: str | os.PathLike[str]) -> list[Path]:
     return OutputFolder.of(folder).write({"compare.md": to_markdown(comparison), "compare.html": to_html(comparison)})
 
 
-def _where(block: Block) -> str:
-    return f"{shorten(block.name)} OOD" if block.kind == "group" else shorten(block.name)
-
-
 def _table(comparison: Comparison, block: Block) -> Table:
     lower = block.metric in FPRS
     first, *others = (shorten(name, 16) for name in comparison.names)
     best: Literal["ascending", "descending"] = "ascending" if lower else "descending"
-    headings = [Heading(name, best=best) for name in (first, *others)]
-    headings += [Heading(f"{name}\nminus {first}", best=best) for name in others]
+    names = [first, *others, *(f"{name}\nminus {first}" for name in others)]
     rows = []
     for line in block.lines:
         top = (min if lower else max)(value.mean for value in line.values)
-        values = [_value(value, value.mean == top) for value in line.values]
-        rows.append([Cell(shorten(line.row)), *values, *map(_change, line.changes)])
-    heading = f"{title(block.metric, comparison.recall)}, {_where(block)}"
-    return Table(heading, [Heading("method", best="ascending", words=True), *headings], rows)
-
-
-def _value(value: Value, best: bool) -> Cell:
-    spread = "" if value.spread is None else f" ± {percentage(value.spread)}"
-    return Cell(percentage(value.mean) + spread, "leads" if best else "", sort=f"{value.mean:.6f}")
-
-
-def _change(change: Change) -> Cell:
-    if change.low is None or change.high is None:
-        return Cell(points(change.value), sort=f"{change.value:.6f}")
-    interval = f"{points(change.low)} to {points(change.high)}"
-    hint, sort = f"p = {change.p_value:.2g}", f"{change.value:.6f}"
-    return Cell(points(change.value), change.verdict, f" [{interval}]", interval, sort, hint)
+        cells = [Cell(shorten(line.row))]
+        for value in line.values:
+            spread = "" if value.spread is None else f" ± {percentage(value.spread)}"
+            mark = "leads" if value.mean == top else ""
+            cells.append(Cell(percentage(value.mean) + spread, mark, sort=f"{value.mean:.6f}"))
+        for change in line.changes:
+            text, sort, interval, hint = points(change.value), f"{change.value:.6f}", "", ""
+            if change.low is not None and change.high is not None:
+                interval, hint = f"{points(change.low)} to {points(change.high)}", f"p = {change.p_value:.2g}"
+            cells.append(Cell(text, change.verdict, interval and f" [{interval}]", interval, sort, hint))
+        rows.append(cells)
+    headings = [Heading("method", best="ascending", words=True), *(Heading(name, best=best) for name in names)]
+    where = shorten(block.name) + (" OOD" if block.kind == "group" else "")
+    return Table(f"{title(block.metric, comparison.recall)}, {where}", headings, rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 from numpy.typing import NDArray
 
-from idness.benchmark.answer import contenders, ood_weights, standing
-from idness.benchmark.results import Report
+from idness.benchmark.answer import contenders
+from idness.benchmark.results import Report, best_first, ood_weights
 from idness.core.text import drawn, percentage, shorten
 from idness.metrics import id_threshold
 from idness.report import style
@@ -34,22 +34,20 @@ Curve = tuple[str, Sequence[float] | Array, style.Mark, float | None]
 """A curve of a sweep: its label, its values in [0, 1], its look, and the percentile that was chosen."""
 
 
-def highlights(report: Report) -> list[str]:
-    """Return the methods with their own look: the recommended one, the best ones, then well-known ones."""
-    ranked = sorted(report.methods, key=lambda row: standing(report, row), reverse=True)
+def looks(report: Report) -> dict[str, style.Mark]:
+    """Return the looks of the methods that stand out, the same in every figure of a report.
+
+    These are the recommended one, the best ones, and well-known ones.
+    """
+    ranked = best_first(report)
     leaders = [
         max(contenders(report), key=lambda row: report.methods[row].groups[group].auroc)
         for group in report.benchmark.groups
-        if all(group in item.groups for item in report.methods.values())
     ]
     familiar = [row for row in BASELINES if row in report.methods]
     use = [report.answer.use] if report.answer else []
-    return list(dict.fromkeys([*use, *ranked[:1], *leaders, *familiar, *ranked[1:]]))[:HIGHLIGHTED]
-
-
-def looks(report: Report) -> dict[str, style.Mark]:
-    """Return the looks of the highlighted methods, the same in every figure of a report."""
-    return {row: style.mark(index) for index, row in enumerate(highlights(report))}
+    chosen = dict.fromkeys([*use, *ranked[:1], *leaders, *familiar, *ranked[1:]])
+    return {row: style.mark(index) for index, row in enumerate(list(chosen)[:HIGHLIGHTED])}
 
 
 def score_histogram(report: Report, row: str, name: str, ax: Any = None) -> Any:
@@ -126,9 +124,7 @@ def draw_tradeoff(
             room = max(1.0 - (high - low), 0.1 * (high - low)) / 2
             ax.set_xlim(low - room, high + room)
         ax.set_ylim(top=min(ax.get_ylim()[1], 100.0))
-        names = [drawn(row) + (f" {y:.1f}" if y < floor else "") for row, _, y in found]
-        places = [(x, max(y, floor), row in marks) for row, x, y in found]
-        _labels_beside(ax, [(name, *place) for name, place in zip(names, places, strict=True)])
+        _names_beside(ax, found, marks, floor)
     return ax
 
 
@@ -171,7 +167,7 @@ def draw_sweep(
 
 def ranking(report: Report, ax: Any = None) -> Any:
     """Draw the group AUROCs of every method with their 95 % intervals, best mean on top."""
-    rows = sorted(report.methods, key=lambda row: standing(report, row))
+    rows = best_first(report)[::-1]
     ax = style.axes_or_new(ax, size=(WIDTH, 0.9 + 0.2 * len(rows)))
     groups = list(report.benchmark.groups)
     floor = lowest_shown([100 * item.groups[group].auroc for item in report.methods.values() for group in groups])
@@ -218,7 +214,7 @@ def score_ridges(report: Report, row: str, prefix: str = "ridges") -> str:
     sides = [np.asarray(report.scores.of(row, name), float) for name in ("id_test", *names)]
     passed = [f"{percentage(report.methods[row].sets[name].fpr_at_id_recall, 1)} %" for name in names]
     labels = ["ID test", *(shorten(name, 16) for name in names)]
-    edges = _common_bins(sides)
+    edges = style.shared_bins(sides, BINS)
     room = 0.02 * (edges[-1] - edges[0])
     low, high = float(edges[0] - room), float(edges[-1] + room)
     # All positions are in points from the top left.
@@ -255,14 +251,6 @@ def score_ridges(report: Report, row: str, prefix: str = "ridges") -> str:
     )  # fmt: skip
 
 
-def _common_bins(sides: Sequence[Array]) -> Array:
-    """Return common bins; the outer percent on either side would squeeze the rest into a few of them."""
-    ends = [np.percentile(side, [1, 99]) for side in sides]
-    low, high = float(min(end[0] for end in ends)), float(max(end[1] for end in ends))
-    alike = high - low <= 1e-12 * max(abs(low), abs(high))
-    return np.linspace(low, low + max(1.0, 0.001 * abs(low)) if alike else high, BINS + 1)
-
-
 def _ticks(low: float, high: float, length: float) -> tuple[list[tuple[float, str]], str]:
     """Return round numbers along an axis with their texts, and the factor or offset of all, if any."""
     most = min(max(int(length // 24), 1), 9)  # each needs the room of three letters
@@ -280,25 +268,17 @@ def lowest_shown(values: Sequence[float]) -> float:
     return float(max(low, quarter - 3 * (upper - quarter) - 1.0))
 
 
-def _labels_beside(ax: Any, points: Sequence[tuple[str, float, float, bool]]) -> None:
-    """Write names in a column to the right of the axes without overlap, with a thin line to each point."""
-    if not points:
-        return
-    low, high = ax.get_ylim()
-    ordered = sorted(points, key=lambda point: point[2])
-    step = min(0.052, 1.0 / len(ordered))
-    heights = [(y - low) / (high - low) for _, _, y, _ in ordered]
-    for index in range(1, len(heights)):
-        heights[index] = max(heights[index], heights[index - 1] + step)
-    heights[-1] = min(heights[-1], 1.0)
-    for index in reversed(range(len(heights) - 1)):
-        heights[index] = min(heights[index], heights[index + 1] - step)
+def _names_beside(ax: Any, found: Sequence[tuple[str, float, float]], bold: Collection[str], floor: float) -> None:
+    """Write names in a column to the right of the axes, the best on top, with a thin line to each point."""
     left, right = ax.get_xlim()
-    edge = left + 1.04 * (right - left)
-    for (name, x, y, bold), height in zip(ordered, heights, strict=True):
+    low, high = ax.get_ylim()
+    step = min(0.052, 1.0 / max(len(found), 1))
+    for place, (row, x, y) in enumerate(sorted(found, key=lambda point: -point[2])):
+        height, edge = 0.5 + ((len(found) - 1) / 2 - place) * step, left + 1.04 * (right - left)
         end = low + height * (high - low)
-        ax.plot([x, edge], [y, end], color=style.MUTED, linewidth=0.4, clip_on=False, zorder=1)
-        weight = "bold" if bold else "normal"
+        ax.plot([x, edge], [max(y, floor), end], color=style.MUTED, linewidth=0.4, clip_on=False, zorder=1)
+        name = drawn(row) + (f" {y:.1f}" if y < floor else "")
+        weight = "bold" if row in bold else "normal"
         ax.text(1.05, height, name, transform=ax.transAxes, fontsize=SMALL, fontweight=weight, va="center")
     ax.set(xlim=(left, right), ylim=(low, high))
 

@@ -6,18 +6,19 @@ import base64
 import hashlib
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
-from idness.benchmark.answer import best_first, conclude, contenders, ood_weights, unnamed_setting
-from idness.benchmark.results import PAGE, Report, Wrong, describe_duplicates, results_folder
+from idness.benchmark.answer import conclude, setting
+from idness.benchmark.results import PAGE, Report, best_first, describe_duplicates, ood_weights, results_folder
+from idness.core.options import plain
 from idness.core.text import duration, listed, percentage, sentence, shorten, size
 from idness.metrics import SELECTIVE, WITH_INTERVAL, id_threshold, meaning, title
 from idness.report import figures, style
@@ -67,28 +68,32 @@ def render(report: Report) -> str:
     ids = {name: f"t{index}" for index, name in enumerate(urls)}
     groups = report.benchmark.groups
     members = "; ".join(f"{shorten(group)}: {', '.join(map(shorten, names))}" for group, names in groups.items())
-    accuracy = (
-        "" if report.id_accuracy is None else f" ID accuracy of the plain network: {percentage(report.id_accuracy)} %."
-    )
-    main = summary(report)
+    means = f"Means over {len(ood_weights(report))} OOD sets, percent."
+    labelled = report.id_accuracy is not None
+    if labelled:
+        means += f" ID accuracy of the plain network: {percentage(report.id_accuracy)} %."
     return render_page(
         "report.html",
-        title=f"{shorten(report.benchmark.title or report.benchmark.name)}: {shorten(report.model.spec)} – idness",
+        title=f"{shorten(report.benchmark.title)}: {shorten(report.model.spec)} – idness",
         nav=NAV,
         panels=max(len(order), len(WITH_INTERVAL) + len(SELECTIVE)),
-        benchmark=shorten(report.benchmark.title or report.benchmark.name, 120),
+        benchmark=shorten(report.benchmark.title, 120),
         model=shorten(report.model.spec, 120),
         recall=f"{100 * report.recall:g} %",
         answer=found,
         use=shorten(found.use),
-        setting=shorten(unnamed_setting(report, found.use), 80),
+        setting=shorten(setting(report, found.use), 80),
         badge=BADGES[found.kind],
         facts=facts(report),
         warnings=warnings(report),
-        ranking=_svg(figures.ranking(report), "rank", _ranking_alt(report, order)),
+        ranking=_svg(
+            figures.ranking(report),
+            "rank",
+            "AUROC of each method with its 95 % interval; the next table has the numbers",
+        ),
         groups_title=sentence(f"{listed([shorten(group) for group in groups])} OOD"),
         meanings={name: meaning(name, report.recall) for name in WITH_INTERVAL},
-        main_table=replace(main, notes=[f"Means over {len(ood_weights(report))} OOD sets, percent.{accuracy}"]),
+        main_table=replace(summary(report), notes=[means]),
         set_tables=[
             replace(
                 by_set(report, metric),
@@ -100,9 +105,9 @@ def render(report: Report) -> str:
         shown_first=[shorten(row) for row in first],
         ridges=[Markup(figures.score_ridges(report, row, f"ridge{index}")) for index, row in enumerate(first)],
         legend=[(shorten(row), _line_sample(mark)) for row, mark in figures.looks(report).items()],
-        rocs=list(_rocs(report)),
-        tradeoffs=[] if report.id_accuracy is None else list(_per_group(report, "tradeoff")),
-        sweeps=[] if report.sweep is None else list(_per_group(report, "percentile_sweep")),
+        rocs=_svgs(report, figures.roc_curves, ood_weights(report), "ROC curves"),
+        tradeoffs=_svgs(report, figures.tradeoff, groups if labelled else (), "ID accuracy against AUROC"),
+        sweeps=_svgs(report, figures.percentile_sweep, groups if report.sweep else (), "AUROC against the percentile"),
         thumbs=[(ids[name], Markup(url), max(images[name].shape) <= TINY) for name, url in urls.items()],
         mistakes=[mistakes(report, row, ids) for row in first] if report.wrong else [],
         cost=cost_sentence(report),
@@ -135,34 +140,11 @@ def _svg(ax: Any, prefix: str, alt: str) -> Markup:
     return Markup(svg)  # matplotlib escapes names
 
 
-def _rocs(report: Report) -> Iterator[Markup]:
-    ax: Any = None
-    for index, name in enumerate(ood_weights(report)):
-        best = max(contenders(report), key=lambda row: report.methods[row].sets[name].auroc)
-        value = percentage(report.methods[best].sets[name].auroc, 1)
-        # The same axes for all: their ticks take longer than the curves.
-        for drawn in [*ax.lines, *ax.collections] if ax else ():
-            drawn.remove()
-        ax = figures.roc_curves(report, name, ax=ax)
-        yield _svg(ax, f"roc{index}", f"ROC curves on {shorten(name)}: {shorten(best)} has the largest area, {value} %")
-
-
-def _per_group(report: Report, kind: str) -> Iterator[Markup]:
-    words = {"tradeoff": "ID accuracy against AUROC", "percentile_sweep": "AUROC against the percentile"}[kind]
-    for index, group in enumerate(report.benchmark.groups):
-        alt = f"{words}, {shorten(group)} OOD sets; the numbers are in results.json"
-        yield _svg(getattr(figures, kind)(report, group), f"{kind}{index}", alt)
-
-
-def _ranking_alt(report: Report, order: Sequence[str]) -> str:
-    lines = [
-        f"{shorten(row)} "
-        + ", ".join(
-            f"{shorten(group)} {percentage(item.auroc, 1)} %" for group, item in report.methods[row].groups.items()
-        )
-        for row in order
+def _svgs(report: Report, draw: Callable[[Report, str], Any], names: Iterable[str], words: str) -> list[Markup]:
+    return [
+        _svg(draw(report, name), f"{draw.__name__}{index}", f"{words}, {shorten(name)}; the tables have the numbers")
+        for index, name in enumerate(names)
     ]
-    return f"AUROC with 95 % intervals, best mean first: {'; '.join(lines)}"
 
 
 def _line_sample(mark: style.Mark) -> Markup:
@@ -176,26 +158,20 @@ def _line_sample(mark: style.Mark) -> Markup:
 def facts(report: Report) -> list[tuple[str, str]]:
     """Return the numbers at the top of the page."""
     oods = ood_weights(report)
-    images = sum(report.sets[name].images for name in oods if name in report.sets)
-    found = [
+    return [
         ("ID accuracy", "–" if report.id_accuracy is None else f"{percentage(report.id_accuracy, 1)} %"),
-        ("ID test images", f"{report.sets['id_test'].images:,}" if "id_test" in report.sets else "–"),
-        (f"OOD images in {len(oods)} sets", f"{images:,}"),
+        ("ID test images", f"{report.sets['id_test'].images:,}"),
+        (f"OOD images in {len(oods)} sets", f"{sum(report.sets[name].images for name in oods):,}"),
         ("methods", str(len(report.methods))),
         ("settings tried", f"{sum(_tried(report, row) for row in report.methods):,}"),
+        ("total time", duration(report.time["total"])),
     ]
-    return [*found, ("total time", duration(report.time["total"]))] if "total" in report.time else found
 
 
 def warnings(report: Report) -> list[str]:
     """Return what a reader must know before relying on the numbers."""
     found = [*report.warnings, *left_out(report.failed)]
-    found += describe_duplicates(report.duplicates)  # not all results warn of them
-    found += [
-        f"{len(item.skipped)} images of {name} were skipped; see Provenance for the reasons"
-        for name, item in report.sets.items()
-        if item.skipped
-    ]
+    found += describe_duplicates(report.duplicates)  # results of 0.1 do not warn of them
     return [shorten(line, 300) for line in dict.fromkeys(found)]
 
 
@@ -215,13 +191,14 @@ def cost_table(report: Report, order: Sequence[str]) -> Table:
 
 def cost_sentence(report: Report) -> str:
     """Return a summary of time and memory."""
-    time, parts = report.time, []
-    images, cached, network = int(time.get("images", 0)), int(time.get("cached", 0)), time.get("extract", 0.0)
+    images, cached, network = (report.time[name] for name in ("images", "cached", "extract"))
+    parts = []
     if images:
-        rate = f", {images / network:,.0f} per second" if network > 0 else ""
-        parts.append(f"The network ran once over {images:,} images in {duration(network)}{rate}.")
+        parts.append(
+            f"The network ran once over {images:,.0f} images in {duration(network)}, {images / network:,.0f} per second."
+        )
     if cached:
-        parts.append(f"Activations of {cached:,} images were cached.")
+        parts.append(f"Activations of {cached:,.0f} images were cached.")
     tried = sum(_tried(report, row) for row in report.methods)
     spent = sum(sum(item.seconds.values()) for item in report.methods.values())
     parts.append(f"All {len(report.methods)} methods at {tried} settings took {duration(spent)}.")
@@ -233,31 +210,27 @@ def cost_sentence(report: Report) -> str:
 def provenance_section(report: Report) -> list[tuple[str, str]]:
     """Return what is needed to repeat the measurement."""
     model, told, engine = report.model, report.provenance, report.engine
-    found = [
-        ("Command", told.get("command", "–")),
-        ("Date", told.get("date", "–")),
-        ("Seed", told.get("seed", "–")),
-        (
-            "Network",
-            f"{model.spec}, {model.parameters:,} parameters, {model.features} features, final layer {model.layer}",
-        ),
-        ("Weights", f"{model.weights or 'as built'}, SHA-256 {model.weights_sha256}"),
-        ("Preprocessing", _pairs(report.preprocessing)),
-        ("Precision", f"{report.precision.get('used', '–')}: {report.precision.get('why', '')}"),
-        ("Versions", _pairs(told.get("versions", {}))),
-        ("Machine", _pairs(told.get("machine", {}))),
-        ("FPR", f"{meaning('fpr_at_id_recall', report.recall)}; the other convention is in the tables by set"),
-    ]
-    if engine:
-        batches = f"batches of {engine.get('batch')}"
-        found.insert(7, ("Engine", f"{engine.get('used')} {engine.get('version')}, {batches}: {engine.get('why')}"))
-    return [(name, shorten(value, 400)) for name, value in found]
+    sizes = f"{model.parameters:,} parameters, {model.features} features, final layer {model.layer}"
+    found = {
+        "Command": told.get("command", "–"),
+        "Date": told.get("date", "–"),
+        "Seed": told.get("seed", "–"),
+        "Network": f"{model.spec}, {sizes}",
+        "Weights": f"{model.weights or 'as built'}, SHA-256 {model.weights_sha256}",
+        "Preprocessing": _pairs(report.preprocessing),
+        "Precision": f"{report.precision['used']}: {report.precision['why']}",
+        "Engine": "{used} {version}, batches of {batch}: {why}".format(**engine) if engine else "",
+        "Versions": _pairs(told.get("versions", {})),
+        "Machine": _pairs(told.get("machine", {})),
+        "FPR": f"{meaning('fpr_at_id_recall', report.recall)}; the other convention is in the tables by set",
+    }
+    return [(name, shorten(value, 400)) for name, value in found.items() if value != ""]
 
 
 def set_table(report: Report) -> Table:
     """Return the table that describes every data set."""
-    sortable = {"set": "ascending", "role": "ascending", "source": "", "SHA-256": ""}
-    headings = [Heading(name, best=best, words=True) for name, best in sortable.items()]  # type: ignore[arg-type]
+    order: dict[str, Literal["", "ascending"]] = {"set": "ascending", "role": "ascending", "source": "", "SHA-256": ""}
+    headings = [Heading(name, best=best, words=True) for name, best in order.items()]
     headings[2:2] = [Heading("images"), Heading("skipped")]
     rows = [
         [
@@ -266,7 +239,7 @@ def set_table(report: Report) -> Table:
             Cell(f"{item.images:,}", sort=str(item.images)),
             Cell(str(len(item.skipped))),
             Cell(shorten(item.source, 80)),
-            Cell("", drawing=Markup('<code class="hash">{}</code>').format(item.sha256[:16])),
+            Cell(item.sha256[:16]),
         ]
         for name, item in report.sets.items()
     ]
@@ -278,13 +251,7 @@ def _tried(report: Report, row: str) -> int:
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {_plain(value)}" for key, value in values.items()) or "–"
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_plain, value))
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return ", ".join(f"{key} {'none' if value is None else plain(value)}" for key, value in values.items()) or "–"
 
 
 def shown_images(report: Report, rows: Sequence[str]) -> dict[str, NDArray[np.uint8]]:
@@ -299,7 +266,7 @@ def data_urls(images: Mapping[str, NDArray[np.uint8]], budget: int = BUDGET) -> 
     for quality in QUALITIES:
         urls = {name: _data_url(image, quality) for name, image in images.items()}
         if sum(map(len, urls.values())) <= budget:
-            return urls
+            break
     sizes = np.cumsum([len(url) for url in urls.values()])
     return dict(list(urls.items())[: int((sizes <= budget).sum())])
 
@@ -316,32 +283,20 @@ def mistakes(report: Report, row: str, ids: Mapping[str, str]) -> list[tuple[str
     `ids` are the ids of the thumbnails on the page.
     """
     threshold = id_threshold(report.scores.of(row, "id_test"), report.recall)
+    classes = dict(enumerate(shorten(name, 24) for name in report.benchmark.classes))
     found = []
     for group, entries in report.wrong.get(row, {}).items():
-        title = "ID images with the lowest scores"
-        if group != "id_test":
-            title = f"{shorten(group)} OOD images with the highest scores"
-        captioned = [_captioned(report, entry, threshold, group == "id_test", ids) for entry in entries]
-        found.append((sentence(title), captioned))
+        is_id, shown = group == "id_test", []
+        for entry in entries:
+            accepted, words = entry.score >= threshold, classes.get(entry.predicted, f"class {entry.predicted}")
+            if not is_id:
+                words = f"{shorten(entry.set, 24)}, predicted {words}"
+            elif entry.label is not None and entry.label != entry.predicted:
+                words = f"{classes.get(entry.label, f'class {entry.label}')}, predicted {words}"
+            score, verdict = f"{entry.score:.4g}", "accepted" if accepted else "flagged"
+            alt = f"{shorten(entry.item, 60)} of {shorten(entry.set, 24)}: {words}; score {score}, {verdict}"
+            caption = {"score": score, "verdict": verdict, "wrong": accepted != is_id, "words": words}
+            shown.append({"thumb": ids.get(f"{entry.set}/{entry.index}"), "alt": alt, **caption})
+        title = f"{sentence(shorten(group))} OOD images with the highest scores"
+        found.append(("ID images with the lowest scores" if is_id else title, shown))
     return found
-
-
-def _captioned(report: Report, entry: Wrong, threshold: float, is_id: bool, ids: Mapping[str, str]) -> dict[str, Any]:
-    accepted = entry.score >= threshold
-    verdict = "accepted" if accepted else "flagged"
-    words = predicted = _class_name(report, entry.predicted)
-    if not is_id:
-        words = f"{shorten(entry.set, 24)}, predicted {predicted}"
-    elif entry.label not in (None, entry.predicted):
-        words = f"{_class_name(report, entry.label)}, predicted {predicted}"
-    score = f"{entry.score:.4g}"
-    alt = f"{shorten(entry.item, 60)} of {shorten(entry.set, 24)}: {words}; score {score}, {verdict}"
-    thumb = ids.get(f"{entry.set}/{entry.index}")
-    return {"thumb": thumb, "alt": alt, "score": score, "verdict": verdict, "wrong": accepted != is_id, "words": words}
-
-
-def _class_name(report: Report, label: int | None) -> str:
-    names = report.benchmark.classes
-    if label is None:
-        return "unknown"
-    return shorten(names[label], 24) if 0 <= label < len(names) else f"class {label}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from html import escape
@@ -17,7 +17,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from idness.core.files import atomic_write
 
@@ -60,7 +60,6 @@ _RC: dict[str, Any] = {
     "axes.titleweight": "bold",
     "axes.titlecolor": INK,
     "figure.constrained_layout.use": True,
-    "figure.dpi": 100,
     "figure.facecolor": PAPER,
     # DejaVu comes with matplotlib, so the layout is the same everywhere.
     "font.family": ["DejaVu Sans"],
@@ -159,20 +158,16 @@ def figure_svg(figure: Any, *, alt: str = "", prefix: str = "", adaptive: bool =
         figure: the figure, or axes of it.
         alt: a text alternative.
         prefix: start of every id, so that several figures fit on one page.
-        adaptive: transparent, with text in the page's colour and coordinates rounded to a tenth; otherwise on white.
+        adaptive: transparent, with text in the page's colour; otherwise on white.
     """
     stream = io.StringIO()
     with house_style():
         # A date or version in the file would make two equal runs differ.
-        options: dict[str, Any] = {
-            "metadata": {"Date": None, "Creator": None},
-            "facecolor": "none" if adaptive else PAPER,
-        }
-        figure_of(figure).savefig(stream, format="svg", **options)
+        undated, ground = {"Date": None, "Creator": None}, "none" if adaptive else PAPER
+        figure_of(figure).savefig(stream, format="svg", metadata=undated, facecolor=ground)
     text = _UNUSED.sub("", stream.getvalue())
     text = _FONTS.sub(f"font-family: {FONTS}", text[text.index("<svg") :])
-    decimals = r"(?<=\d\.\d)\d+" if adaptive else r"(?<=\d\.\d\d)\d+"
-    text = _COORDINATES.sub(lambda match: re.sub(decimals, "", match[0]), text)
+    text = _COORDINATES.sub(lambda match: re.sub(r"(?<=\d\.\d)\d+", "", match[0]), text)  # a tenth of a point
     if adaptive:
         text = re.sub(r'<g id="[^"]*">', "<g>", text.replace(INK, "currentColor"))
     if prefix:
@@ -222,15 +217,18 @@ def headline(ax: Any, title: str, *, x: str = "", y: str = "", at_top: bool = Fa
     return ax
 
 
-def two_histograms(
-    ax: Any, first: ArrayLike, second: ArrayLike, labels: tuple[str, str], *, bins: int | None = None
-) -> Any:
+def shared_bins(sides: Sequence[NDArray[Any]], count: int) -> NDArray[Any]:
+    """Return the edges of common bins; the outer percent on either side would squeeze the rest into a few of them."""
+    lows, highs = zip(*(np.percentile(side, [1, 99]) for side in sides), strict=True)
+    low, high = float(min(lows)), float(max(highs))
+    alike = high - low <= 1e-12 * max(abs(low), abs(high))
+    return np.linspace(low, low + max(1.0, 0.001 * abs(low)) if alike else high, count + 1)
+
+
+def two_histograms(ax: Any, first: ArrayLike, second: ArrayLike, labels: tuple[str, str]) -> Any:
     """Draw ID and OOD values as histograms over common bins: ID plain and blue, OOD hatched and orange."""
     sides = [np.asarray(first, float), np.asarray(second, float)]
-    # The outer half percent on either side would squeeze the rest into a few bins.
-    low, high = np.percentile(np.concatenate(sides), [0.5, 99.5])
-    bins = bins or int(np.clip(np.sqrt(min(map(len, sides))), 12, 50))
-    edges = np.linspace(low, high if high > low else low + 1.0, bins + 1)
+    edges = shared_bins(sides, int(np.clip(np.sqrt(min(map(len, sides))), 12, 50)))
     looks = ((ID_COLOUR, "", LINES[0]), (OOD_COLOUR, "////", LINES[1]))
     with house_style():
         for values, label, (colour, hatch, line) in zip(sides, labels, looks, strict=True):

@@ -5,18 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from markupsafe import Markup
-
-from idness.benchmark.answer import best_first, setting, unnamed_setting
-from idness.benchmark.results import TABLES, Metrics, Report, results_folder
+from idness.benchmark.answer import setting
+from idness.benchmark.results import TABLES, Metrics, Report, best_first, ood_weights, results_folder
 from idness.core.errors import OptionError
 from idness.core.text import percentage, shorten
-from idness.metrics import FPRS, LOWER, NAMES, SELECTIVE, WITH_INTERVAL, meaning, title
+from idness.metrics import FPRS, LOWER, SELECTIVE, meaning, title
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -50,7 +48,6 @@ class Cell:
         note: small print of HTML.
         sort: the sort key of HTML; the text if empty.
         hint: the tooltip of HTML.
-        drawing: a drawing below the text in HTML.
     """
 
     text: str
@@ -59,7 +56,6 @@ class Cell:
     note: str = ""
     sort: str = ""
     hint: str = ""
-    drawing: Markup = field(default_factory=Markup)
 
     def __str__(self) -> str:
         before, after = SIGNS.get(self.mark, ("", ""))
@@ -99,7 +95,8 @@ class Table:
 
 
 Column = tuple[Heading, list[Cell]]
-Interval = tuple[float, float] | None
+Number = tuple[float | None, tuple[float, float] | None, str]
+"""A value, its interval and its mark."""
 
 
 def markdown(table: Table) -> str:
@@ -111,18 +108,14 @@ def markdown(table: Table) -> str:
 
 def markdown_lines(table: Table) -> list[str]:
     """Return the lines of a Markdown table, without its title and notes."""
-    rows = [[f"**{_md(str(cell))}**" if cell.mark in BOLD else _md(str(cell)) for cell in row] for row in table.rows]
     rule = "|".join("---" if heading.words else "--:" for heading in table.headings)
-    first, *rest = (f"| {' | '.join(row)} |" for row in [[_md(str(heading)) for heading in table.headings], *rows])
+    rows = [[_md(str(heading)) for heading in table.headings], *(_texts(row, _md, "**{}**") for row in table.rows)]
+    first, *rest = (f"| {' | '.join(row)} |" for row in rows)
     return [first, f"|{rule}|", *rest]
 
 
 def latex(table: Table) -> str:
     """Return a table as LaTeX, for the packages booktabs and amssymb."""
-    body = [
-        " & ".join(rf"\textbf{{{_tex(str(cell))}}}" if cell.mark in BOLD else _tex(str(cell)) for cell in row) + r" \\"
-        for row in table.rows
-    ]
     caption = " ".join(_tex(text) for text in (f"{table.title}.", *table.notes))
     lines = [
         r"\begin{table}",
@@ -132,7 +125,7 @@ def latex(table: Table) -> str:
         r"\toprule",
         " & ".join(_tex(str(heading)) for heading in table.headings) + r" \\",
         r"\midrule",
-        *body,
+        *(" & ".join(_texts(row, _tex, r"\textbf{{{}}}")) + r" \\" for row in table.rows),
         r"\bottomrule",
         r"\end{tabular}",
         r"\end{table}",
@@ -150,8 +143,12 @@ def rich_table(table: Table) -> RichTable:
         side: Literal["left", "right"] = "left" if heading.words else "right"
         made.add_column(escape(_broken(heading)), justify=side, overflow="fold", no_wrap=place == 0)
     for row in table.rows:
-        made.add_row(*(f"[bold]{escape(str(cell))}[/bold]" if cell.mark in BOLD else escape(str(cell)) for cell in row))
+        made.add_row(*_texts(row, escape, "[bold]{}[/bold]"))
     return made
+
+
+def _texts(row: Sequence[Cell], escape: Callable[[str], str], bold: str) -> list[str]:
+    return [bold.format(escape(str(cell))) if cell.mark in BOLD else escape(str(cell)) for cell in row]
 
 
 def _width(table: Table) -> int:
@@ -194,29 +191,31 @@ def summary(report: Report, fpr: str = "id", *, wide: bool = True) -> Table:
     at = f"at {100 * report.recall:g} %\n{fpr.upper()} recall"
     if found is not None and len(report.benchmark.groups) > 1:
         marks = ["best" if row == found.best else "tie" if row in found.ties else "" for row in rows]
-        means, ends = [found.auroc[row] for row in rows], [found.intervals[row] for row in rows]
-        columns.append(_numbers(Heading("mean\nAUROC", sorted=True), means, ends, marks, drawn=True))
+        means = [(found.auroc[row], found.intervals[row], mark) for row, mark in zip(rows, marks, strict=True)]
+        columns.append(_column(Heading("mean\nAUROC", sorted=True), means))
     for group in report.benchmark.groups:
         metrics = [method.groups[group] for method in methods]
         errors = wide or not columns
-        columns.append(_metric(Heading(f"{shorten(group)}\nAUROC"), metrics, "auroc", errors=errors, drawn=True))
-        columns.append(_metric(Heading(f"{shorten(group)}\nFPR", at, "ascending"), metrics, name, errors=wide))
+        columns.append(_column(Heading(f"{shorten(group)}\nAUROC"), _numbers(metrics, "auroc"), errors=errors))
+        heading = Heading(f"{shorten(group)}\nFPR", at, "ascending")
+        columns.append(_column(heading, _numbers(metrics, name), errors=wide))
     accuracy = ""
     if report.id_accuracy is not None:
         accuracy = f" · ID accuracy {percentage(report.id_accuracy)} %"
-        columns.append(_numbers(Heading("ID acc.\nshaped"), [method.id_accuracy_shaped for method in methods]))
+        shaped: list[Number] = [(method.id_accuracy_shaped, None, "") for method in methods]
+        columns.append(_column(Heading("ID acc.\nshaped"), shaped))
     signs = "★ best of its column, ≈ not significantly different from it." if found else "best of each column in bold."
     notes = [f"FPR: {meaning(name, report.recall)} ({name}).", f"Percent; ± half of a 95 % interval; {signs}"]
     return _by_method(report, f"{report.benchmark.title} · {report.model.spec}{accuracy}", columns, notes)
 
 
-def by_set(report: Report, metric: str = "auroc", sets: Sequence[str] | None = None, *, errors: bool = False) -> Table:
+def by_set(report: Report, metric: str = "auroc", sets: Sequence[str] | None = None) -> Table:
     """Return the table of one metric by data set, best method first."""
+    methods = [report.methods[row] for row in best_first(report)]
     columns = []
-    for name in _sets(report) if sets is None else sets:
-        metrics = [report.methods[row].sets[name] for row in best_first(report)]
+    for name in ood_weights(report) if sets is None else sets:
         heading = Heading(shorten(name), best="ascending" if metric in LOWER else "descending")
-        columns.append(_metric(heading, metrics, metric, errors=errors))
+        columns.append(_column(heading, _numbers([method.sets[name] for method in methods], metric), errors=False))
     return _by_method(report, f"{title(metric, report.recall)} by set, percent", columns)
 
 
@@ -242,24 +241,10 @@ def options(report: Report) -> Table:
 
 def csv_text(report: Report) -> str:
     """Return every number as CSV: one line per method and set or group, best method first, values in [0, 1]."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    marks = [f"{name}_mark" for name in WITH_INTERVAL]
-    bounds = [f"{name}_{end}" for name in WITH_INTERVAL for end in ("low", "high")]
-    first, last = ["method", "label", "rank", "use", "kind", "name"], ["id_accuracy", "id_accuracy_shaped", "seconds"]
-    writer.writerow([*first, *NAMES, *SELECTIVE, *bounds, *marks, *last])
-    use = report.answer.use if report.answer else None
-    for rank, row in enumerate(best_first(report), start=1):
-        method = report.methods[row]
-        accuracies = ["" if value is None else value for value in (report.id_accuracy, method.id_accuracy_shaped)]
-        seconds = round(sum(method.seconds.values()), 4)
-        for kind, found in (("group", method.groups), ("set", method.sets)):
-            for name, metrics in found.items():
-                values = [getattr(metrics, key) for key in (*NAMES, *SELECTIVE)]
-                limits = [value for key in WITH_INTERVAL for value in metrics.intervals.get(key, ("", ""))]
-                marked = [metrics.marks.get(key, "") for key in WITH_INTERVAL]
-                place = [row, method.label, rank, int(row == use), kind, name]
-                writer.writerow([*place, *values, *limits, *marked, *accuracies, seconds])
+    buffer, lines = io.StringIO(), report.lines()
+    writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
     return buffer.getvalue()
 
 
@@ -274,8 +259,9 @@ def terminal_tables(report: Report, columns: int, fpr: str = "id", *, sets: bool
     """
     main = summary(report, fpr, wide=columns >= WIDE)
     if sets:
-        by_sets = [_cut_by_set(report, metric, max(columns, NARROW)) for metric in ("auroc", fpr_name(fpr))]
-        return [options(report), *(table for tables in by_sets for table in tables), main]
+        room = max(columns, NARROW)
+        by_sets = [*_cut_by_set(report, "auroc", room), *_cut_by_set(report, fpr_name(fpr), room)]
+        return [options(report), *by_sets, main]
     wanted = {*ALWAYS, report.answer.use if report.answer else ""}
     asked = [row[0].text for row in main.rows if row[0].text in wanted]
     room = ROWS - sum(name not in {row[0].text for row in main.rows[:ROWS]} for name in asked)
@@ -304,17 +290,10 @@ def left_out(failed: Mapping[str, str]) -> list[str]:
     return [f"left out: {', '.join(listed)} ({reason})" for reason, listed in reasons.items()]
 
 
-def _sets(report: Report) -> list[str]:
-    return [name for names in report.benchmark.groups.values() for name in names]
-
-
 def _cut_by_set(report: Report, metric: str, room: int) -> list[Table]:
-    """Return one table by set, with intervals if there is room, or several tables if there is no room for all sets."""
-    whole = by_set(report, metric, errors=True)
-    if _width(whole) <= room:
-        return [whole]
+    """Return the table by set, or several tables if there is no room for all sets."""
     parts: list[list[str]] = [[]]
-    for name in _sets(report):
+    for name in ood_weights(report):
         if parts[-1] and _width(by_set(report, metric, [*parts[-1], name])) > room:
             parts.append([])
         parts[-1].append(name)
@@ -326,65 +305,32 @@ def _by_method(report: Report, title: str, columns: Sequence[Column], notes: Seq
     use, rows = report.answer.use if report.answer else None, []
     for place, row in enumerate(best_first(report)):
         mark, about = "use" if row == use else "", shorten(report.methods[row].about, 200)
-        name = Cell(shorten(row, 60), mark, note=shorten(unnamed_setting(report, row), 80), hint=about)
+        name = Cell(shorten(row, 60), mark, note=shorten(setting(report, row), 80), hint=about)
         rows.append([name, *(cells[place] for _, cells in columns)])
     first = Heading("method", best="ascending", words=True)
     return Table(title, [first, *(heading for heading, _ in columns)], rows, list(notes))
 
 
-def _metric(heading: Heading, found: Sequence[Metrics], metric: str, *, errors: bool, drawn: bool = False) -> Column:
-    values = [getattr(metrics, metric) for metrics in found]
-    intervals = [metrics.intervals.get(metric) for metrics in found]
-    marks = [metrics.marks.get(metric, "") for metrics in found]
-    return _numbers(heading, values, intervals, marks, errors=errors, drawn=drawn)
+def _numbers(found: Sequence[Metrics], metric: str) -> list[Number]:
+    return [(getattr(item, metric), item.intervals.get(metric), item.marks.get(metric, "")) for item in found]
 
 
-def _numbers(
-    heading: Heading,
-    values: Sequence[float | None],
-    intervals: Sequence[Interval] = (),
-    marks: Sequence[str] = (),
-    *,
-    errors: bool = True,
-    drawn: bool = False,
-) -> Column:
-    """Return a column of percentages; without marks of a test, all that print as the best one lead.
+def _column(heading: Heading, numbers: Sequence[Number], *, errors: bool = True) -> Column:
+    """Return a column of percentages, in text forms with the half of each interval if `errors`.
 
-    `errors` is whether text forms have the half of each interval, `drawn` whether HTML draws the intervals.
+    Without marks of a test, all values that print as the best one lead.
     """
-    texts = [percentage(value) for value in values]
-    known = [float(text) for text, value in zip(texts, values, strict=True) if value is not None]
+    texts = [percentage(value) for value, _, _ in numbers]
+    known = [float(text) for text, (value, _, _) in zip(texts, numbers, strict=True) if value is not None]
     best = f"{(min if heading.best == 'ascending' else max)(known):.2f}" if known else ""
-    given = marks if any(marks) else ["leads" if text == best else "" for text in texts]
-    ends = intervals or [None] * len(texts)
-    scale = _scale([end for end in ends if end])
+    tested = any(mark for _, _, mark in numbers)
     return heading, [
         Cell(
             text,
-            mark,
+            mark if tested else "leads" if text == best else "",
             plain=f" ±{percentage((end[1] - end[0]) / 2, 1)}" if end and errors else "",
             note=f"{percentage(end[0], 1)} – {percentage(end[1], 1)}" if end else "",
             sort="" if value is None else f"{value:.6f}",
-            drawing=_whisker(value, end, scale) if drawn and end and value is not None else Markup(),
         )
-        for text, value, end, mark in zip(texts, values, ends, given, strict=True)
+        for text, (value, end, mark) in zip(texts, numbers, strict=True)
     ]
-
-
-def _scale(ends: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the scale of a column's whiskers, which one value far below all others does not squeeze."""
-    if not ends:
-        return 0.0, 1.0
-    lows, high = sorted(end[0] for end in ends), max(end[1] for end in ends)
-    quarter = lows[len(lows) // 4]
-    return max(lows[0], quarter - 2 * (high - quarter)), high
-
-
-def _whisker(value: float, end: tuple[float, float], scale: tuple[float, float]) -> Markup:
-    """Return a drawing of a value and its interval; an arrow if the value is below the scale."""
-    low, high = scale
-    span = (high - low) or 1.0
-    left, middle, right = (max(round(3 + 68 * (point - low) / span, 1), 3.0) for point in (end[0], value, end[1]))
-    shape = Markup('<line x1="{}" x2="{}" y1="4.5" y2="4.5"/><circle cx="{}" cy="4.5" r="2.8"/>')
-    shape = Markup('<path d="M8 1L2 4.5L8 8z"/>') if value < low else shape.format(left, right, middle)
-    return Markup('<svg class="whisker" viewBox="0 0 74 9" aria-hidden="true">{}</svg>').format(shape)
