@@ -128,7 +128,9 @@ def save_guard(guard: Guard, path: str | os.PathLike[str], *, bundle: bool = Fal
     with locked(folder.path, wait=True):
         before = folder.files
         folder.write(contents | {MANIFEST: _DOCUMENT.text(manifest)})
-        discard(*(folder.path / name for name in before - folder.files))
+        stale = before - folder.files
+        # Unless other weights replace it, a copy of the weights stays: it may be the only one.
+        discard(*(folder.path / name for name in stale if bundle or not name.startswith("weights-")))
     return folder.path
 
 
