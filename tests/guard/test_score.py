@@ -186,6 +186,12 @@ def test_resuming_scores_changed_images_and_refuses_another_guard(
     other = idness(*words, folder, "-o", out, "--resume", "--recall", "0.8")
     assert other.returncode == 2
     assert "contains verdicts of another guard, recall or FDR; choose another folder" in other.stderr
+    others = idness(*words, ood_folder, "-o", out, "--resume")
+    assert (others.returncode, others.stderr) == (
+        2,
+        f"idness: {out}: contains verdicts on other images; choose another folder\n",
+    )
+    assert sorted(path.name for path in out.glob("part-*")) == names
     for place in range(20, 30):
         (folder / f"{place}.png").unlink()
     assert idness(*words, folder, "-o", out, "--resume").returncode == 0

@@ -310,6 +310,11 @@ class VerdictTable:
         if about.get("guard", self.digest) != self.digest:
             raise StoreError(f"{self.folder}: contains verdicts of another guard, recall or FDR; choose another folder")
         planned = {_file(number, key) for number, *_, key in spans}
+        if not any((self.folder / name).is_file() for name in planned):
+            old = [Part(path.name) for path in self.folder.glob("part-*.parquet") if self._output.owns(path.name)]
+            known = {name for part in old for name in self._read(part, "image")["image"].to_pylist()}
+            if known and known.isdisjoint(map(self.images.item, range(count))):
+                raise StoreError(f"{self.folder}: contains verdicts on other images; choose another folder")
         self._output.record(self._output.files | planned | {MANIFEST}, guard=self.digest)
         return spans
 
