@@ -363,7 +363,8 @@ def _listed_labels(dataset: Any) -> NDArray[np.int64] | None:
 
 def _labels(values: Any) -> NDArray[np.int64] | None:
     found = np.asarray([] if values is None else values)
-    return found.astype(np.int64) if found.ndim == 1 and np.issubdtype(found.dtype, np.integer) else None
+    known = found.ndim == 1 and np.issubdtype(found.dtype, np.integer) and found.min(initial=0) >= 0
+    return found.astype(np.int64) if known else None  # below zero means unknown
 
 
 def _torchvision_set(name: str, root: Path, table: Mapping[str, Any]) -> ImageSet:

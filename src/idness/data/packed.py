@@ -333,15 +333,16 @@ def open_array(path: Path, name: str) -> tuple[IO[bytes], tuple[int, ...], np.dt
     return file, shape, kind
 
 
-def _read_labels(path: Path, name: str, count: int) -> NDArray[np.int64]:
-    """Return the labels of `count` images; the header is checked before anything is decompressed."""
+def _read_labels(path: Path, name: str, count: int) -> NDArray[np.int64] | None:
+    """Return the labels of `count` images, `None` if some are below zero; the header is checked before anything is decompressed."""
     file, shape, kind = open_array(path, name)
     with file:
         if len(shape) != 1 or not np.issubdtype(kind, np.integer):
             raise DataError(f"{path.name}: labels must be a list of whole numbers, got {kind} of shape {shape}")
         if shape != (count,):
             raise DataError(f"{path.name}: must have one label per image, got {shape[0]} for {count} images")
-        return np.frombuffer(file.read(count * kind.itemsize), kind, count).astype(np.int64)
+        found = np.frombuffer(file.read(count * kind.itemsize), kind, count).astype(np.int64)
+        return found if found.min(initial=0) >= 0 else None
 
 
 def _pick(
