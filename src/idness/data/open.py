@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -255,7 +256,9 @@ def _below(name: str, root: Place) -> str | None:
         if not full.startswith(start):
             return None
         name = full[len(start) :]
-    outside = Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name
+    # A server decodes `%2e%2e`; `x::file://` would be another file system.
+    plain = name if isinstance(root, Path) else unquote(name)
+    outside = Path(plain).is_absolute() or ".." in Path(plain).parts or "\0" in plain or "://" in plain
     return None if outside else name
 
 
