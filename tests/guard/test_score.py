@@ -336,12 +336,15 @@ def test_unusable_lists_are_refused(
         ([".", "-o", "a-file/out"], "cannot write a-file/out"),
         (["empty.txt", "-o", "out"], "must contain at least one image, got none"),
         ([".", "--resume"], "need --out with a folder"),
+        ([".", "-o", "link.csv"], "link.csv: exists"),
     ],
 )
 def test_mistakes_give_one_line_and_write_nothing(words: Words, more: list[str], message: str, folder: Path) -> None:
     (folder / "a-file").touch()
     (folder / "empty.txt").touch()
+    (folder / "link.csv").symlink_to("nowhere")
     done = idness(*words, *more, cwd=folder)
     assert done.returncode == 2
     assert message in done.stderr
-    assert sorted(path.name for path in folder.iterdir()) == ["a-file", "empty.txt"]
+    assert sorted(path.name for path in folder.iterdir()) == ["a-file", "empty.txt", "link.csv"]
+    assert (folder / "link.csv").is_symlink()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -131,7 +132,7 @@ def row_stream(path: Path | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    if path.exists():
+    if os.path.lexists(path):
         raise StoreError(f"{path}: exists; remove it or choose another file")
     with atomic_stream(path) as stream:
         yield stream
