@@ -6,6 +6,7 @@ Needs torch only if the guard does: an exported guard scores files without it.
 from __future__ import annotations
 
 import csv
+import glob
 import io
 import json
 import os
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from idness.core.documents import packed
 from idness.core.errors import DataError, OptionError, StoreError, needed
-from idness.core.files import OutputFolder, atomic_stream, key_of, sha256, sha256_of
+from idness.core.files import OutputFolder, atomic_stream, key_of, remove_stale, sha256, sha256_of
 from idness.core.progress import Progress
 from idness.core.text import readable, shorten
 from idness.data.sets import SET_SUFFIXES, ImageSet, file_sets, stamp_of
@@ -132,8 +133,9 @@ def row_stream(path: Path | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    if os.path.lexists(path):
-        raise StoreError(f"{path}: exists; remove it or choose another file")
+    remove_stale(path.parent)
+    if os.path.lexists(path) or any(path.parent.glob(f".{glob.escape(path.name)}.*.part")):
+        raise StoreError(f"{path}: exists, or another process is writing it; remove it or choose another file")
     with atomic_stream(path) as stream:
         yield stream
 
