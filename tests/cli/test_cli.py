@@ -205,12 +205,21 @@ def test_the_first_progress_comes_before_torch(words: list[str], tmp_path: Path)
     assert float(seconds) < 1.5
 
 
-def test_a_full_disk_behind_standard_output_is_one_line() -> None:
-    command = f"{shlex.join(PROCESS)} list >/dev/full"
+@pytest.mark.parametrize(
+    ("goes", "message"),
+    [(">/dev/full", "cannot write to standard output: No space left"), (">&-", "standard output is closed")],
+)
+def test_standard_output_that_takes_nothing_is_one_line(goes: str, message: str) -> None:
+    command = f"{shlex.join(PROCESS)} list {goes}"
     done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("idness: cannot write to standard output: No space left")
+    assert done.stderr.startswith(f"idness: {message}")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_standard_error_may_be_closed(tmp_path: Path) -> None:
+    command = f"{shlex.join(PROCESS)} bench --init {tmp_path / 'b.toml'} 2>&-"
+    assert subprocess.run(command, shell=True, check=False).returncode == 0
 
 
 def test_secrets_of_urls_are_not_shown(tmp_path: Path) -> None:

@@ -88,6 +88,9 @@ def test_a_folder_is_looked_at_without_being_made(tmp_path):
     check_writable(tmp_path / "a" / "b")
     check_writable(tmp_path)
     assert not list(tmp_path.iterdir())
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(StoreError, match="link is not a folder"):
+        check_writable(tmp_path / "link")
 
 
 @pytest.mark.fault(

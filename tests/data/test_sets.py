@@ -33,7 +33,7 @@ from idness.data import (
 )
 from idness.data.activations import read_head
 from idness.data.duplicates import digest
-from idness.data.open import _wrapped, open_images
+from idness.data.open import _wrapped, object_set, open_images
 from idness.data.packed import NpzSet
 from idness.data.sets import find_images
 from idness.training import image_folder
@@ -146,6 +146,13 @@ def test_npz_reads_forwards_backwards_and_by_part(tmp_path: Path, compressed: bo
     save(tmp_path / "first.npz", images=array.transpose(0, 3, 1, 2))
     assert np.array_equal(images_of(opened("grey.npz", tmp_path))[..., 1], array[..., 0])
     assert np.array_equal(images_of(opened("first.npz", tmp_path)), array)
+
+
+def test_labels_below_zero_are_unknown(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", images=pixels(2), labels=np.array([2, -1]))
+    assert opened("x.npz", tmp_path).labels is None  # not the last class
+    assert object_set("images", [(pixels(1)[0], 1), (pixels(1)[0], -1)]).labels is None
+    assert object_set("images", [(pixels(1)[0], 1), (pixels(1)[0], 0)]).labels is not None
 
 
 def test_unusable_npz_files_are_reported(tmp_path: Path) -> None:

@@ -154,7 +154,9 @@ def test_a_list_reads_no_url_outside_its_root(
     base = {"file": f"{place.as_uri()}/folder/red", "server": f"{server}/folder/red"}.get(root, str(place / root))
     outside = [f"{place.as_uri()}/folder/blue/0000.png", f"{server}/folder/blue/0000.png", f"{base}/../blue/0000.png"]
     outside += [f"{base}x/0000.png", "http://127.0.0.1:9/x.png", "s3://key:secret@bucket/x.png"]
-    for line in [*outside, "a\0.png", "../x.png", "/etc/passwd"]:
+    if root == "server":
+        outside += ["%2e%2e/blue/0000.png", "..%2Fblue/0000.png", f"{base}/%2E./blue/0000.png"]
+    for line in [*outside, "a\0.png", "../x.png", "/etc/passwd", "simplecache::file:///etc/passwd"]:
         (tmp_path / "l.txt").write_text(f"{line} 0\n")
         with pytest.raises(DataError, match=r"line 1 must name a file below the root") as caught:
             open_set({"path": str(tmp_path / "l.txt"), "root": base})

@@ -167,10 +167,12 @@ def test_network_is_left_unchanged(trained: nn.Module) -> None:
     assert not trained.fc._forward_hooks
 
 
-def test_half_precision_networks_have_float32_scores(guard: Guard) -> None:
+def test_half_precision_networks_have_float32_scores(guard: Guard, tmp_path: Path) -> None:
     low, images = copy.deepcopy(guard).to(torch.bfloat16), known_tensors(16, first=300)[0]
     assert low(images).score.dtype == low.threshold().dtype == torch.float32
     assert (low(images).label == guard(images).label).all()
+    with pytest.raises(ExportError, match="bfloat16, which onnxruntime cannot run"):
+        low.to_onnx(tmp_path / "guard.onnx")
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64])

@@ -25,7 +25,7 @@ from idness.core.errors import StoreError
 from idness.core.files import LISTING
 from idness.data import FileSet, Preprocessing
 from idness.guard import Guard, score
-from idness.guard.score import MANIFEST, VerdictTable, score_files
+from idness.guard.score import MANIFEST, VerdictTable, row_stream, score_files
 from tests.cli.running import idness
 from tests.guard.conftest import Words
 
@@ -186,6 +186,12 @@ def test_resuming_scores_changed_images_and_refuses_another_guard(
     other = idness(*words, folder, "-o", out, "--resume", "--recall", "0.8")
     assert other.returncode == 2
     assert "contains verdicts of another guard, recall or FDR; choose another folder" in other.stderr
+    others = idness(*words, ood_folder, "-o", out, "--resume")
+    assert (others.returncode, others.stderr) == (
+        2,
+        f"idness: {out}: contains verdicts on other images; choose another folder\n",
+    )
+    assert sorted(path.name for path in out.glob("part-*")) == names
     for place in range(20, 30):
         (folder / f"{place}.png").unlink()
     assert idness(*words, folder, "-o", out, "--resume").returncode == 0
@@ -330,12 +336,17 @@ def test_unusable_lists_are_refused(
         ([".", "-o", "a-file/out"], "cannot write a-file/out"),
         (["empty.txt", "-o", "out"], "must contain at least one image, got none"),
         ([".", "--resume"], "need --out with a folder"),
+        ([".", "-o", "link.csv"], "link.csv: exists"),
+        ([".", "-o", "[1].csv"], "[1].csv: exists, or another process is writing it"),
     ],
 )
 def test_mistakes_give_one_line_and_write_nothing(words: Words, more: list[str], message: str, folder: Path) -> None:
     (folder / "a-file").touch()
     (folder / "empty.txt").touch()
-    done = idness(*words, *more, cwd=folder)
+    (folder / "link.csv").symlink_to("nowhere")
+    with row_stream(folder / "[1].csv"):
+        done = idness(*words, *more, cwd=folder)
     assert done.returncode == 2
     assert message in done.stderr
-    assert sorted(path.name for path in folder.iterdir()) == ["a-file", "empty.txt"]
+    assert sorted(path.name for path in folder.iterdir()) == ["[1].csv", "a-file", "empty.txt", "link.csv"]
+    assert (folder / "link.csv").is_symlink()

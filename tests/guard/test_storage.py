@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from idness.core.documents import Document
-from idness.core.errors import IdnessError, ModelError, StoreError
+from idness.core.errors import IdnessError, InputError, ModelError, StoreError
 from idness.core.scripts import approve
 from idness.detectors.registry import rows
 from idness.guard import Guard
@@ -112,6 +113,20 @@ def test_a_network_that_was_trained_since_calibration_is_refused(trained: nn.Mod
     Guard.load(guard.calibrate([known_tensors(60)[0]]).save(tmp_path / "again"), model)
 
 
+@pytest.mark.parametrize(
+    "change", [("detector.percentile", 30.0), ("preprocessing", replace(HOW, mean=(0.1, 0.2, 0.3)))]
+)
+def test_a_detector_or_preprocessing_that_changed_since_calibration_is_refused(
+    change: tuple[str, object], guard: Guard, tmp_path: Path
+) -> None:
+    owner, _, name = change[0].rpartition(".")
+    setattr(getattr(guard, owner) if owner else guard, name, change[1])
+    for made in (guard, guard.set_recall(0.8)):
+        with pytest.raises(InputError, match="detector or the preprocessing has changed since calibration"):
+            made.save(tmp_path / "guard")
+    Guard.load(guard.calibrate([known_tensors(60)[0]]).save(tmp_path / "guard"), guard.split)
+
+
 def test_damaged_and_missing_files_are_named(guard: Guard, tmp_path: Path) -> None:
     """Cut and flip bytes of both files at many places: always one clear line, never a wrong guard."""
     folder = guard.save(tmp_path / "guard")
@@ -141,8 +156,9 @@ def test_damaged_and_missing_files_are_named(guard: Guard, tmp_path: Path) -> No
 def test_saving_again_replaces_the_guard(guard: Guard, tmp_path: Path) -> None:
     folder = guard.save(tmp_path / "guard", bundle=True)
     guard.calibrate([known_tensors(80, first=900)[0]])
+    weights = next(folder.glob("weights-*"))
     guard.save(folder)
-    assert len(list(folder.iterdir())) == 2
+    assert (len(list(folder.glob("tensors-*"))), weights.is_file()) == (1, True)  # the user may have no other copy
     assert len(Guard.load(folder, guard.split).calibration or ()) == 80
 
 

@@ -52,6 +52,15 @@ def plain(model: nn.Module) -> Tensor:
     return SplitModel(model, example=IMAGES[:2]).split(IMAGES).features
 
 
+@pytest.mark.parametrize("engine", ["eager", "onnxruntime"])
+def test_networks_made_in_inference_mode_run(engine: str) -> None:
+    with torch.inference_mode():
+        model = small()
+    split = SplitModel(model, example=IMAGES[:2])
+    split.runner = EngineRunner(engine)
+    assert distance(split.split(IMAGES).features, plain(small())) <= CLOSE
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_eager_folds_a_copy_if_that_is_exact_and_leaves_the_network_as_it_was(again: bool) -> None:
     model = small(again=again)

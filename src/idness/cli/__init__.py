@@ -6,6 +6,7 @@ Nothing here may import torch before a subcommand runs: `idness --help` answers 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import sys
@@ -143,6 +144,9 @@ def command() -> Any:
 def main() -> None:
     """Run the command line; an error that the user can fix is one line and exit code 2."""
     warnings.showwarning = _show_warning
+    sys.stderr = sys.stderr or io.StringIO()  # `2>&-` closes it
+    if sys.stdout is None:
+        _stop("standard output is closed; redirect it to a file or to /dev/null", 2)
     try:
         # A fixed name, which completion in the shell depends on.
         result = command()(_with_new_names(sys.argv[1:]), prog_name="idness", standalone_mode=False)

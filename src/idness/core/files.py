@@ -227,7 +227,7 @@ def locked(folder: Path | None, *, wait: bool = False) -> Iterator[None]:
 def check_writable(folder: str | os.PathLike[str]) -> None:
     """Raise if a folder cannot be written to; called before the work whose results go there. Leaves no file."""
     target = Path(folder)
-    place = next(place for place in (target, *target.absolute().parents) if place.exists())
+    place = next(place for place in (target, *target.absolute().parents) if os.path.lexists(place))
     try:
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"\0")

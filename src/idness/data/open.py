@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -250,7 +251,9 @@ def _below(name: str, root: Place) -> str | None:
         if not full.startswith(start):
             return None
         name = full[len(start) :]
-    outside = Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name
+    # A server decodes `%2e%2e`; `x::file://` would be another file system.
+    plain = name if isinstance(root, Path) else unquote(name)
+    outside = Path(plain).is_absolute() or ".." in Path(plain).parts or "\0" in plain or "://" in plain
     return None if outside else name
 
 
@@ -355,7 +358,8 @@ def _listed_labels(dataset: Any) -> NDArray[np.int64] | None:
 
 def _labels(values: Any) -> NDArray[np.int64] | None:
     found = np.asarray([] if values is None else values)
-    return found.astype(np.int64) if found.ndim == 1 and np.issubdtype(found.dtype, np.integer) else None
+    known = found.ndim == 1 and np.issubdtype(found.dtype, np.integer) and found.min(initial=0) >= 0
+    return found.astype(np.int64) if known else None  # below zero means unknown
 
 
 def _torchvision_set(name: str, root: Path, table: Mapping[str, Any]) -> ImageSet:

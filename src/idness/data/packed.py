@@ -305,14 +305,15 @@ class StoredArray:
         return StoredArray, (self.path, self.name)
 
 
-def _read_labels(path: Path, name: str, count: int) -> NDArray[np.int64]:
-    """Return the labels of `count` images; the header is checked before anything is decompressed."""
+def _read_labels(path: Path, name: str, count: int) -> NDArray[np.int64] | None:
+    """Return the labels of `count` images, `None` if some are below zero; the header is checked before anything is decompressed."""
     array = StoredArray(path, name)
     if len(array.shape) != 1 or not np.issubdtype(array.kind, np.integer):
         raise DataError(f"{path.name}: labels must be a list of whole numbers, got {array.kind} of shape {array.shape}")
     if array.shape != (count,):
         raise DataError(f"{path.name}: must have one label per image, got {array.shape[0]} for {count} images")
-    return array[:].astype(np.int64)
+    found = array[:].astype(np.int64)
+    return found if found.min(initial=0) >= 0 else None
 
 
 def _pick(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.data import DataLoader
 
+from idness.core.documents import packed
 from idness.core.errors import IdnessWarning, InputError, NotFittedError
+from idness.core.files import sha256_of
 from idness.core.progress import Progress
 from idness.core.types import Activations
 from idness.data import ImageSet, Preprocessing
@@ -45,6 +48,8 @@ class Rule:
     thresholds: Mapping[float, Tensor]
     fingerprint: str
     confidence: float | None = None
+    made_with: tuple[str, Preprocessing | None] = "", None
+    """The hash of the detector and the preprocessing at calibration."""
 
 
 class Guard(nn.Module):
@@ -237,20 +242,31 @@ class Guard(nn.Module):
         return self
 
     def adopt(
-        self, calibration: Calibration, recalls: Sequence[float], fingerprint: str, confidence: float | None = None
+        self,
+        calibration: Calibration,
+        recalls: Sequence[float],
+        fingerprint: str,
+        confidence: float | None = None,
+        made_with: tuple[str, Preprocessing | None] | None = None,
     ) -> Self:
         """Use an existing calibration, made with the network whose weights have this hash."""
         limits = {
             recall: calibration.thresholds(recall, self.class_names, confidence)
             for recall in wanted_recalls(recalls, None, confidence)
         }
-        self._rule, self.detection = Rule(calibration, limits, fingerprint, confidence), None
+        made_with = made_with or (self.detector_hash(), self.preprocessing)
+        self._rule, self.detection = Rule(calibration, limits, fingerprint, confidence, made_with), None
         return self
+
+    def detector_hash(self) -> str:
+        """Return a hash of the detector: its options and what it learned."""
+        options = json.dumps(self.detector.config(), sort_keys=True, default=repr)
+        return sha256_of((options, packed(self.detector.state())))
 
     def set_recall(self, *recalls: float) -> Self:
         """Decide at other recalls from now on, with the same calibration images and confidence; thread-safe."""
         rule = self.rule()
-        return self.adopt(rule.calibration, recalls, rule.fingerprint, rule.confidence)
+        return self.adopt(rule.calibration, recalls, rule.fingerprint, rule.confidence, rule.made_with)
 
     def forward(self, images: Tensor) -> Verdict:
         """Decide for a batch of preprocessed images, or for one.

@@ -161,9 +161,10 @@ def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], examp
     name = guard.detector.name
     if guard.detector.input_edit is not None:
         raise _refused(name, "it needs gradients")
-    if guard.split.dtype == torch.float64:
+    if guard.split.dtype in (torch.float64, torch.bfloat16):
         raise ExportError(
-            "to_onnx: the network is in float64, which onnxruntime cannot run; convert it with model.float() and calibrate again"
+            f"to_onnx: the network is in {guard.split.dtype}, which onnxruntime cannot run; convert it with model.float() and"
+            " calibrate again"
         )
     onnx = _onnx()
     images = _example(guard, example)

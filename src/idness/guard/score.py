@@ -6,8 +6,10 @@ Needs torch only if the guard does: an exported guard scores files without it.
 from __future__ import annotations
 
 import csv
+import glob
 import io
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from idness.core.documents import packed
 from idness.core.errors import DataError, OptionError, StoreError, needed
-from idness.core.files import OutputFolder, atomic_stream, key_of, sha256, sha256_of
+from idness.core.files import OutputFolder, atomic_stream, key_of, remove_stale, sha256, sha256_of
 from idness.core.progress import Progress
 from idness.core.text import readable, shorten
 from idness.data.sets import SET_SUFFIXES, ImageSet, file_sets
@@ -131,8 +133,9 @@ def row_stream(path: Path | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    if path.exists():
-        raise StoreError(f"{path}: exists; remove it or choose another file")
+    remove_stale(path.parent)
+    if os.path.lexists(path) or any(path.parent.glob(f".{glob.escape(path.name)}.*.part")):
+        raise StoreError(f"{path}: exists, or another process is writing it; remove it or choose another file")
     with atomic_stream(path) as stream:
         yield stream
 
@@ -310,6 +313,11 @@ class VerdictTable:
         if about.get("guard", self.digest) != self.digest:
             raise StoreError(f"{self.folder}: contains verdicts of another guard, recall or FDR; choose another folder")
         planned = {_file(number, key) for number, *_, key in spans}
+        if not any((self.folder / name).is_file() for name in planned):
+            old = [Part(path.name) for path in self.folder.glob("part-*.parquet") if self._output.owns(path.name)]
+            known = {name for part in old for name in self._read(part, "image")["image"].to_pylist()}
+            if known and known.isdisjoint(map(self.images.item, range(count))):
+                raise StoreError(f"{self.folder}: contains verdicts on other images; choose another folder")
         self._output.record(self._output.files | planned | {MANIFEST}, guard=self.digest)
         return spans
 

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from idness.core.documents import Document, packed
-from idness.core.errors import IdnessError, ModelError, StoreError
+from idness.core.errors import IdnessError, InputError, ModelError, StoreError
 from idness.core.files import Content, OutputFolder, discard, locked, sha256_of
 from idness.core.scripts import Script, approve, approved
 from idness.core.text import without_folder
@@ -128,7 +128,9 @@ def save_guard(guard: Guard, path: str | os.PathLike[str], *, bundle: bool = Fal
     with locked(folder.path, wait=True):
         before = folder.files
         folder.write(contents | {MANIFEST: _DOCUMENT.text(manifest)})
-        discard(*(folder.path / name for name in before - folder.files))
+        stale = before - folder.files
+        # Unless other weights replace it, a copy of the weights stays: it may be the only one.
+        discard(*(folder.path / name for name in stale if bundle or not name.startswith("weights-")))
     return folder.path
 
 
@@ -222,6 +224,7 @@ def describe(guard: Guard) -> dict[str, Any]:
 
     Raises:
         ModelError: the network has changed since calibration.
+        InputError: the detector or the preprocessing has.
     """
     from idness import __version__
 
@@ -230,6 +233,9 @@ def describe(guard: Guard) -> dict[str, Any]:
         raise ModelError(
             "Guard: the network's weights have changed since calibration, so the threshold is not valid for it; calibrate again"
         )
+    detector, how = rule.made_with
+    if guard.detector_hash() != detector or how not in (None, guard.preprocessing):
+        raise InputError("Guard: the detector or the preprocessing has changed since calibration; calibrate again")
     script = None if spec is None else Script.named(spec)
     more: dict[str, Any] = {} if rule.confidence is None else {"confidence": rule.confidence}
     if guard.detection is not None:

@@ -107,7 +107,8 @@ class EngineRunner:
     def prepare(self, split: SplitModel, images: Tensor) -> ChosenEngine:
         """Choose and build the engine on these images, unless it is built for the weights as they are now."""
         with self._lock:
-            stamp = [(id(value), value._version) for value in (*split.model.parameters(), *split.model.buffers())]
+            values = (*split.model.parameters(), *split.model.buffers())
+            stamp = [(id(value), 0 if value.is_inference() else value._version) for value in values]
             if self.chosen is None or stamp != self._stamp:
                 self.chosen, self._run = self._built(split, images)
                 self._stamp = stamp

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -389,5 +390,5 @@ def _published(model: nn.Module, spec: str) -> tuple[str, ...] | None:
 
 
 def _plain(name: str) -> str:
-    """Return a name for comparison: case, spaces, dashes and underscores do not count."""
-    return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
+    """Return a name for comparison: case, spaces, dashes, underscores and the form of accents do not count."""
+    return " ".join(normalize("NFKC", name).casefold().replace("_", " ").replace("-", " ").split())
