@@ -147,12 +147,13 @@ def test_an_interrupted_table_resumes_without_scoring_again(
     scored: list[int] = []
     real = VerdictTable.score_span
 
-    def stopping(table: Any, images: Any, names: Any, number: int, *more: Any) -> Any:
+    def stopping(table: Any, images: Any, names: Any, file: str, *more: Any) -> Any:
+        number = int(file.split("-")[1])
         if number == 2 and 2 not in scored:
             scored.append(2)
             raise StoreError("the disk is full")
         scored.append(number)
-        return real(table, images, names, number, *more)
+        return real(table, images, names, file, *more)
 
     monkeypatch.setattr(VerdictTable, "score_span", stopping)
     out = tmp_path / "out"

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,13 +16,7 @@ from idness.cli import options as o
 from idness.cli.terminal import print_note, stderr, stdout
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from idness.core.progress import Progress
     from idness.data import ImageSet
-    from idness.guard.guard import Guard
-    from idness.guard.onnx import GraphGuard
-    from idness.guard.score import Part
 
 FORMS = {".csv": "csv", ".json": "json", ".jsonl": "jsonl", ".parquet": "parquet"}
 """The form of rows by the ending of --out."""
@@ -185,18 +179,15 @@ def score(
 ) -> None:
     """Score images: class, ID-ness, p-value and verdict of each, as soon as they are known."""
     from idness.core.files import OutputFolder, locked
-    from idness.core.options import check_fraction
     from idness.core.progress import STARTING, show_progress
     from idness.core.text import shorten
     from idness.data.batches import limit_threads
-    from idness.guard.drift import PERIOD, drift_warning
-    from idness.guard.score import LONGEST, VerdictTable, open_guard, row_stream, total
+    from idness.guard import score as scoring
+    from idness.guard.drift import drift_warning
 
     engine, pool = o.engine_and_pool(engine, address, actors, gpus_per_actor)
     if threads is not None:
         limit_threads(threads)
-    if fdr is not None:
-        check_fraction("score", "fdr", fdr)
     form = FORMS.get("" if out is None else out.suffix.lower(), "csv" if as_csv else "jsonl" if as_json else "")
     columns = [name.strip() for name in keep.split(",") if name.strip()]
     folder = out if not form else None  # of Parquet files; otherwise rows are printed or written to one file
@@ -207,43 +198,51 @@ def score(
     shared = console if folder is None and console.is_terminal else None
     with (
         show_progress(quiet=quiet or bool(shared and form and out is None), console=shared) as progress,
-        row_stream(None if folder else out) as stream,
+        scoring.row_stream(None if folder else out) as stream,
     ):
         progress.phase(STARTING, None)
-        if recall is not None or false_alarm is not None:
-            from idness.guard.conformal import wanted_recalls
-
-            [recall] = wanted_recalls(recall, false_alarm)
         if folder is not None:
             OutputFolder(folder).check(resume=resume)
         # Images are found before the network is loaded; for rows, paths on standard input are scored as they arrive.
         found = _opened(images, image_column, columns, arriving=folder is None)
         count = 0 if found is None else len(found)
-        loaded = open_guard(guard, model, weights, recall=recall, engine=engine, images=count, device=device)
+        rates = {"recall": recall, "false_alarm": false_alarm}
+        loaded = scoring.open_guard(guard, model, weights, engine=engine, images=count, device=device, **rates)
         if folder is None:
-            totals, seen, short = _write_rows(
-                loaded, found, form, stream, console, columns, batch_size, fdr, progress=progress
+            progress.phase("images", None if found is None else count)
+            how: dict[str, Any] = {"batch": batch_size, "progress": progress}
+            records: Iterable[dict[str, Any]] = (
+                scoring.score_files(loaded, map(Path, _listed()), **how)
+                if found is None
+                else scoring.score_images(loaded, found, columns, **how)
+            )
+            screened = fdr is not None
+            records, short = (records, "") if fdr is None else scoring.screen(loaded, records, fdr)
+            tally = (
+                scoring.write_rows(records, stream, form, map(scoring.kept_name, columns), screened=screened)
+                if form
+                else scoring.print_rows(records, console, loaded.class_names or (), screened=screened)
             )
         else:
-            table = VerdictTable(loaded, folder, found, batch_size, columns, fdr)
+            table = scoring.VerdictTable(loaded, folder, found, batch_size, columns, fdr)
             with locked(folder):
                 if pool is None:
-                    parts = table.run(progress)
+                    tally = table.run(progress)
                 else:
                     from idness.cluster import score_on_ray
 
-                    parts = score_on_ray(table, guard, model, weights, pool, progress)
-            totals, seen, short = total(parts), list(table.sample(parts, PERIOD)), table.shortfall
+                    tally = score_on_ray(table, guard, model, weights, pool, progress)
+            short = table.shortfall
     if out is not None or not form:
-        unread = f", {totals.unread:,} unread; the first unread, {shorten(totals.first, LONGEST)}"
+        unread = f", {tally.unread:,} unread; the first unread, {shorten(tally.first, scoring.LONGEST)}"
         rate = "" if fdr is None else f" (on average at most {100 * fdr:g} % of them in-distribution)"
-        print(f"{totals.ood:,} of {totals.images:,} images out-of-distribution{rate}{unread if totals.unread else ''}")
+        print(f"{tally.ood:,} of {tally.images:,} images out-of-distribution{rate}{unread if tally.unread else ''}")
     print_note(f"wrote {out}", quiet=quiet or out is None)
     # OOD images among the others are expected when many are screened together, and are no drift.
-    drift = "" if loaded.groups is None or fdr is not None else drift_warning(loaded.groups, seen)
+    drift = "" if loaded.groups is None or fdr is not None else drift_warning(loaded.groups, tally.seen)
     for warning in filter(None, (short, drift)):
         print_note(f"idness: warning: {warning}")
-    if strict and (totals.ood or totals.unread):
+    if strict and (tally.ood or tally.unread):
         raise typer.Exit(1)
 
 
@@ -262,40 +261,6 @@ def _opened(images: list[str], column: str | None, keep: list[str], *, arriving:
         raise DataError(f"{found.source}: must contain at least one image, got none; check the folder or file")
     kept_columns(found, keep, 0, min(SHARD, len(found)))
     return found
-
-
-def _write_rows(
-    guard: Guard | GraphGuard,
-    found: ImageSet | None,
-    form: str,
-    stream: TextIO,
-    console: Console,
-    keep: list[str],
-    batch: int | None,
-    fdr: float | None,
-    *,
-    progress: Progress,
-) -> tuple[Part, list[tuple[float, int]], str]:
-    """Score images, write rows as they are known, and return totals, scores for the drift test, and a warning if any."""
-    from idness.guard.score import RowWriter, TerminalWriter, kept_columns, score_files, score_images, screen
-
-    progress.phase("images", None if found is None else len(found))
-    if found is None:
-        records: Iterable[dict[str, Any]] = score_files(guard, map(Path, _listed()), batch=batch, progress=progress)
-    else:
-        records = score_images(guard, found, keep, batch=batch, progress=progress)
-    short = ""
-    if fdr is not None:
-        records, short = screen(guard, records, fdr)
-    if form:
-        kept = {} if found is None else kept_columns(found, keep, 0, 1)
-        writer = RowWriter(stream, form, kept, screened=fdr is not None)
-    else:
-        writer = TerminalWriter(console, guard.class_names or (), screened=fdr is not None)
-    for record in records:
-        writer.write(record)
-    writer.end()
-    return writer.total(), writer.seen, short
 
 
 def _listed() -> Iterator[str]:
@@ -381,17 +346,13 @@ def serve(
     Clients need the token from --token-file or the environment variable IDNESS_API_KEY. Without either, everyone on this machine
     may use the service.
     """
-    from idness.core.errors import IdnessError
+    from idness.core.errors import OptionError, needed
     from idness.data.batches import limit_threads
     from idness.guard.score import open_guard
 
-    try:
-        from idness.serve import Limits
-        from idness.serve import serve as run
-        from idness.serve.middleware import check_reach
-    except ImportError as error:
-        raise IdnessError(f"serve: needs {error.name}; run pip install 'idness[serve]'") from error
-    limits = Limits(
+    service = needed("idness.serve", "serve", "serve")
+    middleware = needed("idness.serve.middleware", "serve", "serve")
+    limits = service.Limits(
         body=max_body,
         pixels=max_pixels,
         request_pixels=max_request_pixels,
@@ -403,30 +364,24 @@ def serve(
     if threads is not None:
         limit_threads(threads)
     # Checked before the network is loaded.
-    key = _token(token_file)
-    check_reach(host, key, no_token=no_token)
+    key, where = os.environ.get(KEY) or None, KEY
+    if token_file is not None:
+        try:
+            key, where = token_file.read_text(encoding="ascii").strip(), "token_file="
+        except (OSError, UnicodeError) as error:
+            raise OptionError(
+                f"serve: token_file= cannot be read ({error}); give a file with one line of text"
+            ) from error
+    if key is not None:
+        middleware.check_key(key, where)
+    middleware.check_reach(host, key, no_token=no_token)
     console = stderr()
 
     def started(address: str) -> None:
         console.print(f"serving {guard} at {address} (API docs: {address}/docs); press Ctrl-C to stop", markup=False)
 
-    run(
+    service.serve(
         open_guard(guard, model, weights, engine=engine, images=SERVED, device=device), host=host, port=port, key=key, no_token=no_token,
         hosts=allow_host or (), limits=limits, batch=batch_size, name=guard.resolve().stem, started=started,
     )  # fmt: skip
     console.print("stopped; all accepted requests were answered")
-
-
-def _token(file: Path | None) -> str | None:
-    """Return the token that clients must send."""
-    from idness.core.errors import OptionError
-    from idness.serve.middleware import check_key
-
-    if file is None:
-        given = os.environ.get(KEY)
-        return check_key(given, KEY) if given else None
-    try:
-        text = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeError) as error:
-        raise OptionError(f"serve: token_file= cannot be read ({error}); give a file with one line of text") from error
-    return check_key(text, "token_file=")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -76,9 +76,6 @@ def prepare(
     """
     if not isinstance(model, ModelOptions):
         model = ModelOptions(model, engine="auto")
-    unknown = set(options) - {field.name for field in fields(ModelOptions)}
-    if unknown:
-        raise TypeError(f"for_images() got an unexpected keyword argument {min(unknown)!r}")
     if isinstance(options.get("preprocessing"), Mapping):
         options["preprocessing"] = Preprocessing.from_dict(dict(options["preprocessing"]))
     model, progress = replace(model, **options), progress or Progress()
@@ -118,7 +115,13 @@ def prepare(
     if learn is not None or not detector.fitted:
         detector.fit(split.head, learn)
     acts = ids.acts[rows]
-    kept = _gallery(detector, images, acts) if gallery else None
+    kept = None
+    if gallery:
+        count = min(len(acts), MOST)
+        some = acts[torch.tensor([index * len(acts) // count for index in range(count)])]
+        assert some.index is not None
+        pictures = [images.picture(place) for place in some.index.tolist()]
+        kept = Gallery.of(pictures, some.features, some.logits.argmax(dim=1), detector.score(some))
     network = replace(network, how=full or how)
     return network, detector, acts, outside, watch.found(how), kept
 
@@ -207,15 +210,6 @@ def choose_detector(
     steps.append(f"{'the other' if len(rows) < count else 'all'} {len(rows):,} images of {ids.name} calibrate")
     notes.append("; ".join(steps))
     return detector, learn, rows
-
-
-def _gallery(detector: Detector, images: ImageSet, acts: Activations) -> Gallery:
-    """Return a gallery of evenly spaced images."""
-    count = min(len(acts), MOST)
-    kept = acts[torch.tensor([index * len(acts) // count for index in range(count)])]
-    assert kept.index is not None
-    pictures = [images.picture(place) for place in kept.index.tolist()]
-    return Gallery.of(pictures, kept.features, kept.logits.argmax(dim=1), detector.score(kept))
 
 
 def _trained_on_notes(ids: ActivationsSet, weights: str | Path | None) -> list[str]:

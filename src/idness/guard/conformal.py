@@ -84,18 +84,15 @@ def wanted_recalls(
         check_fraction("calibrate", "confidence", confidence)
     if recall is not None and false_alarm is not None:
         raise OptionError("calibrate: got both recall and false_alarm; pass one, false_alarm is 1 - recall")
-    if false_alarm is not None:
-        recall = [false_alarm_rate(rate) for rate in _fractions("false_alarm", false_alarm)]
-    return _fractions("recall", 0.95 if recall is None else recall)
-
-
-def _fractions(name: str, value: float | Sequence[float]) -> tuple[float, ...]:
-    values = tuple(value) if isinstance(value, Sequence) else (value,)
+    name, given = (
+        ("recall", 0.95 if recall is None else recall) if false_alarm is None else ("false_alarm", false_alarm)
+    )
+    values = tuple(given) if isinstance(given, Sequence) else (given,)
     if not values:
         raise OptionError(f"calibrate: {name} must be at least one number in (0, 1), got none")
     for each in values:
         check_fraction("calibrate", name, each)
-    return tuple(float(each) for each in values)
+    return tuple(float(each) if name == "recall" else false_alarm_rate(each) for each in values)
 
 
 def plan(
@@ -210,7 +207,14 @@ class Calibration:
         least = calibration_images(recall, confidence)
         short = (self.sizes < least).nonzero().flatten().tolist()
         if short:
-            raise InputError(self._too_few(recall, least, short, names, confidence))
+            sure = "" if confidence is None else f" with {100 * confidence:g} % confidence"
+            rate = f"a false-alarm rate of {false_alarm_rate(recall):g}{sure}"
+            got, remedy = f", got {len(self)}", "add images or lower recall"
+            if self.per_class:
+                worst = ", ".join(f"{names[i] if names else i}: {int(self.sizes[i])}" for i in short[:3])
+                got = f" predicted as each class, got too few in {len(short)} classes ({worst})"
+                remedy = "add images, lower recall or use one threshold for all"
+            raise InputError(f"calibrate: {rate} needs at least {least} in-distribution images{got}; {remedy}")
         # p <= alpha exactly when at most k - 1 calibration scores are <= s, that is when s is below the k-th smallest.
         ranks = [_rank(recall, size, confidence) for size in self.sizes.tolist()]
         return self.scores[self.sizes.cumsum(0) - self.sizes + torch.tensor(ranks, device=self.sizes.device) - 1]
@@ -230,20 +234,6 @@ class Calibration:
     def to(self, device: torch.device | str) -> Calibration:
         """Return a copy on a device."""
         return Calibration(self.scores.to(device), self.sizes.to(device))
-
-    def _too_few(
-        self, recall: float, least: int, short: list[int], names: Sequence[str] | None, confidence: float | None
-    ) -> str:
-        sure = "" if confidence is None else f" with {100 * confidence:g} % confidence"
-        rate = f"a false-alarm rate of {false_alarm_rate(recall):g}{sure}"
-        promise = f"calibrate: {rate} needs at least {least} in-distribution images"
-        if not self.per_class:
-            return f"{promise}, got {len(self)}; add images or lower recall"
-        worst = ", ".join(f"{names[i] if names else i}: {int(self.sizes[i])}" for i in short[:3])
-        return (
-            f"{promise} predicted as each class, got too few in {len(short)} classes ({worst});"
-            " add images, lower recall or use one threshold for all"
-        )
 
 
 def _rank(recall: float, size: int, confidence: float | None = None) -> int:
