@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from idness.cli import options as o
-from idness.cli.terminal import print_note, stderr, stdout
+from idness.cli.terminal import open_console, print_note
 
 if TYPE_CHECKING:
     from idness.data import ImageSet
@@ -27,40 +27,23 @@ SERVED = 20_000
 
 def calibrate(
     model: o.Model = "",
-    data: Annotated[
-        str, typer.Option("--data", help="In-distribution images the network was not trained on: a folder.")
-    ] = "",
+    data: Annotated[str, typer.Option(help="In-distribution images that the network was not trained on.")] = "",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the guard.")] = Path("guard"),
     weights: o.Weights = None,
     method: Annotated[str, typer.Option(help="A method such as 'scale(percentile=85)', or auto.")] = "auto",
-    ood: Annotated[
-        str | None,
-        typer.Option(help="OOD images, to choose a method by and to report the detection rate; no test set."),
-    ] = None,
-    train: Annotated[
-        str | None,
-        typer.Option(help="Images for methods that learn, or a file of their activations; without it, half of --data."),
-    ] = None,
-    recall: Annotated[
-        list[float] | None, typer.Option(help="Share of in-distribution images to keep; may be repeated.")
-    ] = None,
+    ood: Annotated[str | None, typer.Option(help="OOD images to choose a method by and to measure detection.")] = None,
+    train: Annotated[str | None, typer.Option(help="Images or activations to fit on; default: half of --data.")] = None,
+    recall: Annotated[list[float] | None, typer.Option(help="Fraction of ID images to keep; may be repeated.")] = None,
     false_alarm: Annotated[
-        list[float] | None, typer.Option(help="Share that may be flagged, in place of --recall.")
+        list[float] | None, typer.Option(help="Fraction to flag at most, instead of --recall.")
     ] = None,
-    per_class: Annotated[
-        bool, typer.Option("--per-class", help="Give each predicted class its own threshold.")
-    ] = False,
+    per_class: Annotated[bool, typer.Option("--per-class", help="Use a threshold for each predicted class.")] = False,
     confidence: Annotated[
-        float | None,
-        typer.Option(help="Probability with which this guard, not only the average one, keeps its rate, such as 0.95."),
+        float | None, typer.Option(help="Probability that this very guard keeps its rate, as 0.95.")
     ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Only print how many images a promise of this rate and confidence needs.")
-    ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Only print how many calibration images are needed.")] = False,
     fdr: Annotated[float, typer.Option(help="With --plan: false discovery rate of idness score --fdr.")] = 0.1,
-    screen: Annotated[
-        int, typer.Option(help="With --plan: number of images that are screened together.", min=1)
-    ] = 1000,
+    screen: Annotated[int, typer.Option(min=1, help="With --plan: number of images screened together.")] = 1000,
     ood_fraction: Annotated[float, typer.Option(help="With --plan: fraction of them expected to be OOD.")] = 0.01,
     size: o.Size = None,
     mean: o.Mean = None,
@@ -73,9 +56,7 @@ def calibrate(
     threads: o.Threads = None,
     device: o.Device = "auto",
     bundle: Annotated[bool, typer.Option(help="Keep a copy of the weights in the guard's folder.")] = True,
-    thumbnails: Annotated[
-        bool, typer.Option(help="Keep thumbnails of up to 240 calibration images for the page.")
-    ] = True,
+    thumbnails: Annotated[bool, typer.Option(help="Keep thumbnails of up to 240 images for the page.")] = True,
     force: o.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the guard's description as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but cautions and errors.")] = False,
@@ -130,24 +111,13 @@ def calibrate(
 
 def score(
     guard: Annotated[Path, typer.Argument(help="The guard's folder, or an .onnx file written by idness export.")],
-    images: Annotated[
-        list[str], typer.Argument(help="Files, folders, patterns in quotes, or - for a list on standard input.")
-    ],
+    images: Annotated[list[str], typer.Argument(help="Files, folders, quoted patterns, or - for a list on stdin.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each image.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 if any image is OOD or cannot be read.")
-    ] = False,
-    recall: Annotated[
-        float | None, typer.Option(help="Decide at another recall than the guard was calibrated for.")
-    ] = None,
-    false_alarm: Annotated[
-        float | None, typer.Option(help="Fraction of in-distribution images that may be flagged, instead of --recall.")
-    ] = None,
-    fdr: Annotated[
-        float | None,
-        typer.Option(help="Judge the images together: at most this fraction of the flagged ones is in-distribution."),
-    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if an image is OOD or unreadable.")] = False,
+    recall: Annotated[float | None, typer.Option(help="Decide at another recall than that of calibration.")] = None,
+    false_alarm: Annotated[float | None, typer.Option(help="Decide at this false-alarm rate, not a recall.")] = None,
+    fdr: Annotated[float | None, typer.Option(help="Judge images together, at this false discovery rate.")] = None,
     model: o.GuardModel = None,
     weights: o.GuardWeights = None,
     engine: o.RayEngine = "auto",
@@ -157,23 +127,13 @@ def score(
     actors: o.Actors = None,
     gpus_per_actor: o.Gpus = 0.0,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Write to this .csv, .json, .jsonl or .parquet file, or Parquet files to this folder.",
-        ),
+        Path | None, typer.Option("--out", "-o", help="A .csv, .json, .jsonl or .parquet file, or a folder.")
     ] = None,
     resume: o.Resume = False,
     keep: Annotated[
-        str,
-        typer.Option(
-            help="Columns of a Parquet table, or fields of WebDataset samples (__key__ for the key), to add to each row: a,b."
-        ),
+        str, typer.Option(help="Columns of a table or WebDataset (with __key__) to add to rows: a,b.")
     ] = "",
-    image_column: Annotated[
-        str | None, typer.Option(help="Column of a Parquet table, or array of an .npz file, with the images.")
-    ] = None,
+    image_column: Annotated[str | None, typer.Option(help="Column (or array of an .npz file) with the images.")] = None,
     batch_size: o.BatchSize = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
@@ -193,7 +153,7 @@ def score(
     folder = out if not form else None  # of Parquet files; otherwise rows are printed or written to one file
     if folder is None and (pool is not None or resume):
         raise typer.BadParameter("--engine ray and --resume need --out with a folder for the table")
-    console = stdout()
+    console = open_console()
     # Rows and progress share a terminal only if one console draws both.
     shared = console if folder is None and console.is_terminal else None
     with (
@@ -280,12 +240,9 @@ def _listed() -> Iterator[str]:
 
 def export(
     guard: Annotated[Path, typer.Argument(help="The guard's folder.")],
-    old_out: Annotated[Path | None, typer.Argument(hidden=True)] = None,
+    old_out: Annotated[Path | None, typer.Argument(hidden=True, metavar="")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The ONNX file to write.")] = None,
-    triton: Annotated[
-        Path | None,
-        typer.Option(help="Write a model into this Triton model repository, named like the guard's folder."),
-    ] = None,
+    triton: Annotated[Path | None, typer.Option(help="Triton model repository to write to.")] = None,
     model: o.GuardModel = None,
     weights: o.GuardWeights = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that idness did not export.")] = False,
@@ -319,16 +276,9 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 selects a free one.", min=0, max=65535)] = 8000,
     model: o.GuardModel = None,
     weights: o.GuardWeights = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help="File with the token that clients must send (X-API-Key).")
-    ] = None,
-    no_token: Annotated[
-        bool, typer.Option("--no-token", help="Serve anyone, even on an address that other machines can reach.")
-    ] = False,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="A host name of the service besides localhost and IP addresses; may be repeated."),
-    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with the token of clients (X-API-Key).")] = None,
+    no_token: Annotated[bool, typer.Option("--no-token", help="Serve anyone, even on a public address.")] = False,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Another name of this host; may be repeated.")] = None,
     engine: o.Engine = "auto",
     threads: o.Threads = None,
     device: o.Device = "auto",
@@ -375,7 +325,7 @@ def serve(
     if key is not None:
         middleware.check_key(key, where)
     middleware.check_reach(host, key, no_token=no_token)
-    console = stderr()
+    console = open_console(stderr=True)
 
     def started(address: str) -> None:
         console.print(f"serving {guard} at {address} (API docs: {address}/docs); press Ctrl-C to stop", markup=False)
