@@ -27,24 +27,18 @@ CONSTANT = 1e-6
 def check_spread(method: str, scores: Tensor, logits: Tensor, blank: Tensor) -> None:
     """Refuse scores that are all equal, because such a guard never flags anything, unless the network is sure of every image.
 
-    Args:
-        method: the detector's name, for the message.
-        scores: of in-distribution images.
-        logits: of some of them.
-        blank: the score of an image whose features are all zero.
+    It is sure if logits differ, and `blank`, the score of an image whose features are all zero, is lower.
     """
-    if len(scores) < 2 or not _constant(scores):
-        return
-    if float(blank.min()) < float(scores.min()) and not (len(logits) > 1 and _constant(logits)):
-        return
-    raise InputError(
-        f"calibrate: {method} scores all {len(scores):,} in-distribution images nearly the same ({float(scores.min()):.7g}), so that"
-        " nothing could be flagged; check the weights and the preprocessing, or use another method"
-    )
 
+    def constant(values: Tensor) -> bool:
+        return bool((values.amax(dim=0) - values.amin(dim=0) <= CONSTANT * values.abs().amax(dim=0)).all())
 
-def _constant(values: Tensor) -> bool:
-    return bool((values.amax(dim=0) - values.amin(dim=0) <= CONSTANT * values.abs().amax(dim=0)).all())
+    sure = float(blank.min()) < float(scores.min()) and not constant(logits)
+    if len(scores) > 1 and constant(scores) and not sure:
+        raise InputError(
+            f"calibrate: {method} scores all {len(scores):,} in-distribution images nearly the same ({float(scores.min()):.7g}), so"
+            " that nothing could be flagged; check the weights and the preprocessing, or use another method"
+        )
 
 
 def calibration_images(recall: float, confidence: float | None = None) -> int:
@@ -58,17 +52,6 @@ def calibration_images(recall: float, confidence: float | None = None) -> int:
     if confidence is not None:  # the lowest of n scores is a valid threshold with probability 1 - recall^n
         return math.ceil(round(math.log(1 - confidence) / math.log(1 - rate), PLACES))
     return max(1, math.ceil(round(1 / rate, PLACES)) - 1)
-
-
-def recommended(recall: float, confidence: float | None = None, share: float = 0.8) -> int:
-    """Return a number of calibration images at which the guard flags at least `share` of the allowed false alarms on average.
-
-    With fewer images a threshold with confidence is so low that it detects less than the promise allows.
-    """
-    size, rate = calibration_images(recall, confidence), false_alarm_rate(recall)
-    while _rank(recall, size, confidence) < share * rate * (size + 1):
-        size = math.ceil(1.05 * size)
-    return size
 
 
 def false_alarm_rate(recall: float) -> float:
@@ -100,24 +83,20 @@ def plan(
 ) -> list[tuple[str, int]]:
     """Return the promises that can be made, each with the number of calibration images that it needs.
 
-    Args:
-        recall: fraction of in-distribution images to keep.
-        confidence: the probability with which a guard keeps its rate; 0.95 if `None`.
-        fdr: the false discovery rate of a screening; 0.1 if `None`.
-        images: the number of images that are screened together.
-        ood: the fraction of them that is expected to be flagged.
+    For the last one, `images` are screened together, of which the fraction `ood` is expected to be flagged.
     """
-    rate, sure, false = f"{100 * false_alarm_rate(recall):.4g} %", confidence or 0.95, fdr or 0.1
+    rate, sure, false = false_alarm_rate(recall), confidence or 0.95, fdr or 0.1
     wanted_recalls(recall, None, sure)
     check_fraction("plan", "fdr", false)
-    found, confident = max(1, round(ood * images)), f"with {100 * sure:g} % confidence"
+    found, most = max(1, round(ood * images)), f"flag at most {100 * rate:.4g} % of ID images"
+    least = size = calibration_images(recall, sure)
+    # With fewer images a threshold with confidence is so low that it detects less than the promise allows.
+    while _rank(recall, size, sure) < 0.8 * rate * (size + 1):
+        size = math.ceil(1.05 * size)
     return [
-        (f"flag at most {rate} of ID images on average", calibration_images(recall)),
-        (f"flag at most {rate} of ID images {confident}", calibration_images(recall, sure)),
-        (
-            f"the same, with an average rate of at least {80 * false_alarm_rate(recall):.4g} %",
-            recommended(recall, sure),
-        ),
+        (f"{most} on average", calibration_images(recall)),
+        (f"{most} with {100 * sure:g} % confidence", least),
+        (f"the same, with an average rate of at least {80 * rate:.4g} %", size),
         (
             f"flag {found:,} of {images:,} images together, at most {100 * false:g} % of them ID on average",
             images_for_fdr(images, found, false),

@@ -191,14 +191,7 @@ def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], examp
 
 
 def to_triton(guard: Guard, folder: str | os.PathLike[str], name: str, *, force: bool = False) -> Path:
-    """Write a guard into a Triton model repository as NAME/config.pbtxt and NAME/1/model.onnx; return the folder NAME.
-
-    Args:
-        guard: the guard.
-        folder: the model repository.
-        name: the model's name.
-        force: whether to overwrite files that idness did not write.
-    """
+    """Write a guard into a Triton model repository as NAME/config.pbtxt and NAME/1/model.onnx; return the folder NAME."""
     model = Path(folder) / name
     config, graph = model / "config.pbtxt", model / "1" / f"model{SUFFIX}"
     if config.exists() and not force and not config.read_text(encoding="utf-8", errors="replace").startswith(TRITON):

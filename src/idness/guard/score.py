@@ -55,17 +55,9 @@ def open_guard(
     images: int = 0,
     device: str = "cpu",
 ) -> Guard | GraphGuard:
-    """Load a guard from its folder, with the network that the user names if any, or from the .onnx file that was exported.
+    """Load a guard from its folder, or from the .onnx file that was exported, which runs on the CPU.
 
-    Args:
-        path: the folder or file.
-        model: the network's name.
-        weights: the network's weights.
-        recall: the recall to decide at, if not the calibrated one.
-        false_alarm: the false-alarm rate to decide at, instead of recall.
-        engine: what runs the network.
-        images: the number of images to expect.
-        device: where the network runs; `auto` takes a GPU if there is one. Exported guards run on the CPU.
+    `recall` or `false_alarm` decide instead of the calibrated recall; the other arguments are those of `Guard.load`.
     """
     if path.suffix == SUFFIX and not path.is_dir():
         if any(given is not None for given in (model, weights, recall, false_alarm)):
@@ -197,12 +189,7 @@ def write_rows(
 ) -> Tally:
     """Write records, each as soon as it is known if possible, and count them.
 
-    Args:
-        records: the records.
-        stream: where to.
-        form: `csv`, `json` (an array), `jsonl` (a line per record) or `parquet`.
-        kept: the names of the user's columns.
-        screened: whether records have q-values.
+    `form` is `csv`, `json` (an array), `jsonl` (a line per record) or `parquet`; `kept` names the user's columns.
     """
     tally, held, kept = Tally(), list[dict[str, Any]](), list(kept)
     columns = [name for name in (*COLUMNS, *kept) if screened or name != "q_value"]
