@@ -31,15 +31,15 @@ def calibrate(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the guard.")] = Path("guard"),
     weights: o.Weights = None,
     method: Annotated[str, typer.Option(help="A method such as 'scale(percentile=85)', or auto.")] = "auto",
-    ood: Annotated[str | None, typer.Option(help="OOD images to choose a method by and to measure detection.")] = None,
+    ood: Annotated[str | None, typer.Option(help="OOD images to choose a method and measure detection.")] = None,
     train: Annotated[str | None, typer.Option(help="Images or activations to fit on; default: half of --data.")] = None,
     recall: Annotated[list[float] | None, typer.Option(help="Fraction of ID images to keep; may be repeated.")] = None,
     false_alarm: Annotated[
-        list[float] | None, typer.Option(help="Fraction to flag at most, instead of --recall.")
+        list[float] | None, typer.Option(help="Fraction of ID images that may be flagged, instead of --recall.")
     ] = None,
     per_class: Annotated[bool, typer.Option("--per-class", help="Use a threshold for each predicted class.")] = False,
     confidence: Annotated[
-        float | None, typer.Option(help="Probability that this very guard keeps its rate, as 0.95.")
+        float | None, typer.Option(help="Probability with which this guard, not only the average one, keeps its rate.")
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only print how many calibration images are needed.")] = False,
     fdr: Annotated[float, typer.Option(help="With --plan: false discovery rate of idness score --fdr.")] = 0.1,
@@ -127,11 +127,12 @@ def score(
     actors: o.Actors = None,
     gpus_per_actor: o.Gpus = 0.0,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A .csv, .json, .jsonl or .parquet file, or a folder.")
+        Path | None,
+        typer.Option("--out", "-o", help="A .csv, .json, .jsonl or .parquet file, or a folder for many."),
     ] = None,
     resume: o.Resume = False,
     keep: Annotated[
-        str, typer.Option(help="Columns of a table or WebDataset (with __key__) to add to rows: a,b.")
+        str, typer.Option(help="Columns of a table, or fields of a WebDataset (__key__: its key), to add to rows: a,b.")
     ] = "",
     image_column: Annotated[str | None, typer.Option(help="Column (or array of an .npz file) with the images.")] = None,
     batch_size: o.BatchSize = None,

@@ -12,8 +12,6 @@ import typer
 from idness.cli import options as o
 from idness.cli.terminal import command_line, open_console, print_note, print_tables
 
-RESULTS = Path("idness-results")
-
 
 def bench(
     benchmark: Annotated[str, typer.Argument(help="Name or TOML file; with --init, the file to write.")] = "",
@@ -22,9 +20,9 @@ def bench(
     layer: o.Layer = "",
     multi_label: o.MultiLabel = None,
     data: o.Data = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = RESULTS,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = Path("idness-results"),
     methods: Annotated[
-        str, typer.Option(help="As in 'ebo,scale(percentile=95),my_file.py:MyDetector'; by default all of one pass.")
+        str, typer.Option(help="As in 'ebo,scale(percentile=95),my_file.py:MyDetector'; default: all of one pass.")
     ] = "",
     precision: o.Precision = "fp32",
     engine: o.Engine = "auto",
@@ -62,8 +60,7 @@ def bench(
     with show_progress(quiet=quiet) as progress:
         progress.phase(STARTING, None)
         from idness.benchmark.protocol import Settings
-        from idness.benchmark.results import DERIVED, results_folder
-        from idness.benchmark.results import RESULTS as FILE
+        from idness.benchmark.results import DERIVED, RESULTS, results_folder
         from idness.benchmark.runner import run
         from idness.report import write_html
         from idness.report.tables import fpr_name, terminal_tables, write_tables
@@ -92,7 +89,7 @@ def bench(
         report = run(benchmark or embedded.DEFAULT, model or None, settings, progress)
     report.save(folder)
     folder.remove(DERIVED)  # those of an earlier run must not stay if the disk is full now
-    files = [folder.path / name for name in (FILE, *(report.files or ()))]
+    files = [folder.path / name for name in (RESULTS, *(report.files or ()))]
     written = [*files, *write_tables(report, folder, fpr), write_html(folder, report)]
     if as_json:
         sys.stdout.write(report.to_json())

@@ -12,12 +12,10 @@ import typer
 from idness.cli import options as o
 from idness.cli.terminal import command_line, open_console, print_note
 
-SETS, REPRODUCED, ANALYSIS = Path("data"), Path("reproduced"), Path("idness-analysis")
-
 
 def data(
     benchmarks: Annotated[list[str] | None, typer.Argument(help="Such as cifar10 or imagenet; default: all.")] = None,
-    root: Annotated[Path, typer.Option(help="Folder with the sets, or for downloads.")] = SETS,
+    root: Annotated[Path, typer.Option(help="Folder with the sets, or for downloads.")] = Path("data"),
     check: Annotated[bool, typer.Option("--check", help="Compare hashes too; exit with 1 if incomplete.")] = False,
     download: Annotated[bool, typer.Option("--download", help="Download what needs no account.")] = False,
     only: Annotated[str, typer.Option("--sets", help="Download only these sets, such as isun,textures.")] = "",
@@ -49,7 +47,7 @@ def data(
 def reproduce(
     tables: Annotated[list[str] | None, typer.Argument(help="Such as cifar10 or imagenet; default: all.")] = None,
     data: Annotated[list[Path] | None, typer.Option(help="Folder with sets and weights; may be repeated.")] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the reports and the comparison.")] = REPRODUCED,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for reports and comparison.")] = Path("reproduced"),
     weights: Annotated[Path | None, typer.Option(help="The network's weights, if they have another name.")] = None,
     precision: o.Precision = "fp32",
     engine: o.Engine = "auto",
@@ -106,7 +104,7 @@ def analyze(
     weights: o.Weights = None,
     layer: o.Layer = "",
     data: o.Data = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = ANALYSIS,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = Path("idness-analysis"),
     limit: Annotated[int, typer.Option(min=1, help="Images used of each set at most, evenly spaced.")] = 1000,
     device: o.Device = "auto",
     threads: o.Threads = None,

@@ -11,8 +11,6 @@ import typer
 from idness.cli import options as o
 from idness.cli.terminal import open_console
 
-CIFAR10 = Path(".data/cifar10.npz")
-
 
 def train(
     data: Annotated[
@@ -46,7 +44,7 @@ def train(
     accumulate: Annotated[int | None, typer.Option(help="Batches whose gradients are summed for one step.")] = None,
     option: Annotated[list[str] | None, typer.Option("--set", help="Any other option, such as percentile=90.")] = None,
     threads: o.Threads = None,
-    archive: Annotated[Path, typer.Option(help="CIFAR-10 as .npz, for --data cifar6.")] = CIFAR10,
+    archive: Annotated[Path, typer.Option(help="CIFAR-10 as .npz, for --data cifar6.")] = Path(".data/cifar10.npz"),
     device: o.Device = "auto",
     force: o.Force = False,
     quiet: o.Quiet = False,

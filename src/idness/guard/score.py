@@ -155,7 +155,7 @@ def screen(
 class Tally:
     """The number of images scored, of OOD ones and of those that cannot be read, and the first of these with the reason.
 
-    `seen` is score and class of at most 2 PERIOD readable images, evenly spaced, for the test of drift.
+    `seen` is score and class of readable images for the test of drift: all, or evenly spaced ones, since its promise is for PERIOD images.
     """
 
     images: int = 0
@@ -174,7 +174,7 @@ class Tally:
             self.first = self.first or f"{record['image']}: {record['error']}"
         elif self.images % self.step == 0:
             self.seen.append((record["score"], max(record["label"], 0)))
-            if len(self.seen) > 2 * PERIOD:
+            if len(self.seen) > PERIOD:
                 self.seen, self.step = self.seen[1::2], 2 * self.step
 
     def counted(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -137,12 +137,12 @@ def load_guard(
     manifest, tensors = _read_both(folder)
     known, name = manifest.model, manifest.model.spec or manifest.model.kind
     how = None if manifest.preprocessing is None else Preprocessing.from_dict(manifest.preprocessing)
-    if isinstance(model, nn.Module):
-        split = SplitModel(model, known.layer, multi_label=known.multi_label)
-    elif isinstance(model, SplitModel):
-        split = model
-    else:
+    if model is None or isinstance(model, str):
         split = _opened(folder, known, how, model, weights)
+    else:
+        split = (
+            model if isinstance(model, SplitModel) else SplitModel(model, known.layer, multi_label=known.multi_label)
+        )
     if (module_fingerprint(split.model), split.ending) != (known.fingerprint, known.ending):
         raise ModelError(
             f"{folder}: was calibrated with another network: the weights, or what follows layer {known.layer!r}, are not those of"
