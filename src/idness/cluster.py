@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from idness.core.scripts import Script, approved
 from idness.data import ImageSet
 from idness.guard.guard import Guard
 from idness.guard.onnx import SUFFIX, GraphGuard
-from idness.guard.score import Part, VerdictTable
+from idness.guard.score import Tally, VerdictTable
 from idness.guard.storage import read_manifest
 from idness.networks.engines import EngineRunner
 from idness.networks.modules import as_input
@@ -178,14 +178,13 @@ def score_on_ray(
     weights: str | None,
     pool: Pool,
     progress: Progress | None = None,
-) -> list[Part]:
-    """Score the images that the table does not contain yet on a cluster, and return all its parts."""
+) -> Tally:
+    """Score the images that the table does not contain yet on a cluster, and count all its verdicts."""
     progress, images = progress or Progress(), table.images
     assert images is not None
     spans = table.start(progress)
-    parts = {number: table.find(number, key) for number, _, _, key in spans}
     missing: dict[int, SetPart] = {
-        number: (images, Span(start, stop, key), None) for number, start, stop, key in spans if parts[number] is None
+        number: (images, Span(*span), None) for number, span in enumerate(spans) if not table.has(span[2])
     }
     if model is None and guard.suffix != SUFFIX:
         known = read_manifest(guard).model
@@ -211,14 +210,15 @@ def score_on_ray(
             raise ModelError(f"{path} is not the driver's guard")
 
         def process(task: Task) -> dict[str, Any]:
-            found = table.find(task.number, task.span.key)
-            return asdict(found or table.score_span(task.images, task.names, task.number, task.span.key))
+            if not table.has(task.span.key):
+                table.score_span(task.images, task.names, task.span.key)
+            return {}
 
         return process
 
-    for number, result in run_on_ray(opener, table.folder, missing, pool, len(images), progress):
-        parts[number] = Part(**result)
-    return table.finish([part for part in parts.values() if part is not None])
+    for _ in run_on_ray(opener, table.folder, missing, pool, len(images), progress):
+        pass
+    return table.finish([file for *_, file in spans])
 
 
 def _absolute(spec: str, weights: str | Path | None) -> tuple[str, str | None]:

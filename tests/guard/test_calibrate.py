@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from colour_world import HOW, write_folder, write_ood
+from colour_world import HOW, write_folder
 from PIL import Image
 
 from idness.core.errors import DataError, IdnessError, InputError, ModelError
@@ -55,18 +55,6 @@ def test_calibrate_score_and_export(
     assert f"read it, then pass --model path/to/{Path(net_spec).name}" in refused.stderr
     assert idness("score", guard, images[0], "--model", net_spec).returncode == 0
     assert idness("score", guard, images[0]).returncode == 0
-
-
-def test_auto_compares_methods_on_ood_images(network: ModelOptions, id_folder: Path, tmp_path: Path) -> None:
-    ood = write_ood(tmp_path / "odd", 60)
-    guard, notes = prepared(network, id_folder, ood=ood)
-    why = next(note for note in notes if note.startswith("auto:"))
-    assert "% on OOD validation images)" in why
-    assert why.startswith(f"auto: Recommended: {guard.detector.name}")
-    assert len(guard.calibration or ()) == 120  # the other half chose
-    assert len(guard.detector.seen_rows()) == 120
-    again = prepared(network, id_folder, ood=ood).guard
-    assert torch.equal(again.threshold(), guard.threshold())
 
 
 def test_detectors_never_learn_from_calibration_images(network: ModelOptions, id_folder: Path, tmp_path: Path) -> None:

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from idness.guard.drift import HELD, LEVEL, DriftWatch, _events, _odds, _Urn, drift_warning
-from tests.cli.running import idness
 
 RNG = np.random.default_rng(0)
 
@@ -116,12 +113,3 @@ def test_sorted_scores_are_no_drift() -> None:
     known = calibration(RNG.normal(size=400))
     assert not drift_warning(known, [(float(score), 0) for score in np.sort(scores)])
     assert drift_warning(known, [(float(score) - 3, 0) for score in np.sort(scores)])
-
-
-def test_score_warns_of_drift(guard, net_spec: str, id_folder: Path, ood_folder: Path, tmp_path: Path) -> None:
-    folder = guard.save(tmp_path / "guard", bundle=True)
-    words = ("--model", net_spec, "--weights", next(folder.glob("weights-*")), "-q", "--csv")
-    calm, other = idness("score", folder, id_folder, *words), idness("score", folder, ood_folder, *words)
-    assert "warning" not in calm.stderr
-    assert f"a false alarm in at most {100 * LEVEL:g} of 100 cases" in other.stderr
-    assert "warning" not in other.stdout

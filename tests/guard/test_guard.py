@@ -229,8 +229,6 @@ def test_guard_for_images(net_spec: str, weights: Path, id_folder: Path, ood_fol
     inside, outside = (guard.judge(*sorted(folder.rglob("*.png"))[:30]) for folder in (id_folder, ood_folder))
     assert int(inside.is_ood.sum()) < 10 < int(outside.is_ood.sum())
     Guard.load(guard.save(tmp_path / "guard", bundle=True))  # the network's file was named by the user
-    with pytest.raises(TypeError, match="unexpected keyword argument 'wights'"):
-        Guard.for_images(net_spec, id_folder, wights=weights)
 
 
 def test_any_recall_has_a_threshold(guard: Guard) -> None:

@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from PIL import Image
 
 from idness.core.errors import StoreError
 from idness.core.files import LISTING
-from idness.data import FileSet, Preprocessing
+from idness.data import Preprocessing
 from idness.guard import Guard, score
 from idness.guard.score import MANIFEST, VerdictTable, row_stream, score_files
 from tests.cli.running import idness
@@ -89,29 +88,13 @@ def test_escape_codes_in_names_do_not_reach_the_terminal(words: Words, tmp_path:
     assert len(done.stdout.splitlines()) == 3
 
 
-def test_images_of_several_sizes_and_reading_ahead(
-    trained: torch.nn.Module, id_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    numbers = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
-    free, fixed = (
-        Guard(trained, "msp", preprocessing=Preprocessing(*size, **numbers))  # type: ignore[arg-type]
-        for size in ((), (16, 16))
-    )
-    for guard in (free, fixed):
-        guard.calibrate([torch.stack([HOW(known("red", seed)) for seed in range(30)])])
+def test_images_of_several_sizes_are_scored_one_by_one(trained: torch.nn.Module, tmp_path: Path) -> None:
+    how = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+    guard = Guard(trained, "msp", preprocessing=how)
+    guard.calibrate([torch.stack([HOW(known("red", seed)) for seed in range(30)])])
     for side in (16, 24, 40):
         known("red", 1, side=side).save(tmp_path / f"{side}.png")
-    assert len(list(score_files(free, sorted(tmp_path.glob("*.png"))))) == 3
-    files, read = sorted(id_folder.rglob("*.png"))[:12], []
-    picture = FileSet.picture
-    monkeypatch.setattr(FileSet, "picture", lambda self, index: read.append(index) or picture(self, index))
-    records = score_files(fixed, files, batch=2)
-    assert next(records)["image"] == str(files[0])
-    end = time.monotonic() + 30
-    while len(read) < 4:  # the next batch is read before it is asked for
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    assert [record["image"] for record in records] == [str(path) for path in files[1:]]
+    assert len(list(score_files(guard, sorted(tmp_path.glob("*.png"))))) == 3
 
 
 def test_table_has_the_same_verdicts_as_rows(
@@ -147,12 +130,13 @@ def test_an_interrupted_table_resumes_without_scoring_again(
     scored: list[int] = []
     real = VerdictTable.score_span
 
-    def stopping(table: Any, images: Any, names: Any, number: int, *more: Any) -> Any:
+    def stopping(table: Any, images: Any, names: Any, file: str, *more: Any) -> Any:
+        number = int(file.split("-")[1])
         if number == 2 and 2 not in scored:
             scored.append(2)
             raise StoreError("the disk is full")
         scored.append(number)
-        return real(table, images, names, number, *more)
+        return real(table, images, names, file, *more)
 
     monkeypatch.setattr(VerdictTable, "score_span", stopping)
     out = tmp_path / "out"
@@ -268,15 +252,6 @@ def test_a_list_continues_after_a_file_that_cannot_be_opened(words: Words, id_fo
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert ["error" in row for row in found] == [False, True, True, False]
     assert done.returncode == 0
-
-
-def test_a_table_of_unreadable_images_gives_each_its_problem(words: Words, folder: Path, tmp_path: Path) -> None:
-    for name in "abc":
-        (folder / f"{name}.png").write_bytes(b"junk")
-    done = idness(*words, folder, "-o", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("0 of 3 images out-of-distribution, 3 unread")
-    assert all(row["error"] and row["score"] is None for row in rows(tmp_path / "out"))
 
 
 def test_names_that_are_not_utf_8(words: Words, id_folder: Path, folder: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from idness.core.errors import IdnessWarning, InputError, OptionError
 from idness.guard import Guard, Verdict, score
-from idness.guard.conformal import Calibration, calibration_images, plan, recommended
+from idness.guard.conformal import Calibration, calibration_images, plan
 from idness.guard.onnx import GraphGuard
 from idness.guard.verdict import Detection, fdr_shortfall, images_for_fdr, q_values
 from tests.cli.running import idness
@@ -90,8 +90,7 @@ def test_a_threshold_with_confidence_keeps_its_rate_in_that_share_of_calibration
 def test_plan_names_the_numbers_of_images() -> None:
     assert (calibration_images(0.95), calibration_images(0.95, 0.95), calibration_images(0.99, 0.9)) == (19, 59, 230)
     assert images_for_fdr(1_000, 10, 0.1) == 999
-    assert 59 < recommended(0.95, 0.95) < 5_000
-    assert [count for _, count in plan(0.95)] == [19, 59, recommended(0.95, 0.95), 999]
+    assert [count for _, count in plan(0.95)] == [19, 59, 1_270, 999]
     with pytest.raises(InputError, match="0.05 with 95 % confidence needs at least 59 in-distribution images, got 58"):
         Calibration.pooled(torch.arange(58.0)).thresholds(0.95, confidence=0.95)
     done = idness("calibrate", "--plan", "--false-alarm", 0.01, "--confidence", 0.9, "--fdr", 0.05, "--screen", 10_000)

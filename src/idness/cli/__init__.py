@@ -24,30 +24,20 @@ from idness.cli.options import warn_renamed
 from idness.core.errors import IdnessError, IdnessWarning
 from idness.core.text import masked
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "bench": measure.bench,
-    "extract": measure.extract,
-    "compare": measure.compare,
-    "calibrate": guard.calibrate,
-    "score": guard.score,
-    "export": guard.export,
-    "serve": guard.serve,
-    "train": train.train,
-    "data": paper.data,
-    "reproduce": paper.reproduce,
-    "analyze": paper.analyze,
-    "doctor": measure.doctor,
-    "list": measure.list_methods,
+GROUPS: dict[str, dict[str, Callable[..., None]]] = {
+    "Measure": {
+        "bench": measure.bench,
+        "extract": measure.extract,
+        "compare": measure.compare,
+        "doctor": measure.doctor,
+        "list": measure.list_methods,
+    },
+    "Decide": {"calibrate": guard.calibrate, "score": guard.score, "export": guard.export, "serve": guard.serve},
+    "Train": {"train": train.train},
+    "Study the paper": {"data": paper.data, "reproduce": paper.reproduce, "analyze": paper.analyze},
 }
-"""Each subcommand's name and function."""
-GROUPS = {
-    "Measure": ("bench", "extract", "compare", "doctor", "list"),
-    "Decide": ("calibrate", "score", "export", "serve"),
-    "Train": ("train",),
-    "Study the paper": ("data", "reproduce", "analyze"),
-}
-"""Groups of subcommands in `--help`."""
-
+"""The subcommands by name, in the groups of `--help`."""
+COMMANDS = {name: function for group in GROUPS.values() for name, function in group.items()}
 STOPPED = 130
 """Exit code after Ctrl-C."""
 KEPT = {
@@ -97,8 +87,7 @@ class Subcommand(typer.core.TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words of the usage line."""
-        hidden = {f"[{one.name}]" for one in self.get_params(ctx) if getattr(one, "hidden", False)}
-        return [piece for piece in super().collect_usage_pieces(ctx) if piece not in hidden]
+        return [piece for piece in super().collect_usage_pieces(ctx) if piece != "[]"]
 
 
 app = typer.Typer(

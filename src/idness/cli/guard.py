@@ -8,21 +8,15 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from idness.cli import options as o
-from idness.cli.terminal import print_note, stderr, stdout
+from idness.cli.terminal import open_console, print_note
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from idness.core.progress import Progress
     from idness.data import ImageSet
-    from idness.guard.guard import Guard
-    from idness.guard.onnx import GraphGuard
-    from idness.guard.score import Part
 
 FORMS = {".csv": "csv", ".json": "json", ".jsonl": "jsonl", ".parquet": "parquet"}
 """The form of rows by the ending of --out."""
@@ -33,40 +27,23 @@ SERVED = 20_000
 
 def calibrate(
     model: o.Model = "",
-    data: Annotated[
-        str, typer.Option("--data", help="In-distribution images the network was not trained on: a folder.")
-    ] = "",
+    data: Annotated[str, typer.Option(help="In-distribution images that the network was not trained on.")] = "",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the guard.")] = Path("guard"),
     weights: o.Weights = None,
     method: Annotated[str, typer.Option(help="A method such as 'scale(percentile=85)', or auto.")] = "auto",
-    ood: Annotated[
-        str | None,
-        typer.Option(help="OOD images, to choose a method by and to report the detection rate; no test set."),
-    ] = None,
-    train: Annotated[
-        str | None,
-        typer.Option(help="Images for methods that learn, or a file of their activations; without it, half of --data."),
-    ] = None,
-    recall: Annotated[
-        list[float] | None, typer.Option(help="Share of in-distribution images to keep; may be repeated.")
-    ] = None,
+    ood: Annotated[str | None, typer.Option(help="OOD images to choose a method and measure detection.")] = None,
+    train: Annotated[str | None, typer.Option(help="Images or activations to fit on; default: half of --data.")] = None,
+    recall: Annotated[list[float] | None, typer.Option(help="Fraction of ID images to keep; may be repeated.")] = None,
     false_alarm: Annotated[
-        list[float] | None, typer.Option(help="Share that may be flagged, in place of --recall.")
+        list[float] | None, typer.Option(help="Fraction of ID images that may be flagged, instead of --recall.")
     ] = None,
-    per_class: Annotated[
-        bool, typer.Option("--per-class", help="Give each predicted class its own threshold.")
-    ] = False,
+    per_class: Annotated[bool, typer.Option("--per-class", help="Use a threshold for each predicted class.")] = False,
     confidence: Annotated[
-        float | None,
-        typer.Option(help="Probability with which this guard, not only the average one, keeps its rate, such as 0.95."),
+        float | None, typer.Option(help="Probability with which this guard, not only the average one, keeps its rate.")
     ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Only print how many images a promise of this rate and confidence needs.")
-    ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Only print how many calibration images are needed.")] = False,
     fdr: Annotated[float, typer.Option(help="With --plan: false discovery rate of idness score --fdr.")] = 0.1,
-    screen: Annotated[
-        int, typer.Option(help="With --plan: number of images that are screened together.", min=1)
-    ] = 1000,
+    screen: Annotated[int, typer.Option(min=1, help="With --plan: number of images screened together.")] = 1000,
     ood_fraction: Annotated[float, typer.Option(help="With --plan: fraction of them expected to be OOD.")] = 0.01,
     size: o.Size = None,
     mean: o.Mean = None,
@@ -79,9 +56,7 @@ def calibrate(
     threads: o.Threads = None,
     device: o.Device = "auto",
     bundle: Annotated[bool, typer.Option(help="Keep a copy of the weights in the guard's folder.")] = True,
-    thumbnails: Annotated[
-        bool, typer.Option(help="Keep thumbnails of up to 240 calibration images for the page.")
-    ] = True,
+    thumbnails: Annotated[bool, typer.Option(help="Keep thumbnails of up to 240 images for the page.")] = True,
     force: o.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the guard's description as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but cautions and errors.")] = False,
@@ -136,24 +111,13 @@ def calibrate(
 
 def score(
     guard: Annotated[Path, typer.Argument(help="The guard's folder, or an .onnx file written by idness export.")],
-    images: Annotated[
-        list[str], typer.Argument(help="Files, folders, patterns in quotes, or - for a list on standard input.")
-    ],
+    images: Annotated[list[str], typer.Argument(help="Files, folders, quoted patterns, or - for a list on stdin.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each image.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 if any image is OOD or cannot be read.")
-    ] = False,
-    recall: Annotated[
-        float | None, typer.Option(help="Decide at another recall than the guard was calibrated for.")
-    ] = None,
-    false_alarm: Annotated[
-        float | None, typer.Option(help="Fraction of in-distribution images that may be flagged, instead of --recall.")
-    ] = None,
-    fdr: Annotated[
-        float | None,
-        typer.Option(help="Judge the images together: at most this fraction of the flagged ones is in-distribution."),
-    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if an image is OOD or unreadable.")] = False,
+    recall: Annotated[float | None, typer.Option(help="Decide at another recall than that of calibration.")] = None,
+    false_alarm: Annotated[float | None, typer.Option(help="Decide at this false-alarm rate, not a recall.")] = None,
+    fdr: Annotated[float | None, typer.Option(help="Judge images together, at this false discovery rate.")] = None,
     model: o.GuardModel = None,
     weights: o.GuardWeights = None,
     engine: o.RayEngine = "auto",
@@ -164,86 +128,82 @@ def score(
     gpus_per_actor: o.Gpus = 0.0,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Write to this .csv, .json, .jsonl or .parquet file, or Parquet files to this folder.",
-        ),
+        typer.Option("--out", "-o", help="A .csv, .json, .jsonl or .parquet file, or a folder for many."),
     ] = None,
     resume: o.Resume = False,
     keep: Annotated[
-        str,
-        typer.Option(
-            help="Columns of a Parquet table, or fields of WebDataset samples (__key__ for the key), to add to each row: a,b."
-        ),
+        str, typer.Option(help="Columns of a table, or fields of a WebDataset (__key__: its key), to add to rows: a,b.")
     ] = "",
-    image_column: Annotated[
-        str | None, typer.Option(help="Column of a Parquet table, or array of an .npz file, with the images.")
-    ] = None,
+    image_column: Annotated[str | None, typer.Option(help="Column (or array of an .npz file) with the images.")] = None,
     batch_size: o.BatchSize = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Score images: class, ID-ness, p-value and verdict of each, as soon as they are known."""
     from idness.core.files import OutputFolder, locked
-    from idness.core.options import check_fraction
     from idness.core.progress import STARTING, show_progress
     from idness.core.text import shorten
     from idness.data.batches import limit_threads
-    from idness.guard.drift import PERIOD, drift_warning
-    from idness.guard.score import LONGEST, VerdictTable, open_guard, row_stream, total
+    from idness.guard import score as scoring
+    from idness.guard.drift import drift_warning
 
     engine, pool = o.engine_and_pool(engine, address, actors, gpus_per_actor)
     if threads is not None:
         limit_threads(threads)
-    if fdr is not None:
-        check_fraction("score", "fdr", fdr)
     form = FORMS.get("" if out is None else out.suffix.lower(), "csv" if as_csv else "jsonl" if as_json else "")
     columns = [name.strip() for name in keep.split(",") if name.strip()]
     folder = out if not form else None  # of Parquet files; otherwise rows are printed or written to one file
     if folder is None and (pool is not None or resume):
         raise typer.BadParameter("--engine ray and --resume need --out with a folder for the table")
-    console = stdout()
+    console = open_console()
     # Rows and progress share a terminal only if one console draws both.
     shared = console if folder is None and console.is_terminal else None
     with (
         show_progress(quiet=quiet or bool(shared and form and out is None), console=shared) as progress,
-        row_stream(None if folder else out) as stream,
+        scoring.row_stream(None if folder else out) as stream,
     ):
         progress.phase(STARTING, None)
-        if recall is not None or false_alarm is not None:
-            from idness.guard.conformal import wanted_recalls
-
-            [recall] = wanted_recalls(recall, false_alarm)
         if folder is not None:
             OutputFolder(folder).check(resume=resume)
         # Images are found before the network is loaded; for rows, paths on standard input are scored as they arrive.
         found = _opened(images, image_column, columns, arriving=folder is None)
         count = 0 if found is None else len(found)
-        loaded = open_guard(guard, model, weights, recall=recall, engine=engine, images=count, device=device)
+        rates = {"recall": recall, "false_alarm": false_alarm}
+        loaded = scoring.open_guard(guard, model, weights, engine=engine, images=count, device=device, **rates)
         if folder is None:
-            totals, seen, short = _write_rows(
-                loaded, found, form, stream, console, columns, batch_size, fdr, progress=progress
+            progress.phase("images", None if found is None else count)
+            how: dict[str, Any] = {"batch": batch_size, "progress": progress}
+            records: Iterable[dict[str, Any]] = (
+                scoring.score_files(loaded, map(Path, _listed()), **how)
+                if found is None
+                else scoring.score_images(loaded, found, columns, **how)
+            )
+            screened = fdr is not None
+            records, short = (records, "") if fdr is None else scoring.screen(loaded, records, fdr)
+            tally = (
+                scoring.write_rows(records, stream, form, map(scoring.kept_name, columns), screened=screened)
+                if form
+                else scoring.print_rows(records, console, loaded.class_names or (), screened=screened)
             )
         else:
-            table = VerdictTable(loaded, folder, found, batch_size, columns, fdr)
+            table = scoring.VerdictTable(loaded, folder, found, batch_size, columns, fdr)
             with locked(folder):
                 if pool is None:
-                    parts = table.run(progress)
+                    tally = table.run(progress)
                 else:
                     from idness.cluster import score_on_ray
 
-                    parts = score_on_ray(table, guard, model, weights, pool, progress)
-            totals, seen, short = total(parts), list(table.sample(parts, PERIOD)), table.shortfall
+                    tally = score_on_ray(table, guard, model, weights, pool, progress)
+            short = table.shortfall
     if out is not None or not form:
-        unread = f", {totals.unread:,} unread; the first unread, {shorten(totals.first, LONGEST)}"
+        unread = f", {tally.unread:,} unread; the first unread, {shorten(tally.first, scoring.LONGEST)}"
         rate = "" if fdr is None else f" (on average at most {100 * fdr:g} % of them in-distribution)"
-        print(f"{totals.ood:,} of {totals.images:,} images out-of-distribution{rate}{unread if totals.unread else ''}")
+        print(f"{tally.ood:,} of {tally.images:,} images out-of-distribution{rate}{unread if tally.unread else ''}")
     print_note(f"wrote {out}", quiet=quiet or out is None)
     # OOD images among the others are expected when many are screened together, and are no drift.
-    drift = "" if loaded.groups is None or fdr is not None else drift_warning(loaded.groups, seen)
+    drift = "" if loaded.groups is None or fdr is not None else drift_warning(loaded.groups, tally.seen)
     for warning in filter(None, (short, drift)):
         print_note(f"idness: warning: {warning}")
-    if strict and (totals.ood or totals.unread):
+    if strict and (tally.ood or tally.unread):
         raise typer.Exit(1)
 
 
@@ -264,40 +224,6 @@ def _opened(images: list[str], column: str | None, keep: list[str], *, arriving:
     return found
 
 
-def _write_rows(
-    guard: Guard | GraphGuard,
-    found: ImageSet | None,
-    form: str,
-    stream: TextIO,
-    console: Console,
-    keep: list[str],
-    batch: int | None,
-    fdr: float | None,
-    *,
-    progress: Progress,
-) -> tuple[Part, list[tuple[float, int]], str]:
-    """Score images, write rows as they are known, and return totals, scores for the drift test, and a warning if any."""
-    from idness.guard.score import RowWriter, TerminalWriter, kept_columns, score_files, score_images, screen
-
-    progress.phase("images", None if found is None else len(found))
-    if found is None:
-        records: Iterable[dict[str, Any]] = score_files(guard, map(Path, _listed()), batch=batch, progress=progress)
-    else:
-        records = score_images(guard, found, keep, batch=batch, progress=progress)
-    short = ""
-    if fdr is not None:
-        records, short = screen(guard, records, fdr)
-    if form:
-        kept = {} if found is None else kept_columns(found, keep, 0, 1)
-        writer = RowWriter(stream, form, kept, screened=fdr is not None)
-    else:
-        writer = TerminalWriter(console, guard.class_names or (), screened=fdr is not None)
-    for record in records:
-        writer.write(record)
-    writer.end()
-    return writer.total(), writer.seen, short
-
-
 def _listed() -> Iterator[str]:
     """Yield the paths on standard input, one per line, as they arrive."""
     from idness.core.errors import DataError
@@ -315,12 +241,9 @@ def _listed() -> Iterator[str]:
 
 def export(
     guard: Annotated[Path, typer.Argument(help="The guard's folder.")],
-    old_out: Annotated[Path | None, typer.Argument(hidden=True)] = None,
+    old_out: Annotated[Path | None, typer.Argument(hidden=True, metavar="")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The ONNX file to write.")] = None,
-    triton: Annotated[
-        Path | None,
-        typer.Option(help="Write a model into this Triton model repository, named like the guard's folder."),
-    ] = None,
+    triton: Annotated[Path | None, typer.Option(help="Triton model repository to write to.")] = None,
     model: o.GuardModel = None,
     weights: o.GuardWeights = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that idness did not export.")] = False,
@@ -354,16 +277,9 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 selects a free one.", min=0, max=65535)] = 8000,
     model: o.GuardModel = None,
     weights: o.GuardWeights = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help="File with the token that clients must send (X-API-Key).")
-    ] = None,
-    no_token: Annotated[
-        bool, typer.Option("--no-token", help="Serve anyone, even on an address that other machines can reach.")
-    ] = False,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="A host name of the service besides localhost and IP addresses; may be repeated."),
-    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with the token of clients (X-API-Key).")] = None,
+    no_token: Annotated[bool, typer.Option("--no-token", help="Serve anyone, even on a public address.")] = False,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Another name of this host; may be repeated.")] = None,
     engine: o.Engine = "auto",
     threads: o.Threads = None,
     device: o.Device = "auto",
@@ -381,17 +297,13 @@ def serve(
     Clients need the token from --token-file or the environment variable IDNESS_API_KEY. Without either, everyone on this machine
     may use the service.
     """
-    from idness.core.errors import IdnessError
+    from idness.core.errors import OptionError, needed
     from idness.data.batches import limit_threads
     from idness.guard.score import open_guard
 
-    try:
-        from idness.serve import Limits
-        from idness.serve import serve as run
-        from idness.serve.middleware import check_reach
-    except ImportError as error:
-        raise IdnessError(f"serve: needs {error.name}; run pip install 'idness[serve]'") from error
-    limits = Limits(
+    service = needed("idness.serve", "serve", "serve")
+    middleware = needed("idness.serve.middleware", "serve", "serve")
+    limits = service.Limits(
         body=max_body,
         pixels=max_pixels,
         request_pixels=max_request_pixels,
@@ -403,30 +315,24 @@ def serve(
     if threads is not None:
         limit_threads(threads)
     # Checked before the network is loaded.
-    key = _token(token_file)
-    check_reach(host, key, no_token=no_token)
-    console = stderr()
+    key, where = os.environ.get(KEY) or None, KEY
+    if token_file is not None:
+        try:
+            key, where = token_file.read_text(encoding="ascii").strip(), "token_file="
+        except (OSError, UnicodeError) as error:
+            raise OptionError(
+                f"serve: token_file= cannot be read ({error}); give a file with one line of text"
+            ) from error
+    if key is not None:
+        middleware.check_key(key, where)
+    middleware.check_reach(host, key, no_token=no_token)
+    console = open_console(stderr=True)
 
     def started(address: str) -> None:
         console.print(f"serving {guard} at {address} (API docs: {address}/docs); press Ctrl-C to stop", markup=False)
 
-    run(
+    service.serve(
         open_guard(guard, model, weights, engine=engine, images=SERVED, device=device), host=host, port=port, key=key, no_token=no_token,
         hosts=allow_host or (), limits=limits, batch=batch_size, name=guard.resolve().stem, started=started,
     )  # fmt: skip
     console.print("stopped; all accepted requests were answered")
-
-
-def _token(file: Path | None) -> str | None:
-    """Return the token that clients must send."""
-    from idness.core.errors import OptionError
-    from idness.serve.middleware import check_key
-
-    if file is None:
-        given = os.environ.get(KEY)
-        return check_key(given, KEY) if given else None
-    try:
-        text = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeError) as error:
-        raise OptionError(f"serve: token_file= cannot be read ({error}); give a file with one line of text") from error
-    return check_key(text, "token_file=")

@@ -5,35 +5,24 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from idness.cli import options as o
-from idness.cli.terminal import command_line, print_note, print_tables, stdout
-
-if TYPE_CHECKING:
-    from idness.benchmark.results import Report
-    from idness.core.files import OutputFolder
-
-RESULTS = Path("idness-results")
+from idness.cli.terminal import command_line, open_console, print_note, print_tables
 
 
 def bench(
-    benchmark: Annotated[
-        str, typer.Argument(help="Name or TOML file of a benchmark; with --init the file to write.")
-    ] = "",
+    benchmark: Annotated[str, typer.Argument(help="Name or TOML file; with --init, the file to write.")] = "",
     model: o.OptionalModel = "",
     weights: o.Weights = None,
     layer: o.Layer = "",
     multi_label: o.MultiLabel = None,
     data: o.Data = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = RESULTS,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = Path("idness-results"),
     methods: Annotated[
-        str,
-        typer.Option(
-            help="Methods to compare, as in 'ebo,scale(percentile=95),my_file.py:MyDetector'; by default all of one pass."
-        ),
+        str, typer.Option(help="As in 'ebo,scale(percentile=95),my_file.py:MyDetector'; default: all of one pass.")
     ] = "",
     precision: o.Precision = "fp32",
     engine: o.Engine = "auto",
@@ -46,19 +35,23 @@ def bench(
     seed: Annotated[int, typer.Option(help="Seed of the intervals.")] = 0,
     partial: o.Partial = False,
     any_accuracy: o.AnyAccuracy = False,
-    init: Annotated[
-        bool, typer.Option("--init", help="Write a commented benchmark file to start from, and stop.")
-    ] = False,
-    by_set: Annotated[
-        bool, typer.Option("--by-set", help="Print all methods, their options and results by set.")
-    ] = False,
+    init: Annotated[bool, typer.Option("--init", help="Write a commented benchmark file and stop.")] = False,
+    by_set: Annotated[bool, typer.Option("--by-set", help="Print all methods, and results by set.")] = False,
     force: o.Force = False,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Compare every method on a network and a benchmark; without arguments on the embedded ones."""
     if init:
-        _write_template(Path(benchmark or "benchmark.toml"))
+        from idness.benchmark.protocol import template
+        from idness.core.errors import StoreError
+        from idness.core.files import atomic_write
+
+        path = Path(benchmark or "benchmark.toml")
+        if path.exists():
+            raise StoreError(f"{path} exists; choose another name for the template")
+        atomic_write(path, template())
+        print_note(f"wrote {path}; edit it, then run: idness bench {path} --model ...")
         return
     from idness.core.options import split_methods
     from idness.core.progress import STARTING, show_progress
@@ -67,9 +60,10 @@ def bench(
     with show_progress(quiet=quiet) as progress:
         progress.phase(STARTING, None)
         from idness.benchmark.protocol import Settings
-        from idness.benchmark.results import results_folder
+        from idness.benchmark.results import DERIVED, RESULTS, results_folder
         from idness.benchmark.runner import run
-        from idness.report.tables import fpr_name
+        from idness.report import write_html
+        from idness.report.tables import fpr_name, terminal_tables, write_tables
 
         fpr_name(fpr)
         folder = results_folder(out, force=force)
@@ -93,48 +87,24 @@ def bench(
             command=command_line(),
         )
         report = run(benchmark or embedded.DEFAULT, model or None, settings, progress)
-    _finish(report, folder, fpr, by_set=by_set, as_json=as_json, quiet=quiet)
-
-
-def _finish(report: Report, out: OutputFolder, fpr: str, *, by_set: bool, as_json: bool, quiet: bool) -> None:
-    """Write the files, print the tables or JSON, and name what was written."""
-    from idness.benchmark.results import DERIVED
-    from idness.benchmark.results import RESULTS as FILE
-    from idness.report import write_html
-    from idness.report.tables import terminal_tables, write_tables
-
-    report.save(out)
-    out.remove(DERIVED)  # those of an earlier run must not stay if the disk is full now
-    files = [out.path / name for name in (FILE, *(report.files or ()))]
-    written = [*files, *write_tables(report, out, fpr), write_html(out, report)]
+    report.save(folder)
+    folder.remove(DERIVED)  # those of an earlier run must not stay if the disk is full now
+    files = [folder.path / name for name in (RESULTS, *(report.files or ()))]
+    written = [*files, *write_tables(report, folder, fpr), write_html(folder, report)]
     if as_json:
         sys.stdout.write(report.to_json())
     else:
-        console = stdout()
+        console = open_console()
         print_tables(console, terminal_tables(report, console.width, fpr, sets=by_set))
         if report.answer is not None:
             console.print(report.answer.sentence, report.answer.cost, style="bold", markup=False)
-    print_note(f"wrote {', '.join(path.name for path in written)} to {out}", quiet=quiet)
-
-
-def _write_template(path: Path) -> None:
-    from idness.benchmark.protocol import template
-    from idness.core.errors import StoreError
-    from idness.core.files import atomic_write
-
-    if path.exists():
-        raise StoreError(f"{path} exists; choose another name for the template")
-    atomic_write(path, template())
-    print_note(f"wrote {path}; edit it, then run: idness bench {path} --model ...")
+    print_note(f"wrote {', '.join(path.name for path in written)} to {folder}", quiet=quiet)
 
 
 def extract(
     model: o.Model,
     sets: Annotated[
-        list[str],
-        typer.Argument(
-            help="Name or TOML file of a benchmark, or data sets: folders, image lists, Parquet, WebDataset tars, .npz."
-        ),
+        list[str], typer.Argument(help="A benchmark, or data sets: folders, image lists, Parquet, WebDataset, .npz.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the store, for idness bench --cache.")],
     weights: o.Weights = None,
@@ -194,10 +164,7 @@ def extract(
 
 
 def compare(
-    results: Annotated[
-        list[str],
-        typer.Argument(help="Folders that idness bench wrote, or name=folder,folder for several seeds of one setup."),
-    ],
+    results: Annotated[list[str], typer.Argument(help="Folders of bench, or name=folder,folder for seeds.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for compare.md and compare.html.")] = None,
     fpr: o.Fpr = "id",
     by_set: Annotated[bool, typer.Option("--by-set", help="Print results by set, not only by group.")] = False,
@@ -220,7 +187,7 @@ def compare(
     if as_json:
         print(json.dumps(found.to_dict(), indent=1, allow_nan=False))
     else:
-        console = stdout()
+        console = open_console()
         print_tables(console, comparison.tables(found, metrics, ("group", "set") if by_set else ("group",)))
         console.print("\n".join(comparison.legend(found)), style="dim", markup=False)
     if folder is not None:
@@ -230,10 +197,7 @@ def compare(
 
 def doctor(
     model: o.Model,
-    data: Annotated[
-        str,
-        typer.Option(help="In-distribution images: a folder or other set; without it only the structure is examined."),
-    ] = "",
+    data: Annotated[str, typer.Option(help="In-distribution images; default: judge by structure only.")] = "",
     ood: Annotated[str, typer.Option(help="OOD images to choose a method by.")] = "",
     train: Annotated[str, typer.Option(help="ID images to fit methods on; half of --data by default.")] = "",
     weights: o.Weights = None,
@@ -264,7 +228,7 @@ def doctor(
     if as_json:
         print(json.dumps(found.to_dict(), indent=1))
         return
-    console = stdout()
+    console = open_console()
     console.print(found.why, style="bold", markup=False)
     if found.risk:
         console.print(found.risk, markup=False)
@@ -296,7 +260,7 @@ def list_methods(as_json: o.Json = False) -> None:
         learns_from = "labelled" if cls.needs_labels else "yes" if cls.needs_train else "no"
         signed = "unsuited" if cls.assumes_nonnegative else "fine"
         table.add_row(name, f"{escape(cls.summary())}\n[dim]{options}[/dim]", learns_from, signed, cls.passes())
-    console = stdout()
+    console = open_console()
     console.print(table)
     console.print(
         "\n[dim]Set options as in[/dim] scale(percentile=95)[dim]; a search tries them on validation data. Passes: forward +"

@@ -12,7 +12,6 @@ from idness.core.errors import IdnessWarning, OptionError
 
 if TYPE_CHECKING:
     from idness.cluster import Pool
-    from idness.data import Preprocessing
     from idness.networks.open import ModelOptions
 
 MODEL_HELP = "torchvision:NAME, timm:NAME, hf:NAME, file.py:function, a folder of idness train, or cifar6:base."
@@ -22,19 +21,12 @@ Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 OptionalModel = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
 GuardModel = Annotated[str | None, typer.Option("--model", help="The network, if the guard cannot find it.")]
 GuardWeights = Annotated[str | None, typer.Option("--weights", help="The network's weights, with --model.")]
-Weights = Annotated[
-    str | None, typer.Option(help="The network's weights: a safetensors file or checkpoint, or none for a new network.")
-]
+Weights = Annotated[str | None, typer.Option(help="A safetensors file or checkpoint, or none for a new network.")]
 Size = Annotated[int | None, typer.Option(help="Side of the square input, if the network does not define it.")]
 Mean = Annotated[str | None, typer.Option(help="Mean of each channel in [0, 1], as in 0.49,0.48,0.45.")]
 Std = Annotated[str | None, typer.Option(help="Standard deviation of each channel.")]
 Layer = Annotated[str, typer.Option(help="Name of the final linear layer; found automatically by default.")]
-ClassNames = Annotated[
-    str | None,
-    typer.Option(
-        "--classes", help="Class names in the order of the network's outputs: a,b,c, a text file, or imagenet."
-    ),
-]
+ClassNames = Annotated[str | None, typer.Option("--classes", help="Class names in order: a,b,c, a file, or imagenet.")]
 MultiLabel = Annotated[
     bool | None,
     typer.Option("--multi-label/--single-label", help="Whether an image may have several labels, or none."),
@@ -45,16 +37,14 @@ Partial = Annotated[bool, typer.Option("--partial", help="Leave out sets that ar
 AnyAccuracy = Annotated[bool, typer.Option("--any-accuracy", help="Continue even if accuracy is at chance level.")]
 Precision = Annotated[str, typer.Option(help="fp32, bf16, or auto (bf16 on a GPU).")]
 Engine = Annotated[str, typer.Option(help=ENGINE_HELP)]
-Threads = Annotated[
-    int | None, typer.Option(min=1, help="Threads of the network and of decoding together; all cores by default.")
-]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads of network and decoding; all cores by default.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Images per batch; by default chosen by their size.")]
 Workers = Annotated[int | None, typer.Option(help="Threads that decode images.")]
 Cache = Annotated[Path | None, typer.Option(help="Folder that keeps activations between runs.")]
 Fpr = Annotated[str, typer.Option(help="Positive side of the FPR in the tables: id or ood.")]
 Force = Annotated[
-    bool, typer.Option("--force", help="Write into a folder with other files, and overwrite those of the same name.")
+    bool, typer.Option("--force", help="Write into a folder with other files; replace files of the same name.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue in an existing folder; finished parts are kept.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -63,13 +53,8 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print neither progre
 RayEngine = Annotated[
     str, typer.Option(help=f"{ENGINE_HELP[:-1]}; ray runs it in several processes, on several machines with --address.")
 ]
-Address = Annotated[
-    str | None, typer.Option(help="Address of a Ray cluster, with --engine ray; without it Ray is started here.")
-]
-Actors = Annotated[
-    int | None,
-    typer.Option(min=1, help="Processes, with --engine ray; by default as many as there are cores or GPUs for."),
-]
+Address = Annotated[str | None, typer.Option(help="Address of a Ray cluster; by default Ray is started here.")]
+Actors = Annotated[int | None, typer.Option(min=1, help="Processes of Ray; by default, one per core or GPU.")]
 Gpus = Annotated[float, typer.Option("--gpus-per-actor", min=0, help="GPUs per process, with --engine ray.")]
 
 
@@ -88,37 +73,29 @@ def model_options(
     **options: Any,
 ) -> ModelOptions:
     """Return the options of a network as the command line gives them; `pixels` is size, mean and std."""
+    from idness.data import Preprocessing
     from idness.data.sets import read_classes
     from idness.networks.open import ModelOptions
 
+    size, *numbers = pixels
+    values: dict[str, object] = {} if size is None else {"resize": (size, size)}
+    for name, text in zip(("mean", "std"), numbers, strict=True):
+        if text is not None and size is None:
+            raise OptionError("--mean and --std need --size, the side of the network's input in pixels")
+        try:
+            values |= {} if text is None else {name: tuple(map(float, text.split(",")))}
+        except ValueError as error:
+            raise OptionError(
+                f"--{name}: must be numbers separated by commas, one per channel, got {text!r}"
+            ) from error
     return ModelOptions(
         model,
         weights or None,
         layer=layer or None,
         class_names=read_classes(class_names) if class_names else (),
-        preprocessing=preprocessing_option(*pixels),
+        preprocessing=Preprocessing.from_dict(values) if values else None,
         **options,
     )
-
-
-def preprocessing_option(size: int | None, mean: str | None, std: str | None) -> Preprocessing | None:
-    """Return the preprocessing of `--size`, `--mean` and `--std`; `None` if none is given."""
-    from idness.data import Preprocessing
-
-    if size is None and mean is None and std is None:
-        return None
-    if size is None:
-        raise OptionError("--mean and --std need --size, the side of the network's input in pixels")
-    values: dict[str, object] = {"resize": (size, size)}
-    for name, text in (("mean", mean), ("std", std)):
-        if text is not None:
-            try:
-                values[name] = tuple(float(part) for part in text.split(","))
-            except ValueError as error:
-                raise OptionError(
-                    f"--{name}: must be numbers separated by commas, one per channel, got {text!r}"
-                ) from error
-    return Preprocessing.from_dict(values)
 
 
 def engine_and_pool(engine: str, address: str | None, actors: int | None, gpus: float) -> tuple[str, Pool | None]:

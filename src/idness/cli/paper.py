@@ -10,22 +10,14 @@ from typing import Annotated
 import typer
 
 from idness.cli import options as o
-from idness.cli.terminal import command_line, print_note, stdout
-
-SETS, REPRODUCED, ANALYSIS = Path("data"), Path("reproduced"), Path("idness-analysis")
+from idness.cli.terminal import command_line, open_console, print_note
 
 
 def data(
-    benchmarks: Annotated[
-        list[str] | None, typer.Argument(help="Benchmarks, such as cifar10 or imagenet; default: all.")
-    ] = None,
-    root: Annotated[Path, typer.Option(help="Folder with the sets, or for downloads.")] = SETS,
-    check: Annotated[
-        bool, typer.Option("--check", help="Also compare known hashes, and exit with 1 if something is incomplete.")
-    ] = False,
-    download: Annotated[
-        bool, typer.Option("--download", help="Download what is missing and needs no account; resumes if interrupted.")
-    ] = False,
+    benchmarks: Annotated[list[str] | None, typer.Argument(help="Such as cifar10 or imagenet; default: all.")] = None,
+    root: Annotated[Path, typer.Option(help="Folder with the sets, or for downloads.")] = Path("data"),
+    check: Annotated[bool, typer.Option("--check", help="Compare hashes too; exit with 1 if incomplete.")] = False,
+    download: Annotated[bool, typer.Option("--download", help="Download what needs no account.")] = False,
     only: Annotated[str, typer.Option("--sets", help="Download only these sets, such as isun,textures.")] = "",
     as_json: o.Json = False,
     quiet: o.Quiet = False,
@@ -46,20 +38,16 @@ def data(
     if as_json:
         sys.stdout.write(json.dumps([item.to_dict() for item in found], indent=1) + "\n")
     else:
-        stdout().print(rich_table(datasets.sets_table(found)))
-        stdout().print("images are counted, not compared with the originals", style="dim")
+        open_console().print(rich_table(datasets.sets_table(found)))
+        open_console().print("images are counted, not compared with the originals", style="dim")
     if check and any(item.available and not item.complete for item in found):
         raise typer.Exit(1)
 
 
 def reproduce(
-    tables: Annotated[
-        list[str] | None, typer.Argument(help="Tables, such as cifar10 or imagenet; default: all.")
-    ] = None,
-    data: Annotated[
-        list[Path] | None, typer.Option(help="Folder with the sets and weights; may be given more than once.")
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the reports and the comparison.")] = REPRODUCED,
+    tables: Annotated[list[str] | None, typer.Argument(help="Such as cifar10 or imagenet; default: all.")] = None,
+    data: Annotated[list[Path] | None, typer.Option(help="Folder with sets and weights; may be repeated.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for reports and comparison.")] = Path("reproduced"),
     weights: Annotated[Path | None, typer.Option(help="The network's weights, if they have another name.")] = None,
     precision: o.Precision = "fp32",
     engine: o.Engine = "auto",
@@ -97,7 +85,7 @@ def reproduce(
     if as_json:
         sys.stdout.write(done.to_json())
     else:
-        console = stdout()
+        console = open_console()
         for title, content in done.sections(commands=False):
             console.print(f"\n{title}", style="bold", markup=False, soft_wrap=True)
             for part in content:
@@ -112,12 +100,12 @@ def reproduce(
 
 def analyze(
     benchmark: o.Benchmark = "",
-    old_benchmark: Annotated[str, typer.Argument(hidden=True)] = "",
+    old_benchmark: Annotated[str, typer.Argument(hidden=True, metavar="")] = "",
     model: o.OptionalModel = "",
     weights: o.Weights = None,
     layer: o.Layer = "",
     data: o.Data = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = ANALYSIS,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = Path("idness-analysis"),
     limit: Annotated[int, typer.Option(min=1, help="Images used of each set at most, evenly spaced.")] = 1000,
     device: o.Device = "auto",
     threads: o.Threads = None,
@@ -146,7 +134,7 @@ def analyze(
     if as_json:
         sys.stdout.write(found.to_json())
     else:
-        console = stdout()
+        console = open_console()
         console.print(found.title, style="bold", markup=False)
         for study in found.studies:
             console.print(f"\n[bold]{study.name}[/bold]")

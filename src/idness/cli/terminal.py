@@ -16,17 +16,8 @@ if TYPE_CHECKING:
     from idness.report.tables import Table
 
 
-def stdout() -> Console:
-    """Return the console for data, without colour unless it is a terminal."""
-    return _console(stderr=False)
-
-
-def stderr() -> Console:
-    """Return the console for progress and notes."""
-    return _console(stderr=True)
-
-
-def _console(*, stderr: bool) -> Console:
+def open_console(*, stderr: bool = False) -> Console:
+    """Return the console for data, or with `stderr` the one for progress and notes; colour only on a terminal."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -38,7 +29,7 @@ def _console(*, stderr: bool) -> Console:
 def print_note(text: str, *, quiet: bool = False) -> None:
     """Print a line on standard error, unless quiet."""
     if not quiet:
-        stderr().print(text, markup=False, soft_wrap=True)
+        open_console(stderr=True).print(text, markup=False, soft_wrap=True)
 
 
 def print_tables(console: Console, tables: Iterable[Table]) -> None:

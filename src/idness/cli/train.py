@@ -9,34 +9,23 @@ from typing import Annotated, Any
 import typer
 
 from idness.cli import options as o
-from idness.cli.terminal import stdout
-
-CIFAR10 = Path(".data/cifar10.npz")
+from idness.cli.terminal import open_console
 
 
 def train(
     data: Annotated[
-        str,
-        typer.Option(
-            help="Folder with one subfolder of images per class, image list (.txt), arrays (.npz), Parquet, WebDataset shards (.tar),"
-            " or cifar6."
-        ),
+        str, typer.Option(help="Folder with a subfolder per class, image list, .npz, Parquet, WebDataset, or cifar6.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Output folder: checkpoints, log.csv, weights.safetensors.")],
     val: Annotated[str, typer.Option(help="Images like --data, to measure accuracy on after each epoch.")] = "",
-    root: Annotated[
-        Path | None, typer.Option(help="Folder that an image list's paths start at; default: that of the list.")
-    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder that the paths of an image list start at.")] = None,
     model: Annotated[
-        str, typer.Option(help="small_resnet, tiny_resnet, torchvision:NAME, timm:NAME or path/to/file.py:FUNCTION.")
+        str, typer.Option(help="small_resnet, tiny_resnet, torchvision:NAME, timm:NAME or file.py:FUNCTION.")
     ] = "small_resnet",
     method: Annotated[str, typer.Option(help="plain, ish, logitnorm, regmixup, augmix, cider or confbranch.")] = "ish",
     init: Annotated[
         str,
-        typer.Option(
-            help="Weights or the folder of a run to start from, pretrained, or exactly which, such as"
-            " torchvision:resnet50:IMAGENET1K_V1; default: from scratch."
-        ),
+        typer.Option(help="Weights or run folder to start from, pretrained, or torchvision:resnet50:IMAGENET1K_V1."),
     ] = "",
     epochs: Annotated[int | None, typer.Option(help="Passes over the images; default: the method's recipe.")] = None,
     lr: Annotated[float | None, typer.Option(help="Highest learning rate; default: the recipe's.")] = None,
@@ -46,18 +35,16 @@ def train(
     seed: Annotated[int, typer.Option(help="Seed of the image order and everything else that is random.")] = 0,
     size: Annotated[int | None, typer.Option(help="Input size in pixels a side; default: the network's own.")] = None,
     crops: Annotated[
-        str, typer.Option(help="shift (by up to 4 pixels), resized (random parts), or auto: by the input size.")
+        str, typer.Option(help="shift (by up to 4 pixels), resized, or auto: by the input size.")
     ] = "auto",
     workers: Annotated[
-        int | None, typer.Option(help="Worker processes that read images; without it, small images are held in memory.")
+        int | None, typer.Option(help="Processes that read images; by default small images are held in memory.")
     ] = None,
     precision: Annotated[str | None, typer.Option(help="32-true, bf16-mixed, 16-mixed or auto.")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Batches whose gradients are summed for one step.")] = None,
-    option: Annotated[
-        list[str] | None, typer.Option("--set", help="Any other option as name=value, e.g. percentile=90 or ema=0.999.")
-    ] = None,
+    option: Annotated[list[str] | None, typer.Option("--set", help="Any other option, such as percentile=90.")] = None,
     threads: o.Threads = None,
-    archive: Annotated[Path, typer.Option(help="CIFAR-10 as .npz, for --data cifar6.")] = CIFAR10,
+    archive: Annotated[Path, typer.Option(help="CIFAR-10 as .npz, for --data cifar6.")] = Path(".data/cifar10.npz"),
     device: o.Device = "auto",
     force: o.Force = False,
     quiet: o.Quiet = False,
@@ -95,7 +82,7 @@ def train(
         )
     last = done.log[-1]
     accuracy = "" if last.val_accuracy is None else f", {last.val_accuracy:.2%} validation accuracy"
-    console = stdout()
+    console = open_console()
     console.print(f"{method}: {last.epoch} epochs, loss {last.loss:.4f}{accuracy}")
     console.print(f"wrote {out / 'weights.safetensors'} and {out / 'log.csv'}", soft_wrap=True)
 

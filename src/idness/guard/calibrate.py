@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -76,9 +75,6 @@ def prepare(
     """
     if not isinstance(model, ModelOptions):
         model = ModelOptions(model, engine="auto")
-    unknown = set(options) - {field.name for field in fields(ModelOptions)}
-    if unknown:
-        raise TypeError(f"for_images() got an unexpected keyword argument {min(unknown)!r}")
     if isinstance(options.get("preprocessing"), Mapping):
         options["preprocessing"] = Preprocessing.from_dict(dict(options["preprocessing"]))
     model, progress = replace(model, **options), progress or Progress()
@@ -96,8 +92,8 @@ def prepare(
     warned: list[str] = []
     with report_warnings(lambda text: warned.append(f"{CAUTION}{text}")):
         network = open_network(model, images=images, expected=run)
-    split, ending = network.split, f" ({network.split.ending})" if network.split.ending else ""
-    how = network.preprocessing
+    split, how = network.split, network.preprocessing
+    ending = f" ({split.ending})" if split.ending else ""
     notes += [f"network {network.name}, final layer {split.layer!r}{ending}; preprocessing: {how.describe()}", *warned]
     if network.engine is not None:
         notes.append(f"engine: {network.engine.describe()}")
@@ -111,16 +107,27 @@ def prepare(
     if fitted is not None and isinstance(learned, ImageSet) and learned.labels is not None:
         notes += _accuracy_notes(fitted, any_accuracy=True)
     others = None if outliers is None else _activations(network, outliers, notes, progress)
-    notes += _trained_on_notes(ids, model.located()[1])
+    known, hashes = trained_on(model.located()[1]), ids.acts.hashes
+    shared = 0 if known is None or hashes is None else common(hashes.numpy(), known)
+    if shared:
+        notes.append(
+            f"{CAUTION}the network was trained on at least {shared:,} of the {len(ids.acts):,} images of {ids.name}, so that the guard"
+            " will flag more ID images than it promises: calibrate on others"
+        )
     _check_disjoint({"data": ids, "train": fitted, "ood": others}, notes)
     outside = None if others is None else others.acts
     detector, learn, rows = choose_detector(method, network, ids, fitted, outside, notes, progress)
     if learn is not None or not detector.fitted:
         detector.fit(split.head, learn)
     acts = ids.acts[rows]
-    kept = _gallery(detector, images, acts) if gallery else None
-    network = replace(network, how=full or how)
-    return network, detector, acts, outside, watch.found(how), kept
+    kept = None
+    if gallery:
+        count = min(len(acts), MOST)
+        some = acts[torch.arange(count) * len(acts) // count]
+        assert some.index is not None
+        thumbnails = [images.picture(place) for place in some.index.tolist()]
+        kept = Gallery.of(thumbnails, some.features, some.logits.argmax(dim=1), detector.score(some))
+    return replace(network, how=full or how), detector, acts, outside, watch.found(how), kept
 
 
 def _open(name: str, data: Any, how: Preprocessing | None) -> ImageSet | ActivationsSet:
@@ -207,28 +214,6 @@ def choose_detector(
     steps.append(f"{'the other' if len(rows) < count else 'all'} {len(rows):,} images of {ids.name} calibrate")
     notes.append("; ".join(steps))
     return detector, learn, rows
-
-
-def _gallery(detector: Detector, images: ImageSet, acts: Activations) -> Gallery:
-    """Return a gallery of evenly spaced images."""
-    count = min(len(acts), MOST)
-    kept = acts[torch.tensor([index * len(acts) // count for index in range(count)])]
-    assert kept.index is not None
-    pictures = [images.picture(place) for place in kept.index.tolist()]
-    return Gallery.of(pictures, kept.features, kept.logits.argmax(dim=1), detector.score(kept))
-
-
-def _trained_on_notes(ids: ActivationsSet, weights: str | Path | None) -> list[str]:
-    """Return a caution if the network's run lists images of the set as training images."""
-    learned = trained_on(weights)
-    assert ids.acts.hashes is not None
-    shared = 0 if learned is None else common(ids.acts.hashes.numpy(), learned)
-    if not shared:
-        return []
-    return [
-        f"{CAUTION}the network was trained on at least {shared:,} of the {len(ids.acts):,} images of {ids.name}, so that the guard will"
-        " flag more ID images than it promises: calibrate on others"
-    ]
 
 
 def _check_disjoint(sets: Mapping[str, ActivationsSet | None], notes: list[str]) -> None:

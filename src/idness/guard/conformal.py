@@ -27,24 +27,18 @@ CONSTANT = 1e-6
 def check_spread(method: str, scores: Tensor, logits: Tensor, blank: Tensor) -> None:
     """Refuse scores that are all equal, because such a guard never flags anything, unless the network is sure of every image.
 
-    Args:
-        method: the detector's name, for the message.
-        scores: of in-distribution images.
-        logits: of some of them.
-        blank: the score of an image whose features are all zero.
+    It is sure if logits differ, and `blank`, the score of an image whose features are all zero, is lower.
     """
-    if len(scores) < 2 or not _constant(scores):
-        return
-    if float(blank.min()) < float(scores.min()) and not (len(logits) > 1 and _constant(logits)):
-        return
-    raise InputError(
-        f"calibrate: {method} scores all {len(scores):,} in-distribution images nearly the same ({float(scores.min()):.7g}), so that"
-        " nothing could be flagged; check the weights and the preprocessing, or use another method"
-    )
 
+    def constant(values: Tensor) -> bool:
+        return bool((values.amax(dim=0) - values.amin(dim=0) <= CONSTANT * values.abs().amax(dim=0)).all())
 
-def _constant(values: Tensor) -> bool:
-    return bool((values.amax(dim=0) - values.amin(dim=0) <= CONSTANT * values.abs().amax(dim=0)).all())
+    sure = float(blank.min()) < float(scores.min()) and not constant(logits)
+    if len(scores) > 1 and constant(scores) and not sure:
+        raise InputError(
+            f"calibrate: {method} scores all {len(scores):,} in-distribution images nearly the same ({float(scores.min()):.7g}), so"
+            " that nothing could be flagged; check the weights and the preprocessing, or use another method"
+        )
 
 
 def calibration_images(recall: float, confidence: float | None = None) -> int:
@@ -60,17 +54,6 @@ def calibration_images(recall: float, confidence: float | None = None) -> int:
     return max(1, math.ceil(round(1 / rate, PLACES)) - 1)
 
 
-def recommended(recall: float, confidence: float | None = None, share: float = 0.8) -> int:
-    """Return a number of calibration images at which the guard flags at least `share` of the allowed false alarms on average.
-
-    With fewer images a threshold with confidence is so low that it detects less than the promise allows.
-    """
-    size, rate = calibration_images(recall, confidence), false_alarm_rate(recall)
-    while _rank(recall, size, confidence) < share * rate * (size + 1):
-        size = math.ceil(1.05 * size)
-    return size
-
-
 def false_alarm_rate(recall: float) -> float:
     """Return the fraction of in-distribution images that may be flagged, without binary rounding errors."""
     return round(1 - recall, 12)
@@ -84,18 +67,15 @@ def wanted_recalls(
         check_fraction("calibrate", "confidence", confidence)
     if recall is not None and false_alarm is not None:
         raise OptionError("calibrate: got both recall and false_alarm; pass one, false_alarm is 1 - recall")
-    if false_alarm is not None:
-        recall = [false_alarm_rate(rate) for rate in _fractions("false_alarm", false_alarm)]
-    return _fractions("recall", 0.95 if recall is None else recall)
-
-
-def _fractions(name: str, value: float | Sequence[float]) -> tuple[float, ...]:
-    values = tuple(value) if isinstance(value, Sequence) else (value,)
+    name, given = (
+        ("recall", 0.95 if recall is None else recall) if false_alarm is None else ("false_alarm", false_alarm)
+    )
+    values = tuple(given) if isinstance(given, Sequence) else (given,)
     if not values:
         raise OptionError(f"calibrate: {name} must be at least one number in (0, 1), got none")
     for each in values:
         check_fraction("calibrate", name, each)
-    return tuple(float(each) for each in values)
+    return tuple(float(each) if name == "recall" else false_alarm_rate(each) for each in values)
 
 
 def plan(
@@ -103,24 +83,20 @@ def plan(
 ) -> list[tuple[str, int]]:
     """Return the promises that can be made, each with the number of calibration images that it needs.
 
-    Args:
-        recall: fraction of in-distribution images to keep.
-        confidence: the probability with which a guard keeps its rate; 0.95 if `None`.
-        fdr: the false discovery rate of a screening; 0.1 if `None`.
-        images: the number of images that are screened together.
-        ood: the fraction of them that is expected to be flagged.
+    For the last one, `images` are screened together, of which the fraction `ood` is expected to be flagged.
     """
-    rate, sure, false = f"{100 * false_alarm_rate(recall):.4g} %", confidence or 0.95, fdr or 0.1
+    rate, sure, false = false_alarm_rate(recall), confidence or 0.95, fdr or 0.1
     wanted_recalls(recall, None, sure)
     check_fraction("plan", "fdr", false)
-    found, confident = max(1, round(ood * images)), f"with {100 * sure:g} % confidence"
+    found, most = max(1, round(ood * images)), f"flag at most {100 * rate:.4g} % of ID images"
+    least = size = calibration_images(recall, sure)
+    # With fewer images a threshold with confidence is so low that it detects less than the promise allows.
+    while _rank(recall, size, sure) < 0.8 * rate * (size + 1):
+        size = math.ceil(1.05 * size)
     return [
-        (f"flag at most {rate} of ID images on average", calibration_images(recall)),
-        (f"flag at most {rate} of ID images {confident}", calibration_images(recall, sure)),
-        (
-            f"the same, with an average rate of at least {80 * false_alarm_rate(recall):.4g} %",
-            recommended(recall, sure),
-        ),
+        (f"{most} on average", calibration_images(recall)),
+        (f"{most} with {100 * sure:g} % confidence", least),
+        (f"the same, with an average rate of at least {80 * rate:.4g} %", size),
         (
             f"flag {found:,} of {images:,} images together, at most {100 * false:g} % of them ID on average",
             images_for_fdr(images, found, false),
@@ -210,7 +186,14 @@ class Calibration:
         least = calibration_images(recall, confidence)
         short = (self.sizes < least).nonzero().flatten().tolist()
         if short:
-            raise InputError(self._too_few(recall, least, short, names, confidence))
+            sure = "" if confidence is None else f" with {100 * confidence:g} % confidence"
+            rate = f"a false-alarm rate of {false_alarm_rate(recall):g}{sure}"
+            got, remedy = f", got {len(self)}", "add images or lower recall"
+            if self.per_class:
+                worst = ", ".join(f"{names[i] if names else i}: {int(self.sizes[i])}" for i in short[:3])
+                got = f" predicted as each class, got too few in {len(short)} classes ({worst})"
+                remedy = "add images, lower recall or use one threshold for all"
+            raise InputError(f"calibrate: {rate} needs at least {least} in-distribution images{got}; {remedy}")
         # p <= alpha exactly when at most k - 1 calibration scores are <= s, that is when s is below the k-th smallest.
         ranks = [_rank(recall, size, confidence) for size in self.sizes.tolist()]
         return self.scores[self.sizes.cumsum(0) - self.sizes + torch.tensor(ranks, device=self.sizes.device) - 1]
@@ -230,20 +213,6 @@ class Calibration:
     def to(self, device: torch.device | str) -> Calibration:
         """Return a copy on a device."""
         return Calibration(self.scores.to(device), self.sizes.to(device))
-
-    def _too_few(
-        self, recall: float, least: int, short: list[int], names: Sequence[str] | None, confidence: float | None
-    ) -> str:
-        sure = "" if confidence is None else f" with {100 * confidence:g} % confidence"
-        rate = f"a false-alarm rate of {false_alarm_rate(recall):g}{sure}"
-        promise = f"calibrate: {rate} needs at least {least} in-distribution images"
-        if not self.per_class:
-            return f"{promise}, got {len(self)}; add images or lower recall"
-        worst = ", ".join(f"{names[i] if names else i}: {int(self.sizes[i])}" for i in short[:3])
-        return (
-            f"{promise} predicted as each class, got too few in {len(short)} classes ({worst});"
-            " add images, lower recall or use one threshold for all"
-        )
 
 
 def _rank(recall: float, size: int, confidence: float | None = None) -> int:

@@ -19,14 +19,7 @@ MOST = 240
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """Thumbnails of calibration images with their features, classes and scores.
-
-    Args:
-        thumbnails: the bytes of small PNG or WebP files.
-        features: the images' features (N, D), of unit length.
-        labels: the predicted classes (N,).
-        scores: the ID-ness (N,).
-    """
+    """Thumbnails (PNG or WebP files) of calibration images, with features of unit length, predicted classes and scores."""
 
     thumbnails: tuple[bytes, ...]
     features: Tensor

@@ -29,7 +29,7 @@ from idness.guard.inputs import InputRange, InputWatch
 from idness.guard.verdict import FAR_ABOVE, LOWEST, NOT_FINITE, Detection, Verdict, fdr_shortfall
 from idness.networks.modules import module_fingerprint
 from idness.networks.open import ModelOptions, Network, example_for
-from idness.networks.split import SplitModel
+from idness.networks.split import SplitModel, unpack
 
 if TYPE_CHECKING:
     from idness.guard.gallery import Gallery
@@ -341,13 +341,13 @@ class Guard(nn.Module):
         """
         calibration = self.rule().calibration
         if isinstance(images, DataLoader):
-            batches = (found[0] if isinstance(found, tuple | list) else found for found in images)
-            verdict = Verdict.concat([self(each) for each in batches]).screened(fdr)
+            parts = [self(unpack(each)[0]) for each in images]
         else:
             found = open_argument("images", images)
             if not isinstance(found, ImageSet):
                 raise InputError("screen: images= must contain images, got activations; use guard.decide(activations)")
-            verdict = Verdict.concat(list(self.verdicts(found, batch=batch, progress=progress))).screened(fdr)
+            parts = list(self.verdicts(found, batch=batch, progress=progress))
+        verdict = Verdict.concat(parts).screened(fdr)
         tested = [p for row, p in enumerate(verdict.p_value.tolist()) if row not in verdict.reasons]
         shortfall = fdr_shortfall(tested, int(calibration.sizes.min()), fdr)
         if shortfall:
@@ -521,11 +521,7 @@ class Guard(nn.Module):
             return ", ".join([*found, "not calibrated"])
         known = self._rule.calibration
         found.append(f"calibrated on {len(known):,} images" + (", per class" if known.per_class else ""))
-        for recall, limits in self._rule.thresholds.items():
-            low, high = float(limits.min()), float(limits.max())
-            below = f"{low:.4g}" + (f" to {high:.4g}" if high > low else "")
-            found.append(f"recall {recall:g}: OOD if ID-ness is below {below}")
-        return ", ".join(found)
+        return ", ".join([*found, *(f"recall: {recall:g}" for recall in self.recalls)])
 
 
 class GuardGraph(nn.Module):

@@ -74,10 +74,7 @@ def model_card(guard: Guard, repo_id: str) -> str:
     spec = facts["model"]["spec"] or ""
     base = f"\nbase_model: {spec.removeprefix(PREFIX)}" if spec.startswith(PREFIX) else ""
     own = "" if spec and Script.named(spec) is None else ", model=network"
-    rows = ""
-    for recall in guard.recalls:
-        low, high = guard.threshold(recall).aminmax()
-        rows += f"| {recall:g} | {100 * false_alarm_rate(recall):.4g} % | {float(low):.5g} | {float(high):.5g} |\n"
+    rows = "".join(f"| {recall:g} | {100 * false_alarm_rate(recall):.4g} % |\n" for recall in guard.recalls)
     low, median, high = np.quantile(calibration.scores.cpu().numpy(), (0.05, 0.5, 0.95))
     named = "" if guard.class_names is None else f": {abridged(guard.class_names, 20)}"
     each = f", at least {int(calibration.sizes.min())} for each predicted class" if calibration.per_class else ""
@@ -105,8 +102,8 @@ verdict = guard.judge("image.jpg")
 
 {guard.promise()}
 
-| recall | false alarms at most | lowest threshold | highest threshold |
-|--:|--:|--:|--:|
+| recall | false alarms at most |
+|--:|--:|
 {rows}
 ## Method and network
 

@@ -48,13 +48,14 @@ class InputRange:
         inside = self.contains(images)
         if bool(inside.all()) and (doubt := self.suspicion(images)):
             warnings.warn(f"Guard: {doubt}", IdnessWarning, stacklevel=3)
-        return {
-            int(
-                row
-            ): f"input values of {float(images[row].min()):.4g} to {float(images[row].max()):.4g} are outside the range at"
-            f" calibration, {self.low:.4g} to {self.high:.4g}; normalise the image in the same way"
-            for row in (~inside).nonzero().flatten()
-        }
+        reasons = {}
+        for row in (~inside).nonzero().flatten().tolist():
+            low, high = map(float, images[row].aminmax())
+            reasons[row] = (
+                f"input values of {low:.4g} to {high:.4g} are outside the range at calibration, {self.low:.4g} to {self.high:.4g};"
+                " normalise the image in the same way"
+            )
+        return reasons
 
     def suspicion(self, images: Tensor) -> str | None:
         """Describe how the statistics of a batch differ from calibration; `None` if they do not, or the batch is too small."""
@@ -77,9 +78,8 @@ class InputWatch:
     """Collects the range and statistics of batches of input."""
 
     shape: tuple[int, ...] | None = None
-    ends: list[Tensor] = field(default_factory=list)
-    means: list[Tensor] = field(default_factory=list)
-    contrasts: list[Tensor] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)
+    """Lowest and highest value, mean and standard deviation of each image, batch by batch."""
 
     def noted(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of a loader, and take their images into account."""
@@ -91,18 +91,19 @@ class InputWatch:
         """Take a batch into account and return it unchanged."""
         flat = images.detach().flatten(1).float()
         self.shape = tuple(images.shape[1:])
-        self.ends.append(torch.stack(flat.aminmax()).cpu())
-        self.means.append(flat.mean(dim=1).cpu())
-        self.contrasts.append(flat.std(dim=1).cpu())
+        self.rows.append(torch.stack((*flat.aminmax(dim=1), flat.mean(dim=1), flat.std(dim=1))).cpu())
         return images
 
     def found(self, preprocessing: Preprocessing | None) -> InputRange | None:
         """Return the range of all possible images if the preprocessing is known, else of those that were seen, widened."""
         known = range_of(preprocessing)
-        if not self.ends or not bool(torch.stack(self.ends).isfinite().all()):
+        if not self.rows:
             return known
-        ends = known or _widened(float(torch.stack(self.ends).min()), float(torch.stack(self.ends).max()), SEEN)
-        return replace(ends, brightness=_mean_and_std(self.means), contrast=_mean_and_std(self.contrasts))
+        low, high, means, contrasts = torch.cat(self.rows, dim=1).double()
+        if not bool(low.isfinite().all() and high.isfinite().all()):
+            return known
+        ends = known or _widened(float(low.min()), float(high.max()), SEEN)
+        return replace(ends, brightness=_mean_and_std(means), contrast=_mean_and_std(contrasts))
 
 
 def range_of(preprocessing: Preprocessing | None) -> InputRange | None:
@@ -118,8 +119,7 @@ def _widened(low: float, high: float, share: float) -> InputRange:
     return InputRange(_six_digits(low - margin), _six_digits(high + margin))
 
 
-def _mean_and_std(parts: list[Tensor]) -> tuple[float, float]:
-    values = torch.cat(parts).double()
+def _mean_and_std(values: Tensor) -> tuple[float, float]:
     return _six_digits(values.mean()), _six_digits(values.std(correction=0))
 
 

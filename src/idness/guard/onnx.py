@@ -6,10 +6,7 @@ torch is imported by the functions that export, so that an exported guard starts
 from __future__ import annotations
 
 import base64
-import contextlib
-import io
 import json
-import logging
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -65,8 +62,11 @@ class GraphGuard:
             self.ceiling = float(json.loads(metadata.get("ceiling", "Infinity")))
             how, names = self.facts.get("preprocessing"), self.facts.get("class_names")
             self.class_names: tuple[str, ...] | None = None if names is None else tuple(map(str, names))
-            # Version 0.1 exported no scores: drift is not monitored then.
-            self.groups = unpack_scores(metadata["calibration"]) if "calibration" in metadata else None
+            self.groups: list[list[float]] | None = None
+            if "calibration" in metadata:  # version 0.1 exported no scores: drift is not monitored then
+                known = json.loads(metadata["calibration"])
+                scores = np.frombuffer(base64.b64decode(known["scores"]), dtype="<f4").astype(np.float64)
+                self.groups = [part.tolist() for part in np.split(scores, np.cumsum(known["sizes"])[:-1])]
         except StoreError:
             raise
         except Exception as error:  # onnxruntime has its own errors for each way in which a file can be wrong
@@ -112,20 +112,6 @@ def _session(path: Path) -> Any:
     return runtime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
 
 
-def pack_scores(groups: Sequence[Sequence[float]]) -> str:
-    """Return the scores of the calibration images, group by group, as a short text without loss."""
-    scores = np.concatenate(groups).astype("<f4")
-    sizes = [len(group) for group in groups]
-    return json.dumps({"sizes": sizes, "scores": base64.b64encode(scores.tobytes()).decode()})
-
-
-def unpack_scores(text: str) -> list[list[float]]:
-    """Return the scores of `pack_scores`."""
-    found = json.loads(text)
-    scores = np.frombuffer(base64.b64decode(found["scores"]), dtype="<f4").astype(np.float64)
-    return [part.tolist() for part in np.split(scores, np.cumsum(found["sizes"])[:-1])]
-
-
 def check_target(path: str | os.PathLike[str], *, force: bool = False) -> None:
     """Raise unless a graph may be written to a path: it ends in .onnx, and what it replaces was exported by idness, or `force` is set."""
     target = Path(path)
@@ -138,10 +124,9 @@ def check_target(path: str | os.PathLike[str], *, force: bool = False) -> None:
 
 def _is_ours(path: Path) -> bool:
     """Whether a file is a graph that idness exported."""
+    onnx = _onnx()
     try:
-        return any(entry.key == "idness" for entry in _onnx().load(path, load_external_data=False).metadata_props)
-    except ExportError:  # onnx is not installed
-        raise
+        return any(entry.key == "idness" for entry in onnx.load(path, load_external_data=False).metadata_props)
     except Exception:  # another program's file can fail in any way
         return False
 
@@ -169,13 +154,14 @@ def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], examp
     onnx = _onnx()
     images = _example(guard, example)
     expected = guard(images)
-    with inference(graph), _quiet():
+    with inference(graph), warnings.catch_warnings(action="ignore"):
         try:
             program = torch.onnx.export(
                 graph,
                 (images, guard.threshold()),
                 dynamo=True,
                 external_data=False,
+                verbose=False,
                 opset_version=OPSET,
                 input_names=["images", THRESHOLD],
                 output_names=list(OUTPUTS),
@@ -191,27 +177,22 @@ def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], examp
     proto.graph.initializer.append(onnx.numpy_helper.from_array(guard.threshold().cpu().numpy(), THRESHOLD))
     proto.producer_name = "idness"
     proto.doc_string = "images -> label, score (ID-ness, higher is more in-distribution), p_value, is_ood"
+    known = graph.calibration
+    scores = base64.b64encode(known.scores.cpu().numpy().astype("<f4").tobytes()).decode()
     metadata = {
         "idness": json.dumps(describe(guard), ensure_ascii=False),
         "threshold": json.dumps(guard.threshold().tolist()),
         "method": guard.detector.label(),
         "promise": guard.promise(),
-        "ceiling": json.dumps(graph.calibration.ceiling),
-        "calibration": pack_scores(guard.groups or ()),
+        "ceiling": json.dumps(known.ceiling),
+        "calibration": json.dumps({"sizes": known.sizes.tolist(), "scores": scores}),
     }
     onnx.helper.set_model_props(proto, metadata)
     return atomic_write(path, proto.SerializeToString(), lambda part: _check(part, images, expected, guard))
 
 
 def to_triton(guard: Guard, folder: str | os.PathLike[str], name: str, *, force: bool = False) -> Path:
-    """Write a guard into a Triton model repository as NAME/config.pbtxt and NAME/1/model.onnx; return the folder NAME.
-
-    Args:
-        guard: the guard.
-        folder: the model repository.
-        name: the model's name.
-        force: whether to overwrite files that idness did not write.
-    """
+    """Write a guard into a Triton model repository as NAME/config.pbtxt and NAME/1/model.onnx; return the folder NAME."""
     model = Path(folder) / name
     config, graph = model / "config.pbtxt", model / "1" / f"model{SUFFIX}"
     if config.exists() and not force and not config.read_text(encoding="utf-8", errors="replace").startswith(TRITON):
@@ -279,17 +260,3 @@ def _onnx() -> Any:
     for module in ("onnxruntime", "onnxscript"):
         needed(module, "to_onnx", "onnx", ExportError)
     return needed("onnx", "to_onnx", "onnx", ExportError)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the exporter's progress lines and remarks; failures are still raised."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

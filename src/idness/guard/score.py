@@ -11,9 +11,9 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 from idness.core.documents import packed
 from idness.core.errors import DataError, OptionError, StoreError, needed
 from idness.core.files import OutputFolder, atomic_stream, key_of, remove_stale, sha256, sha256_of
+from idness.core.options import check_fraction
 from idness.core.progress import Progress
 from idness.core.text import readable, shorten
 from idness.data.sets import SET_SUFFIXES, ImageSet, file_sets
+from idness.guard.drift import PERIOD
 from idness.guard.onnx import SUFFIX, GraphGuard
-from idness.guard.verdict import fdr_shortfall, screen_records
+from idness.guard.verdict import ROUNDING, fdr_shortfall, q_values
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,31 +52,28 @@ def open_guard(
     weights: str | None = None,
     *,
     recall: float | None = None,
+    false_alarm: float | None = None,
     engine: str = "auto",
     images: int = 0,
     device: str = "cpu",
 ) -> Guard | GraphGuard:
-    """Load a guard from its folder, with the network that the user names if any, or from the .onnx file that was exported.
+    """Load a guard from its folder, or from the .onnx file that was exported, which runs on the CPU.
 
-    Args:
-        path: the folder or file.
-        model: the network's name.
-        weights: the network's weights.
-        recall: the recall to decide at, if not the calibrated one.
-        engine: what runs the network.
-        images: the number of images to expect.
-        device: where the network runs; `auto` takes a GPU if there is one. Exported guards run on the CPU.
+    `recall` or `false_alarm` decide instead of the calibrated recall; the other arguments are those of `Guard.load`.
     """
     if path.suffix == SUFFIX and not path.is_dir():
-        if (model, weights, recall) != (None, None, None):
+        if any(given is not None for given in (model, weights, recall, false_alarm)):
             raise OptionError(
                 "score: model=, weights= and recall= are fixed in an exported guard; pass the guard's folder"
             )
         return GraphGuard(path)
+    from idness.guard.conformal import wanted_recalls
     from idness.guard.guard import Guard
 
     guard = Guard.load(path, model, weights=weights, engine=engine, images=images, device=device)
-    return guard if recall is None else guard.set_recall(recall)
+    if recall is None and false_alarm is None:
+        return guard
+    return guard.set_recall(*wanted_recalls(recall, false_alarm))
 
 
 def score_files(
@@ -144,109 +143,107 @@ def screen(
     guard: Guard | GraphGuard, records: Iterable[dict[str, Any]], fdr: float
 ) -> tuple[list[dict[str, Any]], str]:
     """Return records with q-values, flagged by them, and a warning if there are too few calibration images; empty if not."""
-    found = screen_records(list(records), fdr)
+    check_fraction("screen", "fdr", fdr)
+    found = list(records)
+    tested = [record for record in found if record.get("p_value") is not None and not record.get("reason")]
+    p_values = [record["p_value"] for record in tested]
+    for record, q in zip(tested, q_values(p_values), strict=True):
+        record |= {"q_value": float(q), "is_ood": bool(q <= fdr * ROUNDING)}
     if guard.groups is None:  # exported by version 0.1
         return found, ""
-    tested = [record["p_value"] for record in found if record.get("q_value") is not None]
-    return found, fdr_shortfall(tested, min(map(len, guard.groups)), fdr)
+    return found, fdr_shortfall(p_values, min(map(len, guard.groups)), fdr)
 
 
-class RowWriter:
-    """Writes records as CSV, JSON or Parquet, each as soon as it is known if possible, and counts them.
+@dataclass
+class Tally:
+    """The number of images scored, of OOD ones and of those that cannot be read, and the first of these with the reason.
 
-    Args:
-        stream: where to.
-        form: `csv`, `json` (an array), `jsonl` (a line per record) or `parquet`.
-        kept: the names of the user's columns.
-        screened: whether records have q-values.
+    `seen` is score and class of readable images for the test of drift: all, or evenly spaced ones, since its promise is for PERIOD images.
     """
 
-    def __init__(self, stream: TextIO, form: str, kept: Iterable[str] = (), *, screened: bool = False) -> None:
-        self.stream, self.form, self.kept, self.screened, self.first = stream, form, list(kept), screened, ""
-        self.held: list[dict[str, Any]] = []
-        self.images = self.ood = self.unread = 0
-        self.seen: list[tuple[float, int]] = []
-        """Score and class of each image that could be read, for the test of drift."""
-        if form == "csv":
-            columns = [name for name in (*COLUMNS, *self.kept) if screened or name != "q_value"]
-            self._csv = csv.DictWriter(stream, columns, extrasaction="ignore", restval="", lineterminator="\n")
-            self._csv.writeheader()
-
-    def write(self, record: dict[str, Any]) -> None:
-        """Write one record."""
-        self.images += 1
-        self.ood += bool(record.get("is_ood"))
-        if "error" in record:
-            self.unread += 1
-            self.first = self.first or f"{record['image']}: {record['error']}"
-        else:
-            self.seen.append((record["score"], max(record["label"], 0)))
-        self.row({key: readable(value) if isinstance(value, str) else value for key, value in record.items()})
-        self.stream.flush()
-
-    def row(self, record: dict[str, Any]) -> None:
-        """Write one record in this form."""
-        if self.form == "csv":
-            self._csv.writerow(record)
-        elif self.form == "json":
-            self.stream.write(("[\n" if self.images == 1 else ",\n") + json.dumps(record, default=str))
-        elif self.form == "parquet":
-            self.held.append(record)
-        else:
-            self.stream.write(json.dumps(record, default=str) + "\n")
-
-    def total(self) -> Part:
-        """Return the number of images, of OOD ones and of those that cannot be read."""
-        return Part("", self.images, self.ood, self.unread, self.first)
-
-    def end(self) -> None:
-        """Write what follows the last record."""
-        if self.form == "json":
-            self.stream.write("\n]\n" if self.images else "[]\n")
-        elif self.form == "parquet" and isinstance(self.stream, io.TextIOWrapper):
-            self.stream.buffer.write(_parquet_bytes(_arrow_table(self.held, self.kept, screened=self.screened)))
-
-
-class TerminalWriter(RowWriter):
-    """Writes records as lines for people, with columns as wide as the class names."""
-
-    def __init__(self, console: Console, classes: Sequence[str], *, screened: bool = False) -> None:
-        super().__init__(sys.stdout, "text", screened=screened)
-        self.console = console
-        self.width = max(5, *(min(len(name), WIDEST) for name in classes), 0)
-        self._print("bold", "verdict", "class", "ID-ness", "p-value", "q-value", "image")
-
-    def row(self, record: dict[str, Any]) -> None:
-        """Write one record as a line, and a remark on it below."""
-        if "error" in record:
-            self._print("yellow", "unread", "", "", "", "", record["image"])
-        else:
-            style, verdict = ("bold red", "OUT") if record["is_ood"] else ("green", "in")
-            q = f"{record['q_value']:.4f}" if "q_value" in record else ""
-            numbers = f"{record['score']:.4g}", f"{record['p_value']:.4f}", q
-            self._print(style, verdict, record["class"], *numbers, record["image"])
-        note = record.get("error") or record.get("reason") or record.get("caution")
-        if note:
-            self.console.print(f"         {shorten(note, LONGEST)}", style="dim", markup=False, soft_wrap=True)
-
-    def _print(self, style: str, verdict: str, name: str, score: str, p_value: str, q_value: str, image: str) -> None:
-        from rich.text import Text
-
-        numbers = f"{score:>10}  {p_value:>7}" + (f"  {q_value:>7}" if self.screened else "")
-        middle = f"  {shorten(name, self.width):<{self.width}}  {numbers}  {shorten(image, LONGEST)}"
-        line = Text.assemble((f"{verdict:<7}", style), (middle, "bold" if style == "bold" else ""))
-        self.console.print(line, soft_wrap=True)
-
-
-@dataclass(frozen=True)
-class Part:
-    """One file of a table: how many images it has, how many are OOD or cannot be read, and the first that cannot be, with the reason."""
-
-    file: str
     images: int = 0
     ood: int = 0
     unread: int = 0
     first: str = ""
+    seen: list[tuple[float, int]] = field(default_factory=list)
+    step: int = 1
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Count a record."""
+        self.images += 1
+        self.ood += bool(record.get("is_ood"))
+        if record.get("error") is not None:
+            self.unread += 1
+            self.first = self.first or f"{record['image']}: {record['error']}"
+        elif self.images % self.step == 0:
+            self.seen.append((record["score"], max(record["label"], 0)))
+            if len(self.seen) > PERIOD:
+                self.seen, self.step = self.seen[1::2], 2 * self.step
+
+    def counted(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield records as they can be printed, and count them."""
+        for record in records:
+            self.add(record)
+            yield {key: readable(value) if isinstance(value, str) else value for key, value in record.items()}
+
+
+def write_rows(
+    records: Iterable[dict[str, Any]], stream: TextIO, form: str, kept: Iterable[str] = (), *, screened: bool = False
+) -> Tally:
+    """Write records, each as soon as it is known if possible, and count them.
+
+    `form` is `csv`, `json` (an array), `jsonl` (a line per record) or `parquet`; `kept` names the user's columns.
+    """
+    tally, held, kept = Tally(), list[dict[str, Any]](), list(kept)
+    columns = [name for name in (*COLUMNS, *kept) if screened or name != "q_value"]
+    rows = csv.DictWriter(stream, columns, extrasaction="ignore", restval="", lineterminator="\n")
+    if form == "csv":
+        rows.writeheader()
+    for record in tally.counted(records):
+        if form == "csv":
+            rows.writerow(record)
+        elif form == "json":
+            stream.write(("[\n" if tally.images == 1 else ",\n") + json.dumps(record, default=str))
+        elif form == "jsonl":
+            stream.write(json.dumps(record, default=str) + "\n")
+        else:
+            held.append(record)
+        stream.flush()
+    if form == "json":
+        stream.write("\n]\n" if tally.images else "[]\n")
+    elif form == "parquet":
+        stream.buffer.write(_parquet_bytes(_arrow_table(held, kept, screened=screened)))
+    return tally
+
+
+def print_rows(
+    records: Iterable[dict[str, Any]], console: Console, classes: Sequence[str], *, screened: bool = False
+) -> Tally:
+    """Print records as lines for people, with columns as wide as the class names, and count them."""
+    from rich.text import Text
+
+    tally, width = Tally(), max(5, *(min(len(name), WIDEST) for name in classes), 0)
+
+    def line(style: str, verdict: str, name: str, score: str, p_value: str, q_value: str, image: str) -> None:
+        numbers = f"{score:>10}  {p_value:>7}" + (f"  {q_value:>7}" if screened else "")
+        middle = f"  {shorten(name, width):<{width}}  {numbers}  {shorten(image, LONGEST)}"
+        text = Text.assemble((f"{verdict:<7}", style), (middle, "bold" if style == "bold" else ""))
+        console.print(text, soft_wrap=True)
+
+    line("bold", "verdict", "class", "ID-ness", "p-value", "q-value", "image")
+    for record in tally.counted(records):
+        if "error" in record:
+            line("yellow", "unread", "", "", "", "", record["image"])
+        else:
+            style, verdict = ("bold red", "OUT") if record["is_ood"] else ("green", "in")
+            q = f"{record['q_value']:.4f}" if "q_value" in record else ""
+            numbers = f"{record['score']:.4g}", f"{record['p_value']:.4f}", q
+            line(style, verdict, record["class"], *numbers, record["image"])
+        note = record.get("error") or record.get("reason") or record.get("caution")
+        if note:
+            console.print(f"         {shorten(note, LONGEST)}", style="dim", markup=False, soft_wrap=True)
+        sys.stdout.flush()
+    return tally
 
 
 class VerdictTable:
@@ -278,24 +275,24 @@ class VerdictTable:
         self._parquet = needed("pyarrow.parquet", "a table of verdicts", "tables", StoreError)
         self.digest, self.identity = _hashes(guard, self.batch)
         if fdr is not None:
+            check_fraction("screen", "fdr", fdr)
             self.digest, self.identity = (key_of(one, f"fdr {fdr:g}") for one in (self.digest, self.identity))
 
-    def run(self, progress: Progress | None = None) -> list[Part]:
-        """Score everything that the table does not have yet, in this process, and return its parts."""
+    def run(self, progress: Progress | None = None) -> Tally:
+        """Score everything that the table does not have yet, in this process."""
         assert self.images is not None
-        progress, parts = progress or Progress(), list[Part]()
-        for number, start, stop, key in self.start(progress):
-            part = self.find(number, key)
-            if part is None:
-                names = [self.images.item(index) for index in range(start, stop)]
-                part = self.score_span(self.images.portion(start, stop), names, number, key, progress)
-            else:
+        progress = progress or Progress()
+        spans = self.start(progress)
+        for start, stop, file in spans:
+            if self.has(file):
                 progress.advance(stop - start)
-            parts.append(part)
-        return self.finish(parts)
+            else:
+                names = [self.images.item(index) for index in range(start, stop)]
+                self.score_span(self.images.portion(start, stop), names, file, progress)
+        return self.finish([file for *_, file in spans])
 
-    def start(self, progress: Progress) -> list[tuple[int, int, int, str]]:
-        """Return number, start, stop and key of each part, and list the planned files; raise if the folder belongs to another guard."""
+    def start(self, progress: Progress) -> list[tuple[int, int, str]]:
+        """Return start, stop and file of each part, and list the planned files; raise if the folder belongs to another guard."""
         from idness.activations.store import FeatureStore
 
         assert self.images is not None
@@ -307,87 +304,63 @@ class VerdictTable:
             stamp = self.images.stamp(start, stop, memory)
             kept = kept_columns(self.images, self.keep, start, stop)
             own = [sha256_of(json.dumps(kept, default=str))] if kept else []
-            spans.append((number, start, stop, key_of(self.identity, str(start), stamp, *own)))
+            key = key_of(self.identity, str(start), stamp, *own)
+            spans.append((start, stop, f"part-{number:08d}-{key[:NAMES]}.parquet"))
         self._output.check(resume=True)
         about = self._output.listing() or {}
         if about.get("guard", self.digest) != self.digest:
             raise StoreError(f"{self.folder}: contains verdicts of another guard, recall or FDR; choose another folder")
-        planned = {_file(number, key) for number, *_, key in spans}
-        if not any((self.folder / name).is_file() for name in planned):
-            old = [Part(path.name) for path in self.folder.glob("part-*.parquet") if self._output.owns(path.name)]
-            known = {name for part in old for name in self._read(part, "image")["image"].to_pylist()}
+        planned = {file for *_, file in spans}
+        if not any(map(self.has, planned)):
+            old = [path.name for path in self.folder.glob("part-*.parquet") if self._output.owns(path.name)]
+            known = {name for file in old for name in self._read(file, "image")["image"].to_pylist()}
             if known and known.isdisjoint(map(self.images.item, range(count))):
                 raise StoreError(f"{self.folder}: contains verdicts on other images; choose another folder")
         self._output.record(self._output.files | planned | {MANIFEST}, guard=self.digest)
         return spans
 
-    def find(self, number: int, key: str) -> Part | None:
-        """Return a part that is complete; `None` if it is not there."""
-        path = self.folder / _file(number, key)
-        if not path.is_file():
-            return None
-        return Part(path.name, **json.loads(self._parquet.read_schema(path).metadata[b"idness"]))
+    def has(self, file: str) -> bool:
+        """Whether a part is complete."""
+        return (self.folder / file).is_file()
 
-    def score_span(
-        self, images: ImageSet, names: Sequence[str], number: int, key: str, progress: Progress | None = None
-    ) -> Part:
+    def score_span(self, images: ImageSet, names: Sequence[str], file: str, progress: Progress | None = None) -> None:
         """Score the images of one part, and write it in one step."""
         found = score_images(self.guard, images, self.keep, batch=self.batch, progress=progress)
         records = [record | {"image": name} for name, record in zip(names, found, strict=True)]
-        kept = [kept_name(name) for name in self.keep]
-        return self._put(_file(number, key), _arrow_table(records, kept, screened=self.fdr is not None))
+        table = _arrow_table(records, [kept_name(name) for name in self.keep], screened=self.fdr is not None)
+        self._output.write({file: _parquet_bytes(table)})
 
-    def _put(self, file: str, table: Any) -> Part:
-        """Write a table as a part."""
-        values = table.select(["image", "error", "is_ood"]).to_pydict()
-        unread = [
-            f"{name}: {why}" for name, why in zip(values["image"], values["error"], strict=True) if why is not None
-        ]
-        first = unread[0] if unread else ""
-        part = Part(file, len(table), sum(map(bool, values["is_ood"])), len(unread), first)
-        counts = {name: value for name, value in asdict(part).items() if name != "file"}
-        self._output.write({file: _parquet_bytes(table.replace_schema_metadata({"idness": json.dumps(counts)}))})
-        return part
+    def finish(self, files: Sequence[str]) -> Tally:
+        """Write the manifest of a complete table, remove parts of images that have changed since, and count the verdicts."""
+        if self.fdr is not None:
+            self._screen(files, self.fdr)
+        tally = Tally()
+        for file in files:
+            for row in self._read(file, "image", "label", "score", "is_ood", "error").to_pylist():
+                tally.add(row)
+        about = {"guard": self.digest, "identity": self.identity, "batch": self.batch}
+        counts = {name: getattr(tally, name) for name in ("images", "ood", "unread", "first")}
+        manifest = {"format": 1, "about": about, "counts": counts, "parts": [{"file": file} for file in files]}
+        self._output.write({MANIFEST: json.dumps(manifest, indent=1) + "\n"})
+        self._output.remove({path.name for path in self.folder.glob("part-*.parquet")} - set(files))
+        self._output.record({name for name in self._output.files if not name.startswith("part-")} | set(files))
+        return tally
 
-    def _screened(self, parts: Sequence[Part], fdr: float) -> list[Part]:
+    def _screen(self, files: Sequence[str], fdr: float) -> None:
         """Write the parts again with q-values, which depend on all images, and flag by them."""
-        rows = [row for part in parts for row in self._read(part, "p_value", "reason", "is_ood").to_pylist()]
+        rows = [row for file in files for row in self._read(file, "p_value", "reason", "is_ood").to_pylist()]
         rows, self.shortfall = screen(self.guard, rows, fdr)
-        made, screened = [], iter(rows)
-        for part in parts:
-            table = self._read(part)
+        screened = iter(rows)
+        for file in files:
+            table = self._read(file)
             own = list(islice(screened, len(table)))
             for name in ("q_value", "is_ood"):
                 place = table.schema.get_field_index(name)
                 table = table.set_column(place, table.schema.field(place), [[row.get(name) for row in own]])
-            made.append(self._put(part.file, table))
-        return made
+            self._output.write({file: _parquet_bytes(table)})
 
-    def _read(self, part: Part, *columns: str) -> Any:
-        return self._parquet.read_table(self.folder / part.file, columns=list(columns) or None)
-
-    def finish(self, parts: Sequence[Part]) -> list[Part]:
-        """Write the manifest of a complete table, remove parts of images that have changed since, and return the parts."""
-        parts = list(parts) if self.fdr is None else self._screened(parts, self.fdr)
-        kept = {part.file for part in parts}
-        about = {"guard": self.digest, "identity": self.identity, "batch": self.batch}
-        counts = asdict(total(parts))
-        manifest = {"format": 1, "about": about, "counts": counts, "parts": [asdict(part) for part in parts]}
-        self._output.write({MANIFEST: json.dumps(manifest, indent=1) + "\n"})
-        self._output.remove({path.name for path in self.folder.glob("part-*.parquet")} - kept)
-        self._output.record({name for name in self._output.files if not name.startswith("part-")} | kept)
-        return parts
-
-    def sample(self, parts: Sequence[Part], most: int) -> Iterator[tuple[float, int]]:
-        """Yield score and class of at most so many readable images, evenly spaced."""
-        step, seen = max(1, -(-sum(part.images for part in parts) // most)), 0
-        for part in parts:
-            columns = self._read(part, "score", "label")
-            chosen = columns.slice((-seen) % step).to_pydict()
-            seen += part.images
-            for score, label in list(zip(chosen["score"], chosen["label"], strict=True))[::step]:
-                if score is not None:
-                    yield score, max(label, 0)
+    def _read(self, file: str, *columns: str) -> Any:
+        return self._parquet.read_table(self.folder / file, columns=list(columns) or None)
 
 
 def _arrow_table(records: Sequence[dict[str, Any]], kept: Sequence[str], *, screened: bool) -> Any:
@@ -418,17 +391,6 @@ def _column(arrow: Any, values: list[Any]) -> Any:
     except (arrow.ArrowInvalid, arrow.ArrowTypeError):
         return arrow.array([None if value is None else str(value) for value in values], arrow.string())
     return found.cast(arrow.string()) if arrow.types.is_null(found.type) else found
-
-
-def total(parts: Sequence[Part]) -> Part:
-    """Return the totals of several parts."""
-    first = next((part.first for part in parts if part.first), "")
-    images, ood, unread = (sum(getattr(part, name) for part in parts) for name in ("images", "ood", "unread"))
-    return Part("", images, ood, unread, first)
-
-
-def _file(number: int, key: str) -> str:
-    return f"part-{number:08d}-{key[:NAMES]}.parquet"
 
 
 def _hashes(guard: Guard | GraphGuard, batch: int) -> tuple[str, str]:

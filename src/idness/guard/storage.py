@@ -54,14 +54,6 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
-class DetectorEntry:
-    """The detector to build."""
-
-    method: str
-    options: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class ModelEntry:
     """The network that the guard was calibrated with."""
 
@@ -79,7 +71,7 @@ class ModelEntry:
 class GuardManifest:
     """The fields of `guard.json` that loading needs."""
 
-    detector: DetectorEntry
+    detector: dict[str, Any]
     recalls: list[float]
     model: ModelEntry
     tensors: FileEntry
@@ -145,8 +137,31 @@ def load_guard(
 ) -> Guard:
     """Read a guard of this class from a folder; the other arguments are those of `Guard.load`."""
     manifest, tensors = _read_both(folder)
+    known, name = manifest.model, manifest.model.spec or manifest.model.kind
+    how = None if manifest.preprocessing is None else Preprocessing.from_dict(manifest.preprocessing)
+    if model is None or isinstance(model, str):
+        split = _opened(folder, known, how, model, weights)
+    else:
+        split = (
+            model if isinstance(model, SplitModel) else SplitModel(model, known.layer, multi_label=known.multi_label)
+        )
+    if (module_fingerprint(split.model), split.ending) != (known.fingerprint, known.ending):
+        raise ModelError(
+            f"{folder}: was calibrated with another network: the weights, or what follows layer {known.layer!r}, are not those of"
+            f" {name}; load the same network, or calibrate again"
+        )
     try:
-        guard = _built(kind, folder, manifest, tensors, model, weights)
+        detector = build(manifest.detector["method"], **manifest.detector["options"])
+        state = {key.removeprefix("detector."): value for key, value in tensors.items() if key.startswith("detector.")}
+        detector.load_state(split.head, state)
+        detector._learned_rows = tensors.get("seen")
+        detector.to(split.device)
+        guard = kind(split, detector, preprocessing=how, class_names=manifest.class_names, spec=known.spec)
+        guard.gallery = Gallery.from_tensors(tensors)
+        guard.input_range = manifest.input_range or range_of(how)
+        calibration = Calibration(tensors["calibration.scores"], tensors["calibration.sizes"]).to(split.device)
+        guard.adopt(calibration, manifest.recalls, known.fingerprint, manifest.confidence)
+        guard.detection = manifest.detection
         guard.decide(guard.blank())  # what does not fit fails here, not at the first image
     except IdnessError:
         raise
@@ -157,50 +172,6 @@ def load_guard(
     guard.to(find_device(device))
     if engine is not None:
         guard.split.runner = EngineRunner(engine, UNKNOWN if images is None else images)
-    return guard
-
-
-def _built(
-    kind: type[Guard],
-    folder: Path,
-    manifest: GuardManifest,
-    tensors: Mapping[str, Tensor],
-    model: str | nn.Module | SplitModel | None,
-    weights: str | Path | None,
-) -> Guard:
-    """Return the guard that a manifest and its tensors describe."""
-    known, name = manifest.model, manifest.model.spec or manifest.model.kind
-    how = None if manifest.preprocessing is None else Preprocessing.from_dict(manifest.preprocessing)
-    if model is None or isinstance(model, str):
-        model = _opened(folder, known, how, model, weights)
-    elif not isinstance(model, SplitModel):
-        try:
-            model = SplitModel(model, known.layer, multi_label=known.multi_label)
-        except ModelError as error:
-            raise ModelError(
-                f"{folder}: was calibrated with {name}, whose final layer is {known.layer!r}; {type(model).__name__} has no such layer"
-            ) from error
-    if module_fingerprint(model.model) != known.fingerprint:
-        raise ModelError(
-            f"{folder}: was calibrated with another network: the weights are not those of {name}; load the same weights, or"
-            " calibrate again"
-        )
-    if model.ending != known.ending:
-        raise ModelError(
-            f"{folder}: was calibrated on the logits of {known.layer!r} with {known.ending or 'no ending'}, the network now has"
-            f" {model.ending or 'no ending'}; calibrate again"
-        )
-    detector = build(manifest.detector.method, **manifest.detector.options)
-    state = {key.removeprefix("detector."): value for key, value in tensors.items() if key.startswith("detector.")}
-    detector.load_state(model.head, state)
-    detector._learned_rows = tensors.get("seen")
-    detector.to(model.device)
-    guard = kind(model, detector, preprocessing=how, class_names=manifest.class_names, spec=known.spec)
-    guard.gallery = Gallery.from_tensors(tensors)
-    guard.input_range = manifest.input_range or range_of(how)
-    calibration = Calibration(tensors["calibration.scores"], tensors["calibration.sizes"]).to(model.device)
-    guard.adopt(calibration, manifest.recalls, known.fingerprint, manifest.confidence)
-    guard.detection = manifest.detection
     return guard
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import accumulate
@@ -31,8 +31,10 @@ SHOWN = 50
 """Rows of the table in a notebook."""
 ROUNDING = 1 + 1e-6
 """Tolerance for q-values, since p-values are float32."""
-ARRAYS, TEXTS = ("label", "score", "p_value", "is_ood"), ("reasons", "cautions", "errors")
-"""Fields of a verdict with an entry per row, and with texts by row."""
+ARRAYS = {"label": -1, "score": LOWEST, "p_value": 0.0, "is_ood": True}
+"""Fields of a verdict with an entry per row, and the entry of an image that cannot be read."""
+TEXTS = ("reasons", "cautions", "errors")
+"""Fields with texts by row."""
 
 
 def q_values(p_values: ArrayLike) -> NDArray[np.float64]:
@@ -70,16 +72,6 @@ def fdr_shortfall(p_values: ArrayLike, calibration: int, fdr: float) -> str:
         f" images must score below all calibration images, and {lowest:,} {'does' if lowest == 1 else 'do'}; calibrate on"
         f" {images_for_fdr(len(p), lowest, fdr):,} images or raise the rate"
     )
-
-
-def screen_records(records: Sequence[Mapping[str, Any]], fdr: float) -> list[dict[str, Any]]:
-    """Return records with a `q_value`, and with `is_ood` decided by it; those without a p-value are left as they are."""
-    check_fraction("screen", "fdr", fdr)
-    found = [dict(record) for record in records]
-    tested = [record for record in found if record.get("p_value") is not None and not record.get("reason")]
-    for record, q in zip(tested, q_values([record["p_value"] for record in tested]), strict=True):
-        record |= {"q_value": float(q), "is_ood": bool(q <= fdr * ROUNDING)}
-    return found
 
 
 @dataclass(frozen=True)
@@ -139,13 +131,16 @@ class Verdict:
     def __getitem__(self, row: int) -> Verdict:
         """Return the verdict on one image; the arrays keep their batch dimension."""
         row = range(len(self))[row]
-        part = slice(row, row + 1)
-        own: dict[str, Any] = {name: getattr(self, name)[part] for name in ARRAYS}
-        for name in TEXTS:
-            texts = getattr(self, name)
-            own[name] = {0: texts[row]} if row in texts else {}
-        levels = {recall: flags[part] for recall, flags in self.levels.items()}
-        return replace(self, **own, levels=levels, names=None if self.names is None else self.names[part], fdr=None)
+        names = None if self.names is None else [self.names[row]]
+        texts: dict[str, Any] = {name: getattr(self, name) for name in TEXTS}
+        texts = {name: {0: known[row]} if row in known else {} for name, known in texts.items()}
+        own = self._changed(lambda values, _: values[row : row + 1])
+        return replace(self, **own, **texts, names=names, fdr=None)
+
+    def _changed(self, change: Callable[[Any, float], Any]) -> dict[str, Any]:
+        """Return all arrays as `change` makes them, given an array and its entry for an image that cannot be read."""
+        own = {name: change(getattr(self, name), fill) for name, fill in ARRAYS.items()}
+        return own | {"levels": {recall: change(flags, True) for recall, flags in self.levels.items()}}
 
     @staticmethod
     def concat(parts: Sequence[Verdict]) -> Verdict:
@@ -155,11 +150,11 @@ class Verdict:
         if not parts:
             raise InputError("judge: needs at least one image, got none")
         own: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]).cpu() for name in ARRAYS}
+        levels = {recall: torch.cat([part.levels[recall] for part in parts]).cpu() for recall in parts[0].levels}
         starts = list(accumulate((len(part) for part in parts[:-1]), initial=0))
         for name in TEXTS:
             texts = [(start, getattr(part, name)) for start, part in zip(starts, parts, strict=True)]
             own[name] = {start + row: text for start, found in texts for row, text in found.items()}
-        levels = {recall: torch.cat([part.levels[recall] for part in parts]).cpu() for recall in parts[0].levels}
         names = None if parts[0].names is None else [name for part in parts for name in part.names or ()]
         return replace(parts[0], **own, levels=levels, names=names)
 
@@ -179,17 +174,10 @@ class Verdict:
             return found
 
         reasons = {rows[row]: text for row, text in self.reasons.items()}
-        return replace(
-            named,
-            label=spread(self.label, -1),
-            score=spread(self.score, LOWEST),
-            p_value=spread(self.p_value, 0.0),
-            is_ood=spread(self.is_ood, True),
-            levels={recall: spread(flags, True) for recall, flags in self.levels.items()},
-            reasons=dict(sorted((reasons | {row: f"cannot be read: {why}" for row, why in errors.items()}).items())),
-            cautions={rows[row]: text for row, text in self.cautions.items()},
-            errors=errors,
-        )
+        reasons |= {row: f"cannot be read: {why}" for row, why in errors.items()}
+        cautions = {rows[row]: text for row, text in self.cautions.items()}
+        own = self._changed(spread) | {"reasons": dict(sorted(reasons.items())), "cautions": cautions}
+        return replace(named, **own, errors=errors)
 
     def at(self, recall: float) -> Tensor:
         """Return the decisions at another recall, from the p-values; with few calibration images a high recall flags nothing."""
