@@ -43,10 +43,9 @@ def slow(world: World, power: float = 1.0) -> Tensor:
 
 
 def test_hooks_for_many_serve_one_as_well():
-    detector = Shared(power=2.0)
-    detector.learn(WORLD.head, WORLD.train, None)
+    detector = Shared(power=2.0).fit(WORLD.head, WORLD.train)
     torch.testing.assert_close(detector.rate(WORLD.test), slow(WORLD, 2.0))
-    torch.testing.assert_close(Shared().fit(WORLD.head, WORLD.train).score(WORLD.test), slow(WORLD))
+    torch.testing.assert_close(detector.score(WORLD.test), slow(WORLD, 2.0))
 
 
 def test_a_subclass_is_not_passed_over_by_its_parents_shared_work():

@@ -12,7 +12,7 @@ from idness.core.options import check_at_most_images, count, percent, positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import head_axes
-from idness.detectors.kernels import mean_largest_products, scale_ratio, shared, unit
+from idness.detectors.kernels import largest_products, scale_ratio, shared, unit
 from idness.detectors.readouts import energy
 
 
@@ -66,7 +66,7 @@ class ActSub(Detector):
 def _rest_similarity(features: Tensor, basis: Tensor, bank: Tensor, ks: tuple[int, ...]) -> dict[int, Tensor]:
     """Return, for each k, the mean cosine (N,) with the k nearest training images, of features outside the basis."""
     rest = unit(features - features @ basis @ basis.T)
-    return dict(zip(ks, mean_largest_products(rest, bank, ks), strict=True))
+    return dict(zip(ks, largest_products(rest, bank, ks, lambda largest: largest.mean(dim=1)), strict=True))
 
 
 @shared
