@@ -130,22 +130,6 @@ def test_a_fit_that_fails_leaves_nothing_old_behind():
         detector.score(WORLD.test)
 
 
-@dataclass(kw_only=True)
-class Choosy(Detector):
-    """Need labels, but learn only where there are images."""
-
-    needs_labels = True
-
-    def rate(self, acts: Activations) -> Tensor:
-        return acts.logits[:, 0]
-
-
-def test_labels_are_needed_only_where_there_are_images():
-    assert Choosy().fit(WORLD.head).fitted
-    with pytest.raises(InputError, match="train must have labels"):
-        Choosy().fit(WORLD.head, Activations(WORLD.train.features, WORLD.train.logits))
-
-
 def test_labels_are_asked_of_the_images_that_are_learned_from():
     bare = [Activations(acts.features, acts.logits) for acts in (WORLD.train, WORLD.val)]
     assert MDS().fit(WORLD.head, WORLD.train, val=bare[1]).fitted

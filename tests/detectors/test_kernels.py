@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idness.detectors import kernels
-from idness.detectors.detector import fit_many, score_many
-from idness.detectors.gaussian import nearest_squared
-from idness.methods import MDS, MDSPP, RMDS, RMDSPP, Residual, ViM, mds
+from idness.detectors.detector import fit_many
+from idness.methods import MDS, RMDS, Residual, ViM
 from tests.worlds import make_world
 
 KINDS = {
@@ -142,16 +141,3 @@ def test_methods_that_need_the_same_axes_find_them_and_score_as_alone(monkeypatc
     assert len(solved) == 3 + 1 + 2 + 1 + 1
     for one, other in zip(together, alone, strict=True):
         assert torch.equal(one.score(world.test), other.score(world.test))
-
-
-def test_methods_that_need_the_same_distances_compute_them_once(monkeypatch):
-    world = make_world(seed=3)
-    asked = []
-    monkeypatch.setattr(mds, "nearest_squared", lambda *given: asked.append(1) or nearest_squared(*given))
-    together = [MDS(), RMDS(), MDSPP(), RMDSPP()]
-    fit_many(together, world.head, world.train)
-    with kernels.sharing():
-        found = score_many(together, world.test)
-    assert len(asked) == 2  # of features, and of features scaled to length 1
-    for one, scores in zip(together, found, strict=True):
-        assert torch.equal(scores, one.score(world.test))

@@ -88,8 +88,8 @@ def test_without_anything_to_measure_on_it_is_fuse_and_says_so() -> None:
     found = recommend(world.head, world.train, world.test)
     assert found.detector.options() == build("fuse").options()
     assert "Nothing was measured" in found.why
-    assert found.measured_on == ""
-    assert found.risk == ""
+    assert (found.measured_on, found.risk, found.suits) == ("", "", None)
+    assert not {"scaling", "methods"} & {finding.name for finding in found.findings}
 
 
 def test_pseudo_ood_images_leave_fuse_unless_another_is_far_ahead() -> None:

@@ -172,13 +172,6 @@ def test_pseudo_ood_images_are_made_of_images_that_methods_do_not_learn_from() -
     torch.testing.assert_close(made["turned"].logits, odd.acts.logits, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("size", [(28, 28), (32, 20)])
-def test_images_of_any_size_are_examined(tmp_path: Path, size: tuple[int, int]) -> None:
-    said = f'net.preprocessing = {{"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2], "resize": {list(size)}}}'
-    found = diagnose(ModelOptions(write(tmp_path, said=said), tmp_path / "w.safetensors"), "embedded:id_val", limit=80)
-    assert found.suits is not None
-
-
 def test_activations_alone_get_advice_without_a_measurement(tmp_path: Path) -> None:
     network = open_network("cifar6:base")
     acts = collect(network, open_set("embedded:id_val")).acts

@@ -77,10 +77,9 @@ def row_blocks(rows: Tensor, width: int) -> tuple[Tensor, ...]:
     return torch.split(rows, max(1, min(ROWS, (1 << 23) // width)))
 
 
-def percentiles(values: Tensor, percents: Sequence[float]) -> list[Tensor]:
-    """Return percentiles of all values, whatever their shape, with one selection for all percentiles."""
-    found = np.percentile(values.cpu().numpy().ravel(), percents)
-    return [torch.tensor(value, dtype=torch.float32, device=values.device) for value in found]
+def percentile_of(values: Tensor, percent: float) -> Tensor:
+    """Return a percentile of all values, whatever their shape."""
+    return torch.tensor(np.percentile(values.cpu().numpy(), percent), dtype=torch.float32, device=values.device)
 
 
 def kept_count(width: int, percentile: float) -> int:

@@ -41,12 +41,9 @@ class ActSub(Detector):
     power: float = positive(2.0)
     k: int = count(10)
 
-    @classmethod
-    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
-        basis, bank = _decisive_basis(head, train)
-        for detector in detectors:
-            check_at_most_images(detector, "k", len(bank))
-            detector.basis_, detector.bank_ = basis, bank
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
+        check_at_most_images(self, "k", len(train))
+        self.basis_, self.bank_ = _decisive_basis(head, train)
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:

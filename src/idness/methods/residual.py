@@ -1,8 +1,6 @@
 """Residual -- Wang et al., "ViM: Out-Of-Distribution with Virtual-logit Matching", CVPR 2022 (its feature part alone)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -32,15 +30,12 @@ class Residual(Detector):
 
     share: float = percent(50.0)
 
-    @classmethod
-    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
         # The paper uses training images; OpenOOD uses validation images here.
-        origin = _origin(head)
-        axes, variances = principal_axes(feature_moments(train).around(origin))
+        self.origin_ = _origin(head)
+        axes, variances = principal_axes(feature_moments(train).around(self.origin_))
         alive = int((variances > 0).sum())  # directions in which training images vary
-        for detector in detectors:
-            size = min(round(alive * detector.share / 100), len(axes) - 1)
-            detector.origin_, detector.space_ = origin, axes[:, size:].contiguous()
+        self.space_ = axes[:, min(round(alive * self.share / 100), len(axes) - 1) :].contiguous()
 
     def residual(self, acts: Activations) -> Tensor:
         """Return the length (N,) of the features outside the principal space."""

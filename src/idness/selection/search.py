@@ -64,14 +64,13 @@ def wanted_rows(methods: Sequence[Method] | None = None) -> dict[str, Row]:
             some = {named.replace(" ", ""): parse(named)} if given else variants(named)
         else:
             detector, given = from_user(named)
-            if type(detector).rows and not given:
-                some = {name: replace(detector, **options) for name, options in type(detector).rows.items()}  # type: ignore[type-var]
+            name, listed = row_name(detector), type(detector).rows
+            if listed and not given:
+                some = {row: replace(detector, **options) for row, options in listed.items()}  # type: ignore[type-var]
+            elif name in found:
+                raise OptionError(f"the names of methods must be unique, got {name!r} twice; rename one of the classes")
             else:
-                some = {row_name(detector): detector}
-                if row_name(detector) in found:
-                    raise OptionError(
-                        f"the names of methods must be unique, got {row_name(detector)!r} twice; rename one of the classes"
-                    )
+                some = {name: detector}
         found |= {name: Row(detector, given=given) for name, detector in some.items()}
     return found
 
@@ -121,7 +120,9 @@ def _choose_row(
         raise InputError("needs training images, and the benchmark has none")
     remembers = row.detector.needs_val and row.detector.remembers
     searchable = val is not None and bool(ood_val) and not (remembers and train is None)
-    settings = [row.detector] if row.given or not searchable else _settings(row.detector)
+    settings = [row.detector]
+    if searchable and not row.given:
+        settings += [other for other in row.detector.variants() if other.options() != row.detector.options()]
     # A method that memorizes images must not be fitted on those it is compared on.
     fitted, dropped = _fit(settings, head, train, None if searchable and row.detector.remembers else val)
     between = time.perf_counter()
@@ -140,12 +141,6 @@ def _choose_row(
         choice.detector.chosen_on(val)
     choice.seconds = {"fit": between - start, "search": time.perf_counter() - between}
     return choice
-
-
-def _settings(detector: Detector) -> list[Detector]:
-    """Return the default setting, then the others of the grid."""
-    others = detector.variants() if detector.grid else []
-    return [detector, *(other for other in others if other.options() != detector.options())]
 
 
 def _fit(
