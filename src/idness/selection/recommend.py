@@ -33,6 +33,7 @@ from idness.intervals import expit, logit
 from idness.metrics import Scores, auroc
 from idness.networks.open import ModelOptions, Network, check_accuracy, input_channels, open_network
 from idness.selection import search
+from idness.selection.pseudo_ood import pseudo_activations
 
 LEAD = 1.0
 """Lead in logits of the AUROC on pseudo-OOD images at which a single method is preferred to `fuse`; the largest lead of a
@@ -199,8 +200,6 @@ def recommend_for(
         ood: activations of OOD images, or of several sets by name.
         progress: progress callback.
     """
-    from idness.selection.pseudo_ood import pseudo_activations
-
     ids = _sampled(ids)
     given = {"OOD images": ood} if isinstance(ood, Activations) else dict(ood or {})
     given = {name: acts[_distinct(acts)[0]] for name, acts in given.items()}
@@ -273,8 +272,6 @@ def scaling(
     network: Network, ids: ActivationsSet, *, ood: Activations | None = None, progress: Progress | None = None
 ) -> dict[float, float]:
     """Return the gain of SCALE over the energy score for each percentile, on OOD images or pseudo-OOD images."""
-    from idness.selection.pseudo_ood import pseudo_activations
-
     ids = _sampled(ids)
     others = pseudo_activations(network, ids, progress=progress) if ood is None else {"OOD images": ood}
     return scale_gains(network.split.head, ids.acts, others)
