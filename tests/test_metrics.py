@@ -43,12 +43,6 @@ def test_all_agree_with_scikit_learn(ids, oods, recall):
     assert ours == pytest.approx(by_oracle(ids, oods, recall), abs=1e-12)
 
 
-@given(scores, scores)
-def test_one_by_one_equals_all_at_once(ids, oods):
-    together = metrics.all_metrics(ids, oods)
-    assert {name: getattr(metrics, name)(ids, oods) for name in metrics.NAMES} == together
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_large_sets_agree_too(dtype):
     rng = np.random.default_rng(0)
@@ -74,12 +68,6 @@ def test_the_threshold_is_the_score_nearest_to_the_share_that_may_be_lost(count,
     assert metrics.fpr_at_id_recall(range(count), [rank - 0.5, rank], recall) == 0.5
 
 
-def test_energies_of_hundreds_are_not_squashed():
-    """A sigmoid, which some libraries apply to scores outside [0, 1], would make all of these equal."""
-    ids, oods = [300.0, 250.0, 200.0], [150.0, 120.0, 199.0]
-    assert metrics.auroc(ids, oods) == 1.0
-
-
 def test_constant_scores_are_chance():
     ours = metrics.all_metrics([1.0] * 5, [1.0] * 3)
     assert ours["auroc"] == 0.5
@@ -97,11 +85,6 @@ def test_the_two_conventions_differ():
     ids, oods = list(range(100)), [4.5] * 50 + [-1.0] * 50
     assert metrics.fpr_at_id_recall(ids, oods) == 0.0
     assert metrics.fpr_at_ood_recall(ids, oods) == 0.05
-
-
-def test_a_metric_of_wrong_direction_is_noticed():
-    assert metrics.auroc([1.0, 2.0], [3.0]) == 0.0
-    assert metrics.fpr_at_id_recall([1.0, 2.0], [3.0]) == 1.0
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda v: torch.tensor(v).half(), np.float32])

@@ -7,10 +7,8 @@ a mean over one. AUROCs are compared by DeLong's method, false-positive rates by
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -105,9 +103,7 @@ def compare_runs(first: Sequence[float], second: Sequence[float], level: float =
     value = float(np.mean(first) - np.mean(second))
     if np.ptp(first) == np.ptp(second) == 0:
         return _normal_difference(value, 0.0, level)
-    with warnings.catch_warnings():  # runs may agree in all but the last digits
-        warnings.filterwarnings("ignore", message="Precision loss", category=RuntimeWarning)
-        found = ttest_ind(first, second, equal_var=False)
+    found = ttest_ind(first, second, equal_var=False)
     low, high = found.confidence_interval(level)
     return Difference(value, float(low), float(high), float(found.pvalue))
 
@@ -136,11 +132,8 @@ def ranks(id_scores: Scores, ood_scores: Sequence[Scores], weights: Sequence[flo
     """Compare ID scores with those of one or more OOD sets, whose AUROCs are averaged."""
     ids, oods = _checked(id_scores, ood_scores)
     shares = np.full(len(oods), 1 / len(oods)) if weights is None else np.asarray(weights, float) / np.sum(weights)
-    order = np.argsort(ids)
-    pairs = [_shares_below(ids[order], ood) for ood in oods]
-    by_id = np.empty(len(ids))
-    by_id[order] = np.sum([share * below for share, (below, _) in zip(shares, pairs, strict=True)], axis=0)
-    return Ranks(by_id, tuple(1 - below for _, below in pairs), tuple(map(float, shares)))
+    by_id = np.sum([share * _shares_below(ids, ood) for share, ood in zip(shares, oods, strict=True)], axis=0)
+    return Ranks(by_id, tuple(1 - _shares_below(ood, ids) for ood in oods), tuple(map(float, shares)))
 
 
 def mean_auroc_interval(of: Ranks, level: float = 0.95) -> Interval:
@@ -203,11 +196,12 @@ def mean_fpr_interval(
     ids, oods, rng = np.sort(ids), [np.sort(ood) for ood in oods], np.random.default_rng(seed)
     if at_id_recall:
         gaps = rng.binomial(len(ids), 1 - recall, DRAWS)
-        drawn = [_rates(rng, *_counts_at(-ood[::-1], -ids[::-1], len(ids) - gaps), len(ood)) for ood in oods]
+        counts = [_counts_at(-ood[::-1], -ids[::-1], len(ids) - gaps) for ood in oods]
+        drawn = [_mean_rates(rng, np.array([pair]), len(ood)) for pair, ood in zip(counts, oods, strict=True)]
         lows, highs = np.mean(drawn, axis=0)
     else:
         counts = [_counts_at(ids, ood, rng.binomial(len(ood), recall, DRAWS)) for ood in oods]
-        lows, highs = _shared_rates(rng, np.array(counts), len(ids))
+        lows, highs = _mean_rates(rng, np.array(counts), len(ids))
     tail = (1 - level) / 2
     return Interval(float(np.quantile(lows, tail)), float(np.quantile(highs, 1 - tail)))
 
@@ -271,20 +265,17 @@ def _checked(id_scores: Scores, ood_scores: Sequence[Scores]) -> tuple[Array, li
 def _check_same_images(sizes: Sequence[Sequence[int]]) -> None:
     """Refuse methods with different numbers of scores; the ID images come first."""
     for other in sizes[1:]:
-        for place, (here, there) in enumerate(zip_longest(sizes[0], other, fillvalue=0)):
-            if here != there:
-                side = "OOD" if place else "ID"
-                raise InputError(
-                    f"a paired test needs both methods' scores of the same {side} images, got {here} and {there}"
-                )
+        if other != sizes[0]:
+            raise InputError(
+                f"a paired test needs both methods' scores of the same images, got {sizes[0]} and {other} (ID, then each OOD set)"
+            )
 
 
-def _shares_below(ascending: Array, oods: Array) -> tuple[Array, Array]:
-    """Return the fraction of OOD scores below each of the sorted ID scores, and of ID scores below each OOD score; ties count half."""
-    left, right = (np.searchsorted(ascending, oods, side) for side in ("left", "right"))
-    count = len(ascending)
-    places = np.bincount(np.concatenate((left, right)), minlength=count + 1)
-    return np.cumsum(places[:count]) / (2 * len(oods)), (left + right) / (2 * count)
+def _shares_below(values: Array, others: Array) -> Array:
+    """Return the fraction of the others below each value; ties count half."""
+    ascending = np.sort(others)
+    left, right = (np.searchsorted(ascending, values, side) for side in ("left", "right"))
+    return (left + right) / (2 * len(others))
 
 
 def _standard_error(by_id: Array, by_ood: Sequence[Array], weights: Sequence[float], unseen: float = 0.0) -> float:
@@ -299,21 +290,15 @@ def _standard_error(by_id: Array, by_ood: Sequence[Array], weights: Sequence[flo
 
 def _counts_at(others: Array, thresholds: Array, gaps: Array) -> tuple[Array, Array]:
     """Count the others at or below the lower and the upper end of each gap between thresholds; both arrays are sorted."""
-    first, last = int(gaps.min()), int(gaps.max())
-    ends = np.concatenate(([-np.inf], thresholds, [np.inf]))[first : last + 2]
-    counts = np.searchsorted(others, ends, "right")
-    return counts[gaps - first], counts[gaps - first + 1]
+    counts = np.searchsorted(others, np.concatenate(([-np.inf], thresholds, [np.inf])), "right")
+    return counts[gaps], counts[gaps + 1]
 
 
-def _rates(rng: np.random.Generator, low: Array, high: Array, count: int) -> tuple[Array, Array]:
-    """Draw the rates behind two counts of the same images: Beta(low, ...) and Beta(high + 1, ...)."""
-    parts = [rng.standard_gamma(shape) for shape in (low, high - low + 1, count - high)]
-    total = parts[0] + parts[1] + parts[2]
-    return parts[0] / total, (parts[0] + parts[1]) / total
+def _mean_rates(rng: np.random.Generator, counts: Array, size: int) -> tuple[Array, Array]:
+    """Draw the mean rates behind counts (sets, 2, draws) among the same images, as spacings of ordered uniform numbers.
 
-
-def _shared_rates(rng: np.random.Generator, counts: Array, size: int) -> tuple[Array, Array]:
-    """Draw the mean rates behind counts (sets, 2, draws) among the same images, as spacings of ordered uniform numbers."""
+    The rates behind the counts `low` and `high` of one set are Beta(low, ...) and Beta(high + 1, ...).
+    """
     ends = np.concatenate((counts[:, 0], counts[:, 1] + 1))
     order = ends.argsort(axis=0)
     steps = np.diff(np.take_along_axis(ends, order, axis=0), axis=0, prepend=0, append=size + 1)
@@ -343,8 +328,6 @@ def _fpr(ids: Array, oods: Sequence[Array], convention: Convention, recall: floa
 
 def normal_quantile(share: float) -> float:
     """Return the quantile of the standard normal distribution."""
-    if share in (0, 1):
-        return math.inf if share else -math.inf
     return NormalDist().inv_cdf(share)
 
 
@@ -355,12 +338,10 @@ def normal_share(value: float) -> float:
 
 def logit(share: float) -> float:
     """Return log(p / (1 - p))."""
-    if share in (0, 1):
-        return math.inf if share else -math.inf
     return math.log(share) - math.log1p(-share)
 
 
 def expit(value: float) -> float:
-    """Return the inverse of `logit`."""
+    """Return the inverse of `logit`; exp() of a large number would overflow."""
     small = math.exp(-abs(value))
     return (1 if value >= 0 else small) / (1 + small)

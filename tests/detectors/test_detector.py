@@ -43,10 +43,9 @@ def slow(world: World, power: float = 1.0) -> Tensor:
 
 
 def test_hooks_for_many_serve_one_as_well():
-    detector = Shared(power=2.0)
-    detector.learn(WORLD.head, WORLD.train, None)
+    detector = Shared(power=2.0).fit(WORLD.head, WORLD.train)
     torch.testing.assert_close(detector.rate(WORLD.test), slow(WORLD, 2.0))
-    torch.testing.assert_close(Shared().fit(WORLD.head, WORLD.train).score(WORLD.test), slow(WORLD))
+    torch.testing.assert_close(detector.score(WORLD.test), slow(WORLD, 2.0))
 
 
 def test_a_subclass_is_not_passed_over_by_its_parents_shared_work():
@@ -129,22 +128,6 @@ def test_a_fit_that_fails_leaves_nothing_old_behind():
     assert not detector.fitted
     with pytest.raises(NotFittedError):
         detector.score(WORLD.test)
-
-
-@dataclass(kw_only=True)
-class Choosy(Detector):
-    """Need labels, but learn only where there are images."""
-
-    needs_labels = True
-
-    def rate(self, acts: Activations) -> Tensor:
-        return acts.logits[:, 0]
-
-
-def test_labels_are_needed_only_where_there_are_images():
-    assert Choosy().fit(WORLD.head).fitted
-    with pytest.raises(InputError, match="train must have labels"):
-        Choosy().fit(WORLD.head, Activations(WORLD.train.features, WORLD.train.logits))
 
 
 def test_labels_are_asked_of_the_images_that_are_learned_from():

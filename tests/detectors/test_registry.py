@@ -82,8 +82,8 @@ def test_options_of_a_variant_can_be_set_and_explicit_options_win():
         ("Scale", "tests.third_party:Norm", "must have a unique name, got 'Scale'"),
         ("theirs", "tests.third_party:not_a_method", "must be a dataclass that extends Detector"),
         ("theirs", "tests.third_party:Helper", "must be a dataclass that extends Detector"),
-        ("theirs", "tests.third_party:Missing", "must name a class that can be imported"),
-        ("theirs", "tests.no_such_file:Norm", "must name a class that can be imported"),
+        ("theirs", "tests.third_party:Missing", "cannot be imported"),
+        ("theirs", "tests.no_such_file:Norm", "cannot be imported"),
     ],
 )
 def test_mistakes_of_a_plug_in_are_reported(offered: Offer, name: str, target: str, message: str):

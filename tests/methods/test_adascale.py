@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from idness.methods import LTS, AdaScale, Scale
+from idness.methods import AdaScale
 from tests.worlds import make_world
 
 
@@ -63,11 +63,3 @@ def test_the_values_of_least_influence_move_by_eps_along_the_gradient():
         for place in least:
             wanted[place] += 0.5 * math.copysign(1, gradient[place])
         torch.testing.assert_close(other.flatten(), torch.tensor(wanted, dtype=torch.double))
-
-
-@pytest.mark.parametrize(("variant", "plain"), [("a", Scale), ("l", LTS)])
-def test_where_both_percentiles_are_one_it_is_the_plain_method(variant, plain):
-    detector = AdaScale(variant=variant, low=85.0, high=85.0)
-    world = make_world().seen_by(detector)
-    found = detector.fit(world.head, world.train).score(world.test)
-    torch.testing.assert_close(found, plain(percentile=85.0).fit(world.head).score(world.test), rtol=1e-4, atol=1e-4)

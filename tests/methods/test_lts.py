@@ -1,10 +1,8 @@
 import math
 
 import pytest
-import torch
 
-from idness.core.types import Activations
-from idness.methods import EBO, LTS
+from idness.methods import LTS
 from tests.worlds import make_world
 
 
@@ -21,11 +19,3 @@ def test_it_scores_as_the_paper_writes(percent, signed):
         highest = max(scaled)
         expected = highest + math.log(sum(math.exp(z - highest) for z in scaled))
         assert score == pytest.approx(expected, rel=1e-4)
-
-
-def test_features_without_any_positive_value_are_left_unscaled(world):
-    negative = -world.test.features - 1
-    acts = Activations(negative, world.head(negative))
-    torch.testing.assert_close(
-        LTS().fit(world.head).score(acts), EBO().fit(world.head).score(acts), rtol=1e-4, atol=1e-4
-    )

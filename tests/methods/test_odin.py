@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from idness.methods import MSP, ODIN
+from idness.methods import ODIN
 from idness.networks.split import SplitModel
-from tests.worlds import make_world
 
 
 def network() -> nn.Sequential:
@@ -38,10 +37,3 @@ def test_it_moves_and_scores_as_the_paper_writes(temperature):
             up, down = (-math.log(confidence(model, other, temperature)) for other in (image + nudge, image - nudge))
             moved.view(-1)[place] -= eps * math.copysign(1, up - down)  # x - eps sign(gradient of -log S)
         assert score == pytest.approx(confidence(model, moved, temperature), rel=1e-6)
-
-
-def test_without_a_move_at_temperature_one_it_is_the_softmax_probability():
-    world = make_world()
-    odin = ODIN(temperature=1.0, eps=1e-30)
-    found = odin.fit(world.head).score(world.seen_by(odin).test)
-    torch.testing.assert_close(found, MSP().fit(world.head).score(world.test))

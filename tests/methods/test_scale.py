@@ -31,15 +31,6 @@ def test_all_zero_features_score_as_the_bias_alone(world):
     assert Scale().fit(world.head).score(acts).item() == pytest.approx(EBO().fit(world.head).score(acts).item())
 
 
-def test_a_bias_can_change_the_class_of_shaped_logits():
-    """Which is why the class that is reported is the plain network's."""
-    head = Head(torch.tensor([[1.0, 0.0], [0.9, 0.0]]), torch.tensor([0.0, 0.5]))
-    features = torch.tensor([[1.0, 1.0]])
-    acts = Activations(features, head(features))
-    assert acts.logits.argmax(1).item() == 1
-    assert Scale(percentile=50).fit(head).shaped_logits(acts).argmax(1).item() == 0
-
-
 @pytest.mark.shared
 def test_the_papers_network_gives_the_papers_numbers(shared_data):
     from safetensors.torch import load_file

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from idness.methods import VRA, ReAct
+from idness.methods import VRA
 
 
 @pytest.mark.parametrize(("low", "high"), [(50.0, 90.0), (60.0, 99.0)])
@@ -15,9 +15,3 @@ def test_low_activations_become_zero_and_high_ones_are_clipped(world, low, high)
         shaped = torch.tensor([0.0 if a < floor else min(a, float(clip)) for a in row])
         logits = (world.head.weight @ shaped + world.head.bias).tolist()
         assert score == pytest.approx(math.log(sum(math.exp(z) for z in logits)), rel=1e-4)
-
-
-def test_without_a_low_threshold_it_is_react(world):
-    plain = VRA(low=0.0, high=95.0).fit(world.head, world.train, val=world.val)
-    react = ReAct(percentile=95.0).fit(world.head, world.train, val=world.val)
-    assert torch.equal(plain.score(world.test), react.score(world.test))

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from idness.methods import WeiPer, weiper
-from idness.methods.weiper import histogram, smooth
+from idness.methods.weiper import histogram
 
 
 def slow_histogram(values, low, high):
@@ -91,13 +91,3 @@ def test_both_ends_are_inside_and_a_span_without_width_has_one_full_bin():
     same = torch.full((1, 4), 2.5).double()
     assert histogram(same, torch.tensor([2.5, 2.5]).double(), 5)[0].tolist() == [1, 0, 0, 0, 0]
     assert histogram(same * 1e30, span, 5).sum() == 0
-
-
-@pytest.mark.parametrize("window", [1, 2, 5, 40])
-def test_smoothing_is_torchs_padded_convolution(window):
-    rows = torch.rand(3, 30, generator=torch.Generator().manual_seed(1))
-    layer = torch.nn.Conv1d(1, 1, window, padding="same", padding_mode="replicate", bias=False)
-    layer.weight.data.fill_(1 / window)
-    with torch.no_grad():
-        expected = layer(rows.unsqueeze(1)).squeeze(1)
-    torch.testing.assert_close(smooth(rows, window), expected)

@@ -19,7 +19,7 @@ from idness.methods import EBO, Scale
 from idness.metrics import auroc
 from idness.networks.open import Network
 from idness.networks.split import SplitModel
-from idness.selection.recommend import LEAD, chosen_row, mean_logit, pick, recommend, scale_gains, scale_percentile
+from idness.selection.recommend import LEAD, chosen_row, mean_logit, recommend, scale_gains, scale_percentile
 from tests.worlds import World, make_world
 
 
@@ -88,8 +88,8 @@ def test_without_anything_to_measure_on_it_is_fuse_and_says_so() -> None:
     found = recommend(world.head, world.train, world.test)
     assert found.detector.options() == build("fuse").options()
     assert "Nothing was measured" in found.why
-    assert found.measured_on == ""
-    assert found.risk == ""
+    assert (found.measured_on, found.risk, found.suits) == ("", "", None)
+    assert not {"scaling", "methods"} & {finding.name for finding in found.findings}
 
 
 def test_pseudo_ood_images_leave_fuse_unless_another_is_far_ahead() -> None:
@@ -117,16 +117,21 @@ def test_on_validation_data_fuse_gives_way_to_what_is_clearly_above_it(aurocs, w
 
 
 @pytest.mark.parametrize(
-    ("fused", "singles", "wanted"),
+    ("logits", "wanted"),
     [
-        (2.0, {"ebo": 1.0, "vim": 2.9, "knn": 0.0}, "fuse"),  # ahead, but as far as misleading methods were
-        (2.0, {"ebo": 1.0, "vim": 3.1, "knn": 0.0}, "vim"),
-        (2.0, {"ebo": 2.1, "vim": 2.2, "knn": 0.0}, "ebo"),
-        (2.0, {"ebo": 2.0, "vim": 2.2, "knn": 0.0}, "fuse"),
+        ({"fuse": 2.0, "ebo": 1.0, "vim": 2.9}, "fuse"),  # ahead, but as far as misleading methods were
+        ({"fuse": 2.0, "ebo": 1.0, "vim": 3.1}, "vim"),
+        ({"fuse": 2.0, "ebo": 2.1, "vim": 2.2}, "ebo"),
+        ({"fuse": 2.0, "ebo": 2.0, "vim": 2.2}, "fuse"),
     ],
 )
-def test_fuse_gives_way_to_a_large_lead_and_to_the_plain_energy(fused, singles, wanted) -> None:
-    assert pick(fused, singles) == wanted
+def test_on_pseudo_ood_images_fuse_gives_way_to_a_large_lead_and_to_the_plain_energy(
+    monkeypatch: pytest.MonkeyPatch, logits: dict[str, float], wanted: str
+) -> None:
+    measure = "idness.selection.recommend._mean_logits"
+    monkeypatch.setattr(measure, lambda detectors, *_: [logits.get(detector.name, 0.0) for detector in detectors])
+    world = make_world()
+    assert recommend(world.head, world.train, world.test, pseudo={"some": world.ood}).row == wanted
 
 
 def test_the_score_on_pseudo_ood_images_is_a_mean_of_logits() -> None:

@@ -43,11 +43,6 @@ FASTER = (
 """Pairs of hooks; the second is an optional faster way to compute what the first defines."""
 
 
-def _first(cls: type, hook: str) -> Any:
-    """Return a hook as the topmost class defines it, in terms of the other hooks."""
-    return next(vars(base)[hook] for base in reversed(cls.__mro__) if hook in vars(base))
-
-
 class Detector(ABC):
     """A score of how confidently images belong to the distribution that a network was trained on.
 
@@ -108,12 +103,7 @@ class Detector(ABC):
         # A class that overrides a hook must not inherit the parent's faster way to compute the old one.
         for hook, faster in FASTER:
             if hook in vars(cls) and faster not in vars(cls):
-                setattr(cls, faster, _first(cls, faster))
-        # A class that implements only the hook for many detectors gets the hook for one.
-        if "learn_many" in vars(cls) and cls.learn is _first(cls, "learn"):
-            setattr(cls, "learn", lambda self, head, train, val: self.learn_many([self], head, train, val))  # noqa: B010
-        if "rate_many" in vars(cls) and cls.rate is _first(cls, "rate"):
-            setattr(cls, "rate", lambda self, acts: self.rate_many([self], acts)[0])  # noqa: B010
+                setattr(cls, faster, next(vars(base)[faster] for base in reversed(cls.__mro__) if faster in vars(base)))
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -265,9 +255,9 @@ class Detector(ABC):
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         """Set the learned attributes; if only `train` or only `val` was given, both arguments are that one."""
 
-    @abstractmethod
     def rate(self, acts: Activations) -> Tensor:
         """Return the scores (N,), computed with torch operations that ONNX supports."""
+        return self.rate_many([self], acts)[0]
 
     @classmethod
     def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
@@ -374,10 +364,17 @@ def fit_many(
     seen: list[Any] = [acts for acts in (train, val) if acts is not None] or [None]
     with sharing():
         for group in _grouped(detectors, type):
-            check_labelling(group[0], head, (method := type(group[0])).takes_labels)
-            learned_from = _learned_from(group[0], head, train, val)
-            if learned_from is not None and method.assumes_nonnegative:
-                warn_signed(group[0], learned_from)
+            method, first = type(group[0]), group[0]
+            check_labelling(first, head, method.takes_labels)
+            what, acts = ("val", val) if method.needs_val and val is not None else ("train", train)
+            if acts is None and method.needs_train:
+                raise InputError(f"{method.__name__}: fit needs training activations, got none; call fit(head, train)")
+            if acts is not None and method.needs_labels:
+                check_labels(first, what, acts, head.classes)
+            if acts is not None and method.needs_train and first.input_edit is not None:
+                check_edited(first, what, acts, head)
+            if acts is not None and method.assumes_nonnegative:
+                warn_signed(first, acts)
             for detector in group:
                 detector._forget()  # a failed fit leaves no old state behind
             method.learn_many(group, head, seen[0], seen[-1])
@@ -407,20 +404,6 @@ def score_many(detectors: Sequence[Detector], acts: Activations) -> list[Tensor]
             # NaN counts as least in-distribution.
             scores[id(detector)] = raw.float().nan_to_num(nan=-LARGEST, posinf=LARGEST, neginf=-LARGEST)
     return [scores[id(detector)] for detector in detectors]
-
-
-def _learned_from(
-    detector: Detector, head: Head, train: Activations | None, val: Activations | None
-) -> Activations | None:
-    """Return the activations that a detector learns from, after checking them; `None` if there are none."""
-    what, acts = ("val", val) if detector.needs_val and val is not None else ("train", train)
-    if acts is None and detector.needs_train:
-        raise InputError(f"{type(detector).__name__}: fit needs training activations, got none; call fit(head, train)")
-    if acts is not None and detector.needs_labels:
-        check_labels(detector, what, acts, head.classes)
-    if acts is not None and detector.needs_train and detector.input_edit is not None:
-        check_edited(detector, what, acts, head)
-    return acts
 
 
 def _not_fitted(detector: Detector) -> NotFittedError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -137,8 +137,6 @@ def whitening(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
         covariance: (D, D) in float64; scores are small differences of distances in the thousands.
         shrinkage: fraction in [0, 1] by which the covariance moves towards a multiple of the identity.
     """
-    if not bool(covariance.any()):  # for example one image per class
-        return covariance.new_zeros(len(covariance), 0)
     identity = torch.eye(len(covariance)).to(covariance)
     if shrinkage:
         covariance = (1 - shrinkage) * covariance + shrinkage * covariance.diagonal().mean() * identity
@@ -164,47 +162,11 @@ def whitening_of(centred: Tensor) -> Tensor:
     return found
 
 
-def residual_spaces(head: Head, train: Activations, shares: Sequence[float]) -> tuple[Tensor, list[Tensor]]:
-    """Return ViM's origin, at which all logits are 0, and the directions outside the principal space of training images.
-
-    The directions are columns, one matrix for each share; a share is the size of the principal space in percent of the
-    directions in which training images vary.
-    """
-    origin = _origin(head)
-    axes, variances = principal_axes(feature_moments(train).around(origin))
-    alive = int((variances > 0).sum())
-    return origin, [axes[:, min(round(alive * share / 100), len(axes) - 1) :].contiguous() for share in shares]
-
-
 @shared
 def head_axes(head: Head) -> tuple[Tensor, Tensor, Tensor]:
     """Return the singular value decomposition W = U diag(s) V^T of the head's weight, in float64, as (U, s, V)."""
     left, sizes, right = torch.linalg.svd(head.weight.double(), full_matrices=False)
     return left, sizes, right.T
-
-
-@shared
-def _origin(head: Head) -> Tensor:
-    """Return u = -W^+ b: without bias, logits are W (a - u)."""
-    left, sizes, right = head_axes(head)
-    counts = sizes > sizes.max() * max(head.weight.shape) * torch.finfo(torch.double).eps
-    found: Tensor = -right @ (torch.where(counts, 1 / sizes, 0.0) * (left.T @ head.offset.double()))
-    return found
-
-
-def rank_deficit(classes: Moments) -> str | None:
-    """Return a sentence if there are too few images for a covariance of full rank, else `None`."""
-    # Rounding errors of constant features are not variance.
-    spread = classes.around(classes.mean).diagonal()
-    varying = int((spread > classes.mean.square() * torch.finfo(torch.double).eps ** 2 * 1e3).sum())
-    present = int(classes.present.sum())
-    rank = classes.count - present  # each class mean takes one degree of freedom
-    if rank >= varying:
-        return None
-    return (
-        f"{classes.count} training images of {present} classes give a covariance of rank {rank} for {varying} features;"
-        f" use more than {varying + present} images, better ten times as many, or set shrinkage=auto"
-    )
 
 
 def nearest_squared(points: Tensor, means: Tensor) -> Tensor:

@@ -1,24 +1,20 @@
-"""Numerical functions that several methods use, and a cache of results that methods have in common.
-
-Fast paths use NumPy on the CPU; exported graphs, other devices and gradients use torch alone, and tests compare both.
-"""
+"""Numerical functions that several methods use, and a cache of results that methods have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 R = TypeVar("R")
 ROWS = 128
-"""Rows processed at once: 2,048 float32 features each are 1 MB, which fits the processor's cache."""
+"""Maximum number of rows processed at once."""
 HIGHEST = 80.0
 """Upper limit of the scale ratio: exp(88) overflows float32."""
 CACHED = 12
@@ -81,10 +77,9 @@ def row_blocks(rows: Tensor, width: int) -> tuple[Tensor, ...]:
     return torch.split(rows, max(1, min(ROWS, (1 << 23) // width)))
 
 
-def percentiles(values: Tensor, percents: Sequence[float]) -> list[Tensor]:
-    """Return percentiles of all values, whatever their shape, with one selection for all percentiles."""
-    found = np.percentile(values.cpu().numpy().ravel(), percents)
-    return [torch.tensor(value, dtype=torch.float32, device=values.device) for value in found]
+def percentile_of(values: Tensor, percent: float) -> Tensor:
+    """Return a percentile of all values, whatever their shape."""
+    return torch.tensor(np.percentile(values.cpu().numpy(), percent), dtype=torch.float32, device=values.device)
 
 
 def kept_count(width: int, percentile: float) -> int:
@@ -92,23 +87,9 @@ def kept_count(width: int, percentile: float) -> int:
     return max(1, width - round(width * percentile / 100))
 
 
-def top_mask(features: Tensor, kept: int) -> Tensor:
-    """Return a mask of the `kept` largest values of each row."""
-    chosen = features.topk(kept, dim=1, sorted=False).indices
-    return torch.zeros_like(features, dtype=torch.bool).scatter(1, chosen, True)
-
-
 def scale_ratio(features: Tensor, percentile: float) -> Tensor:
     """Return r (N,), the sum of all activations of a row over the sum of its largest."""
     kept = kept_count(features.shape[1], percentile)
-    if features.device.type != "cpu" or torch.compiler.is_exporting() or features.requires_grad:
-        return ratio_plain(features, kept)
-    top = torch.from_numpy(_top_sum(features.numpy(), kept))
-    return safe_ratio(features.sum(dim=1), top, features.shape[1] / kept)
-
-
-def ratio_plain(features: Tensor, kept: int) -> Tensor:
-    """Return the ratio computed with torch alone."""
     top = features.topk(kept, dim=1, sorted=False).values.sum(dim=1)
     return safe_ratio(features.sum(dim=1), top, features.shape[1] / kept)
 
@@ -121,45 +102,20 @@ def safe_ratio(total: Tensor, top: Tensor, limit: float) -> Tensor:
     return torch.where(some, (total / torch.where(some, top, 1.0)).clamp(-bound, bound), 1.0)
 
 
-def _top_sum(array: NDArray[np.float32], kept: int) -> NDArray[np.float32]:
-    """Return the sum of the largest values of each row by partial sorting, for which NumPy uses SIMD."""
-    first = array.shape[1] - kept
-    low = _ramp(array.shape[1])
-    block = np.empty((min(ROWS, len(array)), array.shape[1]), np.float32)
-    result = np.empty(len(array), np.float32)
-    for start in range(0, len(array), ROWS):
-        part = np.subtract(array[start : start + ROWS], low, out=block[: len(array) - start])
-        part.partition(first, axis=1)
-        part[:, first:].sum(axis=1, out=result[start : start + ROWS])
-    return result
+def largest_products(
+    queries: Tensor, bank: Tensor, ks: Sequence[int], pick: Callable[[Tensor], Tensor]
+) -> list[Tensor]:
+    """Return, for each k, what `pick` (N,) takes from the k largest inner products (N, k) of each query with the rows of a bank.
 
-
-@cache
-def _ramp(width: int) -> NDArray[np.float32]:
-    """Return distinct negligible values: partial sorting is slow among equal values, such as the zeros of a ReLU."""
-    found: NDArray[np.float32] = np.arange(1, width + 1, dtype=np.float32) * np.finfo(np.float32).tiny
-    return found
-
-
-def kth_largest_products(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> list[Tensor]:
-    """Return the k-th largest inner product (N,) of each query with the rows of a bank, for several k; exact."""
-    found = [[products[:, -k] for k in ks] for products in _largest_products(queries, bank, ks)]
-    return [torch.cat(parts) for parts in zip(*found, strict=True)]
-
-
-def mean_largest_products(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> list[Tensor]:
-    """Return the mean of the k largest inner products (N,) of each query with the rows of a bank, for several k; exact."""
-    found = [[products[:, -k:].mean(dim=1) for k in ks] for products in _largest_products(queries, bank, ks)]
-    return [torch.cat(parts) for parts in zip(*found, strict=True)]
-
-
-def _largest_products(queries: Tensor, bank: Tensor, ks: Sequence[int]) -> Iterator[Tensor]:
-    """Yield the largest products in blocks of rows; for each k, the k-th largest is at -k and larger ones follow."""
+    The k-th largest comes first; the order of the others is arbitrary.
+    """
     if queries.device.type != "cpu" or torch.compiler.is_exporting():
-        yield (queries @ bank.T).topk(max(ks), dim=1).values.flip(1)
-        return
-    places = sorted({len(bank) - k for k in ks})
+        largest = (queries @ bank.T).topk(max(ks), dim=1).values.flip(1)
+        return [pick(largest[:, -k:]) for k in ks]
+    # NumPy partitions rows many times faster than torch finds the largest.
+    found = []
     for part in row_blocks(queries, len(bank)):
         products = (part @ bank.T).numpy()
-        products.partition(places, axis=1)
-        yield torch.from_numpy(products[:, places[0] :])
+        products.partition([len(bank) - k for k in ks], axis=1)
+        found.append([pick(torch.from_numpy(products[:, len(bank) - k :])) for k in ks])
+    return [torch.cat(parts) for parts in zip(*found, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Any, TypeGuard
 
 from idness.core.errors import IdnessError, OptionError, unknown_name
@@ -79,10 +79,7 @@ def from_user(method: type[Detector] | Detector | Script) -> tuple[Detector, boo
 
     The second value tells whether the user set its options.
     """
-    options: dict[str, Any] = {}
-    found: object = method
-    if isinstance(method, Script):
-        options, found = method.options, method.load()
+    found, options = (method.load(), method.options) if isinstance(method, Script) else (method, {})
     if isinstance(found, Detector) and not options:
         return dataclasses.replace(found), True  # type: ignore[type-var]
     if not _is_method(found):
@@ -98,34 +95,27 @@ def row_name(detector: Detector) -> str:
     known = _found().get(name)
     if (known is not None and known is not cls) or (known is None and name in rows(costly=True)):
         name = f"{cls.__module__.removeprefix(MODULE)}:{cls.__name__}"
-    return write_method(name, _changed(detector))
+    return short(detector, name)
 
 
 def detectors_in(owner: Detector, option: str) -> tuple[Detector, ...]:
     """Return copies of the detectors in an option: text such as `react+dice`, or a list of texts, configurations or detectors."""
     given: Any = getattr(owner, option)
     listed = split_methods(given, between="+") if isinstance(given, str) else given
-    if not isinstance(listed, Sequence) or not listed:
-        raise OptionError(f"{type(owner).__name__}: {option} must be methods joined by '+', got {given!r}")
     found: list[Any] = []
-    for item in listed:
+    for item in listed if isinstance(listed, Sequence) else ():
         made = parse(item) if isinstance(item, str) else item
         found.append(build(made["method"], **made.get("options", {})) if isinstance(made, dict) else made)
-        if not isinstance(found[-1], Detector):
-            raise OptionError(
-                f"{type(owner).__name__}: {option} must be methods joined by '+', got {item!r} among them"
-            )
+    if not found or not all(isinstance(detector, Detector) for detector in found):
+        raise OptionError(f"{type(owner).__name__}: {option} must be methods joined by '+', got {given!r}")
     return tuple(dataclasses.replace(detector) for detector in found)
 
 
-def short(detector: Detector) -> str:
+def short(detector: Detector, name: str = "") -> str:
     """Return the shortest text from which `parse` makes the detector: without options at their defaults."""
-    return write_method(detector.name, _changed(detector))
-
-
-def _changed(detector: Detector) -> dict[str, Any]:
     usual = type(detector)().options()
-    return {key: value for key, value in detector.options().items() if value != usual[key]}
+    changed = {key: value for key, value in detector.options().items() if value != usual[key]}
+    return write_method(name or detector.name, changed)
 
 
 def _made(cls: type[Detector], options: Mapping[str, Any]) -> Detector:
@@ -144,19 +134,19 @@ def find(name: str) -> tuple[type[Detector], Mapping[str, Any]]:
     if wanted in methods.NAMES:
         return methods.method_class(wanted), {}
     known = _found()
-    names: dict[str, tuple[type[Detector], Mapping[str, Any]]] = {}
     # Until entry points were read, a plug-in uses its class name; files may contain it.
-    names |= {cls.__name__.lower(): (cls, {}) for cls in known.values()}
+    names: dict[str, tuple[type[Detector], Mapping[str, Any]]]
+    names = {cls.__name__.lower(): (cls, {}) for cls in known.values()}
     names |= {key.lower(): (cls, {}) for key, cls in known.items()}
     names |= {row.lower(): (cls, fixed) for cls in known.values() for row, fixed in cls.rows.items()}
-    if wanted not in names and Script.named(name) is not None:
+    if wanted in names:
+        return names[wanted]
+    if Script.named(name) is not None:
         # Names in files that others may have written must not run code.
         raise OptionError(
             f"{name}: methods in Python files can only be compared; to save one, register it under the entry-point group {GROUP!r}"
         )
-    if wanted not in names:
-        raise unknown_name("method", name, rows(costly=True))
-    return names[wanted]
+    raise unknown_name("method", name, rows(costly=True))
 
 
 @cache
@@ -165,27 +155,19 @@ def _found() -> dict[str, type[Detector]]:
 
     found: dict[str, type[Detector]] = {name: methods.method_class(name) for name in methods.NAMES}
     for point in entry_points(group=GROUP):
+        where = f"entry point {point.name!r} of {GROUP}"
         if point.name.lower() in map(str.lower, found):
-            raise _bad(point, f"must have a unique name, got {point.name!r}")
-        found[point.name] = _load(point)
-    return found
-
-
-def _load(point: EntryPoint) -> type[Detector]:
-    try:
-        cls: Any = point.load()
-    except (ImportError, AttributeError) as error:
-        raise _bad(point, f"must name a class that can be imported, got {point.value!r} ({error})") from error
-    if not _is_method(cls):
-        raise _bad(point, f"must be a dataclass that extends Detector, got {cls!r}")
-    cls.listed_as = point.name
-    found: type[Detector] = cls
+            raise IdnessError(f"{where} must have a unique name, got {point.name!r}; fix or uninstall it")
+        try:
+            cls = point.load()
+        except (ImportError, AttributeError) as error:
+            raise IdnessError(f"{where} cannot be imported ({error}); fix or uninstall it") from error
+        if not _is_method(cls):
+            raise IdnessError(f"{where} must be a dataclass that extends Detector, got {cls!r}; fix or uninstall it")
+        cls.listed_as = point.name
+        found[point.name] = cls
     return found
 
 
 def _is_method(cls: object) -> TypeGuard[type[Detector]]:
     return isinstance(cls, type) and issubclass(cls, Detector) and dataclasses.is_dataclass(cls)
-
-
-def _bad(point: EntryPoint, what: str) -> IdnessError:
-    return IdnessError(f"entry point {point.name!r} of {GROUP} {what}; fix or uninstall it")

@@ -12,7 +12,7 @@ from idness.core.options import check_at_most_images, count, percent, positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import head_axes
-from idness.detectors.kernels import mean_largest_products, scale_ratio, shared, unit
+from idness.detectors.kernels import largest_products, scale_ratio, shared, unit
 from idness.detectors.readouts import energy
 
 
@@ -41,12 +41,9 @@ class ActSub(Detector):
     power: float = positive(2.0)
     k: int = count(10)
 
-    @classmethod
-    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
-        basis, bank = _decisive_basis(head, train)
-        for detector in detectors:
-            check_at_most_images(detector, "k", len(bank))
-            detector.basis_, detector.bank_ = basis, bank
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
+        check_at_most_images(self, "k", len(train))
+        self.basis_, self.bank_ = _decisive_basis(head, train)
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
@@ -66,7 +63,7 @@ class ActSub(Detector):
 def _rest_similarity(features: Tensor, basis: Tensor, bank: Tensor, ks: tuple[int, ...]) -> dict[int, Tensor]:
     """Return, for each k, the mean cosine (N,) with the k nearest training images, of features outside the basis."""
     rest = unit(features - features @ basis @ basis.T)
-    return dict(zip(ks, mean_largest_products(rest, bank, ks), strict=True))
+    return dict(zip(ks, largest_products(rest, bank, ks, lambda largest: largest.mean(dim=1)), strict=True))
 
 
 @shared

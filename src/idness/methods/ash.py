@@ -7,7 +7,7 @@ from torch import Tensor
 
 from idness.core.options import one_of, percent
 from idness.detectors.detector import Enhancer
-from idness.detectors.kernels import kept_count, safe_ratio, top_mask
+from idness.detectors.kernels import kept_count, safe_ratio
 
 
 @dataclass(kw_only=True)
@@ -38,7 +38,8 @@ class Ash(Enhancer):
 
     def shape(self, features: Tensor) -> Tensor:
         kept = kept_count(features.shape[1], self.percentile)
-        mask, total = top_mask(features, kept), features.sum(dim=1)
+        largest = features.topk(kept, dim=1, sorted=False).indices
+        mask, total = torch.zeros_like(features, dtype=torch.bool).scatter(1, largest, True), features.sum(dim=1)
         if self.variant == "b":
             return mask * (total / kept).unsqueeze(1)
         rest = torch.where(mask, features, 0.0)

@@ -31,7 +31,13 @@ class ConfBranch(Detector):
     run: str = ""
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        self.weight_, self.bias_ = self._branch()
+        try:
+            found: dict[str, Tensor] = load_file(Path(self.run) / FILE)
+            self.weight_, self.bias_ = found[WEIGHT].float(), found[BIAS].float()
+        except (OSError, SafetensorError, KeyError) as error:
+            raise OptionError(
+                f"ConfBranch: run must be a folder of `idness train --method confbranch` with {FILE}, got {self.run!r}"
+            ) from error
         if self.weight_.shape != (1, head.width):
             raise OptionError(
                 f"ConfBranch: run must belong to this network with {head.width} features, got {self.weight_.shape[1]}"
@@ -40,13 +46,3 @@ class ConfBranch(Detector):
     def rate(self, acts: Activations) -> Tensor:
         # The sigmoid keeps the order, except for scores that it rounds to 1.
         return (acts.features @ self.weight_.T + self.bias_)[:, 0]
-
-    def _branch(self) -> tuple[Tensor, Tensor]:
-        file = Path(self.run) / FILE
-        try:
-            found = load_file(file)
-            return found[WEIGHT].float(), found[BIAS].float()
-        except (OSError, SafetensorError, KeyError) as error:
-            raise OptionError(
-                f"ConfBranch: run must be a folder of `idness train --method confbranch` with {FILE}, got {self.run!r}"
-            ) from error

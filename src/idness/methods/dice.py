@@ -1,8 +1,6 @@
 """DICE -- Sun and Li, "DICE: Leveraging Sparsification for Out-of-Distribution Detection", ECCV 2022."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 
@@ -10,7 +8,7 @@ from idness.core.options import percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
 from idness.detectors.gaussian import mean_features
-from idness.detectors.kernels import percentiles
+from idness.detectors.kernels import percentile_of
 
 
 @dataclass(kw_only=True)
@@ -28,12 +26,10 @@ class DICE(Enhancer):
 
     percentile: float = percent(90.0)
 
-    @classmethod
-    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
         contribution = mean_features(train).float() * head.weight
-        limits = percentiles(contribution, [detector.percentile for detector in detectors])
-        for detector, limit in zip(detectors, limits, strict=True):
-            detector.weight_ = torch.where(contribution > limit, head.weight, 0.0)
+        limit = percentile_of(contribution, self.percentile)
+        self.weight_ = torch.where(contribution > limit, head.weight, 0.0)
 
     def edit(self, head: Head) -> Head:
         return replace(head, weight=self.weight_)

@@ -60,19 +60,20 @@ class Fuse(Detector):
         return [part.name for part, weight in zip(self.parts, self.weights_, strict=True) if weight != 0]
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        train, val = _halves(train, val)
-        # Parts that learn nothing, or only percentiles of all activations, need hardly any images.
-        scarce = _scarce(head, train, val)
+        if train is val:  # every other image, as they may be sorted by class
+            train, val = train[::2], train[1::2] if len(train) > 1 else train
+        shown = len(torch.unique(train.logits.argmax(dim=1)))
+        scarce = min(len(train), len(val)) < LEAST or shown < min(head.classes, CLASSES) / 2
         signed = is_signed(train) or is_signed(val)
         suited = [not (signed and part.assumes_nonnegative) for part in self.parts]
         if not any(suited):
             raise InputError(
                 "Fuse: all parts require non-negative features (post-ReLU); add others, such as vim or gen"
             )
+        # Parts that learn nothing, or only percentiles of all activations, need hardly any images.
         enough = [not scarce or not part.needs_train or part.needs_val for part in self.parts]
         used = [one and other for one, other in zip(suited, enough, strict=True)]
         if not any(used):
-            shown = len(torch.unique(train.logits.argmax(dim=1)))
             raise InputError(
                 f"Fuse: needs at least {2 * LEAST} ID images of all classes, got {len(train) + len(val)} images that the"
                 f" network assigns to {shown} of {head.classes} classes"
@@ -97,15 +98,3 @@ class Fuse(Detector):
             and (part.state() or not part.needs_train)  # loaded from a file, a part that was left out is empty
         ]
         return torch.stack(scores).sum(dim=0)
-
-
-def _halves(train: Activations, val: Activations) -> tuple[Activations, Activations]:
-    """Return images to fit on and others to standardize on; of a single set every other one, as it may be sorted by class."""
-    if train is not val:
-        return train, val
-    return train[::2], train[1::2] if len(train) > 1 else train
-
-
-def _scarce(head: Head, train: Activations, val: Activations) -> bool:
-    shown = len(torch.unique(train.logits.argmax(dim=1)))
-    return min(len(train), len(val)) < LEAST or shown < min(head.classes, CLASSES) / 2

@@ -9,7 +9,7 @@ from torch import Tensor
 from idness.core.options import check_at_most_images, count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.kernels import kth_largest_products, unit
+from idness.detectors.kernels import largest_products, unit
 
 
 @dataclass(kw_only=True)
@@ -38,5 +38,6 @@ class KNN(Detector):
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
         # For unit vectors, |x - y|^2 = 2 - 2 x y: the nearest has the largest product.
-        products = kth_largest_products(unit(acts.features), detectors[0].bank_, [detector.k for detector in detectors])
+        ks = [detector.k for detector in detectors]
+        products = largest_products(unit(acts.features), detectors[0].bank_, ks, lambda largest: largest[:, 0])
         return [2 * product - 2 for product in products]

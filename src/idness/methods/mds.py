@@ -5,13 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from idness.core.errors import IdnessWarning, InputError
 from idness.core.options import check_share
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.gaussian import Moments, class_moments, nearest_squared, oas_shrinkage, rank_deficit, whitening
+from idness.detectors.gaussian import Moments, class_moments, nearest_squared, oas_shrinkage, whitening
 from idness.detectors.kernels import shared
 
 
@@ -40,15 +41,22 @@ class MDS(Detector):
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         classes = class_moments(train, self.place)
-        freedom = classes.count - int(classes.present.sum())
+        freedom = classes.count - int(classes.present.sum())  # each class mean takes one
         if not freedom:
             raise InputError(
                 f"needs classes with at least two training images, got {classes.count} images of as many classes; add images, or"
                 " use knn or vim"
             )
-        lacking = None if self.shrinkage else rank_deficit(classes)
-        if lacking is not None:
-            warnings.warn(f"{type(self).__name__}: {lacking}", IdnessWarning, stacklevel=5)
+        # Rounding errors of constant features are not variance.
+        spread, noise = classes.around(classes.mean).diagonal(), torch.finfo(torch.double).eps ** 2 * 1e3
+        varying = int((spread > classes.mean.square() * noise).sum())
+        if freedom < varying and not self.shrinkage:
+            warnings.warn(
+                f"{type(self).__name__}: {classes.count} training images give a covariance of rank {freedom} for {varying}"
+                " features; use ten times as many images as features, or set shrinkage=auto",
+                IdnessWarning,
+                stacklevel=5,
+            )
         self.centre_ = classes.mean
         self.whitening_ = self.whiten(classes.within, freedom)
         self.means_ = _whitened_means(classes, self.whitening_)

@@ -9,7 +9,7 @@ from torch import Tensor
 from idness.core.options import check_at_most_images, count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.kernels import mean_largest_products, unit
+from idness.detectors.kernels import largest_products, unit
 from idness.detectors.readouts import energy
 
 
@@ -41,6 +41,6 @@ class NNGuide(Detector):
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
         # As in the authors' code, the nearest are those with the largest weighted similarity.
         ks = [detector.k for detector in detectors]
-        guidances = mean_largest_products(unit(acts.features), detectors[0].bank_, ks)
+        guidances = largest_products(unit(acts.features), detectors[0].bank_, ks, lambda largest: largest.mean(dim=1))
         confidence = energy(acts.logits)
         return [confidence * guidance for guidance in guidances]

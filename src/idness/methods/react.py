@@ -1,15 +1,13 @@
 """ReAct -- Sun et al., "ReAct: Out-of-distribution Detection With Rectified Activations", NeurIPS 2021."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from torch import Tensor
 
 from idness.core.options import percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
-from idness.detectors.kernels import percentiles
+from idness.detectors.kernels import percentile_of
 
 
 @dataclass(kw_only=True)
@@ -31,11 +29,8 @@ class ReAct(Enhancer):
 
     percentile: float = percent(99.0)
 
-    @classmethod
-    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
-        clips = percentiles(val.features, [detector.percentile for detector in detectors])
-        for detector, clip in zip(detectors, clips, strict=True):
-            detector.clip_ = clip
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
+        self.clip_ = percentile_of(val.features, self.percentile)
 
     def shape(self, features: Tensor) -> Tensor:
         return features.minimum(self.clip_)

@@ -42,22 +42,12 @@ class Relation(Detector):
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
         # The products serve every power. Means instead of the paper's sums have the same order.
-        features, probabilities = unit(acts.features), torch.softmax(acts.logits, dim=1)
-        powers = [detector.power for detector in detectors]
-        size = len(detectors[0].bank_)
-        parts = zip(row_blocks(features, size), row_blocks(probabilities, size), strict=True)
-        means = [detectors[0]._means(near, likely, powers) for near, likely in parts]
-        return list(torch.cat(means).unbind(dim=1))
-
-    def _means(self, features: Tensor, probabilities: Tensor, powers: Sequence[float]) -> Tensor:
-        """Return the mean relations with the training images for several powers (N, P)."""
-        relations = (features @ self.bank_.T).clamp_(min=0).mul_(probabilities @ self.probabilities_.T)
-        kept = torch.threshold_(relations, CUT, 0.0)
-        return torch.stack([_powered(kept, power).mean(dim=1) for power in powers], dim=1)
-
-
-def _powered(values: Tensor, power: float) -> Tensor:
-    """Return powers of values; squares are far cheaper than general powers."""
-    while power % 2 == 0:
-        values, power = values.square(), power / 2
-    return values if power == 1 else values**power
+        first, features, probabilities = detectors[0], unit(acts.features), torch.softmax(acts.logits, dim=1)
+        means = []
+        for near, likely in zip(
+            *(row_blocks(rows, len(first.bank_)) for rows in (features, probabilities)), strict=True
+        ):
+            relations = (near @ first.bank_.T).clamp_(min=0).mul_(likely @ first.probabilities_.T)
+            kept = torch.threshold_(relations, CUT, 0.0)
+            means.append(torch.stack([(kept**detector.power).mean(dim=1) for detector in detectors]))
+        return list(torch.cat(means, dim=1).unbind())

@@ -1,16 +1,15 @@
 """Residual -- Wang et al., "ViM: Out-Of-Distribution with Virtual-logit Matching", CVPR 2022 (its feature part alone)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
+import torch
 from torch import Tensor
 
 from idness.core.options import percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.gaussian import residual_spaces
-from idness.detectors.kernels import lengths
+from idness.detectors.gaussian import feature_moments, head_axes, principal_axes
+from idness.detectors.kernels import lengths, shared
 
 
 @dataclass(kw_only=True)
@@ -31,12 +30,12 @@ class Residual(Detector):
 
     share: float = percent(50.0)
 
-    @classmethod
-    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
         # The paper uses training images; OpenOOD uses validation images here.
-        origin, spaces = residual_spaces(head, train, [detector.share for detector in detectors])
-        for detector, space in zip(detectors, spaces, strict=True):
-            detector.origin_, detector.space_ = origin, space
+        self.origin_ = _origin(head)
+        axes, variances = principal_axes(feature_moments(train).around(self.origin_))
+        alive = int((variances > 0).sum())  # directions in which training images vary
+        self.space_ = axes[:, min(round(alive * self.share / 100), len(axes) - 1) :].contiguous()
 
     def residual(self, acts: Activations) -> Tensor:
         """Return the length (N,) of the features outside the principal space."""
@@ -44,3 +43,12 @@ class Residual(Detector):
 
     def rate(self, acts: Activations) -> Tensor:
         return -self.residual(acts).float()
+
+
+@shared
+def _origin(head: Head) -> Tensor:
+    """Return u = -W^+ b, at which all logits are 0."""
+    left, sizes, right = head_axes(head)
+    counts = sizes > sizes.max() * max(head.weight.shape) * torch.finfo(torch.double).eps
+    found: Tensor = -right @ (torch.where(counts, 1 / sizes, 0.0) * (left.T @ head.offset.double()))
+    return found

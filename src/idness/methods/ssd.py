@@ -46,9 +46,9 @@ class SSD(Detector):
         # A cluster with no more images than features has no covariance of full rank: it uses that of all clusters.
         centred = [group - mean for group, mean in zip(groups, self.means_, strict=True)]
         small = [len(group) <= head.width for group in centred]
-        pooled = [whitening_of(torch.cat(centred))] if any(small) else []
-        own = [pooled[0] if few else whitening_of(group) for group, few in zip(centred, small, strict=True)]
-        whites = pooled if all(small) else own
+        pooled = whitening_of(torch.cat(centred))
+        own = [pooled if few else whitening_of(group) for group, few in zip(centred, small, strict=True)]
+        whites = [pooled] if all(small) else own
         # Narrower matrices are padded with zeros.
         self.whitenings_ = torch.stack([pad(white, (0, head.width - white.shape[1])) for white in whites])
 
@@ -57,11 +57,10 @@ class SSD(Detector):
 
     def rate(self, acts: Activations) -> Tensor:
         points = self._place(acts.features)
-        if len(self.whitenings_) == 1:
-            [white] = self.whitenings_.unbind()
-            return -nearest_squared(points @ white, self.means_ @ white).float()
-        pairs = zip(self.means_, self.whitenings_, strict=True)
-        squares = [((points - mean) @ white).square().sum(dim=1) for mean, white in pairs]
+        # A single matrix is that of all clusters.
+        groups = torch.split(self.means_, len(self.means_) if len(self.whitenings_) == 1 else 1)
+        pairs = zip(groups, self.whitenings_, strict=True)
+        squares = [nearest_squared(points @ white, means @ white) for means, white in pairs]
         return -torch.stack(squares).amin(dim=0).float()
 
 

@@ -1,8 +1,6 @@
 """ViM -- Wang et al., "ViM: Out-Of-Distribution with Virtual-logit Matching", CVPR 2022."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from torch import Tensor
 
@@ -27,14 +25,12 @@ class ViM(Residual):
     )
     assumes = "ID features lie in a subspace and have large logits"
 
-    @classmethod
-    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
-        super().learn_many(detectors, head, train, val)
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
+        super().learn(head, train, val)
         # The paper uses the training images. If they are fewer than the directions, they have almost no residual and all
         # other images look far away, so validation images are preferred. The absolute value keeps the penalty positive.
         largest = val.logits.double().amax(dim=1).mean().abs()
-        for detector in detectors:
-            detector.alpha_ = largest / detector.residual(val).mean().clamp(min=1e-12)
+        self.alpha_ = largest / self.residual(val).mean().clamp(min=1e-12)
 
     def rate(self, acts: Activations) -> Tensor:
         return (energy(acts.logits) - self.alpha_ * self.residual(acts)).float()

@@ -1,8 +1,6 @@
 """VRA -- Xu et al., "VRA: Variational Rectified Activation for Out-of-distribution Detection", NeurIPS 2023."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -11,7 +9,7 @@ from idness.core.errors import OptionError
 from idness.core.options import percent
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
-from idness.detectors.kernels import percentiles
+from idness.detectors.kernels import percentile_of
 
 
 @dataclass(kw_only=True)
@@ -40,12 +38,8 @@ class VRA(Enhancer):
         if self.low >= self.high:
             raise OptionError(f"VRA: low must be below high ({self.high:g}), got {self.low:g}")
 
-    @classmethod
-    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
-        wanted = [percent for detector in detectors for percent in (detector.low, detector.high)]
-        found = percentiles(val.features, wanted)
-        for detector, floor, clip in zip(detectors, found[::2], found[1::2], strict=True):
-            detector.floor_, detector.clip_ = floor, clip
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
+        self.floor_, self.clip_ = percentile_of(val.features, self.low), percentile_of(val.features, self.high)
 
     def shape(self, features: Tensor) -> Tensor:
         # Zero, as in the paper and its code; OpenOOD raises low features to the lower threshold.

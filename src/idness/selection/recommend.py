@@ -11,7 +11,6 @@ import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from idness.intervals import expit, logit
 from idness.metrics import Scores, auroc
 from idness.networks.open import ModelOptions, Network, check_accuracy, input_channels, open_network
 from idness.selection import search
+from idness.selection.pseudo_ood import pseudo_activations
 
 LEAD = 1.0
 """Lead in logits of the AUROC on pseudo-OOD images at which a single method is preferred to `fuse`; the largest lead of a
@@ -64,6 +64,7 @@ SHOWN = 5
 """Number of methods in a finding."""
 SIZE = 224
 """Side of the noise images that probe a network's structure if its input size is unknown."""
+UNMEASURED = "Nothing was measured: there are neither OOD images nor images to make pseudo-OOD images of."
 MULTI_LABEL = "Recommended: ebo. The network is multi-label, for which the joint energy is the best tested score."
 
 
@@ -116,14 +117,6 @@ class Recommendation:
         findings = [dataclasses.asdict(finding) for finding in self.findings]
         return {"method": self.method, **plain, "aurocs": dict(self.aurocs), "findings": findings}
 
-    def _repr_html_(self) -> str:
-        signs = {True: "+", False: "−", None: "·"}
-        lines = "".join(
-            f"<tr><td>{signs[finding.good]}</td><th>{escape(finding.name)}</th><td>{escape(finding.text)}</td></tr>"
-            for finding in self.findings
-        )
-        return f"<p><b>{escape(self.why)}</b> {escape(self.risk)}</p><table>{lines}</table>"
-
 
 def recommend(
     head: Head,
@@ -145,47 +138,46 @@ def recommend(
     Raises:
         InputError: if there are no images, or they do not match the head.
     """
-    if len(ids) < (1 if learn is not None else 2) or (learn is not None and len(learn) < 1):
+    if len(ids) < (2 if learn is None else 1) or (learn is not None and len(learn) == 0):
         raise InputError("auto: needs ID images to fit methods on and others to compare them on; add images")
     for what, acts in {"ids": ids, **(ood or {})}.items():
         check_acts("recommend", what, acts, head)
-    findings = [*structure(head, ids), _training(ids)]
-    outside = sum(len(acts) for acts in (ood or {}).values())
-    real = ood if outside >= ENOUGH else None
+    findings, training = structure(head, ids), _training(ids)
+    count = sum(map(len, (ood or {}).values()))
+    real = ood if ood and count >= ENOUGH else {}
     if head.multi_label and not real:
-        return Recommendation(build("ebo"), "ebo", MULTI_LABEL, findings=tuple(findings[:-1]))
-    if outside and real is None:
-        findings.insert(-1, Finding("OOD images", f"{outside} are too few to choose a method; add up to {ENOUGH}"))
-    tested = findings[-1].good is not False and len(ids) >= ENOUGH
+        return Recommendation(build("ebo"), "ebo", MULTI_LABEL, findings=tuple(findings))
+    if count and not real:
+        findings.append(Finding("OOD images", f"{count} are too few to choose a method; add up to {ENOUGH}"))
+    findings.append(training)
+    tested = training.good is not False and len(ids) >= ENOUGH
     learn, ids = (ids[::2], ids[1::2]) if learn is None else (learn[:: _step(len(learn), FITTED)], ids)
     # A method that requires non-negative features is never recommended for signed ones.
     signed = is_signed(ids) or is_signed(learn)
     candidates = {name: row for name, row in rows().items() if not (signed and row.assumes_nonnegative)}
-    others = real or pseudo or {}
+    gains: Mapping[float, float] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", IdnessWarning)  # methods that do not suit the features are ranked accordingly
-        if real and tested:
-            wanted = {name: search.Row(detector) for name, detector in candidates.items()}
-            found = _by_validation(*search.choose(wanted, head, learn, ids, real))
-        else:
+        if not (real and tested):
             try:
-                fuse = build("fuse").fit(head, learn, val=ids)
+                candidates["fuse"] = fuse = build("fuse").fit(head, learn, val=ids)
             except InputError as error:
                 return Recommendation(build("ebo"), "ebo", f"Recommended: ebo. {error}.", findings=tuple(findings))
-            if not tested:
-                return _untested(f"Nothing was measured: {findings[-1].text}.", findings)
-            if pseudo:
-                found = _by_pseudo_ood(fuse, candidates, head, learn, ids, pseudo)
-            else:
-                reason = "Nothing was measured: there are neither OOD images nor images to make pseudo-OOD images of."
-                found = _untested(reason, findings, fuse)
-        gains = scale_gains(head, ids, others) if others else {}
-    found.detector.chosen_on(learn, ids)
+            found = _untested(UNMEASURED, findings, fuse)
+        if not tested:
+            return _untested(f"Nothing was measured: {training.text}.", findings)
+        if others := real or pseudo:
+            found = _compare(candidates, head, learn, ids, others, real=bool(real))
+            gains = scale_gains(head, ids, others)
+            findings += _measurements(found, gains)
+    left = [part.name for part in getattr(found.detector, "parts", ()) if signed and part.assumes_nonnegative]
+    note = f" It is used without {listed(left)}, which require non-negative features." if left else ""
     helpful = [p for p, gain in gains.items() if gain > HELPS]
+    found.detector.chosen_on(learn, ids)
     return replace(
         found,
-        why=f"{found.why}{_without_parts(found.detector)}" if signed else found.why,
-        findings=(*findings, *_scaling(gains, bool(real)), *_methods(found)),
+        why=f"{found.why}{note}",
+        findings=tuple(findings),
         suits=bool(helpful) if gains else None,
         percentiles=(min(helpful), max(helpful)) if helpful else None,
     )
@@ -208,14 +200,12 @@ def recommend_for(
         ood: activations of OOD images, or of several sets by name.
         progress: progress callback.
     """
-    from idness.selection.pseudo_ood import pseudo_activations
-
-    picked = _picked(ids)
+    ids = _sampled(ids)
     given = {"OOD images": ood} if isinstance(ood, Activations) else dict(ood or {})
-    given = {name: acts[_distinct_sample(acts)] for name, acts in given.items()}
+    given = {name: acts[_distinct(acts)[0]] for name, acts in given.items()}
     enough = sum(map(len, given.values())) >= ENOUGH
-    pseudo = {} if enough else pseudo_activations(network, picked, every=2 if learn is None else 1, progress=progress)
-    acts, wrong = picked.acts, None
+    pseudo = {} if enough else pseudo_activations(network, ids, every=2 if learn is None else 1, progress=progress)
+    acts, wrong = ids.acts, None
     if acts.labels is not None:
         # Labels that hardly ever agree with the network would mislead methods that are fitted on them.
         labels, predicted = acts.labels.numpy(), acts.logits.argmax(dim=1).numpy()
@@ -232,13 +222,9 @@ def learning_half(ids: ActivationsSet) -> tuple[ActivationsSet, Tensor]:
     `2 * MOST`; an image that occurs twice counts once.
     """
     generator = torch.Generator().manual_seed(SEED)
-    rows = _distinct_sample(ids.acts, thin=False)
-    thin = _distinct_sample(ids.acts)
-    thin = thin[torch.randperm(len(thin), generator=generator)]
-    rest = rows[~torch.isin(rows, thin)]
-    rest = rest[torch.randperm(len(rest), generator=generator)]
+    thin, rest = (rows[torch.randperm(len(rows), generator=generator)] for rows in _distinct(ids.acts))
     half = len(thin) // 2
-    more = len(rows) // 2 - half
+    more = (len(thin) + len(rest)) // 2 - half
     order = torch.cat([thin[:half], rest[:more], thin[half:], rest[more:]])
     return ids.select(thin[:half].sort().values), order
 
@@ -268,37 +254,27 @@ def diagnose(
     if place is None or str(options.weights) == "none":
         return _by_structure(open_network(options))
     known = open_argument("data", place)
-    others = {name: open_argument(name, found) for name, found in (("ood", ood), ("train", train)) if found is not None}
+    others = {name: open_argument(name, found) for name, found in {"ood": ood, "train": train}.items() if found}
     images = known if isinstance(known, ImageSet) else None
     network = open_network(options, images=images)
     if images is not None:
         progress.note(f"preprocessing: {network.preprocessing.describe()}")
     ids = collect(network, known, name="ID images", limit=limit, distinct=True, pre_relu=True, progress=progress)
-    acts = {
-        name: collect(
-            network,
-            found,
-            name=f"{name} images",
-            limit=limit if name == "ood" else None,
-            distinct=True,
-            progress=progress,
-        ).acts
-        for name, found in others.items()
-    }
-    return recommend_for(
-        network, learning_half(ids)[0], learn=acts.get("train"), ood=acts.get("ood"), progress=progress
-    )
+    acts = {}
+    for name, found in others.items():
+        most = limit if name == "ood" else None
+        acts[name] = collect(network, found, name=f"{name} images", limit=most, distinct=True, progress=progress).acts
+    part, _ = learning_half(ids)
+    return recommend_for(network, part, learn=acts.get("train"), ood=acts.get("ood"), progress=progress)
 
 
 def scaling(
     network: Network, ids: ActivationsSet, *, ood: Activations | None = None, progress: Progress | None = None
 ) -> dict[float, float]:
     """Return the gain of SCALE over the energy score for each percentile, on OOD images or pseudo-OOD images."""
-    from idness.selection.pseudo_ood import pseudo_activations
-
-    picked = _picked(ids)
-    others = pseudo_activations(network, picked, progress=progress) if ood is None else {"OOD images": ood}
-    return scale_gains(network.split.head, picked.acts, others)
+    ids = _sampled(ids)
+    others = pseudo_activations(network, ids, progress=progress) if ood is None else {"OOD images": ood}
+    return scale_gains(network.split.head, ids.acts, others)
 
 
 def scale_gains(head: Head, ids: Activations, others: Mapping[str, Activations]) -> dict[float, float]:
@@ -328,54 +304,46 @@ def harmed_by_scaling(gains: Mapping[float, float], percentile: float) -> str | 
     )
 
 
-def chosen_row(aurocs: Mapping[str, float | None]) -> str | None:
-    """Return the row to use by AUROCs on validation data: `fuse` unless another is clearly above it; `None` if there are none."""
-    known = {row: logit(float(np.clip(value, *CLIP))) for row, value in aurocs.items() if value is not None}
+def chosen_row(aurocs: Mapping[str, float | None], lead: float = CLEAR_LEAD) -> str | None:
+    """Return the row to use by its AUROC: `fuse` unless another leads by this many logits; `None` if there are none."""
+    known = {row: _clipped_logit(value) for row, value in aurocs.items() if value is not None}
     best = max(known, key=lambda row: known[row], default=None)
-    return "fuse" if best and known.get("fuse", -np.inf) >= known[best] - CLEAR_LEAD else best
-
-
-def pick(fused: float, singles: Mapping[str, float], lead: float | None = None) -> str:
-    """Return the row to use by scores on pseudo-OOD images: `fuse`, unless a single one is far above it or `ebo` is above it."""
-    best = max(singles, key=lambda name: singles[name])
-    if singles[best] > fused + (LEAD if lead is None else lead):
-        return best
-    return "ebo" if singles["ebo"] > fused else "fuse"
+    return "fuse" if best and known.get("fuse", -np.inf) >= known[best] - lead else best
 
 
 def mean_logit(ids: Scores, others: Mapping[str, Scores]) -> float:
     """Return the mean logit of the AUROCs of ID images against each kind of other images."""
-    return float(np.mean([logit(float(np.clip(auroc(ids, scores), *CLIP))) for scores in others.values()]))
+    return float(np.mean([_clipped_logit(auroc(ids, scores)) for scores in others.values()]))
+
+
+def _clipped_logit(value: float) -> float:
+    return logit(float(np.clip(value, *CLIP)))
 
 
 def structure(head: Head, acts: Activations) -> list[Finding]:
     """Return what needs no OOD images: the sign of the features, the layer before them, and their number."""
-    kept = kept_count(head.width, 85)
-    text = f"{head.width} features, {head.classes} classes; p = 85 keeps the {kept} largest"
-    width = Finding("width", text, head.width >= NARROW, head.width)
     negative, zeros = float((acts.features < 0).float().mean()), float((acts.features == 0).all(dim=1).float().mean())
-    sign = Finding("features", "non-negative, as the scale ratio requires", True, 0.0)
     if is_signed(acts):
-        unsuited = f"{100 * negative:.0f} % are negative (down to {float(acts.features.min()):.2g})"
-        sign = Finding(
-            "features", f"{unsuited}; methods that require non-negative features do not apply", False, negative
-        )
+        text = f"{100 * negative:.0f} % are negative (down to {float(acts.features.min()):.2g})"
+        text += "; methods that require non-negative features do not apply"
+        found = [Finding("features", text, False, negative)]
     elif zeros > 0.01:
-        sign = Finding("features", f"non-negative, but all zero for {100 * zeros:.0f} % of the images", None, zeros)
+        text = f"non-negative, but all zero for {100 * zeros:.0f} % of the images"
+        found = [Finding("features", text, None, zeros)]
+    else:
+        found = [Finding("features", "non-negative, as the scale ratio requires", True, 0.0)]
     if acts.rectifier:
-        return [sign, Finding("final layer", f"features come from {acts.rectifier}", True), width]
-    if sign.good is False:
-        return [sign, Finding("final layer", "no ReLU before the features", False), width]
-    return [sign, width]
+        found.append(Finding("final layer", f"features come from {acts.rectifier}", True))
+    elif found[0].good is False:
+        found.append(Finding("final layer", "no ReLU before the features", False))
+    text = f"{head.width} features, {head.classes} classes; p = 85 keeps the {kept_count(head.width, 85)} largest"
+    return [*found, Finding("width", text, head.width >= NARROW, head.width)]
 
 
 def _mean_logits(detectors: list[Detector], ids: Activations, others: Mapping[str, Activations]) -> list[float]:
-    inside = score_many(detectors, ids)
-    outside = {kind: score_many(detectors, acts) for kind, acts in others.items()}
-    return [
-        mean_logit(scores, {kind: found[place] for kind, found in outside.items()})
-        for place, scores in enumerate(inside)
-    ]
+    inside, *outside = (score_many(detectors, acts) for acts in (ids, *others.values()))
+    found = zip(inside, *outside, strict=True)
+    return [mean_logit(scores, dict(zip(others, rest, strict=True))) for scores, *rest in found]
 
 
 def _untested(reason: str, findings: Sequence[Finding], detector: Detector | None = None) -> Recommendation:
@@ -383,79 +351,70 @@ def _untested(reason: str, findings: Sequence[Finding], detector: Detector | Non
     return Recommendation(detector or build("fuse"), "fuse", why, findings=tuple(findings))
 
 
-def _without_parts(detector: Detector) -> str:
-    """Return which parts of `fuse` are not used for signed features; empty for other methods."""
-    used = getattr(detector, "used", None)
-    left = [part.name for part in getattr(detector, "parts", ()) if used is not None and part.name not in used]
-    return f" It is used without {listed(left)}, which require non-negative features." if left else ""
-
-
-def _by_validation(found: Mapping[str, search.Choice], failed: Mapping[str, str]) -> Recommendation:
-    """Recommend by AUROCs on OOD images, with the options that a search found best."""
-    row = chosen_row({name: item.auroc for name, item in found.items()})
-    if row is None:
-        raise InputError(f"auto: no method could be tried; first reason: {next(iter(failed.values()), 'none given')}")
-    values = {name: item.auroc for name, item in found.items() if item.auroc is not None}
-    settings = sum(len(item.tried) for item in found.values())
-    best = "the highest" if values[row] == max(values.values()) else "not clearly below any"
-    why = (
-        f"Recommended: {short(found[row].detector)} (AUROC {100 * values[row]:.2f} % on OOD validation images),"
-        f" {best} of {settings} settings of {len(values)} methods."
-    )
-    detectors = {name: found[name].detector for name in values}
-    return _measured(row, detectors, values, why, "ood", failed)
-
-
-def _by_pseudo_ood(
-    fuse: Detector,
+def _compare(
     candidates: Mapping[str, Detector],
     head: Head,
     learn: Activations,
     ids: Activations,
-    pseudo: Mapping[str, Activations],
+    others: Mapping[str, Activations],
+    *,
+    real: bool,
 ) -> Recommendation:
-    """Recommend by AUROCs on pseudo-OOD images, at default options."""
-    detectors = {"fuse": fuse}
+    """Recommend by AUROCs on real OOD images, with the options that a search finds best, or on pseudo-OOD images, at defaults."""
+    detectors: dict[str, Detector] = {}
     failed: dict[str, str] = {}
-    for name, detector in candidates.items():
-        if name != "fuse":
+    if real:
+        wanted = {name: search.Row(detector) for name, detector in candidates.items()}
+        found, failed = search.choose(wanted, head, learn, ids, others)
+        values = {name: choice.auroc for name, choice in found.items() if choice.auroc is not None}
+        detectors = {name: found[name].detector for name in values}
+    else:
+        for name, detector in candidates.items():
             try:
-                detectors[name] = detector.fit(head, learn, val=search.to_learn_from(detector, ids))
+                if not detector.fitted:
+                    detector.fit(head, learn, val=None if detector.remembers else ids)
+                detectors[name] = detector
             except IdnessError as error:
                 failed[name] = str(error)
-    logits = dict(zip(detectors, _mean_logits(list(detectors.values()), ids, pseudo), strict=True))
-    row = pick(logits["fuse"], {name: value for name, value in logits.items() if name != "fuse"})
-    values = {name: expit(value) for name, value in logits.items()}
-    compared = {
-        "fuse": f"that of the energy score is {100 * values['ebo']:.1f} %",
-        "ebo": f"that of fuse is only {100 * values['fuse']:.1f} %",
-    }.get(row, f"far above fuse ({100 * values['fuse']:.1f} %)")
-    why = (
-        f"Recommended: {short(detectors[row])}. Its AUROC on pseudo-OOD images made of {len(ids):,} ID images is"
-        f" {100 * values[row]:.1f} %; {compared}."
+        values = dict(zip(detectors, map(expit, _mean_logits(list(detectors.values()), ids, others)), strict=True))
+    row = chosen_row(values, CLEAR_LEAD if real else LEAD)
+    if row is None:
+        raise InputError(f"auto: no method could be tried; first reason: {next(iter(failed.values()), 'none given')}")
+    percents = {name: 100 * value for name, value in values.items()}
+    if not real and row == "fuse" and values["ebo"] > values["fuse"]:
+        row = "ebo"
+    ranked = sorted(values, key=lambda name: (-values[name], name != row))
+    texts = {name: short(detectors[name]) for name in ranked}
+    if real:
+        settings = sum(len(choice.tried) for choice in found.values())
+        best = "the highest" if row == ranked[0] else "not clearly below any"
+        why = (
+            f"Recommended: {texts[row]} (AUROC {percents[row]:.2f} % on OOD validation images),"
+            f" {best} of {settings} settings of {len(values)} methods."
+        )
+    else:
+        than = {
+            "fuse": f"that of the energy score is {percents['ebo']:.1f} %",
+            "ebo": f"that of fuse is only {percents['fuse']:.1f} %",
+        }.get(row, f"far above fuse ({percents['fuse']:.1f} %)")
+        why = (
+            f"Recommended: {texts[row]}. Its AUROC on pseudo-OOD images made of {len(ids):,} ID images is"
+            f" {percents[row]:.1f} %; {than}."
+        )
+    rival = next((name for name in ranked if detectors[name].name != detectors[row].name), row)
+    lead = percents[row] - percents[rival]
+    risk = f"Runner-up: {texts[rival]}, {lead:.2f} points behind."
+    if lead < 0:
+        risk = f"{texts[rival]} is {-lead:.2f} points ahead, which is not enough to prefer a single method."
+    return Recommendation(
+        detectors[row],
+        row,
+        why,
+        risk if rival != row else "",
+        {texts[name]: values[name] for name in ranked},
+        "ood" if real else "pseudo-ood",
+        tuple(f"{name}: {reason}" for name, reason in failed.items()),
     )
-    return _measured(row, detectors, values, why, "pseudo-ood", failed)
-
-
-def _measured(
-    row: str,
-    detectors: Mapping[str, Detector],
-    values: Mapping[str, float],
-    why: str,
-    where: str,
-    failed: Mapping[str, str],
-) -> Recommendation:
-    ranked = sorted(values, key=lambda name: -values[name])
-    rival = next((name for name in ranked if detectors[name].name != detectors[row].name), None)
-    risk = ""
-    if rival is not None:
-        lead, other = 100 * (values[row] - values[rival]), short(detectors[rival])
-        risk = f"Runner-up: {other}, {lead:.2f} points behind."
-        if lead < 0:
-            risk = f"{other} is {-lead:.2f} points ahead, which is not enough to prefer a single method."
-    aurocs = {short(detectors[name]): values[name] for name in ranked}
-    left = tuple(f"{name}: {reason}" for name, reason in failed.items())
-    return Recommendation(detectors[row], row, why, risk, aurocs, where, left)
 
 
 def _step(count: int, most: int) -> int:
@@ -463,20 +422,20 @@ def _step(count: int, most: int) -> int:
     return max(1, -(-count // most))
 
 
-def _picked(ids: ActivationsSet) -> ActivationsSet:
+def _sampled(ids: ActivationsSet) -> ActivationsSet:
     return ids.select(slice(None, None, _step(len(ids.acts), MOST)))
 
 
-def _distinct_sample(acts: Activations, *, thin: bool = True) -> Tensor:
-    """Return the rows of distinct images, of evenly picked ones if there are more than `2 * MOST` and `thin` is set."""
-    rows = torch.arange(len(acts))
-    if thin and acts.index is not None and len(acts):
-        rows = rows[acts.index % _step(int(acts.index.max()) + 1, 2 * MOST) == 0]
-    if acts.hashes is None:
-        return rows
-    hashes = acts.hashes[rows, :EXACT].numpy()
-    first = {digest.tobytes(): place for place, digest in reversed(list(enumerate(hashes)))}
-    return rows[sorted(first.values())]
+def _distinct(acts: Activations) -> tuple[Tensor, Tensor]:
+    """Return the rows of distinct images: at most `2 * MOST` that are evenly picked, and all others."""
+    even = torch.ones(len(acts), dtype=torch.bool)
+    if acts.index is not None and len(acts):
+        even = acts.index % _step(int(acts.index.max()) + 1, 2 * MOST) == 0
+    order = torch.cat([even.nonzero().flatten(), (~even).nonzero().flatten()])
+    if acts.hashes is not None:
+        _, first = np.unique(acts.hashes[order, :EXACT].numpy(), axis=0, return_index=True)
+        order = order[np.sort(first)]
+    return order[even[order]], order[~even[order]]
 
 
 def _training(acts: Activations) -> Finding:
@@ -492,21 +451,16 @@ def _training(acts: Activations) -> Finding:
     return Finding("training", text, None, confidence)
 
 
-def _scaling(gains: Mapping[float, float], real: bool) -> list[Finding]:
-    if not gains:
-        return []
-    where = "your OOD images" if real else "pseudo-OOD images"
+def _measurements(found: Recommendation, gains: Mapping[float, float]) -> list[Finding]:
+    """Return whether SCALE helps, and the best methods."""
+    where = "your OOD images" if found.measured_on == "ood" else "pseudo-OOD images"
     best = max(gains, key=lambda p: gains[p])
     values = ", ".join(f"{gains[p]:+.2f} at {p:g}" for p in gains if p in (65.0, 85.0, 95.0, best))
     verdict = "helps" if gains[best] > HELPS else "harms" if gains[85.0] < HARMS else "makes little difference"
     text = f"SCALE {verdict} on {where}; difference to the energy score in logits of the AUROC: {values}"
-    return [Finding("scaling", text, {"helps": True, "harms": False}.get(verdict), gains[best])]
-
-
-def _methods(found: Recommendation) -> list[Finding]:
-    shown = ", ".join(f"{name} {100 * value:.1f}" for name, value in list(found.aurocs.items())[:SHOWN])
-    where = "your OOD images" if found.measured_on == "ood" else "pseudo-OOD images"
-    return [Finding("methods", f"AUROC on {where}, best first: {shown}")] if shown else []
+    scaling = Finding("scaling", text, {"helps": True, "harms": False}.get(verdict), gains[best])
+    methods = ", ".join(f"{name} {100 * value:.1f}" for name, value in list(found.aurocs.items())[:SHOWN])
+    return [scaling, Finding("methods", f"AUROC on {where}, best first: {methods}")]
 
 
 def _by_structure(network: Network) -> Recommendation:

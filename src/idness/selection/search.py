@@ -58,25 +58,21 @@ def wanted_rows(methods: Sequence[Method] | None = None) -> dict[str, Row]:
         return {name: Row(detector) for name, detector in rows().items()}
     found: dict[str, Row] = {}
     for method in methods:
-        script = Script.named(method) if isinstance(method, str) else None
-        if script is not None or not isinstance(method, str):
-            found |= _given_rows(method if script is None else script, found)  # type: ignore[arg-type]
-        elif "(" in method:
-            found[method.replace(" ", "")] = Row(parse(method), given=True)
+        named = Script.named(method) or method if isinstance(method, str) else method
+        if isinstance(named, str):
+            given = "(" in named
+            some = {named.replace(" ", ""): parse(named)} if given else variants(named)
         else:
-            found |= {name: Row(detector) for name, detector in variants(method).items()}
+            detector, given = from_user(named)
+            name, listed = row_name(detector), type(detector).rows
+            if listed and not given:
+                some = {row: replace(detector, **options) for row, options in listed.items()}  # type: ignore[type-var]
+            elif name in found:
+                raise OptionError(f"the names of methods must be unique, got {name!r} twice; rename one of the classes")
+            else:
+                some = {name: detector}
+        found |= {name: Row(detector, given=given) for name, detector in some.items()}
     return found
-
-
-def _given_rows(method: type[Detector] | Detector | Script, others: Mapping[str, Row]) -> dict[str, Row]:
-    """Return the method of a class or an object, or the variants of a class."""
-    detector, fixed = from_user(method)
-    if type(detector).rows and not fixed:
-        return {name: Row(replace(detector, **options)) for name, options in type(detector).rows.items()}  # type: ignore[type-var]
-    name = row_name(detector)
-    if name in others:
-        raise OptionError(f"the names of methods must be unique, got {name!r} twice; rename one of the classes")
-    return {name: Row(detector, given=fixed)}
 
 
 @sharing()
@@ -116,11 +112,6 @@ def choose(
     return chosen, failed
 
 
-def to_learn_from(detector: Detector, val: Activations | None) -> Activations | None:
-    """Return the validation images that a method may be fitted on if it is then compared on them."""
-    return None if detector.remembers else val
-
-
 def _choose_row(
     row: Row, head: Head, train: Activations | None, val: Activations | None, ood_val: Mapping[str, Activations]
 ) -> Choice:
@@ -129,15 +120,20 @@ def _choose_row(
         raise InputError("needs training images, and the benchmark has none")
     remembers = row.detector.needs_val and row.detector.remembers
     searchable = val is not None and bool(ood_val) and not (remembers and train is None)
-    settings = [row.detector] if row.given or not searchable else _settings(row.detector)
-    fitted, dropped = _fit(settings, head, train, to_learn_from(row.detector, val) if searchable else val)
+    settings = [row.detector]
+    if searchable and not row.given:
+        settings += [other for other in row.detector.variants() if other.options() != row.detector.options()]
+    # A method that memorizes images must not be fitted on those it is compared on.
+    fitted, dropped = _fit(settings, head, train, None if searchable and row.detector.remembers else val)
     between = time.perf_counter()
     choice = Choice(fitted[0], "given" if row.given else "default", dropped=dropped)
     if searchable:
         assert val is not None
         trials = _trials(fitted, val, ood_val)
         choice.detector, choice.auroc = max(trials, key=lambda trial: trial[1])
-        choice.tried = [(_grid_options(detector), value) for detector, value in trials]
+        for detector, value in trials:
+            options = detector.options()
+            choice.tried.append(({key: options[key] for key in detector.grid or options}, value))
         if len(trials) > 1 and not row.given:
             choice.chosen_by = "validation"
         if remembers:  # compared without the validation images; now it may have them
@@ -147,12 +143,6 @@ def _choose_row(
     return choice
 
 
-def _settings(detector: Detector) -> list[Detector]:
-    """Return the default setting, then the others of the grid."""
-    others = detector.variants() if detector.grid else []
-    return [detector, *(other for other in others if other.options() != detector.options())]
-
-
 def _fit(
     settings: Sequence[Detector], head: Head, train: Activations | None, val: Activations | None
 ) -> tuple[list[Detector], list[str]]:
@@ -160,40 +150,30 @@ def _fit(
         fit_many(settings, head, train, val=val)
         return list(settings), []
     except IdnessError as error:
-        if len(settings) == 1:
-            raise
         first = error
     # A setting that cannot be fitted, such as more neighbours than images, fails all of them: fit one by one.
-    fitted: list[Detector] = []
-    dropped: list[str] = []
-    for setting in settings:
+    dropped: dict[int, str] = {}
+    for place, setting in enumerate(settings):
         try:
-            fit_many([setting], head, train, val=val)
-            fitted.append(setting)
+            setting.fit(head, train, val=val)
         except IdnessError as error:
-            dropped.append(f"{setting.label()}: {error}")
-    if not fitted:
+            dropped[place] = f"{setting.label()}: {error}"
+    if len(dropped) == len(settings):
         raise first
-    return fitted, dropped
+    return [one for place, one in enumerate(settings) if place not in dropped], list(dropped.values())
 
 
 def _trials(
     fitted: Sequence[Detector], val: Activations, ood_val: Mapping[str, Activations]
 ) -> list[tuple[Detector, float]]:
     inside = score_many(fitted, val)
-    outside = {name: score_many(fitted, acts) for name, acts in ood_val.items()}
+    outside = [score_many(fitted, acts) for acts in ood_val.values()]
     trials: list[tuple[Detector, float]] = []
     seen: list[tuple[float, Tensor]] = []
-    for place, detector in enumerate(fitted):
-        value = float(np.mean([auroc(inside[place], scores[place]) for scores in outside.values()]))
+    for detector, scores, *others in zip(fitted, inside, *outside, strict=True):
+        value = float(np.mean([auroc(scores, other) for other in others]))
         # Settings with equal scores count once: with few classes, all large m of GEN are the same.
-        if any(value == other and torch.equal(inside[place], scores) for other, scores in seen):
-            continue
-        seen.append((value, inside[place]))
-        trials.append((detector, value))
+        if not any(value == known and torch.equal(scores, same) for known, same in seen):
+            seen.append((value, scores))
+            trials.append((detector, value))
     return trials
-
-
-def _grid_options(detector: Detector) -> dict[str, Any]:
-    options = detector.options()
-    return {key: options[key] for key in detector.grid} if detector.grid else options
