@@ -6,7 +6,6 @@ Needs torch only if the guard does: an exported guard scores files without it.
 from __future__ import annotations
 
 import csv
-import glob
 import io
 import json
 import os
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from idness.core.documents import packed
 from idness.core.errors import DataError, OptionError, StoreError, needed
-from idness.core.files import OutputFolder, atomic_stream, key_of, remove_stale, sha256, sha256_of
+from idness.core.files import OutputFolder, atomic_stream, key_of, sha256, sha256_of
 from idness.core.options import check_fraction
 from idness.core.progress import Progress
 from idness.core.text import readable, shorten
@@ -132,11 +131,15 @@ def row_stream(path: Path | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    remove_stale(path.parent)
-    if os.path.lexists(path) or any(path.parent.glob(f".{glob.escape(path.name)}.*.part")):
-        raise StoreError(f"{path}: exists, or another process is writing it; remove it or choose another file")
+    _check_new(path)
     with atomic_stream(path) as stream:
         yield stream
+        _check_new(path)  # another process may have written it meanwhile
+
+
+def _check_new(path: Path) -> None:
+    if os.path.lexists(path):
+        raise StoreError(f"{path}: exists; remove it or choose another file")
 
 
 def screen(
@@ -312,7 +315,7 @@ class VerdictTable:
             raise StoreError(f"{self.folder}: contains verdicts of another guard, recall or FDR; choose another folder")
         planned = {file for *_, file in spans}
         if not any(map(self.has, planned)):
-            old = [path.name for path in self.folder.glob("part-*.parquet") if self._output.owns(path.name)]
+            old = [path.name for path in self.folder.glob("part-*.parquet") if path.name in self._output.files]
             known = {name for file in old for name in self._read(file, "image")["image"].to_pylist()}
             if known and known.isdisjoint(map(self.images.item, range(count))):
                 raise StoreError(f"{self.folder}: contains verdicts on other images; choose another folder")
