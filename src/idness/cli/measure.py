@@ -106,7 +106,7 @@ def _finish(report: Report, out: OutputFolder, fpr: str, *, by_set: bool, as_jso
     report.save(out)
     out.remove(DERIVED)  # those of an earlier run must not stay if the disk is full now
     files = [out.path / name for name in (FILE, *(report.files or ()))]
-    written = [*files, *write_tables(report, out, fpr), write_html(out, report)]
+    page, written = write_html(out, report), [*files, *write_tables(report, out, fpr)]
     if as_json:
         sys.stdout.write(report.to_json())
     else:
@@ -114,7 +114,7 @@ def _finish(report: Report, out: OutputFolder, fpr: str, *, by_set: bool, as_jso
         print_tables(console, terminal_tables(report, console.width, fpr, sets=by_set))
         if report.answer is not None:
             console.print(report.answer.sentence, report.answer.cost, style="bold", markup=False)
-    print_note(f"wrote {', '.join(path.name for path in written)} to {out}", quiet=quiet)
+    print_note(f"wrote {page}, and beside it {', '.join(path.name for path in written)}", quiet=quiet)
 
 
 def _write_template(path: Path) -> None:
