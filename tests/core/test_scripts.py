@@ -106,7 +106,8 @@ def test_a_file_runs_once_its_user_has_named_it_and_again_while_it_is_unchanged(
     for call in ("other", "make(path='/etc')"):  # a forged guard must not choose what is called, nor with what
         refused(f"{file}:{call}")
     file.write_text(CODE + "import os\n")
-    refused(f"{file}:make")
+    for spec in (f"{file}:make", "net.py:make"):
+        refused(spec, f"has changed since you last ran it; read it, then pass model='{file}:make'")
     file.write_text(CODE)
     approved(f"{file}:make")
     (listed,) = (tmp_path / "state").rglob("models.json")

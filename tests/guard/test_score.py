@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import tiny_net
 import torch
 from colour_world import HOW, known
 from PIL import Image
@@ -25,6 +26,7 @@ from idness.core.files import LISTING
 from idness.data import Preprocessing
 from idness.guard import Guard, score
 from idness.guard.score import MANIFEST, VerdictTable, row_stream, score_files
+from idness.guard.verdict import Detection
 from tests.cli.running import idness
 from tests.guard.conftest import Words
 
@@ -180,6 +182,17 @@ def test_resuming_scores_changed_images_and_refuses_another_guard(
         (folder / f"{place}.png").unlink()
     assert idness(*words, folder, "-o", out, "--resume").returncode == 0
     assert len(rows(out)) == 20
+
+
+def test_a_table_belongs_to_the_same_guard_in_any_folder_and_with_a_detection_rate(
+    guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard.spec = "tiny_net.py:make"
+    here = VerdictTable(guard, tmp_path / "out")
+    monkeypatch.chdir(Path(tiny_net.__file__).parent)
+    guard.detection = Detection(9, 10)
+    there = VerdictTable(guard, tmp_path / "out")
+    assert (there.digest, there.identity) == (here.digest, here.identity)
 
 
 def test_sets_of_many_images_are_scored_as_their_files_are(

@@ -149,7 +149,7 @@ def test_a_long_table_keeps_the_recommended_method_and_the_baselines(measured: R
     [table] = terminal_tables(report, 80)
     names = [row[0].text for row in table.rows]
     assert len(names) == 20
-    assert {"msp", "scale", measured.answer.use} <= set(names)
+    assert {"msp", "ebo", "scale", measured.answer.use} <= set(names)
     assert table.notes[-1] == "17 more methods are in results.md; --by-set prints all methods and sets."
     assert len(terminal_tables(report, 80, sets=True)[-1].rows) == 37
 

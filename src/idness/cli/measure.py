@@ -90,7 +90,7 @@ def bench(
     report.save(folder)
     folder.remove(DERIVED)  # those of an earlier run must not stay if the disk is full now
     files = [folder.path / name for name in (RESULTS, *(report.files or ()))]
-    written = [*files, *write_tables(report, folder, fpr), write_html(folder, report)]
+    page, written = write_html(folder, report), [*files, *write_tables(report, folder, fpr)]
     if as_json:
         sys.stdout.write(report.to_json())
     else:
@@ -98,7 +98,7 @@ def bench(
         print_tables(console, terminal_tables(report, console.width, fpr, sets=by_set))
         if report.answer is not None:
             console.print(report.answer.sentence, report.answer.cost, style="bold", markup=False)
-    print_note(f"wrote {', '.join(path.name for path in written)} to {folder}", quiet=quiet)
+    print_note(f"wrote {page}, and beside it {', '.join(path.name for path in written)}", quiet=quiet)
 
 
 def extract(

@@ -139,10 +139,12 @@ def approved(spec: str, what: str = "the guard's network", more: str = "", code:
     if not script.file.is_file() and script.file.parent != Path():
         raise ModelError(f"{what} is made by {spec}, which does not exist; pass model='path/to/file.py:FUNCTION'")
     named = spec if script.file.is_file() else f"path/to/{spec}"
-    raise ModelError(
-        f"{what} is made by {spec}, a Python file that you have not run with idness in its present form;"
-        f" read it, then pass model={named!r}{more}"
-    )
+    edited = [one for key in keys if key in known and (one := Script.named(key)) is not None and one.file.is_file()]
+    if edited:
+        why, named = "that has changed since you last ran it", spec if script.file.is_file() else edited[0].key
+    else:
+        why = "that you have not run with idness in its present form"
+    raise ModelError(f"{what} is made by {spec}, a Python file {why}; read it, then pass model={named!r}{more}")
 
 
 def _approvals() -> dict[str, Any]:

@@ -407,6 +407,8 @@ def _hashes(guard: Guard | GraphGuard, batch: int) -> tuple[str, str]:
     assert calibration is not None  # a loaded guard has one
     learned = dict(guard.detector.state()) | {"scores": calibration.scores, "sizes": calibration.sizes}
     state, facts = sha256_of(packed(learned)), describe(guard)
+    del facts["model"]["code"]  # known only if the script lies in the current folder
+    facts.pop("detection", None)  # a measurement, which does not change verdicts
     own = {key: value for key, value in facts.items() if key != "versions"}
     engine = "" if runner is None else runner.asked
     return (

@@ -28,8 +28,8 @@ WIDE, NARROW = 100, 80
 """Columns of a terminal from which all intervals are shown, and columns that tables by set may take at least."""
 ROWS = 20
 """Rows of the main table in the terminal, which fit on a screen."""
-ALWAYS = ("msp", "scale")
-"""Methods that are always shown: the baseline, and the one that the package is built on."""
+ALWAYS = ("msp", "ebo", "scale")
+"""Methods that are always shown: the baselines, and the one that the package is built on."""
 _LATEX = {
     "\\": r"\textbackslash ", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde ", "^": r"\textasciicircum ", "\n": " ", "±": r"$\pm$", "·": r"$\cdot$", "–": "--", "−": "$-$",
