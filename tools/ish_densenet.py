@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from idness import Activations, Detector, SplitModel, build, intervals, load_model, metrics
 from idness.networks import densenet
+from idness.networks.engines import EngineRunner
 from idness.training import TrainingSet, finetune
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -68,8 +69,8 @@ def train(method: str, archive: Path, out: Path, epochs: int, precision: str) ->
 def batches(images: NDArray[np.uint8]) -> Iterator[Tensor]:
     """Yield normalised batches."""
     mean, std = torch.tensor(MEAN).view(-1, 1, 1), torch.tensor(STD).view(-1, 1, 1)
-    for start in range(0, len(images), 250):
-        part = torch.from_numpy(images[start : start + 250]).permute(0, 3, 1, 2)
+    for start in range(0, len(images), 64):
+        part = torch.from_numpy(images[start : start + 64]).permute(0, 3, 1, 2)
         yield (part.float() / 255 - mean) / std
 
 
@@ -84,9 +85,12 @@ def extract(model: nn.Module, archive: Path, tables: Path, kept: Path) -> tuple[
     for name, file in (pair for group in SETS.values() for pair in group.items()):
         images[name] = np.load(tables / f"{file}.npz")["images"]
     features = load_file(kept) if kept.exists() else {}
-    if not features:
-        features = {name: split.extract(batches(part)).features for name, part in images.items()}
-        save_file(features, kept)
+    runner = EngineRunner("onnxruntime")
+    for name, part in images.items():
+        if name not in features:
+            features[name] = torch.cat([runner.run(split, batch)[0] for batch in batches(part)])
+            save_file(features, kept)
+            print(f"{kept.stem}: {name}, {len(part):,} images", flush=True)
     labels = {"test": torch.from_numpy(cifar["test_labels"].astype(np.int64))}
     return split, {name: Activations(part, split.head(part), labels.get(name)) for name, part in features.items()}
 

@@ -75,8 +75,6 @@ def run(name: str, options: str, threads: int) -> None:
         print(" ".join(words), flush=True)
         # Waiting threads that spin take the core from those that work, when the machine is shared.
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(threads)}
-        # Memory that is kept need not be cleared by the kernel at every layer: a fifth of the time.
-        environment |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
         with (folder / "output.txt").open("a") as output:
             subprocess.run(words, cwd=REPOSITORY, env=environment, stderr=output, stdout=output, check=True)

@@ -7,6 +7,7 @@ a mean over one. AUROCs are compared by DeLong's method, false-positive rates by
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -103,7 +104,9 @@ def compare_runs(first: Sequence[float], second: Sequence[float], level: float =
     value = float(np.mean(first) - np.mean(second))
     if np.ptp(first) == np.ptp(second) == 0:
         return _normal_difference(value, 0.0, level)
-    found = ttest_ind(first, second, equal_var=False)
+    with warnings.catch_warnings():  # runs may agree in all but the last digits
+        warnings.filterwarnings("ignore", message="Precision loss", category=RuntimeWarning)
+        found = ttest_ind(first, second, equal_var=False)
     low, high = found.confidence_interval(level)
     return Difference(value, float(low), float(high), float(found.pvalue))
 

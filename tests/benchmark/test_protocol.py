@@ -79,7 +79,7 @@ def test_all_that_is_missing_is_reported_at_once(tmp_path: Path) -> None:
         ("5", "grey: a set is a path or a table with a path, got 5"),
         (
             '"torchvision:LSUN"',
-            "grey: torchvision:LSUN: reads pickled files, which could run code; give its images as a folder",
+            "grey: unknown torchvision data set 'LSUN'",
         ),
     ],
 )

@@ -211,7 +211,7 @@ def test_sets_of_many_images_are_scored_as_their_files_are(
     np.savez(tmp_path / "a.npz", images=np.stack([np.asarray(Image.open(path).convert("RGB")) for path in files]))
     expected = None
     for name in ("", "t.parquet", "s.tar", "a.npz"):
-        out = tmp_path / f"out-{name}"
+        out = tmp_path / f"out-{name.removesuffix('.tar').removesuffix('.npz')}"
         done = idness(*words, tmp_path / name if name else ood_folder, "-o", out, "--batch-size", 20)
         assert done.returncode == 0, done.stderr
         scores = [row["score"] for row in rows(out)]
@@ -245,7 +245,7 @@ def test_kept_columns_join_verdicts_with_the_users_table(words: Words, ood_folde
     by_key = {row["sku"]: row for row in csv.DictReader((tmp_path / "t.csv").read_text().splitlines())}
     assert [by_key["s0"]["input_label"], by_key["s1"]["input_label"]] == ["7", ""]
     for source, keep in (("t.parquet", "sku,label"), ("s.tar", "sku,__key__")):
-        out = tmp_path / f"out-{source}"
+        out = tmp_path / f"out-{source.removesuffix('.tar')}"
         done = idness(*words, tmp_path / source, "--keep", keep, "-o", out)
         assert done.returncode == 0, done.stderr
         assert {row["sku"]: f"{row['score']:.3f}" for row in rows(out)} == {
@@ -325,6 +325,7 @@ def test_unusable_lists_are_refused(
         (["empty.txt", "-o", "out"], "must contain at least one image, got none"),
         ([".", "--resume"], "need --out with a folder"),
         ([".", "-o", "link.csv"], "link.csv: exists"),
+        ([".", "-o", "x.txt"], "--out ends in .txt"),
     ],
 )
 def test_mistakes_give_one_line_and_write_nothing(words: Words, more: list[str], message: str, folder: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from idness.activations.extract import capture
-from idness.core.errors import InputError
+from idness.core.errors import IdnessWarning, InputError
 from idness.core.types import Activations
 from idness.detectors.registry import build, parse
 from idness.networks.split import SplitModel
@@ -53,14 +53,14 @@ def test_methods_for_non_negative_features_are_never_used_on_signed_ones(world: 
         assert found.findings[0].good is False
         assert not found.detector.assumes_nonnegative
         assert not [name for name in found.aurocs if parse(name).assumes_nonnegative]
-    assert alone.detector.used == fused.used == ["vim", "nci"]
-    assert "used without vra and actsub, which require non-negative features" in alone.why
-    parts = [build("vim", share=50), build("nci", alpha=0.001)]
+    assert alone.detector.used == fused.used == ["ebo", "knn", "vim", "nci"]
+    assert "As some features are negative, its parts are ebo, knn, vim and nci." in alone.why
+    parts = [build("ebo"), build("knn"), build("vim", share=50), build("nci", alpha=0.001)]
     expected = build("fuse", parts=parts).fit(world.head, inside).score(inside)
     torch.testing.assert_close(scores, expected)
     assert build("fuse").fit(world.head, world.inside).used == ["vra", "actsub", "vim", "nci"]
-    with pytest.raises(InputError, match="all parts require non-negative features"):
-        build("fuse", parts="scale+vra").fit(world.head, inside)
+    saved = build("fuse", **fused.options()).load_state(world.head, fused.state())
+    torch.testing.assert_close(saved.score(inside), scores)
 
 
 @pytest.mark.parametrize("real", [True, False])
@@ -89,8 +89,9 @@ def test_few_images_and_untrained_networks_are_judged_by_structure_alone(world: 
     assert not untrained.aurocs
     signed = Activations(world.inside.features - 1, world.head(world.inside.features - 1))
     few = recommend(world.head, None, signed[:20])
-    assert few.row == "ebo"
-    assert "Recommended: ebo. Fuse: needs at least 100 ID images" in few.why
+    assert few.row == "fuse"
+    with pytest.warns(IdnessWarning, match="too few, or of too few classes, for knn, vim, nci"):
+        assert few.detector.fit(world.head, signed[:20]).used == ["ebo"]
 
 
 def test_few_ood_images_measure_nothing(world: World) -> None:

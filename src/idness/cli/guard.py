@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -149,7 +150,7 @@ def score(
     engine, pool = o.engine_and_pool(engine, address, actors, gpus_per_actor)
     if threads is not None:
         limit_threads(threads)
-    form = FORMS.get("" if out is None else out.suffix.lower(), "csv" if as_csv else "jsonl" if as_json else "")
+    form = _form(out, "csv" if as_csv else "jsonl" if as_json else "")
     columns = [name.strip() for name in keep.split(",") if name.strip()]
     folder = out if not form else None  # of Parquet files; otherwise rows are printed or written to one file
     if folder is None and (pool is not None or resume):
@@ -205,6 +206,15 @@ def score(
         print_note(f"idness: warning: {warning}")
     if strict and (tally.ood or tally.unread):
         raise typer.Exit(1)
+
+
+def _form(out: Path | None, asked: str) -> str:
+    """Return the format of rows by the ending of the file, or else the format asked for; empty for a table in a folder."""
+    ending = "" if out is None else out.suffix.lower()
+    form = FORMS.get(ending, asked)
+    if not form and re.fullmatch(r"\.[a-z]{2,5}", ending) and out is not None and not out.is_dir():
+        raise typer.BadParameter(f"--out ends in {ending}; use one of {', '.join(FORMS)}, or a folder")
+    return form
 
 
 def _opened(images: list[str], column: str | None, keep: list[str], *, arriving: bool) -> ImageSet | None:

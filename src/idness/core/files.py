@@ -229,6 +229,8 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
     target = Path(folder)
     place = next(place for place in (target, *target.absolute().parents) if os.path.lexists(place))
     try:
+        if not place.is_dir():
+            raise NotADirectoryError(0, f"{place} is not a folder")
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"\0")
     except OSError as error:

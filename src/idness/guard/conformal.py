@@ -66,7 +66,7 @@ def wanted_recalls(
     if confidence is not None:
         check_fraction("calibrate", "confidence", confidence)
     if recall is not None and false_alarm is not None:
-        raise OptionError("calibrate: got both recall and false_alarm; pass one, false_alarm is 1 - recall")
+        raise OptionError("got both recall and false_alarm; pass one of them: false_alarm is 1 - recall")
     name, given = (
         ("recall", 0.95 if recall is None else recall) if false_alarm is None else ("false_alarm", false_alarm)
     )

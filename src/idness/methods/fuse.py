@@ -11,10 +11,13 @@ from torch import Tensor
 from idness.core.errors import IdnessWarning, InputError, OptionError
 from idness.core.types import Activations, Head, is_signed
 from idness.detectors.detector import Detector
-from idness.detectors.registry import detectors_in
+from idness.detectors.registry import build, detectors_in
 
 LEAST, CLASSES = 50, 20
 """Minimum number of ID images to fit on, and to standardize on; they must show half of the classes, or of `CLASSES`."""
+
+SIGNED = {"actsub": "knn"}
+"""Parts for signed features, in place of those that require non-negative ones; `ebo` in place of others."""
 
 
 @dataclass(kw_only=True)
@@ -23,7 +26,8 @@ class Fuse(Detector):
 
     Methods fail on different images. The parts are fitted on training images and standardized on validation images; if
     only one of both is given, each gets half of it. With few images, or images of few classes, only parts that need
-    hardly any training data are used; if some features are negative, only parts that do not require non-negative ones.
+    hardly any training data are used. If some features are negative, a part that requires non-negative ones is replaced by
+    what it builds on: `actsub` by `knn`, others by `ebo`.
 
     Args:
         parts: detectors, or text such as `vra+actsub+vim`.
@@ -64,22 +68,19 @@ class Fuse(Detector):
             train, val = train[::2], train[1::2] if len(train) > 1 else train
         shown = len(torch.unique(train.logits.argmax(dim=1)))
         scarce = min(len(train), len(val)) < LEAST or shown < min(head.classes, CLASSES) / 2
-        signed = is_signed(train) or is_signed(val)
-        suited = [not (signed and part.assumes_nonnegative) for part in self.parts]
-        if not any(suited):
-            raise InputError(
-                "Fuse: all parts require non-negative features (post-ReLU); add others, such as vim or gen"
+        if is_signed(train) or is_signed(val):
+            self.parts = tuple(
+                build(SIGNED.get(part.name, "ebo")) if part.assumes_nonnegative else part for part in self.parts
             )
         # Parts that learn nothing, or only percentiles of all activations, need hardly any images.
-        enough = [not scarce or not part.needs_train or part.needs_val for part in self.parts]
-        used = [one and other for one, other in zip(suited, enough, strict=True)]
+        used = [not scarce or not part.needs_train or part.needs_val for part in self.parts]
         if not any(used):
             raise InputError(
                 f"Fuse: needs at least {2 * LEAST} ID images of all classes, got {len(train) + len(val)} images that the"
                 f" network assigns to {shown} of {head.classes} classes"
             )
-        if not all(enough):
-            left = ", ".join(part.name for part, kept in zip(self.parts, enough, strict=True) if not kept)
+        if not all(used):
+            left = ", ".join(part.name for part, kept in zip(self.parts, used, strict=True) if not kept)
             text = f"Fuse: {len(train)} ID images to learn from are too few, or of too few classes, for {left}"
             warnings.warn(f"{text}; give at least {2 * LEAST} images of all classes", IdnessWarning, stacklevel=5)
         weights, means = [], []

@@ -170,8 +170,8 @@ def recommend(
             found = _compare(candidates, head, learn, ids, others, real=bool(real))
             gains = scale_gains(head, ids, others)
             findings += _measurements(found, gains)
-    left = [part.name for part in getattr(found.detector, "parts", ()) if signed and part.assumes_nonnegative]
-    note = f" It is used without {listed(left)}, which require non-negative features." if left else ""
+    parts = [part.name for part in getattr(found.detector, "parts", ()) if signed]
+    note = f" As some features are negative, its parts are {listed(parts)}." if parts else ""
     helpful = [p for p, gain in gains.items() if gain > HELPS]
     found.detector.chosen_on(learn, ids)
     return replace(

@@ -23,6 +23,7 @@ from idness.core.progress import Progress, show_progress
 from idness.core.text import without_folder
 from idness.data import Preprocessing, preprocessing_for
 from idness.networks.architectures import SmallResNet
+from idness.networks.engines import keep_memory
 from idness.networks.load import DIGESTS, IMAGES, WEIGHTS
 from idness.networks.modules import best_layout
 from idness.networks.split import final_linear
@@ -174,6 +175,8 @@ class Trainer:
         """Train to the end, from the last checkpoint if there is one, and return the network."""
         self.fabric = make_fabric(self.settings.precision, self.device)
         self.fabric.launch()
+        if self.fabric.device.type == "cpu":
+            keep_memory()  # a fifth of the time of a step
         if not self.fabric.is_global_zero:
             self.progress = Progress()
         with locked(self.out.path if self.out is not None and self.fabric.is_global_zero else None):
