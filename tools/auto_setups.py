@@ -234,6 +234,7 @@ class Plan:
         kept: how many of its classes are kept; images of the others are a near set.
         chosen_on: whether the parts of `fuse`, the kinds of pseudo-OOD images or a threshold of `auto` were chosen with it.
         twice_every: methods of two passes see one in so many images, for a slow network.
+        family: what its features come from.
     """
 
     about: str
@@ -247,6 +248,7 @@ class Plan:
     kept: int | None = None
     chosen_on: bool = False
     twice_every: int = 1
+    family: str = "convolutions and ReLU"
 
 
 def _trained(name: str, places: Places) -> nn.Module:
@@ -272,14 +274,18 @@ def _cut(about: str, make: Callable[[Path], nn.Module], *, every: int = 1, **mor
     )
 
 
+def _transformer(about: str, name: str) -> Plan:
+    return Plan(about, partial(_trained, name), cifar6, chosen_on=True, family="transformer")
+
+
 PLANS = {
     "base": Plan("embedded ResNet", lambda _: load_model("cifar6:base"), cifar6, chosen_on=True),
     "ish": Plan("embedded, ISH", lambda _: load_model("cifar6:ish"), cifar6, chosen_on=True),
     "narrow": Plan("ResNet of 64 features", partial(_trained, "narrow"), cifar6, chosen_on=True),
     "vgg": Plan("VGG without BatchNorm", partial(_trained, "vgg"), cifar6),
-    "vit": Plan("vision transformer", partial(_trained, "vit"), cifar6, chosen_on=True),
-    "vit-token": Plan("vision transformer with class token", partial(_trained, "vit-token"), cifar6, chosen_on=True),
-    "hybrid": Plan("convolutions and transformer", partial(_trained, "hybrid"), cifar6, chosen_on=True),
+    "vit": _transformer("vision transformer", "vit"),
+    "vit-token": _transformer("vision transformer with class token", "vit-token"),
+    "hybrid": _transformer("convolutions and transformer", "hybrid"),
     "wide": Plan("wide ResNet", partial(_trained, "wide"), cifar6, chosen_on=True),
     "densenet": Plan(
         "DenseNet-101, CIFAR-10",

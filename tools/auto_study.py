@@ -153,6 +153,7 @@ def study(setup: Setup) -> tuple[dict[str, Any], Scored]:
     found = {
         "about": setup.plan.about,
         "chosen on": setup.plan.chosen_on,
+        "family": setup.plan.family,
         "features": setup.head.width,
         "classes": setup.head.classes,
         "accuracy": round(accuracy(setup.test.logits, setup.test.labels), 4),
@@ -180,7 +181,8 @@ def _beside(setup: Setup, auto: str) -> tuple[Ranks, Ranks]:
 def _with_former(networks: Mapping[str, Any], former: Mapping[str, Any]) -> dict[str, Any]:
     """Add the networks of an earlier run that this one has not measured, each with its command."""
     kept = {name: {"kept from": former["command"], **found} for name, found in former["networks"].items()}
-    return {name: (kept | dict(networks))[name] for name in PLANS if name in kept or name in networks}
+    found = kept | dict(networks)
+    return {name: {"family": plan.family, **found[name]} for name, plan in PLANS.items() if name in found}
 
 
 def _rounded(*values: float) -> list[float]:
@@ -229,7 +231,8 @@ def main() -> int:
 
 def write(results: Mapping[str, Any], to: Path) -> None:
     """Write the figures and both tables."""
-    methods = {"networks": list(results["networks"]), "methods": auto_tables.methods_table(results["networks"])}
+    families = {name: network["family"] for name, network in results["networks"].items()}
+    methods = {"networks": families, "methods": auto_tables.methods_table(results["networks"])}
     for name, content, page in (
         ("auto", results, auto_tables.auto_page(results)),
         ("methods", methods, auto_tables.methods_page(**methods)),

@@ -251,7 +251,7 @@ def test_kept_columns_join_verdicts_with_the_users_table(words: Words, ood_folde
         assert {row["sku"]: f"{row['score']:.3f}" for row in rows(out)} == {
             key: f"{float(row['score']):.3f}" for key, row in by_key.items()
         }
-    assert [row["__key__"] for row in rows(tmp_path / "out-s.tar")] == list("01234")
+    assert [row["__key__"] for row in rows(tmp_path / "out-s")] == list("01234")
     wrong = idness(*words, tmp_path / "t.parquet", "--keep", "skv", "--csv")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     assert "has no column 'skv'; it has sku, label, jpeg" in wrong.stderr

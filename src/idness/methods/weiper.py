@@ -76,10 +76,11 @@ class WeiPer(Detector):
         copies = min(self.repeats, max(1, self.most // head.classes))
         # Rounding differs between batches and must not move a value to another bin, unless there are thousands.
         kind = torch.double if copies * head.classes < EXACT else torch.float32
-        plain = head.weight.to(kind).repeat(copies, 1)
-        drawn = torch.randn(plain.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
-        noise = unit(drawn).to(plain)
-        self.weights_ = plain + self.delta * plain.norm(dim=1, keepdim=True) * noise
+        plain = head.weight.to(kind)
+        drawn = torch.Generator().manual_seed(0)
+        noise = unit(torch.randn((copies * head.classes, head.width), generator=drawn, dtype=torch.float32)).to(plain)
+        lengths = (self.delta * plain.norm(dim=1, keepdim=True)).repeat(copies, 1)
+        self.weights_ = noise.mul_(lengths).add_(plain.repeat(copies, 1))
         # One range for all features, and one for all perturbed logits.
         ends = torch.cat([torch.stack(logits.aminmax()) for _, logits in self._perturbed(features, head)])
         self.spans_ = torch.stack([torch.stack(values.to(plain).aminmax()) for values in (features, ends)])
