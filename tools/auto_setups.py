@@ -294,8 +294,9 @@ PLANS = {
         ("imagenet32", "groceries"),
         ("isun", *CIFAR_FAR),
         chosen_on=True,
+        twice_every=4,
     ),
-    "mobilenet+700": _cut("MobileNetV2, ImageNet", imagenet_networks.mobilenet, chosen_on=True),
+    "mobilenet+700": _cut("MobileNetV2, ImageNet", imagenet_networks.mobilenet, chosen_on=True, twice_every=4),
     "lite0+700": _cut("EfficientNet-Lite0, ImageNet", imagenet_networks.lite0, chosen_on=True, twice_every=4),
     "resnet50+700": _cut(
         "ResNet-50, ImageNet", imagenet_networks.resnet50, every=2, stand_ins=200, chosen_on=True, twice_every=4

@@ -398,16 +398,17 @@ class Guard(nn.Module):
             f" {100 * high:.1f} % in 95 of 100 cases."
         )
 
-    def save(self, path: str | os.PathLike[str], *, bundle: bool = False) -> Path:
+    def save(self, path: str | os.PathLike[str], *, bundle: bool = False, force: bool = False) -> Path:
         """Write the guard to a folder as safetensors and JSON.
 
         Args:
             path: the folder: new, empty, or of an earlier guard, which is replaced.
             bundle: whether to include a copy of the network's weights, so that the folder can be moved alone.
+            force: whether to write into a folder with other files, and overwrite those of the same name.
         """
-        from idness.guard.storage import save_guard
+        from idness.guard.storage import guard_folder, save_guard
 
-        return save_guard(self, path, bundle=bundle)
+        return save_guard(self, guard_folder(path, force=force), bundle=bundle)
 
     @classmethod
     def load(
