@@ -93,7 +93,7 @@ class Subcommand(typer.core.TyperCommand):
 app = typer.Typer(
     name="idness",
     cls=Grouped,
-    help="Detect images that a classifier was not trained on.",
+    help="Detect images unlike those a classifier was trained on.",
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -115,7 +115,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Detect images that a classifier was not trained on."""
+    """Detect images unlike those a classifier was trained on."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 

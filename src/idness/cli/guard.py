@@ -32,17 +32,21 @@ def calibrate(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the guard.")] = Path("guard"),
     weights: o.Weights = None,
     method: Annotated[str, typer.Option(help="A method such as 'scale(percentile=85)', or auto.")] = "auto",
-    ood: Annotated[str | None, typer.Option(help="OOD images to choose a method and measure detection.")] = None,
+    ood: Annotated[str | None, typer.Option(help="OOD images to choose the method and measure detection.")] = None,
     train: Annotated[str | None, typer.Option(help="Images or activations to fit on; default: half of --data.")] = None,
-    recall: Annotated[list[float] | None, typer.Option(help="Fraction of ID images to keep; may be repeated.")] = None,
+    recall: Annotated[
+        list[float] | None, typer.Option(help="Fraction of ID images to accept; may be repeated.")
+    ] = None,
     false_alarm: Annotated[
         list[float] | None, typer.Option(help="Fraction of ID images that may be flagged, instead of --recall.")
     ] = None,
     per_class: Annotated[bool, typer.Option("--per-class", help="Use a threshold for each predicted class.")] = False,
     confidence: Annotated[
-        float | None, typer.Option(help="Probability with which this guard, not only the average one, keeps its rate.")
+        float | None, typer.Option(help="Probability that this guard, not just the average guard, keeps its rate.")
     ] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Only print how many calibration images are needed.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print how many calibration images are needed, and exit.")
+    ] = False,
     fdr: Annotated[float, typer.Option(help="With --plan: false discovery rate of idness score --fdr.")] = 0.1,
     screen: Annotated[int, typer.Option(min=1, help="With --plan: number of images screened together.")] = 1000,
     ood_fraction: Annotated[float, typer.Option(help="With --plan: fraction of them expected to be OOD.")] = 0.01,
@@ -56,13 +60,13 @@ def calibrate(
     engine: o.Engine = "auto",
     threads: o.Threads = None,
     device: o.Device = "auto",
-    bundle: Annotated[bool, typer.Option(help="Keep a copy of the weights in the guard's folder.")] = True,
-    thumbnails: Annotated[bool, typer.Option(help="Keep thumbnails of up to 240 images for the page.")] = True,
+    bundle: Annotated[bool, typer.Option(help="Store a copy of the weights in the guard's folder.")] = True,
+    thumbnails: Annotated[bool, typer.Option(help="Store thumbnails of up to 240 images for the web page.")] = True,
     force: o.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the guard's description as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but cautions and errors.")] = False,
 ) -> None:
-    """Make a guard for your network from a folder of your images."""
+    """Calibrate a guard for your network on a folder of your images."""
     from idness.core.progress import STARTING, show_progress
     from idness.data import embedded
 
@@ -116,8 +120,8 @@ def score(
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each image.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if an image is OOD or unreadable.")] = False,
-    recall: Annotated[float | None, typer.Option(help="Decide at another recall than that of calibration.")] = None,
-    false_alarm: Annotated[float | None, typer.Option(help="Decide at this false-alarm rate, not a recall.")] = None,
+    recall: Annotated[float | None, typer.Option(help="Use this recall instead of the calibrated one.")] = None,
+    false_alarm: Annotated[float | None, typer.Option(help="Use this false-alarm rate instead of a recall.")] = None,
     fdr: Annotated[float | None, typer.Option(help="Judge images together, at this false discovery rate.")] = None,
     model: o.GuardModel = None,
     weights: o.GuardWeights = None,
@@ -129,17 +133,17 @@ def score(
     gpus_per_actor: o.Gpus = 0.0,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="A .csv, .json, .jsonl or .parquet file, or a folder for many."),
+        typer.Option("--out", "-o", help="A .csv, .json, .jsonl or .parquet file, or a folder for many images."),
     ] = None,
     resume: o.Resume = False,
     keep: Annotated[
-        str, typer.Option(help="Columns of a table, or fields of a WebDataset (__key__: its key), to add to rows: a,b.")
+        str, typer.Option(help="Table columns or WebDataset fields (__key__: the key) to add to each row, as in a,b.")
     ] = "",
     image_column: Annotated[str | None, typer.Option(help="Column (or array of an .npz file) with the images.")] = None,
     batch_size: o.BatchSize = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
-    """Score images: class, ID-ness, p-value and verdict of each, as soon as they are known."""
+    """Score images: print the class, ID-ness, p-value and verdict of each."""
     from idness.core.files import OutputFolder, locked
     from idness.core.progress import STARTING, show_progress
     from idness.core.text import shorten
@@ -287,25 +291,27 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 selects a free one.", min=0, max=65535)] = 8000,
     model: o.GuardModel = None,
     weights: o.GuardWeights = None,
-    token_file: Annotated[Path | None, typer.Option(help="File with the token of clients (X-API-Key).")] = None,
-    no_token: Annotated[bool, typer.Option("--no-token", help="Serve anyone, even on a public address.")] = False,
-    allow_host: Annotated[list[str] | None, typer.Option(help="Another name of this host; may be repeated.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with the token that clients send as X-API-Key.")] = None,
+    no_token: Annotated[bool, typer.Option("--no-token", help="Require no token, even on a public address.")] = False,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Additional host name to accept; may be repeated.")
+    ] = None,
     engine: o.Engine = "auto",
     threads: o.Threads = None,
     device: o.Device = "auto",
     batch_size: Annotated[int, typer.Option(help="Maximum number of images per batch.", min=1)] = 16,
     max_body: Annotated[int, typer.Option(help="Maximum bytes per request.")] = 32_000_000,
     max_pixels: Annotated[int, typer.Option(help="Maximum pixels per image.")] = 25_000_000,
-    max_request_pixels: Annotated[int, typer.Option(help="Maximum pixels of all images of a request.")] = 200_000_000,
+    max_request_pixels: Annotated[int, typer.Option(help="Maximum pixels of all images in a request.")] = 200_000_000,
     max_images: Annotated[int, typer.Option(help="Maximum images per request.")] = 64,
     max_queue: Annotated[int, typer.Option(help="Maximum waiting images; more are refused with 503.")] = 512,
-    body_timeout: Annotated[float, typer.Option(help="Seconds for a request to arrive.")] = 20.0,
-    timeout: Annotated[float, typer.Option(help="Seconds for an answer.")] = 60.0,
+    body_timeout: Annotated[float, typer.Option(help="Maximum seconds to receive a request.")] = 20.0,
+    timeout: Annotated[float, typer.Option(help="Maximum seconds to answer a request.")] = 60.0,
 ) -> None:
     """Serve a guard over HTTP, with a web page.
 
     Clients need the token from --token-file or the environment variable IDNESS_API_KEY. Without either, everyone on this machine
-    may use the service.
+    can use the service.
     """
     from idness.core.errors import OptionError, needed
     from idness.data.batches import limit_threads

@@ -22,7 +22,7 @@ def bench(
     data: o.Data = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = Path("idness-results"),
     methods: Annotated[
-        str, typer.Option(help="As in 'ebo,scale(percentile=95),my_file.py:MyDetector'; default: all of one pass.")
+        str, typer.Option(help="Such as 'ebo,scale(percentile=95),my_file.py:MyDetector'; default: all with one pass.")
     ] = "",
     precision: o.Precision = "fp32",
     engine: o.Engine = "auto",
@@ -32,16 +32,16 @@ def bench(
     device: o.Device = "auto",
     cache: o.Cache = None,
     fpr: o.Fpr = "id",
-    seed: Annotated[int, typer.Option(help="Seed of the intervals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the intervals.")] = 0,
     partial: o.Partial = False,
     any_accuracy: o.AnyAccuracy = False,
-    init: Annotated[bool, typer.Option("--init", help="Write a commented benchmark file and stop.")] = False,
+    init: Annotated[bool, typer.Option("--init", help="Write a commented benchmark file and exit.")] = False,
     by_set: Annotated[bool, typer.Option("--by-set", help="Print all methods, and results by set.")] = False,
     force: o.Force = False,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Compare every method on a network and a benchmark; without arguments on the embedded ones."""
+    """Compare all methods on a network and a benchmark; without arguments, on the embedded ones."""
     if init:
         from idness.benchmark.protocol import template
         from idness.core.errors import StoreError
@@ -164,7 +164,9 @@ def extract(
 
 
 def compare(
-    results: Annotated[list[str], typer.Argument(help="Folders of bench, or name=folder,folder for seeds.")],
+    results: Annotated[
+        list[str], typer.Argument(help="Folders written by bench, or name=folder,folder for several seeds.")
+    ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for compare.md and compare.html.")] = None,
     fpr: o.Fpr = "id",
     by_set: Annotated[bool, typer.Option("--by-set", help="Print results by set, not only by group.")] = False,
@@ -197,9 +199,9 @@ def compare(
 
 def doctor(
     model: o.Model,
-    data: Annotated[str, typer.Option(help="In-distribution images; default: judge by structure only.")] = "",
-    ood: Annotated[str, typer.Option(help="OOD images to choose a method by.")] = "",
-    train: Annotated[str, typer.Option(help="ID images to fit methods on; half of --data by default.")] = "",
+    data: Annotated[str, typer.Option(help="In-distribution images; default: examine the structure only.")] = "",
+    ood: Annotated[str, typer.Option(help="OOD images to choose the method on.")] = "",
+    train: Annotated[str, typer.Option(help="ID images to fit methods on; default: half of --data.")] = "",
     weights: o.Weights = None,
     size: o.Size = None,
     mean: o.Mean = None,

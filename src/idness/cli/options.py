@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from idness.cluster import Pool
     from idness.networks.open import ModelOptions
 
-MODEL_HELP = "torchvision:NAME, timm:NAME, hf:NAME, file.py:function, a folder of idness train, or cifar6:base."
+MODEL_HELP = "torchvision:NAME, timm:NAME, hf:NAME, file.py:function, a folder of idness train, or photos:mobilenet_v2."
 ENGINE_HELP = "Engine that runs the network: eager, onnxruntime, openvino, or auto."
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 OptionalModel = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
 GuardModel = Annotated[str | None, typer.Option("--model", help="The network, if the guard cannot find it.")]
 GuardWeights = Annotated[str | None, typer.Option("--weights", help="The network's weights, with --model.")]
-Weights = Annotated[str | None, typer.Option(help="A safetensors file or checkpoint, or none for a new network.")]
+Weights = Annotated[str | None, typer.Option(help="A safetensors file or checkpoint, or none for random weights.")]
 Size = Annotated[int | None, typer.Option(help="Side of the square input, if the network does not define it.")]
 Mean = Annotated[str | None, typer.Option(help="Mean of each channel in [0, 1], as in 0.49,0.48,0.45.")]
 Std = Annotated[str | None, typer.Option(help="Standard deviation of each channel.")]
@@ -32,17 +32,17 @@ MultiLabel = Annotated[
     typer.Option("--multi-label/--single-label", help="Whether an image may have several labels, or none."),
 ]
 Benchmark = Annotated[str, typer.Argument(help="Name or TOML file of a benchmark; by default the embedded one.")]
-Data = Annotated[Path | None, typer.Option(help="Folder that relative paths of the benchmark start from.")]
-Partial = Annotated[bool, typer.Option("--partial", help="Leave out sets that are not available.")]
+Data = Annotated[Path | None, typer.Option(help="Base folder for relative paths in the benchmark file.")]
+Partial = Annotated[bool, typer.Option("--partial", help="Skip sets that are not available.")]
 AnyAccuracy = Annotated[bool, typer.Option("--any-accuracy", help="Continue even if accuracy is at chance level.")]
 Precision = Annotated[str, typer.Option(help="fp32, bf16, or auto (bf16 on a GPU).")]
 Engine = Annotated[str, typer.Option(help=ENGINE_HELP)]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of network and decoding; all cores by default.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Images per batch; by default chosen by their size.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Images per batch; by default, depends on their size.")]
 Workers = Annotated[int | None, typer.Option(help="Threads that decode images.")]
-Cache = Annotated[Path | None, typer.Option(help="Folder that keeps activations between runs.")]
-Fpr = Annotated[str, typer.Option(help="Positive side of the FPR in the tables: id or ood.")]
+Cache = Annotated[Path | None, typer.Option(help="Folder for caching activations between runs.")]
+Fpr = Annotated[str, typer.Option(help="Positive class of the FPR in the tables: id or ood.")]
 Force = Annotated[
     bool, typer.Option("--force", help="Write into a folder with other files; replace files of the same name.")
 ]
@@ -51,10 +51,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print neither progress nor notes.")]
 
 RayEngine = Annotated[
-    str, typer.Option(help=f"{ENGINE_HELP[:-1]}; ray runs it in several processes, on several machines with --address.")
+    str, typer.Option(help=f"{ENGINE_HELP[:-1]}; ray uses several processes, or several machines with --address.")
 ]
 Address = Annotated[str | None, typer.Option(help="Address of a Ray cluster; by default Ray is started here.")]
-Actors = Annotated[int | None, typer.Option(min=1, help="Processes of Ray; by default, one per core or GPU.")]
+Actors = Annotated[int | None, typer.Option(min=1, help="Number of Ray processes; by default, one per core or GPU.")]
 Gpus = Annotated[float, typer.Option("--gpus-per-actor", min=0, help="GPUs per process, with --engine ray.")]
 
 

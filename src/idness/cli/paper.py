@@ -15,14 +15,14 @@ from idness.cli.terminal import command_line, open_console, print_note
 
 def data(
     benchmarks: Annotated[list[str] | None, typer.Argument(help="Such as cifar10 or imagenet; default: all.")] = None,
-    root: Annotated[Path, typer.Option(help="Folder with the sets, or for downloads.")] = Path("data"),
+    root: Annotated[Path, typer.Option(help="Folder of the sets and for downloads.")] = Path("data"),
     check: Annotated[bool, typer.Option("--check", help="Compare hashes too; exit with 1 if incomplete.")] = False,
     download: Annotated[bool, typer.Option("--download", help="Download what needs no account.")] = False,
     only: Annotated[str, typer.Option("--sets", help="Download only these sets, such as isun,textures.")] = "",
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """List the sets of the shipped benchmarks with size, licence, source and what is available; download what is missing."""
+    """List the sets of the included benchmarks with size, licence, source and availability; download missing ones."""
     from idness.core.files import check_writable
     from idness.core.progress import show_progress
     from idness.paper import datasets
@@ -48,7 +48,7 @@ def reproduce(
     tables: Annotated[list[str] | None, typer.Argument(help="Such as cifar10 or imagenet; default: all.")] = None,
     data: Annotated[list[Path] | None, typer.Option(help="Folder with sets and weights; may be repeated.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for reports and comparison.")] = Path("reproduced"),
-    weights: Annotated[Path | None, typer.Option(help="The network's weights, if they have another name.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="The network's weights, if their file has another name.")] = None,
     precision: o.Precision = "fp32",
     engine: o.Engine = "auto",
     batch_size: o.BatchSize = None,
@@ -106,7 +106,7 @@ def analyze(
     layer: o.Layer = "",
     data: o.Data = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = Path("idness-analysis"),
-    limit: Annotated[int, typer.Option(min=1, help="Images used of each set at most, evenly spaced.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of images of each set, evenly spaced.")] = 1000,
     device: o.Device = "auto",
     threads: o.Threads = None,
     force: o.Force = False,

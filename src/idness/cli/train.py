@@ -17,8 +17,8 @@ def train(
         str, typer.Option(help="Folder with a subfolder per class, image list, .npz, Parquet, WebDataset, or cifar6.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Output folder: checkpoints, log.csv, weights.safetensors.")],
-    val: Annotated[str, typer.Option(help="Images like --data, to measure accuracy on after each epoch.")] = "",
-    root: Annotated[Path | None, typer.Option(help="Folder that the paths of an image list start at.")] = None,
+    val: Annotated[str, typer.Option(help="Validation images, to measure accuracy after each epoch.")] = "",
+    root: Annotated[Path | None, typer.Option(help="Base folder for the paths of an image list.")] = None,
     model: Annotated[
         str, typer.Option(help="small_resnet, tiny_resnet, torchvision:NAME, timm:NAME or file.py:FUNCTION.")
     ] = "small_resnet",
@@ -27,18 +27,18 @@ def train(
         str,
         typer.Option(help="Weights or run folder to start from, pretrained, or torchvision:resnet50:IMAGENET1K_V1."),
     ] = "",
-    epochs: Annotated[int | None, typer.Option(help="Passes over the images; default: the method's recipe.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Highest learning rate; default: the recipe's.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Number of epochs; default: the recipe of the method.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate; default: the recipe's.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Weight decay; default: the recipe's.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images per step and process.")] = None,
-    warmup: Annotated[float | None, typer.Option(help="Epochs of rising learning rate.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the image order and everything else that is random.")] = 0,
-    size: Annotated[int | None, typer.Option(help="Input size in pixels a side; default: the network's own.")] = None,
+    warmup: Annotated[float | None, typer.Option(help="Warm-up epochs of the learning rate.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    size: Annotated[int | None, typer.Option(help="Side of the input in pixels; default: the network's own.")] = None,
     crops: Annotated[
-        str, typer.Option(help="shift (by up to 4 pixels), resized, or auto: by the input size.")
+        str, typer.Option(help="shift (by up to 4 pixels), resized, or auto (depends on the input size).")
     ] = "auto",
     workers: Annotated[
-        int | None, typer.Option(help="Processes that read images; by default small images are held in memory.")
+        int | None, typer.Option(help="Processes that read images; by default, small images are held in memory.")
     ] = None,
     precision: Annotated[str | None, typer.Option(help="32-true, bf16-mixed, 16-mixed or auto.")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Batches whose gradients are summed for one step.")] = None,
