@@ -49,6 +49,7 @@ def prepare(
     ood: Any = None,
     any_accuracy: bool = False,
     gallery: bool = True,
+    least: int = 0,
     progress: Progress | None = None,
     **options: Any,
 ) -> tuple[Network, Detector, Activations, Activations | None, InputRange | None, Gallery | None]:
@@ -66,6 +67,7 @@ def prepare(
         ood: OOD images, to choose a method by.
         any_accuracy: whether to continue even if accuracy on labelled images is at chance level.
         gallery: whether to keep thumbnails of some images for display.
+        least: the number of images that must be left to calibrate if the detector takes half of them.
         progress: progress callback.
         options: fields of `ModelOptions`.
 
@@ -119,7 +121,7 @@ def prepare(
     detector, learn, rows = choose_detector(method, network, ids, fitted, outside, notes, progress)
     if learn is not None or not detector.fitted:
         detector.fit(split.head, learn)
-    acts = ids.acts[rows]
+    acts = _left(ids.acts, rows, least, detector.name)
     kept = None
     if gallery:
         count = min(len(acts), MOST)
@@ -128,6 +130,16 @@ def prepare(
         thumbnails = [images.picture(place) for place in some.index.tolist()]
         kept = Gallery.of(thumbnails, some.features, some.logits.argmax(dim=1), detector.score(some))
     return replace(network, how=full or how), detector, acts, outside, watch.found(how), kept
+
+
+def _left(acts: Activations, rows: Tensor, least: int, name: str) -> Activations:
+    """Return the images that are left to calibrate; raise if the detector's half leaves too few of them."""
+    if len(rows) < min(least, len(acts)):
+        raise InputError(
+            f"calibrate: {name} is chosen or fitted on half of the images, and the other half must be at least {least:,}:"
+            f" {2 * least - 1:,} in all, got {len(acts):,}; add images, lower recall, or pass method='ebo', which uses them all"
+        )
+    return acts[rows]
 
 
 def _open(name: str, data: Any, how: Preprocessing | None) -> ImageSet | ActivationsSet:

@@ -320,7 +320,9 @@ class VerdictTable:
             own = [name for name in columns if name not in TABLE_COLUMNS]
             if own != [kept_name(name) for name in self.keep]:
                 what = f"the columns {', '.join(own)}" if own else "no columns of yours"
-                raise StoreError(f"{self.folder}: contains verdicts with {what}; pass the same keep=, or choose another folder")
+                raise StoreError(
+                    f"{self.folder}: contains verdicts with {what}; pass the same keep=, or choose another folder"
+                )
         if not any(map(self.has, planned)):
             known = {name for file in old for name in self._read(file, "image")["image"].to_pylist()}
             if known and known.isdisjoint(map(self.images.item, range(count))):
