@@ -327,6 +327,7 @@ def test_unusable_lists_are_refused(
         ([".", "-o", "a-file/out"], "cannot write a-file/out"),
         (["empty.txt", "-o", "out"], "must contain at least one image, got none"),
         ([".", "--resume"], "need --out with a folder"),
+        ([".", "--csv", "--json"], "pass either --csv or --json"),
         ([".", "-o", "link.csv"], "link.csv: exists"),
         ([".", "-o", "x.txt"], "--out ends in .txt"),
     ],
