@@ -120,9 +120,9 @@ def prepare(
     _check_disjoint({"data": ids, "train": fitted, "ood": others}, notes)
     outside = None if others is None else others.acts
     detector, learn, rows = choose_detector(method, network, ids, fitted, outside, notes, progress)
+    acts = _left(ids.acts, rows, least, detector.name)
     if learn is not None or not detector.fitted:
         detector.fit(split.head, learn)
-    acts = _left(ids.acts, rows, least, detector.name)
     kept = None
     if gallery:
         count = min(len(acts), MOST)
