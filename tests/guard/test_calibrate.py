@@ -204,3 +204,10 @@ def test_the_engineers_example_runs(tmp_path: Path) -> None:
     assert (tmp_path / "guard" / "guard.json").is_file()
     assert (tmp_path / "guard.onnx").is_file()
     assert "flagged" in done.stdout
+
+
+def test_too_few_images_for_both_halves_are_counted_together(network: ModelOptions, id_folder: Path) -> None:
+    some = sorted(id_folder.rglob("*.png"))[::5][:30]
+    with pytest.raises(InputError, match="the other half must be at least 19: 37 in all, got 30; add images"):
+        Guard.for_images(network, some, method="knn")
+    assert len(Guard.for_images(network, some, method="ebo").rule().calibration) == 30

@@ -76,6 +76,16 @@ def test_the_model_card_has_promise_method_data_and_limits(repositories: Path) -
     assert hub.ModelCard(card).data.library_name == "idness"
 
 
+def test_an_upload_without_a_connection_is_refused(repositories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        kinds = hub.errors.HfHubHTTPError.__mro__
+        raise next(kind for kind in kinds if kind.__name__ == "HTTPError")("Name or service not known")
+
+    monkeypatch.setattr(hub, "create_repo", fail)
+    with pytest.raises(StoreError, match=r"^me/first: could not be uploaded \(Name or service not known\); check"):
+        made().push_to_hub("me/first")
+
+
 def test_what_cannot_be_pushed_or_found_is_refused(repositories: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"^me/none: could not be downloaded \(no such repository\); check its name"):
         Guard.from_pretrained("me/none")

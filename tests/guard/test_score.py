@@ -252,6 +252,9 @@ def test_kept_columns_join_verdicts_with_the_users_table(words: Words, ood_folde
             key: f"{float(row['score']):.3f}" for key, row in by_key.items()
         }
     assert [row["__key__"] for row in rows(tmp_path / "out-s")] == list("01234")
+    forgotten = idness(*words, tmp_path / "s.tar", "-o", tmp_path / "out-s", "--resume")
+    assert (forgotten.returncode, len(rows(tmp_path / "out-s"))) == (2, 5)
+    assert "contains verdicts with the columns sku, __key__; pass the same --keep, or choose" in forgotten.stderr
     wrong = idness(*words, tmp_path / "t.parquet", "--keep", "skv", "--csv")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     assert "has no column 'skv'; it has sku, label, jpeg" in wrong.stderr
@@ -324,6 +327,7 @@ def test_unusable_lists_are_refused(
         ([".", "-o", "a-file/out"], "cannot write a-file/out"),
         (["empty.txt", "-o", "out"], "must contain at least one image, got none"),
         ([".", "--resume"], "need --out with a folder"),
+        ([".", "--csv", "--json"], "pass either --csv or --json"),
         ([".", "-o", "link.csv"], "link.csv: exists"),
         ([".", "-o", "x.txt"], "--out ends in .txt"),
     ],

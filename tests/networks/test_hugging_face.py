@@ -13,7 +13,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from idness.core.errors import ModelError
+from idness.core.errors import ModelError, OptionError
+from idness.guard import Guard
+from idness.networks.hugging_face import preprocessing_of
 from idness.networks.load import load_for_training, load_model
 from idness.networks.open import open_network
 from tests.cli.running import idness
@@ -83,6 +85,17 @@ def test_network_preprocessing_and_class_names_are_those_of_transformers(
     model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         torch.testing.assert_close(network.split.split(found).logits, model(found).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_is_calibrated_with_its_image_processor() -> None:
+    model, processor = vit()
+    images = list(np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8))
+    guard = Guard.for_images(model.eval(), images, method="ebo", preprocessing=processor)
+    assert guard.preprocessing == preprocessing_of(processor)
+    with pytest.raises(
+        OptionError, match="preprocessing must be a mapping with resize, crop, mean and std, got function"
+    ):
+        Guard.for_images(model, images, preprocessing=lambda image: image)
 
 
 def test_weights_and_new_classes(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def score(
     engine, pool = o.engine_and_pool(engine, address, actors, gpus_per_actor)
     if threads is not None:
         limit_threads(threads)
-    form = _form(out, "csv" if as_csv else "jsonl" if as_json else "")
+    form = _form(out, as_csv=as_csv, as_json=as_json)
     columns = [name.strip() for name in keep.split(",") if name.strip()]
     folder = out if not form else None  # of Parquet files; otherwise rows are printed or written to one file
     if folder is None and (pool is not None or resume):
@@ -212,10 +212,12 @@ def score(
         raise typer.Exit(1)
 
 
-def _form(out: Path | None, asked: str) -> str:
+def _form(out: Path | None, *, as_csv: bool, as_json: bool) -> str:
     """Return the format of rows by the ending of the file, or else the format asked for; empty for a table in a folder."""
+    if as_csv and as_json:
+        raise typer.BadParameter("pass either --csv or --json")
     ending = "" if out is None else out.suffix.lower()
-    form = FORMS.get(ending, asked)
+    form = FORMS.get(ending, "csv" if as_csv else "jsonl" if as_json else "")
     if not form and re.fullmatch(r"\.[a-z]{2,5}", ending) and out is not None and not out.is_dir():
         raise typer.BadParameter(f"--out ends in {ending}; use one of {', '.join(FORMS)}, or a folder")
     return form

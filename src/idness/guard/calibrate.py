@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from idness.activations.extract import collect
-from idness.core.errors import DataError, InputError
+from idness.core.errors import DataError, InputError, OptionError
 from idness.core.options import read_method
 from idness.core.progress import Progress, report_warnings
 from idness.core.types import Activations, InputEditor
@@ -24,6 +24,7 @@ from idness.detectors.registry import build, parse
 from idness.guard.gallery import MOST, Gallery
 from idness.guard.inputs import InputRange, InputWatch
 from idness.metrics import accuracy
+from idness.networks.hugging_face import preprocessing_of
 from idness.networks.load import trained_on
 from idness.networks.open import ModelOptions, Network, check_accuracy, open_network
 from idness.selection.recommend import (
@@ -49,6 +50,7 @@ def prepare(
     ood: Any = None,
     any_accuracy: bool = False,
     gallery: bool = True,
+    least: int = 0,
     progress: Progress | None = None,
     **options: Any,
 ) -> tuple[Network, Detector, Activations, Activations | None, InputRange | None, Gallery | None]:
@@ -66,6 +68,7 @@ def prepare(
         ood: OOD images, to choose a method by.
         any_accuracy: whether to continue even if accuracy on labelled images is at chance level.
         gallery: whether to keep thumbnails of some images for display.
+        least: the number of images that must be left to calibrate if the detector takes half of them.
         progress: progress callback.
         options: fields of `ModelOptions`.
 
@@ -75,8 +78,8 @@ def prepare(
     """
     if not isinstance(model, ModelOptions):
         model = ModelOptions(model, engine="auto")
-    if isinstance(options.get("preprocessing"), Mapping):
-        options["preprocessing"] = Preprocessing.from_dict(dict(options["preprocessing"]))
+    if options.get("preprocessing") is not None:
+        options["preprocessing"] = _read_preprocessing(options["preprocessing"])
     model, progress = replace(model, **options), progress or Progress()
     full = model.preprocessing or (preprocessing_for(model.model) if isinstance(model.model, nn.Module) else None)
     # Everything that can be wrong with the arguments is found before anything runs. A method that is chosen by measuring never
@@ -117,9 +120,9 @@ def prepare(
     _check_disjoint({"data": ids, "train": fitted, "ood": others}, notes)
     outside = None if others is None else others.acts
     detector, learn, rows = choose_detector(method, network, ids, fitted, outside, notes, progress)
+    acts = _left(ids.acts, rows, least, detector.name)
     if learn is not None or not detector.fitted:
         detector.fit(split.head, learn)
-    acts = ids.acts[rows]
     kept = None
     if gallery:
         count = min(len(acts), MOST)
@@ -128,6 +131,28 @@ def prepare(
         thumbnails = [images.picture(place) for place in some.index.tolist()]
         kept = Gallery.of(thumbnails, some.features, some.logits.argmax(dim=1), detector.score(some))
     return replace(network, how=full or how), detector, acts, outside, watch.found(how), kept
+
+
+def _read_preprocessing(given: Any) -> Preprocessing:
+    """Return preprocessing that is given as such, as a mapping, or as an image processor of Hugging Face."""
+    if isinstance(given, Mapping):
+        return Preprocessing.from_dict(dict(given))
+    found = preprocessing_of(given) if hasattr(given, "image_mean") else given
+    if not isinstance(found, Preprocessing):
+        raise OptionError(
+            f"preprocessing must be a mapping with resize, crop, mean and std, got {type(given).__name__}, which cannot be expressed as one"
+        )
+    return found
+
+
+def _left(acts: Activations, rows: Tensor, least: int, name: str) -> Activations:
+    """Return the images that are left to calibrate; raise if the detector's half leaves too few of them."""
+    if len(rows) < min(least, len(acts)):
+        raise InputError(
+            f"calibrate: {name} is chosen or fitted on half of the images, and the other half must be at least {least:,}:"
+            f" {2 * least - 1:,} in all, got {len(acts):,}; add images, lower recall, or pass method='ebo', which uses them all"
+        )
+    return acts[rows]
 
 
 def _open(name: str, data: Any, how: Preprocessing | None) -> ImageSet | ActivationsSet:

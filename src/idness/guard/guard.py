@@ -24,7 +24,7 @@ from idness.data import ImageSet, Preprocessing
 from idness.data.open import ObjectSet, open_argument, open_images
 from idness.detectors.detector import Detector, Enhancer
 from idness.detectors.registry import parse
-from idness.guard.conformal import Calibration, check_spread, false_alarm_rate, wanted_recalls
+from idness.guard.conformal import Calibration, calibration_images, check_spread, false_alarm_rate, wanted_recalls
 from idness.guard.inputs import InputRange, InputWatch
 from idness.guard.verdict import FAR_ABOVE, LOWEST, NOT_FINITE, Detection, Verdict, fdr_shortfall
 from idness.networks.modules import module_fingerprint
@@ -141,7 +141,8 @@ class Guard(nn.Module):
 
         recalls = wanted_recalls(recall, false_alarm, confidence)
         remarks: list[str] = [] if notes is None else notes
-        network, detector, acts, outliers, values, gallery = prepare(model, images, remarks, **options)
+        least = max(calibration_images(recall, confidence) for recall in recalls)
+        network, detector, acts, outliers, values, gallery = prepare(model, images, remarks, least=least, **options)
         names, spec = network.class_names, network.spec or None
         guard = cls(network.split, detector, preprocessing=network.how, class_names=names, spec=spec)
         guard.calibrate(acts, recalls, per_class=per_class, confidence=confidence)

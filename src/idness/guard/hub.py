@@ -50,7 +50,7 @@ def push_guard(guard: Guard, repo_id: str, *, private: bool = False, token: str 
                 delete_patterns=list(FILES),  # those of an earlier guard
                 token=token,
             )
-        except (OSError, ValueError) as error:
+        except _failures() as error:
             raise _failed(repo_id, "uploaded", error) from error
     return str(done)
 
@@ -64,7 +64,7 @@ def fetch_guard(repo_id: str, *, revision: str | None = None, token: str | None 
         return Path(
             hub.snapshot_download(repo_id, revision=revision, token=token, allow_patterns=[MANIFEST, "*.safetensors"])
         )
-    except (OSError, ValueError) as error:
+    except _failures() as error:
         raise _failed(repo_id, "downloaded", error) from error
 
 
@@ -122,6 +122,12 @@ verdict = guard.judge("image.jpg")
 
 {LIMITS}
 """
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """Return what the hub's library raises: also errors of its HTTP library, which need not be an `OSError`."""
+    errors = needed("huggingface_hub.errors", "the hub", "hf", StoreError)
+    return OSError, ValueError, *(kind for kind in errors.HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError")
 
 
 def _failed(repo_id: str, what: str, error: Exception) -> StoreError:

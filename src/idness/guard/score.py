@@ -314,8 +314,16 @@ class VerdictTable:
         if about.get("guard", self.digest) != self.digest:
             raise StoreError(f"{self.folder}: contains verdicts of another guard, recall or FDR; choose another folder")
         planned = {file for *_, file in spans}
+        old = [path.name for path in self.folder.glob("part-*.parquet") if path.name in self._output.files]
+        if old:
+            columns = self._parquet.read_schema(self.folder / old[0]).names
+            own = [name for name in columns if name not in TABLE_COLUMNS]
+            if own != [kept_name(name) for name in self.keep]:
+                what = f"the columns {', '.join(own)}" if own else "no columns of yours"
+                raise StoreError(
+                    f"{self.folder}: contains verdicts with {what}; pass the same keep=, or choose another folder"
+                )
         if not any(map(self.has, planned)):
-            old = [path.name for path in self.folder.glob("part-*.parquet") if path.name in self._output.files]
             known = {name for file in old for name in self._read(file, "image")["image"].to_pylist()}
             if known and known.isdisjoint(map(self.images.item, range(count))):
                 raise StoreError(f"{self.folder}: contains verdicts on other images; choose another folder")
