@@ -195,11 +195,11 @@ def test_the_tests_mirror_the_rooms():
 
 
 LARGEST = {
-    "src lines": 26_300,
-    "src modules": 152,
+    "src lines": 23_950,
+    "src modules": 150,
     "modules of bench": 90,
-    "tests lines": 22_500,
-    "tools lines": 6_550,
+    "tests lines": 20_350,
+    "tools lines": 6_350,
 }
 """Ceilings of the project's size; they go down, never up. The goals are 20,000, 140, 90, 18,000 and 6,000."""
 

@@ -91,7 +91,7 @@ def test_images_that_cannot_be_read_are_counted(place: Path, tmp_path: Path) -> 
     ("more", "message"),
     [
         (["nosuch", "-o", "store"], "SETS nosuch does not exist"),
-        (["a-file/x", "-o", "a-file/store"], "cannot write a-file/store"),
+        (["a-file/x", "-o", "a-file/store"], "a-file/store: a-file is not a folder"),
         (["cifar6", "-o", "store", "--size", "32"], "--size, --mean and --std"),
     ],
 )

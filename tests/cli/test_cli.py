@@ -175,7 +175,7 @@ def test_an_unwritable_folder_is_reported_before_anything_runs(words, tmp_path):
     (tmp_path / "a-file").touch()
     done = idness(*words.split(), "a-file/inside/results", cwd=tmp_path)
     assert done.returncode == 2
-    assert re.fullmatch(r"idness: cannot write a-file/inside.*: Not a directory; free space or .*\n", done.stderr)
+    assert re.fullmatch(r"idness: a-file/inside.*: a-file is not a folder; choose another folder\n", done.stderr)
     assert [file.name for file in tmp_path.iterdir()] == ["a-file"]
 
 

@@ -324,7 +324,7 @@ def test_unusable_lists_are_refused(
     ("more", "message"),
     [
         (["nosuch.png", "-o", "out"], "no image at nosuch.png"),
-        ([".", "-o", "a-file/out"], "cannot write a-file/out"),
+        ([".", "-o", "a-file/out"], "a-file/out: a-file is not a folder"),
         (["empty.txt", "-o", "out"], "must contain at least one image, got none"),
         ([".", "--resume"], "need --out with a folder"),
         ([".", "--csv", "--json"], "pass either --csv or --json"),

@@ -228,9 +228,9 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
     """Raise if a folder cannot be written to; called before the work whose results go there. Leaves no file."""
     target = Path(folder)
     place = next(place for place in (target, *target.absolute().parents) if os.path.lexists(place))
+    if not place.is_dir():
+        raise StoreError(f"{target}: {place.name} is not a folder; choose another folder")
     try:
-        if not place.is_dir():
-            raise NotADirectoryError(0, f"{place} is not a folder")
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"\0")
     except OSError as error:
