@@ -243,7 +243,9 @@ def _choice(report: Report) -> str:
     if all(found.validation_auroc is None for found in report.methods.values()):
         start = "There is no OOD validation set, so every method has its default options."
     if report.advised in report.methods:
-        return f"{start} The method was chosen without the test sets: {report.advised_why}"
+        return (
+            f"{start} The method was chosen without the test sets: {report.advised_why.removeprefix('Recommended: ')}"
+        )
     if report.advised:
         reason = report.failed.get(report.advised, "it was not among the methods")
         return f"{start} {report.advised_why} It was not measured here: {reason}."
