@@ -60,7 +60,7 @@ pictures: $(VENV)/ready ## take the screenshots of README from a run of the embe
 
 speed: $(VENV)/ready ## measure ratios within one run into results/speed; some minutes
 	$(PIP) '.[bench]'
-	for file in peer memory serving engines embedded starting whole goals; do $(BIN)/python benchmarks/$$file.py; done
+	for file in peer memory serving embedded starting whole goals; do $(BIN)/python benchmarks/$$file.py; done
 
 scale: $(VENV)/ready ## measure Ray beside one process into results/scale.md; half an hour of two cores
 	$(BIN)/python benchmarks/scale.py

@@ -61,24 +61,6 @@ def cpu_of(*words: str, **environment: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def spread() -> dict[str, float]:
-    """Return how far the turns of one way differ: the slowest by the fastest."""
-    if not SPREADS:
-        return {}
-    return {"ways": len(SPREADS), "median": round(median(SPREADS), 3), "largest": round(max(SPREADS), 3)}
-
-
-def processor() -> str:
-    """Return the name of the processor and whether it has AVX-512."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.machine()
-    found = re.search(r"^model name\s*: (.*)$", text, flags=re.MULTILINE)
-    name = found[1].strip() if found else platform.machine()
-    return f"{name} {'with' if ' avx512f ' in text else 'without'} AVX-512"
-
-
 def report(name: str, title: str, rows: list[dict[str, Any]], notes: list[str] | None = None) -> None:
     """Print rows as a table and write them to results/speed."""
     table = Table(title=title, title_justify="left", header_style="bold")
@@ -93,10 +75,12 @@ def report(name: str, title: str, rows: list[dict[str, Any]], notes: list[str] |
     import numpy
     import torch
 
-    machine = {"cores": os.cpu_count(), "processor": processor(), "python": platform.python_version()}
+    known = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
+    processor = known[1].strip() if known else platform.machine()
+    machine = {"cores": os.cpu_count(), "processor": processor, "python": platform.python_version()}
     versions = {"numpy": numpy.__version__, "torch": torch.__version__}
-    if spread():
-        console.print("the slowest turn by the fastest:", *(f"{key} {value}" for key, value in spread().items()))
+    spread = {"median": median(SPREADS), "largest": max(SPREADS)} if SPREADS else {}
+    console.print("the slowest turn by the fastest:", *(f"{key} {value:.3f}" for key, value in spread.items()))
     RESULTS.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python", f"benchmarks/{name}.py", *sys.argv[1:]])
     content = {
@@ -104,7 +88,7 @@ def report(name: str, title: str, rows: list[dict[str, Any]], notes: list[str] |
         "title": title,
         "rows": rows,
         "notes": notes or [],
-        "spread of turns": spread(),
+        "spread of turns": spread,
         "machine": machine,
         "versions": versions,
     }

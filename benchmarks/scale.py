@@ -69,20 +69,10 @@ class Watch:
 
 def extract(model: Sequence[str], images: Path, out: Path, *more: object, span: int = SPAN) -> Watch:
     """Run `idness extract` in a process of its own."""
-    words = [
-        sys.executable,
-        "-c",
-        RUN,
-        str(span),
-        "extract",
-        *model,
-        str(images),
-        "-o",
-        str(out),
-        *map(str, more),
-        "--quiet",
-    ]
-    process = subprocess.Popen(words, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+    words = [sys.executable, "-c", RUN, str(span), "extract", *model, str(images), "-o", str(out), *map(str, more)]
+    process = subprocess.Popen(
+        [*words, "--quiet"], env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL
+    )
     watch = Watch()
     watch.follow(process)
     if process.returncode:

@@ -152,10 +152,6 @@ class Bare:
         self.process.wait()
 
 
-def per_second(images: int, seconds: float) -> float:
-    return images / seconds
-
-
 def cpu_seconds(pid: int) -> float:
     """Read how long a process has run on the CPU, all its threads together."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -183,8 +179,8 @@ def measure(name: str, spec: str, side: int, wanted: float | None, pictures: lis
         server, port = serve(Path(folder))
         bare = Bare(spec, side)
         try:
-            by_size = {size: per_second(*bare.run(size, SECONDS / 4)) for size in SIZES}
-            best = max(by_size, key=lambda size: by_size[size])
+            by_size = {size: bare.run(size, SECONDS / 4) for size in SIZES}
+            best = max(by_size, key=lambda size: by_size[size][0] / by_size[size][1])
             load(port, pictures, 2.0, CLIENTS)
             alone, served, taken, images = [], [], [], 0
             spent = {"bare": cpu_seconds(bare.process.pid), "served": cpu_seconds(server.pid)}

@@ -1,9 +1,9 @@
 """A whole `idness bench`, all methods and options, against the ordinary pass over the same images: python benchmarks/whole.py [NAME ...]
 
-Real networks on real images, looked for as in benchmarks/engines.py; missing ones are skipped. The command runs in a
-process of its own, from its start to the last file written: decoding, engine, search of options, error bars and page included. The
-ordinary pass is what anybody would write: eager, images as they come, ready as tensors, a batch of 128; it is timed on 256 images and
-counted for all. CPU seconds, user and system, one thread, in turns.
+Real networks on real images, looked for in `.data` (python tools/fetch.py mobilenet-v2 cifar10) and `../shared/data`; missing ones are
+skipped. The command runs in a process of its own, from its start to the last file written: decoding, engine, search of options, error
+bars and page included. The ordinary pass is what anybody would write: eager, images as they come, ready as tensors, a batch of 128; it
+is timed on 256 images and counted for all. CPU seconds, user and system, one thread, in turns.
 """
 
 from __future__ import annotations

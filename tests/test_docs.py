@@ -85,7 +85,7 @@ def test_every_method_has_a_page_with_all_its_options() -> None:
     for name, cls in available().items():
         text = pages[f"methods/{name}.md"]
         assert PAGES.summary(cls) in text
-        written = re.search(r"On the command line it is written with its options: `(.+)`\.", text)
+        written = re.search(r"Command line: `--methods '(.+?)'`\.", text)
         assert written is not None
         assert parse(written[1]) == cls()
         for option in cls().options():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
 from types import ModuleType
 
@@ -18,15 +17,10 @@ SAME = '{ find = "x + x", put = "2 * x", breaks = "nothing", equivalent = "doubl
 WRONGLY_SAME = '{ find = "x + x", put = "x", breaks = "doubling", equivalent = "so it seems" }'
 
 
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mutants", ROOT / "tools" / "mutants.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mutants"] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))  # where the processes of the tests find it too
+    return importlib.import_module("mutants")
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +86,7 @@ def test_what_survives_and_what_is_wrongly_called_equivalent_fails(
     assert "SURVIVED       2 maths.py (the sign of 0): no test noticed" in out
     assert "NOT EQUIVALENT 3 maths.py (doubling): tests/test_maths.py::test_double" in out
     assert tool.main(["--only", "1"], root) == 0
-    assert tool.main(["--only", "nowhere"], root) == 2
+    assert tool.main(["--only", "nowhere"], root) == 1
 
 
 @pytest.mark.parametrize(
@@ -121,7 +115,7 @@ def test_tests_that_fail_by_themselves_notice_nothing(
 def test_the_list_fits_the_code_and_covers_every_room(tool: ModuleType) -> None:
     listed = tool.read_list(ROOT / "tools" / "mutants.toml")
     tool.check_list(listed)
-    assert len(listed) >= 80
+    assert len(listed) >= 200
     package = ROOT / "src" / "idness"
     rooms = {path.name for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert {mutant.room for mutant in listed} == rooms | {"metrics", "intervals", "cluster"}

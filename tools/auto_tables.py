@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -68,10 +67,6 @@ def auto_page(results: Mapping[str, Any]) -> str:
         "## Predicted and real effect of SCALE",
         "",
         *doctor(networks),
-        "",
-        "## Do pseudo-OOD images rank methods as real ones do?",
-        "",
-        *stand_ins(networks),
         "",
         "## Networks and images",
         "",
@@ -154,23 +149,6 @@ def doctor(networks: Mapping[str, Network]) -> list[str]:
             network["doctor"]["method"].partition("(")[0],
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def stand_ins(networks: Mapping[str, Network]) -> list[str]:
-    """Compare the order of single methods on pseudo-OOD images with the real one."""
-    lines = [
-        "Spearman correlation over all single methods between the mean logit AUROC on the four kinds and the real mean AUROC, the",
-        "method that is first on pseudo-OOD images, and its distance from the best.",
-        "",
-        "| network | Spearman | first on pseudo-OOD images | its regret |",
-        "|---|--:|---|--:|",
-    ]
-    for name, network in networks.items():
-        singles = {row: item for row, item in network["methods"].items() if row not in ("fuse", "auto", "scale(auto)")}
-        first = max(singles, key=lambda row: singles[row].get("stand-ins", -math.inf))
-        lost = singles[network["best single"]]["mean"]["auroc"][0] - singles[first]["mean"]["auroc"][0]
-        lines.append(f"| {name} | {network['spearman']:.2f} | {first} | {100 * lost:.1f} |")
     return lines
 
 

@@ -200,8 +200,10 @@ def method_page(name: str, cls: Any) -> str:
         rows = ", ".join(f"`{row}`" for row in cls.rows)
         lines += ["", f"A comparison lists its variants apart: {rows}."]
     lines += ["", *brought(name, cls)]
-    lines += ["## Use", "", "```python", *example(name, cls).splitlines(), "```", ""]
-    lines += [f"On the command line it is written with its options: `{cls().label()}`.", ""]
+    lines += [
+        f"Command line: `--methods '{cls().label()}'`. Python: `idness.build(\"{name}\")` with the options as keywords.",
+        "",
+    ]
     lines += ["## The whole method", "", "```python", *source.rstrip().splitlines(), "```", ""]
     return "\n".join(lines)
 
@@ -252,61 +254,6 @@ def options_table(cls: Any, arguments: dict[str, str]) -> list[str]:
         meaning = known.get(field.name, "").replace("|", "\\|")
         lines.append(f"| `{field.name}` | `{field.default}` | {meaning} | {tried or '–'} |")
     return lines
-
-
-def example(name: str, cls: Any) -> str:
-    """Write a piece of code that runs as it stands."""
-    shown = ", ".join(f"{key}={value!r}" for key, value in cls().options().items() if key != "readout")
-    call = f'build("{name}"{", " + shown if shown else ""})'
-    if cls.forward_passes > 1:
-        return twice(call)
-    if cls.of_run:
-        return after_training(name)
-    return f"""import torch
-from idness import Activations, Head, build
-
-# Stand-ins for what SplitModel(network).head and .extract(loader) give.
-head, labels = Head(torch.randn(10, 64), torch.zeros(10)), torch.arange(300) % 10
-features = (torch.randn(300, 64) + head.weight[labels]).relu()
-train = Activations(features, head(features), labels)
-
-detector = {call}
-detector.fit(head, train)
-scores = detector.score(train)  # one number per image; higher is more in-distribution
-assert scores.shape == (300,)"""
-
-
-def after_training(name: str) -> str:
-    """Write the same for a method that reads what a training run has learned beside its network."""
-    return f"""import torch
-from torch import nn
-from idness import SplitModel, build
-from idness.training import TrainingSet, finetune
-
-network = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 2))
-images = TrainingSet(torch.randint(0, 256, (32, 16, 16, 3), dtype=torch.uint8), torch.arange(32) % 2, ("cat", "dog"))
-finetune(network, images, "{name}", out="run", epochs=1, batch_size=16)  # or: idness train --method {name} --out run
-
-split = SplitModel(network)
-seen = split.extract([torch.rand(8, 3, 16, 16)])
-scores = build("{name}", run="run").fit(split.head).score(seen)
-assert scores.shape == (8,)"""
-
-
-def twice(call: str) -> str:
-    """Write the same for a method that needs the network itself, which a guard has."""
-    return f"""import torch
-from torch import nn
-from idness import Guard, build
-
-# Any torch classifier, and batches of its images as a loader gives them.
-network = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
-train, known = torch.rand(200, 3, 16, 16), torch.rand(100, 3, 16, 16)
-
-guard = Guard(network, {call})
-guard.fit([train]).calibrate([known])
-verdict = guard(known[:5])  # the network runs again on each image, slightly changed
-assert verdict.score.shape == (5,)"""
 
 
 def summary(cls: Any) -> str:
