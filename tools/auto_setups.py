@@ -89,10 +89,33 @@ def cifar10(places: Places) -> Sets:
         "id_val": lambda: own("test", order[:500]),
         "id_test": lambda: own("test", order[1000:2500]),
         "imagenet32": lambda: _imagenet32(places.shared),
+        "cifar100": lambda: _table(places, "cifar100_test", 500),
         "isun": lambda: Images(_isun(places.shared)),
     }
     far = ("mnist", "fashion-mnist", "quickdraw", "textures", "traffic-lights", "groceries")
     return sets | {name: lambda name=name: Images(embedded.load(name).images[:300]) for name in far}
+
+
+def cifar100(places: Places) -> Sets:
+    """Return sets for a CIFAR-100 network: parts of its two splits, CIFAR-10, and the far sets of the paper's tables."""
+    order, train = np.random.RandomState(0).permutation(10_000), np.random.RandomState(1).permutation(5000)[:1500]
+
+    def own(name: str, rows: np.ndarray) -> Images:
+        with np.load(places.data / "tables" / f"{name}.npz", allow_pickle=False) as file:
+            return Images(file["images"][rows], file["labels"][rows].astype(np.int64))
+
+    def cifar10_test() -> Images:
+        with np.load(write_cifar10(places.data), allow_pickle=False) as file:
+            return Images(file["test_images"][order[:500]])
+
+    sets: Sets = {
+        "id_train": lambda: own("cifar100_train_50_per_class", train),
+        "id_val": lambda: own("cifar100_test", order[:500]),
+        "id_test": lambda: own("cifar100_test", order[1000:2500]),
+        "cifar10": cifar10_test,
+    }
+    far = {"svhn": "svhn", "isun": "isun_libjpeg9d", "textures": "textures", "places": "places_mini"}
+    return sets | {name: lambda file=file: _table(places, file, 400) for name, file in far.items()}
 
 
 def imagenet(places: Places, every: int = 1) -> Sets:
@@ -131,6 +154,13 @@ def _imagenet32(shared: Path) -> Images:
     """Return images of what CIFAR-10 has no class for, averaged down to 32 x 32."""
     files = [file for file, label in _photographs(shared / "imagenet-sample", "id_val") if label not in LIKE_CIFAR10]
     return Images(np.stack([_square(file) for file in files[::2][:300]]))
+
+
+def _table(places: Places, name: str, count: int) -> Images:
+    """Return about `count` images of a set of the paper's CIFAR tables, evenly spaced."""
+    with np.load(places.data / "tables" / f"{name}.npz", allow_pickle=False) as file:
+        images = file["images"]
+        return Images(images[:: len(images) // count].copy())
 
 
 def _isun(shared: Path) -> np.ndarray:
@@ -255,8 +285,9 @@ def _trained(name: str, places: Places) -> nn.Module:
     return auto_networks.load(name, places.nets)
 
 
-def _densenet(places: Places) -> nn.Module:
-    return load_weights(densenet.cifar10(), places.shared / "densenet101_cifar10.pth.tar")
+def _densenet(classes: int, places: Places) -> nn.Module:
+    make = {10: densenet.cifar10, 100: densenet.cifar100}[classes]
+    return load_weights(make(), places.shared / f"densenet101_cifar{classes}.pth.tar")
 
 
 def _cut(about: str, make: Callable[[Path], nn.Module], *, every: int = 1, **more: object) -> Plan:
@@ -289,11 +320,19 @@ PLANS = {
     "wide": Plan("wide ResNet", partial(_trained, "wide"), cifar6, chosen_on=True),
     "densenet": Plan(
         "DenseNet-101, CIFAR-10",
-        _densenet,
+        partial(_densenet, 10),
         cifar10,
-        ("imagenet32", "groceries"),
+        ("imagenet32", "groceries", "cifar100"),
         ("isun", *CIFAR_FAR),
         chosen_on=True,
+        twice_every=4,
+    ),
+    "densenet-100": Plan(
+        "DenseNet-101, CIFAR-100",
+        partial(_densenet, 100),
+        cifar100,
+        ("cifar10",),
+        ("svhn", "isun", "textures", "places"),
         twice_every=4,
     ),
     "mobilenet+700": _cut("MobileNetV2, ImageNet", imagenet_networks.mobilenet, chosen_on=True, twice_every=4),

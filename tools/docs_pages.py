@@ -98,7 +98,7 @@ API: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "training": (
         "Training",
-        "ISH and the other training rows; [training with ISH](../training.md) shows how they are used.",
+        "ISH and the other training methods; [training with ISH](../training.md) shows how they are used.",
         tuple(f"idness.training.{name}" for name in (
             "loop.finetune", "ish.IshLinear", "ish.ish", "objective.Settings", "data.image_folder",
         )),
