@@ -1,7 +1,7 @@
-"""Ray beside one plain process: overhead, two actors against one, and memory with eight times the images: python benchmarks/scale.py
+"""Ray beside one plain process: overhead, and two actors against one: python benchmarks/scale.py
 
 Writes results/scale.json and results/scale.md. Options: --images N for the passes of ResNet-50 (random weights; what a pass costs does not
-depend on them), --only overhead|actors|memory for a part of it, which keeps what was measured of the others.
+depend on them), --only overhead|actors for a part of it, which keeps what was measured of the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,45 +39,29 @@ main()
 """
 
 
-@dataclass
-class Watch:
-    """The CPU seconds of a process and its children, and the peak memory of each kind of them."""
-
-    cpu: dict[int, float] = field(default_factory=dict)
-    memory: dict[str, int] = field(default_factory=dict)
-
-    def follow(self, process: subprocess.Popen[bytes]) -> None:
-        while process.poll() is None:
-            self.look(process.pid)
-            time.sleep(0.2)
-
-    def look(self, pid: int) -> None:
-        try:
-            top = psutil.Process(pid)
-            every = [top, *top.children(recursive=True)]
-        except psutil.Error:
-            return
-        for each in every:
-            try:
-                times, name = each.cpu_times(), each.cmdline()[0] if each.cmdline() else ""
-                self.cpu[each.pid] = times.user + times.system
-                kind = "driver" if each.pid == pid else "actor" if name.startswith("ray::Actor") else "Ray"
-                self.memory[kind] = max(self.memory.get(kind, 0), each.memory_info().rss)
-            except psutil.Error:
-                continue
+def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
+    """Wait for a process; return the CPU seconds of it and its children, as far as they were seen."""
+    spent: dict[int, float] = {}
+    while process.poll() is None:
+        with suppress(psutil.Error):
+            top = psutil.Process(process.pid)
+            for each in [top, *top.children(recursive=True)]:
+                with suppress(psutil.Error):
+                    spent[each.pid] = sum(each.cpu_times()[:2])
+        time.sleep(0.2)
+    return sum(spent.values())
 
 
-def extract(model: Sequence[str], images: Path, out: Path, *more: object, span: int = SPAN) -> Watch:
-    """Run `idness extract` in a process of its own."""
-    words = [sys.executable, "-c", RUN, str(span), "extract", *model, str(images), "-o", str(out), *map(str, more)]
+def extract(model: Sequence[str], images: Path, out: Path, *more: object) -> float:
+    """Run `idness extract` in a process of its own, and return its CPU seconds."""
+    words = [sys.executable, "-c", RUN, str(SPAN), "extract", *model, str(images), "-o", str(out), *map(str, more)]
     process = subprocess.Popen(
         [*words, "--quiet"], env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL
     )
-    watch = Watch()
-    watch.follow(process)
+    spent = cpu_seconds(process)
     if process.returncode:
         raise SystemExit(f"{' '.join(words[3:])} ended with {process.returncode}")
-    return watch
+    return spent
 
 
 def steady(out: Path, at_once: int) -> float:
@@ -113,8 +97,7 @@ def overhead(folder: Path, count: int) -> dict[str, Any]:
         ("plain", many, ("--engine", "eager")),
         ("ray", many, ("--engine", "ray:eager", "--actors", 1)),
     ):
-        watch = extract(network, images, folder / f"out {name}", *more)
-        cpu[name] = sum(watch.cpu.values())
+        cpu[name] = extract(network, images, folder / f"out {name}", *more)
     each = (cpu["plain"] - cpu["plain few"]) / (count - SPAN)
     extra = cpu["ray"] - cpu["plain"]
     full = cpu["plain"] + (WANTED - count) * each
@@ -160,22 +143,6 @@ def actors(folder: Path, count: int) -> dict[str, Any]:
     }
 
 
-def memory(folder: Path, count: int) -> dict[str, Any]:
-    """Compare the most memory that driver and actor have with some images and with eight times as many."""
-    held: dict[int, dict[str, int]] = {}
-    for times in (1, 8):
-        images = write(folder / f"images {times}", times * count, 32)
-        more = ("--engine", "ray:eager", "--actors", 1)
-        held[times] = extract(("cifar6:base",), images, folder / f"out {times}", *more, span=1024).memory
-    kinds = ("driver", "actor")
-    total = {times: sum(found[kind] for kind in kinds) for times, found in held.items()}
-    return {
-        "images": [count, 8 * count],
-        "peak MB": {str(times): {kind: round(found[kind] / 1e6) for kind in kinds} for times, found in held.items()},
-        "ratio": round(total[8] / total[1], 3),
-    }
-
-
 def told(found: dict[str, Any]) -> str:
     """Write what was measured as a page."""
     lines = [
@@ -200,15 +167,6 @@ def told(found: dict[str, Any]) -> str:
             f" spans of {SPAN} images a second: actors {part['two actors against one']:.2f} times, plain processes"
             f" {part['two processes against one']:.2f} times; the better of two turns |"
         )
-    if "memory" in found:
-        part = found["memory"]
-        peaks = " and ".join(
-            ", ".join(f"{kind} {size} MB" for kind, size in each.items()) for each in part["peak MB"].values()
-        )
-        lines.append(
-            f"| memory with eight times the images | at most 1.1 | {part['ratio']:.2f} |"
-            f" {part['images'][0]:,} and {part['images'][1]:,} images: {peaks} |"
-        )
     lines += [""] + [f"- {name}: {said['machine']}" for name, said in found.items()]
     return "\n".join(lines) + "\n"
 
@@ -216,12 +174,12 @@ def told(found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=WANTED)
-    parser.add_argument("--only", choices=("overhead", "actors", "memory"))
+    parser.add_argument("--only", choices=("overhead", "actors"))
     given = parser.parse_args()
     file = RESULTS / "scale.json"
     found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
     for name, measure, count in (
-        ("overhead", overhead, given.images), ("actors", actors, given.images), ("memory", memory, 1024),
+        ("overhead", overhead, given.images), ("actors", actors, given.images),
     ):  # fmt: skip
         if given.only in (None, name):
             before = os.getloadavg()[0]

@@ -44,6 +44,8 @@ RESULTS = REPOSITORY / "results"
 FUSED = ("fuse", "auto", "scale(auto)")
 """Entries that are not a single method at its defaults."""
 VERDICTS = {True: "helps", False: "harms", None: "makes little difference"}
+ADDED = (0, 1, 2, 4)
+"""How many times the standardized energy score is added to `fuse`, to see what better near sets cost."""
 TURNED_BACK = (FileNotFoundError, FetchError, IdnessError, ImportError)
 """Errors of a network or a set that is not available."""
 
@@ -163,12 +165,24 @@ def study(setup: Setup) -> tuple[dict[str, Any], Scored]:
         "far": list(setup.far),
         "best single": best,
         "regret": _rounded(*mean_auroc_difference(rival, ours)[:3]),
+        "fuse with energy": with_energy(scored.scores, setup, plain),
         "spearman": round(float(spearmanr(*zip(*order, strict=True)).statistic), 3),
         **advised,
         "methods": methods,
         "left out": scored.failed,
     }
     return found, scored
+
+
+def with_energy(scores: Mapping[str, Mapping[str, Tensor]], setup: Setup, plain: Ranks) -> dict[str, list[float]]:
+    """Return the gains over EBO, near and mean, of `fuse` with the standardized energy score added several times."""
+    mean, spread = scores["ebo"]["val"].mean(), scores["ebo"]["val"].std()
+    found = {}
+    for times in ADDED:
+        total = {name: s + times * (scores["ebo"][name] - mean) / spread for name, s in scores["fuse"].items()}
+        near = [ranks(part["test"], [part[name] for name in setup.near]).auroc for part in (total, scores["ebo"])]
+        found[str(times)] = _rounded(near[0] - near[1], ranks_of(total, setup).auroc - plain.auroc)
+    return found
 
 
 def _beside(setup: Setup, auto: str) -> tuple[Ranks, Ranks]:

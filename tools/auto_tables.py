@@ -68,6 +68,10 @@ def auto_page(results: Mapping[str, Any]) -> str:
         "",
         *doctor(networks),
         "",
+        "## Near sets",
+        "",
+        *near_sets(networks),
+        "",
         "## Networks and images",
         "",
         "The figures of every method on every network are in `auto.json`; `methods.md` has their differences to EBO.",
@@ -149,6 +153,29 @@ def doctor(networks: Mapping[str, Network]) -> list[str]:
             network["doctor"]["method"].partition("(")[0],
         ]
         lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def near_sets(networks: Mapping[str, Network]) -> list[str]:
+    """Show what it costs to move `fuse` towards the energy score, which is good on near sets."""
+    measured = {
+        name: network["fuse with energy"] for name, network in networks.items() if "fuse with energy" in network
+    }
+    times = list(next(iter(measured.values()), {}))
+    heads = ["`fuse`", *(f"+ {each} EBO" for each in times[1:])]
+    fine = [
+        head for each, head in zip(times, heads, strict=True) if all(gains[each][0] >= 0 for gains in measured.values())
+    ]
+    lines = [
+        "`fuse` with the standardized energy score added: gain over EBO on near sets, and on the mean of near and far.",
+        f"Not below EBO on the near sets of any network: {', '.join(fine) or 'none of them'}.",
+        "",
+        f"| network | {' | '.join(heads)} |",
+        f"|---|{'--:|' * len(times)}",
+    ]
+    for name, gains in measured.items():
+        cells = [f"{100 * gains[each][0]:+.1f}, mean {100 * gains[each][1]:+.1f}" for each in times]
+        lines.append(f"| {' | '.join([name, *cells])} |")
     return lines
 
 

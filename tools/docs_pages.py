@@ -278,16 +278,14 @@ def docstring(cls: Any) -> tuple[str, dict[str, str]]:
 
 
 def results_page() -> str:
-    """Collect what was measured, a summary first; every number stands in a file under `results/`."""
+    """Collect what was measured; every number is in a file under `results/`."""
     lines = [
         "# Results",
         "",
         "Every number here is read from a file under `results/` when the site is built; beside each is the command that made it.",
         "",
     ]
-    benches = sorted(RESULTS.glob("**/results.json"))
-    lines += summary_of(benches)
-    for path in benches:
+    for path in sorted(RESULTS.glob("**/results.json")):
         lines += bench_section(path)
     for path in sorted(RESULTS.glob("speed/*.json")):
         lines += speed_section(path)
@@ -297,33 +295,6 @@ def results_page() -> str:
     if len(lines) == 4:
         lines.append("Nothing has been measured yet.")
     return "\n".join(lines) + "\n"
-
-
-def summary_of(benches: list[Path]) -> list[str]:
-    """Return one line per benchmark: the best methods, SCALE and the energy score."""
-    from idness.benchmark.answer import contenders
-    from idness.benchmark.results import Report
-
-    lines = ["| measured | leads near | leads far | `scale` near, far | energy near, far |", "|---|---|---|---|---|"]
-    for path in benches:
-        report = Report.from_json(path.read_text(encoding="utf-8"))
-        where = path.parent.relative_to(RESULTS).as_posix()
-        leads = []
-        for group in ("near", "far"):
-            able = {row: report.methods[row].groups for row in contenders(report)}
-            found = {row: groups[group].auroc for row, groups in able.items() if group in groups}
-            best = max(found, key=lambda row: found[row]) if found else ""
-            leads.append(f"`{best}` {100 * found[best]:.1f}" if best else "–")
-        pairs = [", ".join(_group_auroc(report, row, group) for group in ("near", "far")) for row in ("scale", "ebo")]
-        lines.append(f"| `{where}`, {report.model.spec} | {' | '.join([*leads, *pairs])} |")
-    said = "AUROC in percent, higher is better. No method leads everywhere: `idness bench` says which one does on your network."
-    return [said, "", *lines, ""] if benches else []
-
-
-def _group_auroc(report: Any, row: str, group: str) -> str:
-    name = next((each for each in report.methods if each == row or each.startswith(f"{row}(")), None)
-    found = report.methods[name].groups.get(group) if name else None
-    return "–" if found is None else f"{100 * found.auroc:.1f}"
 
 
 def faults_page() -> str:

@@ -151,18 +151,6 @@ def differences(results: Results) -> list[str]:
     return lines if pairs else ["Not trained yet."]
 
 
-def below_chance(results: Results) -> str:
-    """Name every set that a network's energy scores higher than the test images."""
-    found = [
-        f"{name} of {run} ({100 * values['auroc']:.1f})"
-        for run, measured in results.items()
-        for group in measured["methods"]["ebo"]["sets"].values()
-        for name, values in group.items()
-        if values["auroc"] < 0.5
-    ]
-    return f"AUROC of EBO below 50: {', '.join(found) or 'none'}."
-
-
 def ish_page(results: Results) -> str:
     """Return results/training/ish.md."""
     near, far = (", ".join(embedded.sets(role)) for role in GROUPS)
@@ -185,10 +173,6 @@ accuracy.
 Points of percent; higher AUROC and lower FPR are better.
 
 {chr(10).join(differences(results))}
-
-## Single sets
-
-{below_chance(results)}
 """
 
 
