@@ -103,6 +103,7 @@ def class_moments(acts: Activations, place: Callable[[Tensor], Tensor]) -> Momen
     return Moments.of(acts.features, acts.labels, acts.logits.shape[1], scatter=True, place=place)
 
 
+@shared
 def mean_features(acts: Activations) -> Tensor:
     """Return the mean feature vector (D,) in float64."""
     return acts.features.mean(dim=0, dtype=torch.double)
