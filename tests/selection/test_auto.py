@@ -192,7 +192,7 @@ def false_alarms(method: str, images: int, calibrations: int, seed: int = 0) -> 
 def test_choosing_by_ood_images_keeps_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 60 random directions the luckiest is chosen: on the calibration images it would flag far more than promised."""
     offered = {"ebo": EBO, "scale": Scale, "draw": Draw}
-    monkeypatch.setattr(registry, "_found", lambda: offered)
+    monkeypatch.setattr(registry, "available", lambda: offered)
     rate, error = false_alarms("auto", 60, 200)
     assert abs(rate - 0.1) < 4 * error + 0.005, (rate, error)
 

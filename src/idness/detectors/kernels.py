@@ -64,6 +64,7 @@ def shared(function: Callable[..., R]) -> Callable[..., R]:
     return found
 
 
+@shared
 def unit(features: Tensor) -> Tensor:
     """Return rows scaled to length 1; zero rows stay zero."""
     return torch.nn.functional.normalize(features, dim=1, eps=1e-10)
@@ -126,17 +127,17 @@ def safe_ratio(total: Tensor, top: Tensor, limit: float) -> Tensor:
 def largest_products(
     queries: Tensor, bank: Tensor, ks: Sequence[int], pick: Callable[[Tensor], Tensor]
 ) -> list[Tensor]:
-    """Return, for each k, what `pick` (N,) takes from the k largest inner products (N, k) of each query with the rows of a bank.
+    """Return, for each k, what `pick` (N,) takes from the k largest inner products of each query with the rows of a bank (N, k).
 
-    The k-th largest comes first; the order of the others is arbitrary.
+    They are in ascending order: the k-th largest comes first.
     """
-    if queries.device.type != "cpu" or torch.compiler.is_exporting():
-        largest = (queries @ bank.T).topk(max(ks), dim=1).values.flip(1)
-        return [pick(largest[:, -k:]) for k in ks]
-    # NumPy partitions rows many times faster than torch finds the largest.
-    found = []
+    found, most = [], max(ks)
     for part in row_blocks(queries, len(bank)):
-        products = (part @ bank.T).numpy()
-        products.partition([len(bank) - k for k in ks], axis=1)
-        found.append([pick(torch.from_numpy(products[:, len(bank) - k :])) for k in ks])
+        products = part @ bank.T
+        if products.device.type != "cpu" or torch.compiler.is_exporting():
+            largest = products.topk(most, dim=1).values.flip(1)
+        else:  # NumPy partitions rows many times faster than torch finds the largest
+            products.numpy().partition(len(bank) - most, axis=1)
+            largest = ascending(products[:, len(bank) - most :])
+        found.append([pick(largest[:, -k:]) for k in ks])
     return [torch.cat(parts) for parts in zip(*found, strict=True)]
