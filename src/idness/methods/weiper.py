@@ -58,8 +58,8 @@ class WeiPer(Detector):
     def rate(self, acts: Activations) -> Tensor:
         measures = _measures(self.head_, acts.features, self.weights_, self.spans_)
         # As in the authors' code, an image's histogram is smoothed and the mean is not; the floors are theirs too.
-        far = _divergence(self.usual_[:BINS], measures[:, :BINS], self.s_1, floor=0.01)
-        perturbed = _divergence(self.usual_[BINS:-1], measures[:, BINS:-1], self.s_2, floor=0.025)
+        far = _divergence(self.usual_, measures, 0, self.s_1, 0.01)
+        perturbed = _divergence(self.usual_, measures, BINS, self.s_2, 0.025)
         return (measures[:, -1] * self.lambda_2 - far - perturbed * self.lambda_1).float()
 
 
@@ -122,8 +122,9 @@ def smooth(rows: Tensor, window: int) -> Tensor:
     return rows @ torch.eye(bins)[seen.clamp(0, bins - 1)].mean(dim=1).T.to(rows)
 
 
-def _divergence(usual: Tensor, rows: Tensor, window: int, floor: float) -> Tensor:
-    """Return KL(p || q) + KL(q || p) of a histogram p (B,) and each smoothed row q (N, B), raised by a floor."""
-    p, q = usual + floor, smooth(rows, window) + floor
+@shared
+def _divergence(usual: Tensor, measures: Tensor, first: int, window: int, floor: float) -> Tensor:
+    """Return KL(p || q) + KL(q || p) of the usual histogram and each smoothed one, raised by a floor; they start at a column."""
+    p, q = usual[first : first + BINS] + floor, smooth(measures[:, first : first + BINS], window) + floor
     p, q = p / p.sum(), q / q.sum(dim=1, keepdim=True)
     return ((q - p) * (q.log() - p.log())).sum(dim=1)
