@@ -15,7 +15,7 @@ from idness.core.types import SUITS_SIGNED, Activations, Head
 from idness.detectors.detector import Detector, fit_many, score_many
 from idness.detectors.registry import build
 from idness.methods import KNN, MDS, ReAct, Scale, TempScale
-from tests.worlds import World, make_world
+from tests.worlds import make_world
 
 WORLD = make_world()
 
@@ -38,14 +38,11 @@ class Shared(Detector):
         return [-(distance**detector.power) for detector in detectors]
 
 
-def slow(world: World, power: float = 1.0) -> Tensor:
-    return -((world.test.features - world.train.features.mean(dim=0)).norm(dim=1) ** power)
-
-
 def test_hooks_for_many_serve_one_as_well():
     detector = Shared(power=2.0).fit(WORLD.head, WORLD.train)
-    torch.testing.assert_close(detector.rate(WORLD.test), slow(WORLD, 2.0))
-    torch.testing.assert_close(detector.score(WORLD.test), slow(WORLD, 2.0))
+    slow = -((WORLD.test.features - WORLD.train.features.mean(dim=0)).norm(dim=1) ** 2.0)
+    torch.testing.assert_close(detector.rate(WORLD.test), slow)
+    torch.testing.assert_close(detector.score(WORLD.test), slow)
 
 
 def test_a_subclass_is_not_passed_over_by_its_parents_shared_work():
@@ -103,14 +100,13 @@ def test_what_is_not_learned_yet_is_told():
 
 
 def test_detectors_that_learned_apart_are_not_scored_as_if_together():
-    one, two = KNN(k=1).fit(WORLD.head, WORLD.train), KNN(k=1).fit(WORLD.head, WORLD.val)
-    loaded, other = (KNN(k=1).load_state(WORLD.head, learned.state()) for learned in (two, one))
-    scores = score_many([one, two, loaded, other], WORLD.test)
-    assert torch.equal(scores[0], one.score(WORLD.test))
-    assert torch.equal(scores[1], two.score(WORLD.test))
-    assert torch.equal(scores[2], scores[1])
-    assert torch.equal(scores[3], scores[0])
-    assert not torch.equal(scores[0], scores[1])
+    learned = [KNN(k=1).fit(WORLD.head, acts) for acts in (WORLD.train, WORLD.val)]
+    loaded = [KNN(k=1).load_state(WORLD.head, one.state()) for one in learned]
+    first, second, *others = score_many([*learned, *loaded], WORLD.test)
+    assert not torch.equal(first, second)
+    for scores, expected, one in zip((first, second), others, learned, strict=True):
+        assert torch.equal(scores, expected)
+        assert torch.equal(scores, one.score(WORLD.test))
 
 
 def test_detectors_of_several_methods_come_back_in_order():

@@ -48,9 +48,10 @@ def test_any_row_has_a_finite_ratio_within_its_bounds(width, percentile, values)
     assert float(rectified) >= 1 - 1e-5
 
 
-def test_the_ratio_of_signed_rows_is_clamped_and_that_of_weak_rows_is_not():
+def test_the_ratio_of_signed_rows_is_clamped_that_of_weak_rows_is_not_and_rows_without_positive_features_have_none():
     features = torch.tensor([[0.001, -5.0, -5.0, -5.0], [3.0, 1.0, 0.0, 0.0], [3e-9, 1e-9, 0.0, 0.0]])
     assert kernels.scale_ratio(features, 75.0).tolist() == pytest.approx([-4.0, 4 / 3, 4 / 3])
+    assert kernels.scale_ratio(torch.tensor([[0.0] * 4, [-1.0, -2.0, -3.0, -4.0]]), 50.0).tolist() == [1.0, 1.0]
 
 
 def test_no_ratio_is_so_high_that_its_factor_overflows():
@@ -60,11 +61,6 @@ def test_no_ratio_is_so_high_that_its_factor_overflows():
     assert float(ratio) == 80.0
     assert (1000 * ratio.exp()).isfinite().all()
     assert float(kernels.scale_ratio(level, 98.0)) == pytest.approx(50.0)  # below the cap it is as it is
-
-
-def test_rows_without_positive_features_are_not_scaled():
-    features = torch.tensor([[0.0, 0.0, 0.0, 0.0], [-1.0, -2.0, -3.0, -4.0]])
-    assert kernels.scale_ratio(features, 50.0).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("size", [7, 300, 40_000])
@@ -109,15 +105,15 @@ def test_within_a_block_results_are_computed_once_and_outside_each_time(calls):
     assert len(made) == 5
 
 
-def test_an_object_at_the_address_of_a_freed_one_is_another(calls):
-    times, _ = calls
-    with kernels.sharing():
-        for value in range(2 * kernels.CACHED):
-            assert float(times(torch.tensor(float(value)))) == 2 * value
-
-
-def test_the_number_of_cached_results_is_limited_and_an_error_ends_the_block(calls, monkeypatch):
+def test_the_number_of_cached_results_is_limited_each_ends_with_its_argument_and_an_error_ends_the_block(
+    calls, monkeypatch
+):
     times, made = calls
+    with kernels.sharing():
+        for value in range(9):  # at the address of a freed object there may be another
+            assert float(times(torch.tensor(float(value)))) == 2 * value
+        assert not kernels._results.get()
+    made.clear()
     monkeypatch.setattr(kernels, "CACHED", 2)
     with pytest.raises(KeyError), kernels.sharing():
         for value in (1.0, 2.0, 3.0, 3.0, 1.0):

@@ -45,10 +45,10 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Offer]:
     def offer(**targets: str) -> None:
         points = [EntryPoint(name.replace("_", "-"), target, registry.GROUP) for name, target in targets.items()]
         monkeypatch.setattr(registry, "entry_points", lambda group: points)
-        registry._found.cache_clear()
+        registry.available.cache_clear()
 
     yield offer
-    registry._found.cache_clear()
+    registry.available.cache_clear()
     for cls in (Norm, StrongScale):
         if "listed_as" in vars(cls):
             del cls.listed_as

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from idness.methods import AdaScale
+from tests.methods.slow import check, energy, ratio
 from tests.worlds import make_world
 
 
@@ -15,38 +16,26 @@ def slow_oddness(before, after, weight, k_shift, k_level):
     return level + weight * shift
 
 
-def slow_score(before, head, percentile, variant):
-    rectified = [max(a, 0.0) for a in before]
-    kept = len(before) - round(len(before) * percentile / 100)
-    ratio = sum(rectified) / sum(sorted(rectified, reverse=True)[:kept])
-    weight, bias = head.weight.double().tolist(), head.offset.double().tolist()
-    factor = math.exp(ratio) if variant == "a" else 1.0
-    logits = [
-        sum(w * factor * a for w, a in zip(row, before, strict=True)) + b for row, b in zip(weight, bias, strict=True)
-    ]
-    logits = [z * ratio**2 for z in logits] if variant == "l" else logits
-    return max(logits) + math.log(sum(math.exp(z - max(logits)) for z in logits))
-
-
 @pytest.mark.parametrize("variant", ["a", "l"])
 @pytest.mark.parametrize("signed", [False, True])
 def test_it_scores_as_the_paper_writes(variant, signed):
-    options = {"low": 40.0, "high": 95.0, "k_shift": 3.0, "k_level": 20.0, "weight": 7.0}
-    detector = AdaScale(variant=variant, **options)
+    detector = AdaScale(variant=variant, low=40.0, high=95.0, k_shift=3.0, k_level=20.0, weight=7.0)
     world = make_world(signed=signed).seen_by(detector)
-    scores = detector.fit(world.head, world.train, val=world.val).score(world.test)
+    weight, bias = world.head.weight.double(), world.head.offset.double()
 
     def oddness(acts):
         rows = zip(acts.features.double().tolist(), acts.edited.features.double().tolist(), strict=True)
         return [slow_oddness(before, after, 7.0, 3.0, 20.0) for before, after in rows]
 
-    inside = oddness(world.val)
-    for before, odd, score in zip(
-        world.test.features.double().tolist(), oddness(world.test), scores.tolist(), strict=True
-    ):
-        share = sum(other > odd for other in inside) / len(inside)  # 1 - F(Q')
-        expected = slow_score(before, world.head, 40.0 + share * 55.0, variant)
-        assert score == pytest.approx(expected, rel=1e-4)
+    inside, odd = oddness(world.val), iter(oddness(world.test))
+
+    def expected(x, z):
+        limit = next(odd)
+        share = sum(other > limit for other in inside) / len(inside)  # 1 - F(Q')
+        r = ratio(x.clamp(min=0).tolist(), 40.0 + share * 55.0)
+        return energy((weight @ x * math.exp(r) + bias).tolist() if variant == "a" else [v * r**2 for v in z])
+
+    check(detector.fit(world.head, world.train, val=world.val), world, expected)
 
 
 def test_the_values_of_least_influence_move_by_eps_along_the_gradient():

@@ -1,4 +1,5 @@
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from idness.core.types import Activations
 from idness.detectors.gaussian import oas_shrinkage
 from idness.methods import MDS, MDSPP, RMDS, RMDSPP
 from idness.metrics import auroc
+from tests.methods.slow import check
 
 
 def slow_parts(acts):
@@ -24,6 +26,10 @@ def slow_parts(acts):
 
 def distance(x, mean, precision):
     return float((x - mean) @ precision @ (x - mean))
+
+
+def nearest(x, means, precision):
+    return min(distance(np.asarray(x), mean, precision) for mean in means)
 
 
 def unit(acts):
@@ -44,7 +50,7 @@ def test_it_is_the_distance_to_the_nearest_class_relative_to_that_to_all_data(wo
     middle = features.mean(axis=0)
     background = pinvh((features - middle).T @ (features - middle) / len(features)) * (method in (RMDS, RMDSPP))
     for x, score in zip(test.features.double().numpy(), scores.tolist(), strict=True):
-        expected = distance(x, middle, background) - min(distance(x, mean, precision) for mean in means)
+        expected = distance(x, middle, background) - nearest(x, means, precision)
         assert score == pytest.approx(expected, rel=1e-3, abs=1e-2)
 
 
@@ -54,9 +60,7 @@ def test_dead_features_count_nothing(world):
     features[:, :10] = 0.0
     dead = Activations(features, world.head(features), world.train.labels)
     means, precision, _ = slow_parts(dead)
-    scores = MDS().fit(world.head, dead).score(world.test)
-    for x, score in zip(world.test.features.double().numpy(), scores.tolist(), strict=True):
-        assert score == pytest.approx(-min(distance(x, mean, precision) for mean in means), rel=1e-4)
+    check(MDS().fit(world.head, dead), world, lambda x, _: -nearest(x, means, precision))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -72,9 +76,8 @@ def test_what_rounding_leaves_is_no_variance(world, seed):
 
     train, test = with_mixed(world.train), with_mixed(world.test)
     means, precision, _ = slow_parts(train)
-    scores = MDS().fit(world.head, train).score(test)
-    for x, score in zip(test.features.double().numpy(), scores.tolist(), strict=True):
-        assert score == pytest.approx(-min(distance(x, mean, precision) for mean in means), rel=1e-2)
+    seen = replace(world, test=test)
+    check(MDS().fit(world.head, train), seen, lambda x, _: -nearest(x, means, precision), rel=1e-2)
 
 
 def test_a_class_without_images_is_never_the_nearest(world):
@@ -83,7 +86,7 @@ def test_a_class_without_images_is_never_the_nearest(world):
     means, precision, _ = slow_parts(kept)
     zero = torch.zeros(1, world.head.width)
     score = MDS().fit(world.head, kept).score(Activations(zero, world.head(zero))).item()
-    assert score == pytest.approx(-min(distance(np.zeros(world.head.width), m, precision) for m in means), rel=1e-4)
+    assert score == pytest.approx(-nearest(zero[0], means, precision), rel=1e-4)
 
 
 @pytest.mark.parametrize("method", [MDS, RMDS, MDSPP, RMDSPP])
@@ -131,6 +134,4 @@ def test_shrinkage_moves_the_covariance_towards_the_identity(world, shrinkage):
     covariance = centred.T @ centred / len(centred)
     shrunk = (1 - shrinkage) * covariance + shrinkage * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
     precision = pinvh(shrunk)
-    scores = MDS(shrinkage=shrinkage).fit(world.head, world.train).score(world.test)
-    for x, score in zip(world.test.features.double().numpy(), scores.tolist(), strict=True):
-        assert score == pytest.approx(-min(distance(x, mean, precision) for mean in means), rel=1e-4)
+    check(MDS(shrinkage=shrinkage).fit(world.head, world.train), world, lambda x, _: -nearest(x, means, precision))

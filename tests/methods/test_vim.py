@@ -1,10 +1,9 @@
-import math
-
 import numpy as np
 import pytest
 
 from idness.core.types import Activations, Head
 from idness.methods import EBO, Residual, ViM
+from tests.methods.slow import check, energy
 
 
 def slow_parts(world, dim):
@@ -16,7 +15,7 @@ def slow_parts(world, dim):
 
 
 def length(x, origin, outside):
-    return math.sqrt(sum(float(direction @ (x - origin)) ** 2 for direction in outside))
+    return float(np.linalg.norm(outside @ (x - origin)))
 
 
 @pytest.mark.parametrize(("share", "dim"), [(12.5, 8), (50.0, 32), (75.0, 48), (0.0, 0)])
@@ -26,13 +25,9 @@ def test_the_residual_is_a_logit_that_is_as_large_as_the_others(world, share, di
     alpha = world.train.logits.double().amax(dim=1).mean().item() / (sum(residuals) / len(residuals))
     detector = ViM(share=share).fit(world.head, world.train)
     assert detector.alpha_.item() == pytest.approx(alpha, rel=1e-6)
-    residual = Residual(share=share).fit(world.head, world.train).score(world.test).tolist()
-    scores = detector.score(world.test).tolist()
-    for place, x in enumerate(world.test.features.double().numpy()):
-        outer = length(x, origin, outside)
-        inner = math.log(sum(math.exp(z) for z in world.test.logits[place].tolist()))
-        assert scores[place] == pytest.approx(inner - alpha * outer, rel=1e-4, abs=1e-4)
-        assert residual[place] == pytest.approx(-outer, rel=1e-5)
+    check(detector, world, lambda x, z: energy(z) - alpha * length(x.numpy(), origin, outside), abs=1e-4)
+    residual = Residual(share=share).fit(world.head, world.train)
+    check(residual, world, lambda x, _: -length(x.numpy(), origin, outside), rel=1e-5)
 
 
 def test_logits_that_are_negative_on_average_do_not_reward_residuals(world):

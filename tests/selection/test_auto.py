@@ -43,20 +43,14 @@ def separation(detector, world: World) -> float:
     return auroc(detector.score(world.test), detector.score(world.ood))
 
 
-def test_with_ood_images_the_method_that_separates_best_is_taken() -> None:
-    world = beside_the_head()
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_with_ood_images_no_method_as_it_comes_would_have_been_better(seed: int | None) -> None:
+    world = beside_the_head() if seed is None else make_world(seed)
     found = recommend(world.head, world.train, world.test, ood={"some": world.ood})
     assert found.measured_on == "ood"
-    assert found.detector.needs_train  # logits alone say nothing here
     assert found.detector.fitted
-    assert separation(found.detector, world) > 0.99
+    assert found.detector.needs_train or seed is not None  # logits alone say nothing beside the head
     assert list(found.aurocs.values()) == sorted(found.aurocs.values(), reverse=True)
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_no_method_as_it_comes_would_have_been_better(seed: int) -> None:
-    world = make_world(seed)
-    found = recommend(world.head, world.train, world.test, ood={"some": world.ood})
     reached = {name: separation(detector, world) for name, detector in {**rows(), "chosen": found.detector}.items()}
     best = max(reached.values())
     assert reached["chosen"] == best or (found.detector.name == "fuse" and reached["chosen"] > best - 0.05)
@@ -192,7 +186,7 @@ def false_alarms(method: str, images: int, calibrations: int, seed: int = 0) -> 
 def test_choosing_by_ood_images_keeps_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 60 random directions the luckiest is chosen: on the calibration images it would flag far more than promised."""
     offered = {"ebo": EBO, "scale": Scale, "draw": Draw}
-    monkeypatch.setattr(registry, "_found", lambda: offered)
+    monkeypatch.setattr(registry, "available", lambda: offered)
     rate, error = false_alarms("auto", 60, 200)
     assert abs(rate - 0.1) < 4 * error + 0.005, (rate, error)
 

@@ -1,19 +1,21 @@
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from idness.activations.extract import collect
 from idness.benchmark import Benchmark, Settings
 from idness.benchmark import run as bench
 from idness.core.errors import ModelError
 from idness.data import ArraySet, embedded, open_set
+from idness.guard import calibrate
 from idness.networks.open import ModelOptions, open_network
+from idness.selection import recommend
 from idness.selection.pseudo_ood import KINDS, pseudo_activations
 from idness.selection.recommend import diagnose, recommend_for, scaling
 from tests.cli.running import idness
@@ -22,11 +24,9 @@ from tests.guard.prepared import prepared
 NETWORK = """
 from torch import nn
 
-
 def make():
-    net = nn.Sequential(
-        nn.Conv2d({channels}, 160, 5, stride=4), nn.BatchNorm2d(160), nn.{end}(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(160, 6)
-    )
+    body = (nn.Conv2d(3, 160, 5, stride=4), nn.BatchNorm2d(160), nn.{end}(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    net = nn.Sequential(*body, nn.Linear(160, 6))
     {said}
     return net
 """
@@ -35,10 +35,9 @@ SAID = 'net.preprocessing = {"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2], "r
 
 def write(folder: Path, *, end: str = "ReLU", said: str = "") -> str:
     """Write a network, and random weights for it that are sure of their answers."""
-    (folder / "net.py").write_text(NETWORK.format(channels=3, end=end, said=said))
+    (folder / "net.py").write_text(NETWORK.format(end=end, said=said))
     torch.manual_seed(0)
-    layers = (nn.Conv2d(3, 160, 5, stride=4), nn.BatchNorm2d(160), getattr(nn, end)(), nn.AdaptiveAvgPool2d(1))
-    net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(160, 6))
+    net = runpy.run_path(str(folder / "net.py"))["make"]()
     net[5].weight.data *= 20
     save_file(net.state_dict(), folder / "w.safetensors")
     return f"{folder / 'net.py'}:make"
@@ -122,8 +121,6 @@ def test_doctor_calibrate_and_bench_agree_also_if_images_occur_twice(tmp_path: P
 
 
 def test_large_sets_are_sampled_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    from idness.selection import recommend
-
     monkeypatch.setattr(recommend, "MOST", 50)
     network = open_network("cifar6:base")
     every = collect(network, open_set("embedded:id_val"))  # 500 images
@@ -135,26 +132,19 @@ def test_large_sets_are_sampled_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_images_that_chose_a_method_do_not_calibrate_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from idness.selection import recommend
-
     monkeypatch.setattr(recommend, "chosen_row", lambda *_: "msp")  # which learns nothing
     guard = prepared("cifar6:base", "embedded:id_val", gallery=False).guard
     assert guard.detector.name == "msp"
     assert len(guard.calibration) == 250
 
 
-def test_scale_is_warned_about_or_set_by_the_network_itself() -> None:
+def test_scale_is_warned_about_or_set_by_the_network_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     guard, notes = prepared("cifar6:base", "embedded:id_val", method="scale", gallery=False)
     assert guard.detector.label() == "scale(percentile=85)"
     assert any("caution: Scale: percentile 85 harms this network" in note for note in notes)
     guard, notes = prepared("cifar6:base", "embedded:id_val", method="scale(percentile=auto)", gallery=False)
     assert guard.detector.name == "ebo"
     assert any("no percentile helps this network" in note for note in notes)
-
-
-def test_scale_takes_the_percentile_that_gains_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    from idness.guard import calibrate
-
     monkeypatch.setattr(calibrate, "scaling", lambda *_, **__: {65.0: 0.2, 90.0: 0.7, 95.0: 0.1})
     guard, _ = prepared("cifar6:base", "embedded:id_val", method="scale(percentile=auto, readout=msp)", gallery=False)
     assert guard.detector.options() == {"readout": "msp", "percentile": 90.0}

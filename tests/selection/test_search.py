@@ -94,16 +94,12 @@ def test_who_knows_validation_images_by_heart_is_not_compared_on_them() -> None:
     assert alone.detector.fitted
 
 
-def test_settings_that_cannot_be_fitted_are_dropped_with_a_note() -> None:
+def test_settings_and_methods_that_cannot_be_fitted_are_dropped_with_a_note() -> None:
     world = make_world(count=30)  # 90 training images
     choice = choose({"knn": Row(build("knn"))}, world.head, world.train, world.val, {"u": world.ood})[0]["knn"]
     assert {options["k"] for options, _ in choice.tried} == {1, 5, 10, 50}
     assert len(choice.dropped) == 4
     assert "knn(k=1000): KNN: k must be at most" in choice.dropped[-1]
-
-
-def test_rows_that_cannot_be_fitted_at_all_are_reported() -> None:
-    world = make_world()
     chosen, failed = choose(wanted_rows(["msp", "mds"]), world.head)
     assert set(chosen) == {"msp"}
     assert "training images" in failed["mds"]
@@ -117,15 +113,6 @@ def test_every_row_is_chosen_by_its_validation_auroc() -> None:
         value = auroc(choice.detector.score(world.val), choice.detector.score(world.ood))
         assert choice.auroc == pytest.approx(value, abs=1e-12)
         assert choice.auroc == max(value for _, value in choice.tried)
-
-
-def test_given_options_are_not_searched() -> None:
-    world = make_world()
-    wanted = wanted_rows(["scale(percentile=65)", "scale"])
-    chosen, _ = choose(wanted, world.head, world.train, world.val, {"u": world.ood})
-    assert chosen["scale(percentile=65)"].chosen_by == "given"
-    assert chosen["scale(percentile=65)"].detector.options()["percentile"] == 65
-    assert chosen["scale"].chosen_by == "validation"
 
 
 def test_names_of_methods() -> None:
@@ -156,10 +143,12 @@ class Scale(Longest):
 def test_classes_and_objects_are_rows() -> None:
     world = make_world()
     mine = Longest(power=5.0)
-    wanted = wanted_rows(["ebo", Longest, mine, Scale, methods.KNN(k=3)])
-    assert list(wanted) == ["ebo", "longest", "longest(power=5)", f"{__name__}:Scale", "knn(k=3)"]
+    wanted = wanted_rows(["scale(percentile=65)", Longest, mine, Scale, methods.KNN(k=3)])
+    assert list(wanted) == ["scale(percentile=65)", "longest", "longest(power=5)", f"{__name__}:Scale", "knn(k=3)"]
     chosen, failed = choose(wanted, world.head, world.train, world.val, {"u": world.ood})
     assert not failed
+    assert chosen["scale(percentile=65)"].chosen_by == "given"  # and not searched
+    assert chosen["scale(percentile=65)"].detector.options()["percentile"] == 65
     assert chosen["longest"].chosen_by == "validation"
     assert [options for options, _ in chosen["longest"].tried] == [{"power": 2.0}, {"power": 1.0}, {"power": 3.0}]
     assert chosen["longest(power=5)"].chosen_by == "given"

@@ -101,14 +101,9 @@ def test_few_ood_images_measure_nothing(world: World) -> None:
     assert "10 are too few" in next(finding.text for finding in found.findings if finding.name == "OOD images")
 
 
-def test_narrow_networks_are_pointed_out() -> None:
-    small = ratio_world(peaked=True, width=64)
-    found = recommend(small.head, None, small.inside, pseudo={"some": small.outside})
-    assert next(finding for finding in found.findings if finding.name == "width").good is False
-
-
-def test_methods_learn_from_the_images_given_for_it() -> None:
-    world = ratio_world(peaked=True)
+def test_narrow_networks_are_pointed_out_and_methods_learn_from_the_images_given_for_it() -> None:
+    world = ratio_world(peaked=True, width=64)
+    assert {finding.name: finding.good for finding in structure(world.head, world.inside)}["width"] is False
     own = recommend(world.head, None, world.inside, ood={"a": world.outside})
     other = recommend(world.head, world.inside[:100], world.inside, ood={"a": world.outside})
     assert own.aurocs != other.aurocs
@@ -123,12 +118,9 @@ def test_scaling_that_harms_is_warned_about() -> None:
     assert "-0.30 logits" in warning
 
 
-def test_wrong_input_is_refused(world: World) -> None:
+def test_a_diagnosis_is_plain_values_and_wrong_input_is_refused(world: World) -> None:
     with pytest.raises(InputError, match="features per image"):
         recommend(world.head, None, Activations(world.inside.features[:, :10], world.inside.logits))
-
-
-def test_diagnosis_shows_itself(world: World) -> None:
     diagnosis = recommend(world.head, None, world.inside)
     assert json.loads(json.dumps(diagnosis.to_dict()))["method"] == diagnosis.method
 

@@ -8,7 +8,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 
@@ -274,10 +273,6 @@ class Detector(ABC):
         for key in [key for key in vars(self) if key.endswith("_")]:
             delattr(self, key)
 
-    def _repr_html_(self) -> str:
-        state, about = "fitted" if self.fitted else "not fitted", escape(self.summary())
-        return f"<p><code>{escape(self.label())}</code> · {state}<br><small>{about}</small></p>"
-
 
 @dataclass(kw_only=True)
 class Enhancer(Detector):
@@ -384,6 +379,7 @@ def fit_many(
                 detector._learned_rows = torch.cat([acts.digests for acts in seen]) if method.needs_train else None
 
 
+@sharing()
 def score_many(detectors: Sequence[Detector], acts: Activations) -> list[Tensor]:
     """Return the scores (N,) of several detectors; those of the same method share work."""
     for detector in detectors:

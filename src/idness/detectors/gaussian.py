@@ -79,16 +79,12 @@ class Moments:
         assert self.scatter is not None
         return self.scatter / max(1, self.count)
 
+    @shared
     def around(self, origin: Tensor) -> Tensor:
         """Return the second moment (D, D) of rows around an origin; around their mean, this is the covariance."""
-        return _second_moment(self, origin)
-
-
-@shared
-def _second_moment(moments: Moments, origin: Tensor) -> Tensor:
-    assert moments.scatter is not None
-    apart = moments.means - origin
-    return (moments.scatter + apart.T @ (apart * moments.counts.unsqueeze(1))) / max(1, moments.count)
+        assert self.scatter is not None
+        apart = self.means - origin
+        return (self.scatter + apart.T @ (apart * self.counts.unsqueeze(1))) / max(1, self.count)
 
 
 @shared
@@ -103,6 +99,7 @@ def class_moments(acts: Activations, place: Callable[[Tensor], Tensor]) -> Momen
     return Moments.of(acts.features, acts.labels, acts.logits.shape[1], scatter=True, place=place)
 
 
+@shared
 def mean_features(acts: Activations) -> Tensor:
     """Return the mean feature vector (D,) in float64."""
     return acts.features.mean(dim=0, dtype=torch.double)

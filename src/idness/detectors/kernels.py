@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 R = TypeVar("R")
@@ -39,7 +42,7 @@ def sharing() -> Iterator[None]:
 def shared(function: Callable[..., R]) -> Callable[..., R]:
     """Make a function return its earlier result for the same arguments within `sharing`; the result must not be modified.
 
-    Numbers and tuples are compared by value, all other arguments by identity.
+    Numbers and tuples are compared by value, all other arguments by identity; the result is dropped with any of those.
     """
 
     @wraps(function)
@@ -47,10 +50,12 @@ def shared(function: Callable[..., R]) -> Callable[..., R]:
         results = _results.get()
         if results is None:
             return function(*arguments)
-        key = (function, *(one if isinstance(one, int | float | tuple) else id(one) for one in arguments))
+        objects = [one for one in arguments if not isinstance(one, int | float | tuple)]
+        key = (function, *map(id, objects), *(one for one in arguments if isinstance(one, int | float | tuple)))
         if key not in results:
-            # The arguments are stored as well: as long as they live, no other object has their identity.
-            results[key] = arguments, function(*arguments)
+            drop = results.pop
+            alive = [weakref.ref(one, lambda _: drop(key, None)) for one in objects]
+            results[key] = alive, function(*arguments)
             if len(results) > CACHED:
                 del results[next(iter(results))]
         result: R = results[key][1]
@@ -59,6 +64,7 @@ def shared(function: Callable[..., R]) -> Callable[..., R]:
     return found
 
 
+@shared
 def unit(features: Tensor) -> Tensor:
     """Return rows scaled to length 1; zero rows stay zero."""
     return torch.nn.functional.normalize(features, dim=1, eps=1e-10)
@@ -77,9 +83,25 @@ def row_blocks(rows: Tensor, width: int) -> tuple[Tensor, ...]:
     return torch.split(rows, max(1, min(ROWS, (1 << 23) // width)))
 
 
+@shared
+def ascending(rows: Tensor) -> Tensor:
+    """Return the values of each row in ascending order; all settings of a search share one sort."""
+    if rows.device.type != "cpu" or torch.compiler.is_exporting():
+        return rows.sort(dim=1).values
+    return torch.from_numpy(np.sort(rows.numpy(), axis=1))  # many times faster than torch
+
+
+@shared
+def _all_ascending(values: Tensor) -> NDArray[np.float32]:
+    return np.sort(values.cpu().numpy(), axis=None)
+
+
 def percentile_of(values: Tensor, percent: float) -> Tensor:
     """Return a percentile of all values, whatever their shape."""
-    return torch.tensor(np.percentile(values.cpu().numpy(), percent), dtype=torch.float32, device=values.device)
+    known = _all_ascending(values)
+    place = percent / 100 * (len(known) - 1)
+    low, high = float(known[math.floor(place)]), float(known[math.ceil(place)])
+    return torch.tensor(low + (high - low) * (place % 1), dtype=torch.float32, device=values.device)
 
 
 def kept_count(width: int, percentile: float) -> int:
@@ -87,11 +109,11 @@ def kept_count(width: int, percentile: float) -> int:
     return max(1, width - round(width * percentile / 100))
 
 
-def scale_ratio(features: Tensor, percentile: float) -> Tensor:
-    """Return r (N,), the sum of all activations of a row over the sum of its largest."""
+def scale_ratio(features: Tensor, percentile: float, *, rectified: bool = False) -> Tensor:
+    """Return r (N,), the sum of all activations of a row over the sum of its largest; if `rectified`, of those above 0."""
     kept = kept_count(features.shape[1], percentile)
-    top = features.topk(kept, dim=1, sorted=False).values.sum(dim=1)
-    return safe_ratio(features.sum(dim=1), top, features.shape[1] / kept)
+    ordered = ascending(features).clamp(min=0) if rectified else ascending(features)
+    return safe_ratio(ordered.sum(dim=1), ordered[:, -kept:].sum(dim=1), features.shape[1] / kept)
 
 
 def safe_ratio(total: Tensor, top: Tensor, limit: float) -> Tensor:
@@ -105,17 +127,17 @@ def safe_ratio(total: Tensor, top: Tensor, limit: float) -> Tensor:
 def largest_products(
     queries: Tensor, bank: Tensor, ks: Sequence[int], pick: Callable[[Tensor], Tensor]
 ) -> list[Tensor]:
-    """Return, for each k, what `pick` (N,) takes from the k largest inner products (N, k) of each query with the rows of a bank.
+    """Return, for each k, what `pick` (N,) takes from the k largest inner products of each query with the rows of a bank (N, k).
 
-    The k-th largest comes first; the order of the others is arbitrary.
+    They are in ascending order: the k-th largest comes first.
     """
-    if queries.device.type != "cpu" or torch.compiler.is_exporting():
-        largest = (queries @ bank.T).topk(max(ks), dim=1).values.flip(1)
-        return [pick(largest[:, -k:]) for k in ks]
-    # NumPy partitions rows many times faster than torch finds the largest.
-    found = []
+    found, most = [], max(ks)
     for part in row_blocks(queries, len(bank)):
-        products = (part @ bank.T).numpy()
-        products.partition([len(bank) - k for k in ks], axis=1)
-        found.append([pick(torch.from_numpy(products[:, len(bank) - k :])) for k in ks])
+        products = part @ bank.T
+        if products.device.type != "cpu" or torch.compiler.is_exporting():
+            largest = products.topk(most, dim=1).values.flip(1)
+        else:  # NumPy partitions rows many times faster than torch finds the largest
+            products.numpy().partition(len(bank) - most, axis=1)
+            largest = ascending(products[:, len(bank) - most :])
+        found.append([pick(largest[:, -k:]) for k in ks])
     return [torch.cat(parts) for parts in zip(*found, strict=True)]

@@ -19,14 +19,9 @@ DESCRIBED = "rows formula assumes needs_train needs_labels needs_val assumes_non
 """Class variables of a method that `idness list --json` prints."""
 
 
-def available() -> dict[str, type[Detector]]:
-    """Return every method by name: the built-in ones, then those of installed plug-ins."""
-    return dict(_found())
-
-
 def describe_method(name: str) -> dict[str, Any]:
     """Return name, summary, paper, options with defaults and class variables of a method, as `idness list --json` prints them."""
-    cls = _found()[name]
+    cls = available()[name]
     about = {"name": name, "summary": cls.summary(), "paper": cls.paper(), "options": cls().options()}
     return about | {variable: getattr(cls, variable) for variable in DESCRIBED.split()}
 
@@ -36,7 +31,7 @@ def rows(*, costly: bool = False) -> dict[str, Detector]:
 
     Methods that need more than one pass of the network are included only if `costly`; those that read a training run never.
     """
-    alone = {name: cls for name, cls in _found().items() if not cls.of_run}
+    alone = {name: cls for name, cls in available().items() if not cls.of_run}
     listed = {row: cls(**fixed) for name, cls in alone.items() for row, fixed in (cls.rows or {name: {}}).items()}
     return {row: made for row, made in listed.items() if costly or made.input_edit is None}
 
@@ -92,7 +87,7 @@ def from_user(method: type[Detector] | Detector | Script) -> tuple[Detector, boo
 def row_name(detector: Detector) -> str:
     """Return the name of the row of a user's detector; its module is included if another method has the same name."""
     cls, name = type(detector), detector.name
-    known = _found().get(name)
+    known = available().get(name)
     if (known is not None and known is not cls) or (known is None and name in rows(costly=True)):
         name = f"{cls.__module__.removeprefix(MODULE)}:{cls.__name__}"
     return short(detector, name)
@@ -133,7 +128,7 @@ def find(name: str) -> tuple[type[Detector], Mapping[str, Any]]:
     wanted = name.lower()
     if wanted in methods.NAMES:
         return methods.method_class(wanted), {}
-    known = _found()
+    known = available()
     # Until entry points were read, a plug-in uses its class name; files may contain it.
     names: dict[str, tuple[type[Detector], Mapping[str, Any]]]
     names = {cls.__name__.lower(): (cls, {}) for cls in known.values()}
@@ -150,7 +145,8 @@ def find(name: str) -> tuple[type[Detector], Mapping[str, Any]]:
 
 
 @cache
-def _found() -> dict[str, type[Detector]]:
+def available() -> Mapping[str, type[Detector]]:
+    """Return every method by name: the built-in ones, then those of installed plug-ins."""
     from idness import methods
 
     found: dict[str, type[Detector]] = {name: methods.method_class(name) for name in methods.NAMES}

@@ -31,9 +31,7 @@ class ActSub(Detector):
         r"s = \frac{1}{k} \sum_{i \in kNN} \langle \bar a_I, \bar a_{I,i} \rangle"
     )
     assumes = "both what the head uses and what it ignores separate ID from OOD images"
-    needs_train = True
-    assumes_nonnegative = True
-    uses_head = True
+    needs_train = assumes_nonnegative = uses_head = True
     grid = {"percentile": (85.0, 90.0, 92.5, 95.0, 97.5), "power": (0.5, 1.0, 1.5, 2.0)}
     other = {"k": 3}
 

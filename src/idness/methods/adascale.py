@@ -40,9 +40,7 @@ class AdaScale(InputEdit):
         r"p = p_{low} + (p_{high} - p_{low})\, (1 - F_{ID}(Q))"
     )
     assumes = "the largest features of OOD images shift more when the image is slightly perturbed"
-    needs_train = True
-    needs_val = True
-    uses_head = True
+    needs_train = needs_val = uses_head = True
     grid = {"high": (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
     other = {"low": 30.0, "k_shift": 20.0, "k_level": 50.0, "weight": 0.1, "pixels": 50.0, "eps": 3.0}
     rows = {"adascale-a": {"variant": "a"}, "adascale-l": {"variant": "l"}}

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from idness.core.options import one_of, percent
 from idness.detectors.detector import Enhancer
-from idness.detectors.kernels import kept_count, safe_ratio
+from idness.detectors.kernels import ascending, kept_count, scale_ratio
 
 
 @dataclass(kw_only=True)
@@ -38,11 +38,11 @@ class Ash(Enhancer):
 
     def shape(self, features: Tensor) -> Tensor:
         kept = kept_count(features.shape[1], self.percentile)
-        largest = features.topk(kept, dim=1, sorted=False).indices
-        mask, total = torch.zeros_like(features, dtype=torch.bool).scatter(1, largest, True), features.sum(dim=1)
-        if self.variant == "b":
-            return mask * (total / kept).unsqueeze(1)
-        rest = torch.where(mask, features, 0.0)
+        if self.variant == "b":  # exactly so many, even if others are equal
+            largest = features.topk(kept, dim=1, sorted=False).indices
+            level = features.sum(dim=1, keepdim=True) / kept
+            return torch.zeros_like(features).scatter(1, largest, level.expand_as(largest))
+        rest = torch.where(features >= ascending(features)[:, -kept, None], features, 0.0)
         if self.variant == "p":
             return rest
-        return rest * safe_ratio(total, rest.sum(dim=1), features.shape[1] / kept).exp().unsqueeze(1)
+        return rest * scale_ratio(features, self.percentile).exp().unsqueeze(1)

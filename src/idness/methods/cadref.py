@@ -29,8 +29,7 @@ class CADRef(Detector):
         r"e = (a - \mu_{\hat y}) \odot \operatorname{sign} w_{\hat y}"
     )
     assumes = "ID images are near the mean of images with the same predicted class"
-    needs_train = True
-    uses_head = True
+    needs_train = uses_head = True
     grid = {"readout": ("energy", "msp", "max_logit")}
 
     readout: str = one_of("energy", "msp", "max_logit")

@@ -25,8 +25,7 @@ class ConfBranch(Detector):
 
     formula = r"w_c^\top a + b_c"
     assumes = "the network was trained by ConfBranch, which lowers its confidence on errors"
-    of_run = True
-    uses_head = True
+    of_run = uses_head = True
 
     run: str = ""
 

@@ -20,8 +20,7 @@ class FDBD(Detector):
         r"\lVert a - \mu \rVert"
     )
     assumes = "ID images are farther from the decision boundaries"
-    needs_train = True
-    uses_head = True
+    needs_train = uses_head = True
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         self.centre_ = mean_features(train).float()

@@ -35,9 +35,7 @@ class Fuse(Detector):
 
     formula = r"\sum_i (s_i - m_i) / \sigma_i"
     assumes = "the parts fail on different images"
-    needs_train = True
-    needs_val = True
-    uses_head = True
+    needs_train = needs_val = uses_head = True
     other = {"parts": "ebo+knn(k=5)"}
 
     parts: Any = "vra(low=60, high=99)+actsub(percentile=85, power=2, k=10)+vim(share=50)+nci(alpha=0.001)"

@@ -20,8 +20,7 @@ class KLM(Detector):
 
     formula = r"-\min_k \operatorname{KL}(p \,\Vert\, d_k)"
     assumes = "each class has typical probabilities"
-    needs_train = True
-    needs_val = True
+    needs_train = needs_val = True
     remembers = True  # with one image per class the templates are the images themselves
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:

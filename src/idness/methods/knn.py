@@ -22,18 +22,14 @@ class KNN(Detector):
 
     formula = r"-\lVert \bar a - \bar a_{(k)} \rVert^2"
     assumes = "ID images have training images in a similar direction"
-    needs_train = True
-    takes_labels = True
+    needs_train = takes_labels = True
     grid = {"k": (1, 5, 10, 50, 100, 200, 500, 1000)}
 
     k: int = count(50)
 
-    @classmethod
-    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
-        bank = unit(train.features)
-        for detector in detectors:
-            check_at_most_images(detector, "k", len(bank))
-            detector.bank_ = bank
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
+        check_at_most_images(self, "k", len(train))
+        self.bank_ = unit(train.features)
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:

@@ -28,5 +28,5 @@ class LTS(Detector):
     percentile: float = percent(95.0)
 
     def rate(self, acts: Activations) -> Tensor:
-        ratio = scale_ratio(acts.features.clamp(min=0), self.percentile)
+        ratio = scale_ratio(acts.features, self.percentile, rectified=True)
         return energy(acts.logits * ratio.square().unsqueeze(1))

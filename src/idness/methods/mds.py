@@ -29,8 +29,7 @@ class MDS(Detector):
 
     formula = r"-\min_c\, (a - \mu_c)^\top \Sigma^{-1} (a - \mu_c)"
     assumes = "classes are Gaussian with one covariance"
-    needs_train = True
-    needs_labels = True
+    needs_train = needs_labels = True
     other = {"shrinkage": 0.1}
 
     shrinkage: Any = 0.0

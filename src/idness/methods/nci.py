@@ -21,8 +21,7 @@ class NCI(Detector):
 
     formula = r"\frac{\langle w_{\hat y},\, a - \mu \rangle}{\lVert a - \mu \rVert} + \alpha \lVert a \rVert_1"
     assumes = "ID features cluster around the weights of their class"
-    needs_train = True
-    uses_head = True
+    needs_train = uses_head = True
     grid = {"alpha": (0.0001, 0.001, 0.01, 0.1)}
 
     # OpenOOD starts its search at 0.0001, at which the norm hardly counts.

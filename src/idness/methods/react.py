@@ -23,8 +23,7 @@ class ReAct(Enhancer):
 
     formula = r"E(W \min(a, P_p) + b)"
     assumes = "OOD images activate a few features far too much"
-    needs_train = True
-    needs_val = True
+    needs_train = needs_val = True
     grid = {"percentile": (85.0, 90.0, 95.0, 97.0, 98.0, 99.0, 99.5, 99.9)}
 
     percentile: float = percent(99.0)

@@ -23,9 +23,7 @@ class Residual(Detector):
 
     formula = r"-\lVert P^{\perp} (a - u) \rVert, \quad u = -W^{+} b"
     assumes = "ID features lie in a subspace"
-    needs_train = True
-    takes_labels = True
-    uses_head = True
+    needs_train = takes_labels = uses_head = True
     grid = {"share": (12.5, 25.0, 50.0, 75.0)}
 
     share: float = percent(50.0)

@@ -24,8 +24,7 @@ class SHE(Detector):
 
     formula = r"\langle a, \mu_{\hat y} \rangle"
     assumes = "ID images resemble the stored pattern of their class in direction and size"
-    needs_train = True
-    needs_labels = True
+    needs_train = needs_labels = True
     grid = {"metric": ("inner_product", "cosine", "euclidean")}
 
     metric: str = one_of("inner_product", "cosine", "euclidean")

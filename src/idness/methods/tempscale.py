@@ -23,9 +23,7 @@ class TempScale(Detector):
 
     formula = r"\max_c \operatorname{softmax}(z / T^{*})_c"
     assumes = "OOD images have less confident calibrated predictions"
-    needs_train = True
-    needs_val = True
-    needs_labels = True
+    needs_train = needs_val = needs_labels = True
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         assert val.labels is not None

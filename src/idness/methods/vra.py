@@ -25,9 +25,7 @@ class VRA(Enhancer):
 
     formula = r"E(W a' + b), \quad a'_j = 0 \ \text{if} \ a_j < P_{low}, \ \text{else} \ \min(a_j, P_{high})"
     assumes = "small features carry little information, and OOD images activate a few far too much"
-    needs_train = True
-    assumes_nonnegative = True
-    needs_val = True
+    needs_train = assumes_nonnegative = needs_val = True
     grid = {"low": (50.0, 60.0, 70.0), "high": (90.0, 95.0, 99.0)}
 
     low: float = percent(60.0)

@@ -1,8 +1,7 @@
 """WeiPer+KLD -- Granz et al., "WeiPer: OOD Detection using Weight Perturbations of Class Projections", NeurIPS 2024."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch.nn.functional import linear
 from idness.core.options import count, positive
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
-from idness.detectors.kernels import row_blocks, unit
+from idness.detectors.kernels import row_blocks, shared, unit
 
 BINS = 100  # the authors use 80 for a vision transformer
 EXACT = 5_000
@@ -52,61 +51,54 @@ class WeiPer(Detector):
     lambda_1: float = positive(2.5)
     lambda_2: float = positive(0.1)
 
-    @classmethod
-    def learn_many(cls, detectors: Sequence[Self], head: Head, train: Activations, val: Activations) -> None:
-        learned: dict[tuple[float, int, int], Self] = {}
-        for one in detectors:
-            first = learned.setdefault(one._perturbation, one)
-            if first is one:
-                one._learn(head, train.features)
-            one.weights_, one.spans_, one.usual_ = first.weights_, first.spans_, first.usual_
+    def learn(self, head: Head, train: Activations, val: Activations) -> None:
+        self.weights_ = _perturbed_weights(head, self.delta, self.repeats, self.most)
+        self.spans_, self.usual_ = _usual(head, train.features, self.weights_)
 
-    @classmethod
-    def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
-        distinct = {one._perturbation: one for one in detectors}
-        found = {key: one._measures(one._perturbed(acts.features, one.head_)) for key, one in distinct.items()}
-        return [one._combine(found[one._perturbation]) for one in detectors]
-
-    @property
-    def _perturbation(self) -> tuple[float, int, int]:
-        """The options that determine the perturbed heads."""
-        return self.delta, self.repeats, self.most
-
-    def _learn(self, head: Head, features: Tensor) -> None:
-        copies = min(self.repeats, max(1, self.most // head.classes))
-        # Rounding differs between batches and must not move a value to another bin, unless there are thousands.
-        kind = torch.double if copies * head.classes < EXACT else torch.float32
-        plain = head.weight.to(kind)
-        drawn = torch.Generator().manual_seed(0)
-        noise = unit(torch.randn((copies * head.classes, head.width), generator=drawn, dtype=torch.float32)).to(plain)
-        lengths = (self.delta * plain.norm(dim=1, keepdim=True)).repeat(copies, 1)
-        self.weights_ = noise.mul_(lengths).add_(plain.repeat(copies, 1))
-        # One range for all features, and one for all perturbed logits.
-        ends = torch.cat([torch.stack(logits.aminmax()) for _, logits in self._perturbed(features, head)])
-        self.spans_ = torch.stack([torch.stack(values.to(plain).aminmax()) for values in (features, ends)])
-        self.usual_ = self._measures(self._perturbed(features, head)).mean(dim=0)
-
-    def _perturbed(self, features: Tensor, head: Head) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield blocks of features and their perturbed logits (N, copies, C), in the precision of the weights."""
-        offsets = head.offset.to(self.weights_).repeat(len(self.weights_) // head.classes)
-        for part in row_blocks(features, len(self.weights_)):
-            values = part.to(self.weights_)
-            yield values, linear(values, self.weights_, offsets).reshape(len(values), -1, head.classes)
-
-    def _measures(self, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-        """Return two histograms and the mean largest probability of each image (N, 2 BINS + 1)."""
-        rows = []
-        for values, logits in parts:
-            sure = (logits.amax(dim=2) - logits.logsumexp(dim=2)).exp().mean(dim=1, keepdim=True)
-            spread = map(histogram, (values, logits.flatten(1)), self.spans_, (BINS, BINS))
-            rows.append(torch.cat([*spread, sure], dim=1))
-        return torch.cat(rows)
-
-    def _combine(self, measures: Tensor) -> Tensor:
+    def rate(self, acts: Activations) -> Tensor:
+        measures = _measures(self.head_, acts.features, self.weights_, self.spans_)
         # As in the authors' code, an image's histogram is smoothed and the mean is not; the floors are theirs too.
-        far = _divergence(self.usual_[:BINS], measures[:, :BINS], self.s_1, floor=0.01)
-        perturbed = _divergence(self.usual_[BINS:-1], measures[:, BINS:-1], self.s_2, floor=0.025)
+        far = _divergence(self.usual_, measures, 0, self.s_1, 0.01)
+        perturbed = _divergence(self.usual_, measures, BINS, self.s_2, 0.025)
         return (measures[:, -1] * self.lambda_2 - far - perturbed * self.lambda_1).float()
+
+
+@shared
+def _perturbed_weights(head: Head, delta: float, repeats: int, most: int) -> Tensor:
+    copies = min(repeats, max(1, most // head.classes))
+    # Rounding differs between batches and must not move a value to another bin, unless there are thousands.
+    plain = head.weight.to(torch.double if copies * head.classes < EXACT else torch.float32)
+    drawn = torch.Generator().manual_seed(0)
+    noise = unit(torch.randn((copies * head.classes, head.width), generator=drawn, dtype=torch.float32)).to(plain)
+    lengths = (delta * plain.norm(dim=1, keepdim=True)).repeat(copies, 1)
+    return noise.mul_(lengths).add_(plain.repeat(copies, 1))
+
+
+def _perturbed(head: Head, features: Tensor, weights: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield blocks of features and their perturbed logits (N, copies, C), in the precision of the weights."""
+    offsets = head.offset.to(weights).repeat(len(weights) // head.classes)
+    for part in row_blocks(features, len(weights)):
+        values = part.to(weights)
+        yield values, linear(values, weights, offsets).reshape(len(values), -1, head.classes)
+
+
+@shared
+def _usual(head: Head, features: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the range of all features and that of all perturbed logits (2, 2), and the mean measures of images."""
+    ends = torch.cat([torch.stack(logits.aminmax()) for _, logits in _perturbed(head, features, weights)])
+    spans = torch.stack([torch.stack(values.to(weights).aminmax()) for values in (features, ends)])
+    return spans, _measures(head, features, weights, spans).mean(dim=0)
+
+
+@shared
+def _measures(head: Head, features: Tensor, weights: Tensor, spans: Tensor) -> Tensor:
+    """Return two histograms and the mean largest probability of each image (N, 2 BINS + 1)."""
+    rows = []
+    for values, logits in _perturbed(head, features, weights):
+        sure = (logits.amax(dim=2) - logits.logsumexp(dim=2)).exp().mean(dim=1, keepdim=True)
+        spread = map(histogram, (values, logits.flatten(1)), spans, (BINS, BINS))
+        rows.append(torch.cat([*spread, sure], dim=1))
+    return torch.cat(rows)
 
 
 def histogram(values: Tensor, span: Tensor, bins: int) -> Tensor:
@@ -130,8 +122,9 @@ def smooth(rows: Tensor, window: int) -> Tensor:
     return rows @ torch.eye(bins)[seen.clamp(0, bins - 1)].mean(dim=1).T.to(rows)
 
 
-def _divergence(usual: Tensor, rows: Tensor, window: int, floor: float) -> Tensor:
-    """Return KL(p || q) + KL(q || p) of a histogram p (B,) and each smoothed row q (N, B), raised by a floor."""
-    p, q = usual + floor, smooth(rows, window) + floor
+@shared
+def _divergence(usual: Tensor, measures: Tensor, first: int, window: int, floor: float) -> Tensor:
+    """Return KL(p || q) + KL(q || p) of the usual histogram and each smoothed one, raised by a floor; they start at a column."""
+    p, q = usual[first : first + BINS] + floor, smooth(measures[:, first : first + BINS], window) + floor
     p, q = p / p.sum(), q / q.sum(dim=1, keepdim=True)
     return ((q - p) * (q.log() - p.log())).sum(dim=1)

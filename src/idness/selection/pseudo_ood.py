@@ -41,22 +41,9 @@ def mosaic(images: Tensor, seed: int = 0) -> Tensor:
     return torch.stack(pieces)
 
 
-def inverted(images: Tensor, seed: int = 0) -> Tensor:
-    """Return images with inverted colours."""
-    return 1 - images
-
-
-def turned(images: Tensor, seed: int = 0) -> Tensor:
-    """Return images turned upside down."""
-    return images.rot90(2, (2, 3))
-
-
-def edges(images: Tensor, seed: int = 0) -> Tensor:
+def edges(images: Tensor) -> Tensor:
     """Return the edges of each image, white on black."""
-    grey = images.mean(dim=1, keepdim=True)
-    coarse = max(1, min(images.shape[-2:]) // FINE)
-    if coarse > 1:
-        grey = functional.avg_pool2d(grey, coarse)
+    grey = functional.avg_pool2d(images.mean(dim=1, keepdim=True), max(1, min(images.shape[-2:]) // FINE))
     sobel = torch.tensor([[1.0, 2.0, 1.0], [0.0, 0.0, 0.0], [-1.0, -2.0, -1.0]]).view(1, 1, 3, 3)
     around = functional.pad(grey, (1, 1, 1, 1), mode="replicate")
     both = functional.conv2d(around, torch.cat([sobel, sobel.transpose(2, 3)]))
@@ -67,7 +54,12 @@ def edges(images: Tensor, seed: int = 0) -> Tensor:
     return functional.interpolate(drawn, images.shape[-2:], mode="bilinear").expand_as(images).contiguous()
 
 
-KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {make.__name__: make for make in (mosaic, inverted, turned, edges)}
+KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "mosaic": mosaic,
+    "inverted": lambda images, _: 1 - images,
+    "turned": lambda images, _: images.rot90(2, (2, 3)),
+    "edges": lambda images, _: edges(images),
+}
 """Kinds by name; each maps images (N, C, H, W) in [0, 1] and a seed to images of the same shape."""
 
 

@@ -35,31 +35,24 @@ from idness.networks.open import ModelOptions, Network, check_accuracy, input_ch
 from idness.selection import search
 from idness.selection.pseudo_ood import pseudo_activations
 
-LEAD = 1.0
-"""Lead in logits of the AUROC on pseudo-OOD images at which a single method is preferred to `fuse`; the largest lead of a
-method that was worse on real OOD images was 0.68."""
-CLEAR_LEAD = 0.25
-"""The same on OOD validation images: the best of some 300 settings leads by luck. On the embedded network it was 0.03 ahead
-of `fuse` there and 2.9 points of AUROC behind on the test sets."""
+LEAD, CLEAR_LEAD = 1.0, 0.25
+"""Lead in logits of the AUROC at which a single method is preferred to `fuse`, on pseudo-OOD images, where methods that were worse
+on real ones led by up to 0.68, and on OOD validation images, where the best of some 300 settings leads by luck."""
 HELPS, HARMS = 0.1, -0.05
 """Gain of SCALE over the energy score, in logits of the AUROC, above which it helps and below which it harms."""
 PERCENTILES = (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)
 CLIP = (0.005, 0.999)
 """Range of AUROCs before their logits are averaged, so that one perfect kind does not outweigh all others."""
-MOST = 2000
-"""Maximum number of ID images that a recommendation is based on; more do not change it."""
-FITTED = 5000
-"""Maximum number of training images that methods are fitted on for a recommendation."""
+MOST, FITTED = 2000, 5000
+"""Maximum numbers of ID images that a recommendation is based on, and of training images that methods are fitted on for it."""
 SEED = 0
 """Seed of the random half of a set on which a detector is chosen and fitted."""
 ENOUGH = 30
 """Minimum number of ID and OOD images to measure anything; with fewer, an AUROC is uncertain by more than ten points."""
 NARROW = 128
-"""Width below which the scale ratio uses too few activations: with 64 features, p = 85 leaves 10, and SCALE was 20 points
-below the energy score on a CIFAR-10 ResNet-56."""
+"""Width below which the scale ratio uses too few activations: with 64 features, p = 85 leaves 10."""
 UNTRAINED = 0.05
-"""Mean largest probability, as a fraction of the way from 1/C to 1, below which a network looks untrained: random weights
-give 0.00 to 0.02, trained ImageNet networks with strong label smoothing still 0.3."""
+"""Mean largest probability, as a fraction of the way from 1/C to 1, below which a network looks untrained; trained ones have 0.3."""
 SHOWN = 5
 """Number of methods in a finding."""
 SIZE = 224
@@ -113,9 +106,9 @@ class Recommendation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        plain = {key.name: getattr(self, key.name) for key in dataclasses.fields(self) if key.name != "detector"}
-        findings = [dataclasses.asdict(finding) for finding in self.findings]
-        return {"method": self.method, **plain, "aurocs": dict(self.aurocs), "findings": findings}
+        plain = dataclasses.asdict(self)
+        del plain["detector"]
+        return {"method": self.method, **plain}
 
 
 def recommend(
@@ -160,10 +153,10 @@ def recommend(
         warnings.simplefilter("ignore", IdnessWarning)  # methods that do not suit the features are ranked accordingly
         if not (real and tested):
             try:
-                candidates["fuse"] = fuse = build("fuse").fit(head, learn, val=ids)
+                candidates["fuse"] = build("fuse").fit(head, learn, val=ids)
             except InputError as error:
                 return Recommendation(build("ebo"), "ebo", f"Recommended: ebo. {error}.", findings=tuple(findings))
-            found = _untested(UNMEASURED, findings, fuse)
+            found = _untested(UNMEASURED, findings, candidates["fuse"])
         if not tested:
             return _untested(f"Nothing was measured: {training.text}.", findings)
         if others := real or pseudo:
@@ -260,12 +253,11 @@ def diagnose(
     if images is not None:
         progress.note(f"preprocessing: {network.preprocessing.describe()}")
     ids = collect(network, known, name="ID images", limit=limit, distinct=True, pre_relu=True, progress=progress)
-    acts = {}
+    acts: dict[str, Activations | None] = {"train": None, "ood": None}
     for name, found in others.items():
         most = limit if name == "ood" else None
         acts[name] = collect(network, found, name=f"{name} images", limit=most, distinct=True, progress=progress).acts
-    part, _ = learning_half(ids)
-    return recommend_for(network, part, learn=acts.get("train"), ood=acts.get("ood"), progress=progress)
+    return recommend_for(network, learning_half(ids)[0], learn=acts["train"], ood=acts["ood"], progress=progress)
 
 
 def scaling(
@@ -341,8 +333,7 @@ def structure(head: Head, acts: Activations) -> list[Finding]:
 
 
 def _mean_logits(detectors: list[Detector], ids: Activations, others: Mapping[str, Activations]) -> list[float]:
-    inside, *outside = (score_many(detectors, acts) for acts in (ids, *others.values()))
-    found = zip(inside, *outside, strict=True)
+    found = zip(*(score_many(detectors, acts) for acts in (ids, *others.values())), strict=True)
     return [mean_logit(scores, dict(zip(others, rest, strict=True))) for scores, *rest in found]
 
 
@@ -377,9 +368,7 @@ def _compare(
             except IdnessError as error:
                 failed[name] = str(error)
         values = dict(zip(detectors, map(expit, _mean_logits(list(detectors.values()), ids, others)), strict=True))
-    row = chosen_row(values, CLEAR_LEAD if real else LEAD)
-    if row is None:
-        raise InputError(f"auto: no method could be tried; first reason: {next(iter(failed.values()), 'none given')}")
+    row = chosen_row(values, CLEAR_LEAD if real else LEAD) or "ebo"
     percents = {name: 100 * value for name, value in values.items()}
     if not real and row == "fuse" and values["ebo"] > values["fuse"]:
         row = "ebo"
@@ -388,19 +377,13 @@ def _compare(
     if real:
         settings = sum(len(choice.tried) for choice in found.values())
         best = "the highest" if row == ranked[0] else "not clearly below any"
-        why = (
-            f"Recommended: {texts[row]} (AUROC {percents[row]:.2f} % on OOD validation images),"
-            f" {best} of {settings} settings of {len(values)} methods."
-        )
+        why = f"(AUROC {percents[row]:.2f} % on OOD validation images), {best} of {settings} settings of {len(values)} methods."
     else:
         than = {
             "fuse": f"that of the energy score is {percents['ebo']:.1f} %",
             "ebo": f"that of fuse is only {percents['fuse']:.1f} %",
         }.get(row, f"far above fuse ({percents['fuse']:.1f} %)")
-        why = (
-            f"Recommended: {texts[row]}. Its AUROC on pseudo-OOD images made of {len(ids):,} ID images is"
-            f" {percents[row]:.1f} %; {than}."
-        )
+        why = f"Its AUROC on pseudo-OOD images made of {len(ids):,} ID images is {percents[row]:.1f} %; {than}."
     rival = next((name for name in ranked if detectors[name].name != detectors[row].name), row)
     lead = percents[row] - percents[rival]
     risk = f"Runner-up: {texts[rival]}, {lead:.2f} points behind."
@@ -409,11 +392,11 @@ def _compare(
     return Recommendation(
         detectors[row],
         row,
-        why,
+        f"Recommended: {texts[row]}{' ' if real else '. '}{why}",
         risk if rival != row else "",
-        {texts[name]: values[name] for name in ranked},
-        "ood" if real else "pseudo-ood",
-        tuple(f"{name}: {reason}" for name, reason in failed.items()),
+        aurocs={texts[name]: values[name] for name in ranked},
+        measured_on="ood" if real else "pseudo-ood",
+        left_out=tuple(f"{name}: {reason}" for name, reason in failed.items()),
     )
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from idness.core.errors import IdnessError, InputError, OptionError
 from idness.core.progress import Progress
@@ -127,8 +125,7 @@ def _choose_row(
     fitted, dropped = _fit(settings, head, train, None if searchable and row.detector.remembers else val)
     between = time.perf_counter()
     choice = Choice(fitted[0], "given" if row.given else "default", dropped=dropped)
-    if searchable:
-        assert val is not None
+    if searchable and val is not None:
         trials = _trials(fitted, val, ood_val)
         choice.detector, choice.auroc = max(trials, key=lambda trial: trial[1])
         for detector, value in trials:
@@ -166,14 +163,10 @@ def _fit(
 def _trials(
     fitted: Sequence[Detector], val: Activations, ood_val: Mapping[str, Activations]
 ) -> list[tuple[Detector, float]]:
-    inside = score_many(fitted, val)
     outside = [score_many(fitted, acts) for acts in ood_val.values()]
-    trials: list[tuple[Detector, float]] = []
-    seen: list[tuple[float, Tensor]] = []
-    for detector, scores, *others in zip(fitted, inside, *outside, strict=True):
+    trials: dict[tuple[float, bytes], tuple[Detector, float]] = {}
+    for detector, scores, *others in zip(fitted, score_many(fitted, val), *outside, strict=True):
         value = float(np.mean([auroc(scores, other) for other in others]))
         # Settings with equal scores count once: with few classes, all large m of GEN are the same.
-        if not any(value == known and torch.equal(scores, same) for known, same in seen):
-            seen.append((value, scores))
-            trials.append((detector, value))
-    return trials
+        trials.setdefault((value, scores.cpu().numpy().tobytes()), (detector, value))
+    return list(trials.values())
