@@ -141,7 +141,7 @@ def test_the_command_lists_downloads_and_checks(shelf: Shelf, tmp_path: Path, mo
     assert before["isun"]["expected"] == 8925
     assert before["isun"]["fetchable"]
     assert not before["lsun-c"]["fetchable"]
-    after = of("--download", "--set", "isun", "--check")
+    after = of("--download", "--sets", "isun", "--check")
     assert after["isun"]["state"] == "3 of 8,925 images"
     assert after["code"] == 1
     shown = idness("data", "cifar10", "--root", tmp_path / "d")

@@ -153,11 +153,9 @@ class InputEditor(Protocol):
 
     def perturb(self, network: Callable[[Tensor], tuple[Tensor, Tensor]], images: Tensor) -> Tensor:
         """Return the edited images; `network` returns features and logits that gradients flow through."""
-        ...
 
     def edit_key(self) -> str:
         """Return a key that is equal for editors that edit images alike."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
