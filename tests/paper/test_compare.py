@@ -38,7 +38,7 @@ def test_a_partial_average_is_compared_with_the_papers_over_the_same_sets() -> N
     table = paper.load("cifar10")
     cells = compare_table(table, {"SCALE": result(isun=(4.0, 99.0), svhn=(6.0, 98.0))})
     mean = next(c for c in cells if (c.row, c.column, c.metric) == ("SCALE", "average", "fpr"))
-    assert mean.parts == (2, 6)
+    assert mean.sets == (2, 6)
     assert mean.partial
     assert mean.ours == pytest.approx(5.0)
     assert mean.theirs == pytest.approx((5.80 + 3.43) / 2, abs=0.006)

@@ -98,7 +98,7 @@ def test_the_table_of_averages_follows_from_the_two_it_averages(corner: Path, tm
     averages, single = done.outcomes
     for cell in averages.measured:
         same = next(c for c in single.entries if (c.row, c.column, c.metric) == (cell.row, "average", cell.metric))
-        assert (cell.column, cell.ours, cell.theirs, cell.parts) == ("CIFAR-10", same.ours, same.theirs, same.parts)
+        assert (cell.column, cell.ours, cell.theirs, cell.sets) == ("CIFAR-10", same.ours, same.theirs, same.sets)
     assert averages.measured
 
 

@@ -16,7 +16,7 @@ from idness.cli.terminal import open_console, print_note
 def data(
     benchmarks: Annotated[list[str] | None, typer.Argument(help="Such as cifar10 or imagenet; default: all.")] = None,
     root: Annotated[Path, typer.Option(help="Folder of the sets and for downloads.")] = Path("data"),
-    check: Annotated[bool, typer.Option("--check", help="Compare hashes too; exit with 1 if incomplete.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a set is incomplete.")] = False,
     download: Annotated[bool, typer.Option("--download", help="Download what needs no account.")] = False,
     only: Annotated[str, typer.Option("--sets", help="Download only these sets, such as isun,textures.")] = "",
     as_json: o.Json = False,
@@ -34,7 +34,7 @@ def data(
             names = [name.strip() for name in only.split(",") if name.strip()]
             fetched = datasets.download(root, benchmarks or [], names, progress=progress)
         print_note(f"downloaded {', '.join(fetched) or 'nothing'} to {root}", quiet=quiet)
-    found = datasets.list_sets([root], benchmarks or [], check=check)
+    found = datasets.list_sets([root], benchmarks or [])
     if as_json:
         sys.stdout.write(json.dumps([item.to_dict() for item in found], indent=1) + "\n")
     else:

@@ -75,14 +75,9 @@ class _Lab:
             return self._averages(table)
         where = self._where(table.benchmark)
         result = TableOutcome(table, sets=list(where.sets))
-        learners = [row.name for row in table.rows if row.method and row.method.startswith(("dice", "chain"))]
-        train = next((item.found for item in where.sets if item.name == "id_train"), None)
-        if learners and train:
-            result.notes.append(f"{', '.join(learners)}: means over {train:,} training images")
         try:
             if table.kind == "p-values":
-                result.entries, notes = self._p_values(table, where)
-                result.notes += notes
+                result.entries, result.notes = self._p_values(table, where)
             else:
                 found, result.failed = self._rows(table, where)
                 details = load("imagenet-sets") if table.benchmark == "imagenet" else None
@@ -183,14 +178,11 @@ class _Lab:
         if where.benchmark is not None and where.weights is not None:
             settings = replace(self.settings, data=where.root, weights=where.weights)
             model = MODELS[where.benchmark.name]
-            data = load_study_data(
-                model, where.benchmark, settings=settings, limit=P_VALUE_IMAGES, progress=self.progress
-            )
+            data = load_study_data(model, where.benchmark, settings, limit=P_VALUE_IMAGES, progress=self.progress)
             printed = {data.ids.name if name == table.id else name.lower(): name for name in table.values}
-            for name, values in data.before_relu.items():
-                if name in printed:
-                    found[printed[name]] = gaussianity(name, values).mean_p
-            notes = [f"section 3: {step(data).line}" for step in (proposition.study, scaling.ratios)]
+            values = data.before_relu
+            found = {printed[name]: gaussianity(name, values[name]).mean_p for name in values.keys() & printed.keys()}
+            notes = [f"section 3: {step(data).line}" for step in (proposition.proposition_study, scaling.ratios)]
         return [Entry("chi-square", name, P_VALUE, p, found.get(name)) for name, p in table.values.items()], notes
 
 

@@ -30,22 +30,16 @@ def test_p_values_are_those_of_a_slow_re_derivation() -> None:
 
 
 def test_gaussians_pass_and_rectified_ones_do_not() -> None:
-    generator = torch.Generator().manual_seed(1)
-    values = 3 * torch.randn(800, 2048, generator=generator) - 5
+    values = 3 * torch.randn(800, 2048, generator=torch.Generator().manual_seed(1)) - 5
     result = gaussianity("noise", values)
     # Estimating the parameters from unbinned values makes p-values a little smaller than uniform ones.
     assert 0.42 < result.mean_p < 0.52
     assert result.accepted > 0.9
     assert DEGREES == 7
-    assert kstest(result.p_values, "uniform").statistic < 0.12
+    assert kstest(chi_square_p_values(values), "uniform").statistic < 0.12
     rectified = gaussianity("relu", values.add(5).clamp(min=0))
     assert rectified.mean_p < 1e-6
     assert rectified.accepted == 0
-
-
-def test_scale_and_shift_do_not_matter() -> None:
-    values = torch.randn(20, 400, generator=torch.Generator().manual_seed(2)).exp()
-    np.testing.assert_allclose(chi_square_p_values(values), chi_square_p_values(0.001 * values + 0.5), rtol=1e-3)
 
 
 def test_constant_rows_have_p_zero_and_bad_shapes_are_refused() -> None:
@@ -80,4 +74,4 @@ def test_figures() -> None:
     assert "a &amp; &lt;b" in figure_svg(plot_p_values(results, axes_or_new()))
     assert "Gaussian" in figure_svg(plot_shape(results, axes_or_new()))
     parts = [moments(name, torch.randn(30, 60)) for name in ("ID", "one", "two")]
-    assert "two" in figure_svg(plot_moments(parts[0], parts[1:]))
+    assert "two" in figure_svg(plot_moments(parts))

@@ -12,10 +12,8 @@ from idness.paper.studies.proposition import (
     c_factor,
     exact_range,
     kept_share,
-    kept_share_printed,
     plot_c,
     plot_shares,
-    printed_ranges,
     simulated_share,
 )
 from idness.report.style import axes_or_new, figure_svg
@@ -52,10 +50,6 @@ def test_a_higher_gamma_always_keeps_less_above_the_zeros(gamma: float, more: fl
         assert low == high == 1.0
 
 
-def test_the_proof_needs_positive_gammas() -> None:
-    assert printed_ranges(0.5, {"x": -0.1}) == "x none, as it needs gamma of ID > gamma of OOD > 0"
-
-
 def test_the_exact_range_begins_at_the_share_of_zeros() -> None:
     assert exact_range(0.5, 0.0) == pytest.approx((float(ndtr(-0.5)), 1.0))
     assert exact_range(0.0, 0.5) == (1.0, 1.0)
@@ -65,7 +59,6 @@ def test_the_exact_range_begins_at_the_share_of_zeros() -> None:
 def test_the_printed_condition_excludes_no_p(gamma_ood: float, more: float) -> None:
     """The proof's quadratic in C is positive for every C above 0."""
     gamma_id = gamma_ood + more
-    assert printed_ranges(gamma_id, {"x": gamma_ood}) == "x p from 0 to 100"
     share = ndtr(gamma_id) / ndtr(gamma_ood)
     for c in (0.01, 0.5, 1.5, 5.0):
         assert share - 1 - c * (1 / gamma_id - 1 / gamma_ood) + c**2 / (gamma_id * gamma_ood) > 0
@@ -73,7 +66,7 @@ def test_the_printed_condition_excludes_no_p(gamma_ood: float, more: float) -> N
 
 def test_the_approximation_is_good_for_large_gamma_and_not_for_small() -> None:
     def error(gamma: float) -> float:
-        return float(kept_share_printed(0.85, gamma) / kept_share(0.85, gamma) - 1)
+        return float(kept_share(0.85, gamma, printed=True) / kept_share(0.85, gamma) - 1)
 
     assert error(3.0) < 0.01
     assert error(1.0) > 0.2

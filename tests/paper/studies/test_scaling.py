@@ -14,8 +14,14 @@ from idness.detectors.kernels import scale_ratio
 from idness.detectors.registry import build
 from idness.metrics import accuracy, auroc
 from idness.paper.studies import StudyData, scaling
-from idness.paper.studies.scaling import ish_weights, plot_extremes, plot_weights, sweep, weight_extremes
-from idness.paper.studies.tradeoff import measure_tradeoff
+from idness.paper.studies.scaling import (
+    ish_weights,
+    measure_tradeoff,
+    plot_extremes,
+    plot_weights,
+    sweep,
+    weight_extremes,
+)
 from idness.report.style import figure_svg
 from tests.rectified import World
 
@@ -51,8 +57,7 @@ def test_a_ratio_may_help_though_it_is_not_larger_on_id_images() -> None:
 
 
 def test_ratios_at_the_best_percentile_and_the_papers_decrease_and_increase(world: World) -> None:
-    ids, oods = in_memory("ID", world.inside), {"x": in_memory("x", world.outside)}
-    found = scaling.ratios(StudyData("", world.head, ids, far=oods))
+    found = scaling.ratios(StudyData("", world.head, in_memory("ID", world.inside), {"far": {"x": world.outside}}))
     for name, acts in (("ID", world.inside), ("x", world.outside)):
         r = scale_ratio(acts.features, found.numbers["percentile"])
         assert found.numbers["pruning_decrease"][name] == pytest.approx(float((1 - 1 / r).mean()), abs=1e-5)

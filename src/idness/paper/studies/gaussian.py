@@ -9,8 +9,7 @@ estimated from its D values; the fitted Gaussian is cut into 10 bins of equal pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,38 +31,30 @@ MOST = 150
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Gaussianity:
-    """How Gaussian the pre-ReLU values of one set are: a p-value per image, and a sample of standardised values."""
+class Gaussianity(NamedTuple):
+    """How Gaussian the pre-ReLU values of one set are.
+
+    `mean_p` is the mean p-value, which the paper prints, `accepted` the fraction of images that the test does not reject at 5 %, and
+    `z` a sample of standardised values.
+    """
 
     name: str
-    p_values: Array
+    mean_p: float
+    accepted: float
     z: Array
-
-    @property
-    def mean_p(self) -> float:
-        """The mean p-value, which the paper prints."""
-        return float(self.p_values.mean())
-
-    @property
-    def accepted(self) -> float:
-        """The fraction of images that the test does not reject at 5 %."""
-        return float((self.p_values > LEVEL).mean())
 
 
 def gaussianity(name: str, values: Tensor) -> Gaussianity:
     """Test the pre-ReLU values (N, D) of one set."""
+    p = chi_square_p_values(values)
     z = standardised(values[: SAMPLE // values.shape[1] + 1])[0].ravel()[:SAMPLE]
-    return Gaussianity(name, chi_square_p_values(values), z)
+    return Gaussianity(name, float(p.mean()), float((p > LEVEL).mean()), z)
 
 
 def chi_square_p_values(values: Tensor) -> Array:
     """Test each row of (N, D) values against a Gaussian of its own mean and variance, and return the p-values."""
     if values.ndim != 2 or values.shape[1] < 5 * BINS:
-        raise InputError(
-            f"chi_square_p_values: needs (N, D) with at least {5 * BINS} values per image (5 per bin),"
-            f" got shape {tuple(values.shape)}"
-        )
+        raise InputError(f"needs (N, D) with at least {5 * BINS} values per image, got shape {tuple(values.shape)}")
     z, constant = standardised(values)
     cells = np.clip((ndtr(z) * BINS).astype(np.int64), 0, BINS - 1)
     counts = np.stack([(cells == place).sum(axis=1) for place in range(BINS)], axis=1)
@@ -141,44 +132,36 @@ def gaussianity_study(data: StudyData) -> Study:
     return Study(line, {"bins": BINS, "degrees": DEGREES, "sets": numbers}, {"gaussianity": (figure, alt)})
 
 
-@dataclass(frozen=True)
-class SetMoments:
-    """Mean and variance over the D pre-ReLU activations of each image of a set."""
+class SetMoments(NamedTuple):
+    """Mean, variance and gamma = mu/sigma over the D pre-ReLU activations of each image of a set, and the mean gamma."""
 
     name: str
     mean: Array
     variance: Array
-
-    @property
-    def gamma(self) -> Array:
-        """mu/sigma of each image; 0 if all its activations are equal."""
-        sigma = np.sqrt(self.variance)
-        return np.divide(self.mean, sigma, out=np.zeros_like(sigma), where=sigma > 0)
-
-    @property
-    def typical(self) -> float:
-        """The mean of mu/sigma over the images."""
-        return float(self.gamma.mean())
+    gamma: Array
+    typical: float
 
 
 def moments(name: str, values: Tensor) -> SetMoments:
-    """Return mean and variance of each row of (N, D) pre-ReLU values."""
+    """Return the moments of each row of (N, D) pre-ReLU values; gamma is 0 if all are equal."""
     array = values.double().numpy()
-    return SetMoments(name, array.mean(axis=1), array.var(axis=1))
+    mean, sigma = array.mean(axis=1), array.std(axis=1)
+    gamma = np.divide(mean, sigma, out=np.zeros_like(sigma), where=sigma > 0)
+    return SetMoments(name, mean, sigma**2, gamma, float(gamma.mean()))
 
 
-def plot_moments(ids: SetMoments, oods: Sequence[SetMoments]) -> Any:
-    """Draw variance against mean, one point per image (evenly picked if there are many), and each set's centre."""
+def plot_moments(parts: Sequence[SetMoments]) -> Any:
+    """Draw variance against mean, one point per image (evenly picked if there are many), and each set's centre; ID is first."""
     ax = style.axes_or_new(size=(5.6, 3.6))
     with style.house_style():
-        for index, part in enumerate([ids, *oods]):
+        for index, part in enumerate(parts):
             look = style.mark(index)
             picked = np.linspace(0, len(part.mean) - 1, min(MOST, len(part.mean))).astype(int)
             points = {"s": 7, "color": look.colour, "marker": look.marker, "alpha": 0.28, "linewidths": 0}
             ax.scatter(part.mean[picked], part.variance[picked], **points)
             centre = {"color": look.colour, "markersize": 9, "markeredgecolor": style.PAPER, "zorder": 5}
             ax.plot(np.median(part.mean), np.median(part.variance), look.marker, label=part.name, **centre)
-        everything = np.concatenate([part.variance for part in [ids, *oods]])
+        everything = np.concatenate([part.variance for part in parts])
         highest = float(np.percentile(everything, 99.5)) * 1.05
         ax.set_ylim(0, highest)
     style.say_beyond(ax, everything, high=highest)
@@ -188,25 +171,15 @@ def plot_moments(ids: SetMoments, oods: Sequence[SetMoments]) -> Any:
 
 def moments_study(data: StudyData) -> Study:
     """Measure every set."""
-    ids, *oods = [moments(name, values) for name, values in data.before_relu.items()]
-    gammas = {part.name: part.gamma for part in oods}
-    grid, chances = plot_chances(ids.gamma, gammas, "higher", x="μ/σ before the ReLU")
+    ids, *oods = parts = [moments(name, values) for name, values in data.before_relu.items()]
+    grid, chances = plot_chances(ids.gamma, {part.name: part.gamma for part in oods}, "higher", x="μ/σ before the ReLU")
     line = (
         f"mu/sigma before the ReLU is {ids.typical:.2f} on ID; the paper's assumption that it is higher than on OOD holds for"
         f" {count_larger(chances)}"
     )
-    numbers = {
-        part.name: {
-            "mean": float(part.mean.mean()),
-            "variance": float(part.variance.mean()),
-            "mu_sigma": part.typical,
-            "id_higher": chances.get(part.name),
-        }
-        for part in (ids, *oods)
-    }
-    scatter = style.figure_of(plot_moments(ids, oods))
-    figures = {
-        "moments": (scatter, f"Mean and variance of pre-ReLU activations. {line}"),
-        "mu-sigma": (grid, f"Histograms of mu/sigma. {line}"),
-    }
-    return Study(line, {"sets": numbers}, figures)
+    numbers: dict[str, dict[str, float | None]] = {}
+    for part in parts:
+        means = {"mean": float(part.mean.mean()), "variance": float(part.variance.mean()), "mu_sigma": part.typical}
+        numbers[part.name] = means | {"id_higher": chances.get(part.name)}
+    scatter = style.figure_of(plot_moments(parts)), f"Mean and variance of pre-ReLU activations. {line}"
+    return Study(line, {"sets": numbers}, {"moments": scatter, "mu-sigma": (grid, f"Histograms of mu/sigma. {line}")})

@@ -16,7 +16,6 @@ activations, Q_p the sum of those above the p-quantile. Findings:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -40,26 +39,13 @@ def c_factor(p: ArrayLike) -> Array:
     return result
 
 
-def kept_share(p: ArrayLike, gamma: ArrayLike) -> Array:
-    """Return Q_p/Q of a rectified Gaussian, exactly."""
-    fraction, ratio = np.broadcast_arrays(np.asarray(p, float), np.asarray(gamma, float))
-    total = ratio * ndtr(ratio) + norm.pdf(ratio)
-    kept = (1 - fraction) * (ratio + c_factor(fraction))
+def kept_share(p: ArrayLike, gamma: float, *, printed: bool = False) -> Array:
+    """Return Q_p/Q of a rectified Gaussian; `printed` drops phi(gamma) from the mean, as the paper does, for gamma above 0."""
+    fraction = np.asarray(p, float)
+    total = gamma * ndtr(gamma) + (0 if printed else norm.pdf(gamma))
+    kept: Array = (1 - fraction) * (gamma + c_factor(fraction)) / total
     # Below Phi(-gamma) the quantile is 0: only zeros are excluded.
-    return np.where(fraction > ndtr(-ratio), kept / total, 1.0)
-
-
-def kept_share_printed(p: ArrayLike, gamma: ArrayLike) -> Array:
-    """Return Q_p/Q with the paper's approximation, which drops phi(gamma) from the mean; for gamma above 0."""
-    fraction, ratio = np.broadcast_arrays(np.asarray(p, float), np.asarray(gamma, float))
-    result: Array = (1 - fraction) * (ratio + c_factor(fraction)) / (ratio * ndtr(ratio))
-    return result
-
-
-def printed_ranges(own: float, gammas: Mapping[str, float]) -> str:
-    """Write the range of p that the proof's condition gives for the gamma of each OOD set: every p, if the proof applies."""
-    every, none = "p from 0 to 100", "none, as it needs gamma of ID > gamma of OOD > 0"
-    return ", ".join(f"{name} {every if own > gamma > 0 else none}" for name, gamma in gammas.items())
+    return kept if printed else np.where(fraction > ndtr(-gamma), kept, 1.0)
 
 
 def exact_range(gamma_id: float, gamma_ood: float) -> tuple[float, float]:
@@ -95,7 +81,7 @@ def plot_shares(ax: Any) -> Any:
     p = np.linspace(0.02, 0.98, 200)
     spots = np.linspace(0.1, 0.95, 9)
     gammas = (-1.0, 0.0, 1.0, 2.0)
-    printed = max(float(np.max(kept_share_printed(p, gamma))) for gamma in gammas if gamma > 0)
+    highest = max(float(kept_share(p, gamma, printed=True).max()) for gamma in gammas if gamma > 0)
     with style.house_style():
         for index, gamma in enumerate(gammas):
             look = style.mark(index)
@@ -103,16 +89,16 @@ def plot_shares(ax: Any) -> Any:
             drawn = [simulated_share(float(s), gamma, images=60) for s in spots]
             ax.plot(100 * spots, drawn, look.marker, color=look.colour, markeredgecolor=style.PAPER, markersize=6)
             if gamma > 0:
-                ax.plot(100 * p, kept_share_printed(p, gamma), color=look.colour, linewidth=0.8, linestyle=":")
+                ax.plot(100 * p, kept_share(p, gamma, printed=True), color=look.colour, linewidth=0.8, linestyle=":")
         # The approximation leaves the axes where it exceeds 1.
-        ax.plot([], [], ":", color=style.MUTED, linewidth=0.8, label=f"as approximated,\nup to {printed:.1f}")
+        ax.plot([], [], ":", color=style.MUTED, linewidth=0.8, label=f"as approximated,\nup to {highest:.1f}")
         ax.plot([], [], "o", color=style.MUTED, label="simulated")
         ax.set_ylim(0, 1.4)
     style.draw_legend(ax, outside=True)
     return style.headline(ax, "Share of the sum that is kept", x="percentile p", y="$Q_p/Q$")
 
 
-def study(data: StudyData) -> Study:
+def proposition_study(data: StudyData) -> Study:
     """Apply the proposition to the mean mu/sigma of every set."""
     figure, (left, right) = style.new_figure(1, 2, size=(10.4, 3.5))
     plot_c(left)
@@ -124,7 +110,9 @@ def study(data: StudyData) -> Study:
         reach = {part: exact_range(own, gamma) for part, gamma in gammas.items()}
         holds = ", ".join(part for part, (low, high) in reach.items() if low < high) or "none"
         line += f"; here that is p above {100 * float(ndtr(-own)):.0f}, and then ID ratios should be larger than those of {holds}"
-        line += f"; by the proof's own condition: {printed_ranges(own, gammas)}"
+        every, none = "p from 0 to 100", "none, as it needs gamma of ID > gamma of OOD > 0"
+        printed = ", ".join(f"{part} {every if own > gamma > 0 else none}" for part, gamma in gammas.items())
+        line += f"; by the proof's own condition: {printed}"
         numbers["range"] = {part: list(ends) for part, ends in reach.items()}
     alt = f"C(p), and the share of the sum that is kept, exact, simulated and as the paper approximates it. {line}"
     return Study(line, numbers, {"proposition": (figure, alt)})
