@@ -73,17 +73,22 @@ def test_what_does_not_work_is_said_in_one_line(tmp_path: Path, call: str, messa
         named(f"{tmp_path}/net.py:{call}").make(list)
 
 
-def test_a_file_that_is_not_there_or_does_not_run_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ScriptError, match=r"no file at .*absent\.py \(No such file or directory\)"):
-        named(f"{tmp_path}/absent.py:make").make(list)
-    (tmp_path / "broken.py").write_text("import torch\n\nimport nothing_of_that_name\n")
-    with pytest.raises(
-        ScriptError, match=r"cannot be imported; it fails at line 3 with ModuleNotFoundError: No module named"
-    ):
-        named(f"{tmp_path}/broken.py:make").make(list)
-    (tmp_path / "typo.py").write_text("def make(:\n")
-    with pytest.raises(ScriptError, match=r"cannot be imported; it fails with SyntaxError: .*line 1"):
-        named(f"{tmp_path}/typo.py:make").make(list)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, r"no file at .*net\.py \(No such file or directory\)"),
+        (
+            "import torch\n\nimport nothing\n",
+            "cannot be imported; it fails at line 3 with ModuleNotFoundError: No module",
+        ),
+        ("def make(:\n", r"cannot be imported; it fails with SyntaxError: .*line 1"),
+    ],
+)
+def test_a_missing_or_broken_file_is_reported(text: str | None, message: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "net.py").write_text(text)
+    with pytest.raises(ScriptError, match=message):
+        named(f"{tmp_path}/net.py:make").make(list)
 
 
 CODE = "def make(): ...\n"

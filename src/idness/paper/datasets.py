@@ -38,8 +38,7 @@ MISSING = "missing"
 class DataSet:
     """A set of a benchmark, or its weights: what the protocol has, where it comes from, and what is available.
 
-    `expected` and `found` count images; `substitute` names the images that were found in place of the protocol's; `archive` is what
-    `download` fetches, if anything.
+    `expected` and `found` count images; `substitute` names images found in place of the protocol's; `archive` can be downloaded.
     """
 
     benchmark: str
@@ -93,18 +92,10 @@ class Archive:
     md5: str = ""
     sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    @property
-    def file(self) -> str:
-        """The file's name."""
-        return PurePosixPath(urlsplit(self.url).path).name
-
 
 @dataclass(frozen=True)
 class Located:
-    """What is available of a benchmark.
-
-    `benchmark` has the available sets; it is `None` without the ID test set or any OOD set. `root` is the folder of torchvision's sets.
-    """
+    """The available sets of a benchmark (`None` without ID test set or OOD sets), weights, and the folder of torchvision's sets."""
 
     benchmark: Benchmark | None
     weights: Path | None
@@ -112,14 +103,7 @@ class Located:
     root: Path | None = None
 
 
-def locate(
-    name: str,
-    roots: Sequence[Path],
-    weights: Path | None = None,
-    *,
-    whole: bool = False,
-    progress: Progress | None = None,
-) -> Located:
+def locate(name: str, roots: Sequence[Path], weights: Path | None = None, *, whole: bool = False) -> Located:
     """Search folders for the sets of a benchmark under their usual names, and for its weights unless they are given.
 
     Training images are sampled and test sets cut as in the protocol, unless `whole`.
@@ -130,8 +114,6 @@ def locate(
     found: dict[str, dict[str, Any]] = {role: {} for role in ("id", *GROUPS)}
     listed, data = [], None
     for role, part, shown, spec in _protocol(bench, whole):
-        if progress is not None:
-            progress.status(f"{name}: {shown}")
         about = sources.get(shown, {})
         entry = _entry(name, shown, about, roots)
         hit = _first(spec, about.get("places", []), roots, bench.class_names if role == "id" else ())
@@ -192,7 +174,7 @@ def fetch(archive: Archive, root: Path, progress: Progress | None = None) -> Pat
 
     What an interrupted download has received is not received again. Nothing is unpacked before the whole file has been checked.
     """
-    part, target = root / ".fetched" / archive.file, root / archive.to
+    part, target = root / ".fetched" / PurePosixPath(urlsplit(archive.url).path).name, root / archive.to
     with locked(part.parent):
         _receive(archive, part, progress or Progress())
         try:

@@ -95,7 +95,7 @@ class _Lab:
         if name not in self.located:
             self.progress.phase("searching data sets", None)
             weights = self.settings.weights
-            self.located[name] = locate(name, self.roots, Path(weights) if weights else None, progress=self.progress)
+            self.located[name] = locate(name, self.roots, Path(weights) if weights else None)
         return self.located[name]
 
     def _rows(self, table: PaperTable, where: Located) -> tuple[dict[str, MethodResult], dict[str, str]]:

@@ -7,16 +7,8 @@ from scipy.stats import chisquare, kstest, norm
 
 from idness.core.errors import InputError
 from idness.paper.studies import count_larger, plot_chances
-from idness.paper.studies.gaussian import (
-    DEGREES,
-    chi_square_p_values,
-    gaussianity,
-    moments,
-    plot_moments,
-    plot_p_values,
-    plot_shape,
-)
-from idness.report.style import axes_or_new, figure_svg
+from idness.paper.studies.gaussian import DEGREES, chi_square_p_values, gaussianity, moments
+from idness.report.style import figure_svg
 
 
 def test_p_values_are_those_of_a_slow_re_derivation() -> None:
@@ -67,11 +59,3 @@ def test_chances_are_those_that_id_is_higher() -> None:
     assert len(figure.axes) == 2
     assert "same: ID higher 50 %" in figure_svg(figure)
     assert count_larger({"a": 0.61, "b": 0.4}) == "1 of 2 sets (a 61 %, b 40 % of pairs)"
-
-
-def test_figures() -> None:
-    results = [gaussianity(name, torch.randn(10, 200)) for name in ("ID", "a & <b>")]
-    assert "a &amp; &lt;b" in figure_svg(plot_p_values(results, axes_or_new()))
-    assert "Gaussian" in figure_svg(plot_shape(results, axes_or_new()))
-    parts = [moments(name, torch.randn(30, 60)) for name in ("ID", "one", "two")]
-    assert "two" in figure_svg(plot_moments(parts))

@@ -8,15 +8,7 @@ from scipy.integrate import quad
 from scipy.special import erfinv, ndtr
 from scipy.stats import norm
 
-from idness.paper.studies.proposition import (
-    c_factor,
-    exact_range,
-    kept_share,
-    plot_c,
-    plot_shares,
-    simulated_share,
-)
-from idness.report.style import axes_or_new, figure_svg
+from idness.paper.studies.proposition import c_factor, exact_range, kept_share, simulated_share
 
 GAMMAS = (-1.5, -0.5, 0.0, 0.4, 1.0, 2.5)
 
@@ -71,8 +63,3 @@ def test_the_approximation_is_good_for_large_gamma_and_not_for_small() -> None:
     assert error(3.0) < 0.01
     assert error(1.0) > 0.2
     assert error(0.3) > 2
-
-
-def test_figures() -> None:
-    assert "rises strictly" in figure_svg(plot_c(axes_or_new()))
-    assert "simulated" in figure_svg(plot_shares(axes_or_new()))

@@ -177,9 +177,9 @@ def moments_study(data: StudyData) -> Study:
         f"mu/sigma before the ReLU is {ids.typical:.2f} on ID; the paper's assumption that it is higher than on OOD holds for"
         f" {count_larger(chances)}"
     )
-    numbers: dict[str, dict[str, float | None]] = {}
+    numbers = {}
     for part in parts:
         means = {"mean": float(part.mean.mean()), "variance": float(part.variance.mean()), "mu_sigma": part.typical}
-        numbers[part.name] = means | {"id_higher": chances.get(part.name)}
+        numbers[part.name] = {**means, "id_higher": chances.get(part.name)}
     scatter = style.figure_of(plot_moments(parts)), f"Mean and variance of pre-ReLU activations. {line}"
     return Study(line, {"sets": numbers}, {"moments": scatter, "mu-sigma": (grid, f"Histograms of mu/sigma. {line}")})

@@ -186,15 +186,12 @@ def plot_at_equal(energy: Mapping[str, Array], ratio: Mapping[str, Array], equal
 def _verdict(chances: Mapping[str, float], equal: Mapping[str, float], gains: Mapping[str, float]) -> str:
     """Write what the gain comes from, and where the paper's explanation is refuted."""
     listed = ", ".join(f"{name} {100 * chance:.0f} %" for name, chance in equal.items())
-    at_equal = f"among images of equal energy it is larger on ID in {listed} of pairs"
     against = [name for name, chance in chances.items() if chance <= 0.5]
     won = [name for name in against if gains[name] > 0 and equal[name] > 0.5]
-    if not against:
-        return f"{at_equal}; the paper's explanation, a larger r on ID images, holds here"
-    refuted = f"{at_equal}; the paper's explanation, a larger r on ID images, is refuted on {', '.join(against)}"
-    if won:
-        refuted += f"; SCALE still gains on {', '.join(won)}, since r is larger on ID at equal energy"
-    return refuted
+    found = f"is refuted on {', '.join(against)}" if against else "holds here"
+    still = f"; SCALE still gains on {', '.join(won)}, since r is larger on ID at equal energy" if won else ""
+    at_equal = f"among images of equal energy it is larger on ID in {listed} of pairs"
+    return f"{at_equal}; the paper's explanation, a larger r on ID images, {found}{still}"
 
 
 def _shifts(numbers: Mapping[str, Any]) -> str:
@@ -242,9 +239,9 @@ def plot_weights(weights: Array, spread: float) -> Any:
     return style.headline(ax, title, x=f"exp(Q/Q_p) relative to its mean, p = {ISH_PERCENTILE:g}")
 
 
-def plot_extremes(weights: Array, read: Reader, labels: Sequence[str] = (), *, count: int = 10) -> Any:
-    """Draw the images with the largest and smallest weights, `count` of each; `read` returns the images of some rows."""
-    count = min(count, len(weights))
+def plot_extremes(weights: Array, read: Reader, labels: Sequence[str]) -> Any:
+    """Draw the ten images with the largest and the smallest weights; `read` returns the images of some rows."""
+    count = min(10, len(weights))
     figure, axes = style.new_figure(2, count, size=(0.92 * count + 0.4, 2.9), squeeze=False)
     with style.house_style():
         for row, (rows, name) in enumerate(zip(weight_extremes(weights, count), ("largest", "smallest"), strict=True)):
