@@ -9,6 +9,7 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -25,14 +26,14 @@ from tests.cli.running import idness
 NOISE = np.random.default_rng(0).bytes(300_000)
 
 
+@dataclass
 class Shelf:
     """What the server offers, and after how many bytes it hangs up, answer by answer."""
 
-    def __init__(self) -> None:
-        self.content: dict[str, bytes] = {}
-        self.cuts: list[int] = []
-        self.ranges: list[str] = []
-        self.address = ""
+    content: dict[str, bytes] = field(default_factory=dict)
+    cuts: list[int] = field(default_factory=list)
+    ranges: list[str] = field(default_factory=list)
+    address: str = ""
 
     def archive(self, file: str, **about: object) -> Archive:
         return Archive("it", f"{self.address}/{file}", "none", **about)

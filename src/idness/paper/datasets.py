@@ -162,8 +162,10 @@ def download(
     root: Path, benchmarks: Sequence[str] = (), sets: Sequence[str] = (), *, progress: Progress | None = None
 ) -> list[str]:
     """Download the missing sets of these benchmarks, or only the named ones, and return the names of the archives."""
-    lacking = [item for item in list_sets([root], benchmarks) if item.archive is not None and not item.complete]
-    needed = {item.archive.name: item.archive for item in lacking if item.archive and (not sets or item.name in sets)}
+    lacking = [
+        item for item in list_sets([root], benchmarks) if not item.complete and item.name in (sets or [item.name])
+    ]
+    needed = {item.archive.name: item.archive for item in lacking if item.archive is not None}
     for archive in needed.values():
         fetch(archive, root, progress)
     return list(needed)

@@ -18,13 +18,13 @@ from idness.core.progress import Progress
 from idness.core.text import sentence
 from idness.core.types import is_signed
 from idness.data import embedded
-from idness.paper.studies import Study, StudyData, gaussian, load_study_data, proposition, scaling
+from idness.paper.studies import Study, StudyData, gaussian, load_study_data, scaling
 from idness.report import style
 
 STUDIES: dict[str, Callable[[StudyData], Study]] = {
     "Gaussianity": gaussian.gaussianity_study,
     "Mean and variance": gaussian.moments_study,
-    "The proposition": proposition.proposition_study,
+    "The proposition": gaussian.proposition_study,
     "Percentile": scaling.percentile_study,
     "Scale ratio": scaling.ratios,
     "Trade-off": scaling.tradeoff_study,
