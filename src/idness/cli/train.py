@@ -51,7 +51,7 @@ def train(
     """Fine-tune a classifier, or train one from scratch, with one of the paper's training methods."""
     import torch
 
-    from idness.core.options import read_options
+    from idness.core.options import read_option
     from idness.core.progress import show_progress
     from idness.core.scripts import approve
     from idness.training import finetune, open_training
@@ -62,8 +62,7 @@ def train(
     given: dict[str, Any] = {"epochs": epochs, "lr": lr, "weight_decay": weight_decay, "batch_size": batch_size}
     given |= {"warmup": warmup, "precision": precision, "accumulate": accumulate, "crops": crops, "seed": seed}
     options = {name: value for name, value in given.items() if value is not None} | {"device": device}
-    for pair in option or ():
-        options |= read_options(pair, f"--set {pair}")
+    options |= dict(read_option(pair, f"--set {pair}") for pair in option or ())
     if threads is not None:
         torch.set_num_threads(threads)
     source = {"val": val, "root": root, "init": init, "size": size, "crops": crops, "workers": workers, "seed": seed}

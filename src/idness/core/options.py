@@ -126,16 +126,18 @@ def read_method(text: str) -> tuple[str, dict[str, Any]]:
 
 def read_options(listed: str, whole: str) -> dict[str, Any]:
     """Read `option=value, ...`; errors show the whole text that it is part of."""
-    options: dict[str, Any] = {}
-    for item in split_methods(listed):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if not equals or not key.isidentifier():
-            raise _unreadable(whole)
-        try:
-            options[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            options[key] = value
-    return options
+    return dict(read_option(item, whole) for item in split_methods(listed))
+
+
+def read_option(item: str, whole: str) -> tuple[str, Any]:
+    """Return the name and the value of one `option=value`."""
+    key, equals, value = (part.strip() for part in item.partition("="))
+    if not equals or not key.isidentifier():
+        raise _unreadable(whole)
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
 
 
 def write_method(name: str, options: Mapping[str, Any]) -> str:
