@@ -87,12 +87,13 @@ class TableOutcome:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         gaps = [item for item in self.sets if not item.available]
+        cells = [asdict(entry) for entry in self.entries]
         return {
             **{name: getattr(self.table, name) for name in ("title", "where", "fpr")},
             **{name: getattr(self, name) for name in ("status", "images", "notes", "failed")},
             "missing": [{"name": item.name, "size": item.size, "command": item.command} for item in gaps],
             "substitutes": {item.name: item.substitute for item in self.sets if item.substitute},
-            "cells": [asdict(entry) for entry in self.entries],
+            "cells": [{key: cell[key] for key in cell if key == "ours" or cell[key] is not None} for cell in cells],
         }
 
 

@@ -160,9 +160,9 @@ class SetMoments(NamedTuple):
 def moments(name: str, values: Tensor) -> SetMoments:
     """Return the moments of each row of (N, D) pre-ReLU values; gamma is 0 if all are equal."""
     array = values.double().numpy()
-    mean, sigma = array.mean(axis=1), array.std(axis=1)
-    gamma = np.divide(mean, sigma, out=np.zeros_like(sigma), where=sigma > 0)
-    return SetMoments(name, mean, sigma**2, gamma, float(gamma.mean()))
+    mean, variance = array.mean(axis=1), array.var(axis=1)
+    gamma = np.divide(mean, np.sqrt(variance), out=np.zeros_like(mean), where=variance > 0)
+    return SetMoments(name, mean, variance, gamma, float(gamma.mean()))
 
 
 def plot_moments(parts: Sequence[SetMoments]) -> Any:
