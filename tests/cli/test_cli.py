@@ -99,10 +99,7 @@ def test_the_shell_completes_commands_and_flags(tmp_path):
     [
         (["doctor", "cifar6:base"], "stopped; nothing was written"),
         (["calibrate", "cifar6:base", "--data", "."], "stopped; no guard was written; run the same command again"),
-        (
-            ["train", "--data", ".", "--out", "x"],
-            "stopped; the last checkpoint is in --out; run the same command again",
-        ),
+        (["train", "--data", ".", "--out", "x"], "stopped; the last checkpoint is in --out; run the same command"),
         (["bench"], "stopped; activations computed so far are cached; run the same command again to continue"),
     ],
 )
@@ -110,13 +107,9 @@ def test_ctrl_c_reports_what_remains_and_how_to_continue(monkeypatch, tmp_path, 
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    for place in (
-        "selection.recommend.diagnose",
-        "guard.calibrate.prepare",
-        "training.open_training",
-        "benchmark.runner.run",
-    ):
+    for place in ("selection.recommend.diagnose", "guard.calibrate.prepare", "training.open_training"):
         monkeypatch.setattr(f"idness.{place}", stop)
+    monkeypatch.setattr("idness.benchmark.runner.run", stop)
     done = idness(*words, cwd=tmp_path)
     assert done.returncode == 130
     assert done.stderr.startswith(f"idness: {told}")
@@ -133,10 +126,7 @@ def test_ctrl_c_reports_what_remains_and_how_to_continue(monkeypatch, tmp_path, 
         ("calibrate cifar6:base --data . --train nosuch", "--train nosuch does not exist"),
         ("doctor cifar6:base --data nosuch", "--data nosuch does not exist"),
         ("doctor cifar6:base --ood nosuch", "--ood nosuch does not exist"),
-        (
-            "train --data nosuch --out here",
-            "nosuch does not exist; pass a folder with one subfolder of images per class",
-        ),
+        ("train --data nosuch --out here", "nosuch does not exist; pass a folder with one subfolder of images"),
         ("reproduce --data nosuch", "--data nosuch does not exist"),
         ("analyze --data nosuch", "--data nosuch does not exist"),
         ("score nosuch .", "nosuch does not exist; make a guard with idness calibrate"),
@@ -161,19 +151,11 @@ def test_an_unknown_method_gets_the_known_ones_each_once(words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        "bench --out",
-        "calibrate cifar6:base --data . --out",
-        "train --data . --out",
-        "reproduce --out",
-        "analyze --out",
-        "export guard --out",
-    ],
+    "words", ["bench", "calibrate cifar6:base --data .", "train --data .", "reproduce", "analyze", "export guard"]
 )
 def test_an_unwritable_folder_is_reported_before_anything_runs(words, tmp_path):
     (tmp_path / "a-file").touch()
-    done = idness(*words.split(), "a-file/inside/results", cwd=tmp_path)
+    done = idness(*words.split(), "--out", "a-file/inside/results", cwd=tmp_path)
     assert done.returncode == 2
     assert re.fullmatch(r"idness: a-file/inside.*: a-file is not a folder; choose another folder\n", done.stderr)
     assert [file.name for file in tmp_path.iterdir()] == ["a-file"]
@@ -187,14 +169,10 @@ def test_an_unwritable_folder_is_reported_before_anything_runs(words, tmp_path):
 def test_the_first_progress_comes_before_torch(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(b"")
     code = (
-        "import sys; from idness.core import progress\n"
-        "class Heard(progress.Progress):\n"
-        "    def phase(self, name, total):\n"
-        "        import time; print(name, 'torch' in sys.modules, time.process_time()); sys.stdout.flush(); raise SystemExit(7)\n"
-        "class Shown:\n"
-        "    def __enter__(self): return Heard()\n"
-        "    def __exit__(self, *_): pass\n"
-        "progress.show_progress = lambda **_: Shown()\n"
+        "import sys, time; from idness.core import progress\n"
+        "def phase(self, name, total):\n"
+        "    print(name, 'torch' in sys.modules, time.process_time(), flush=True); raise SystemExit(7)\n"
+        "progress._ProgressBars.phase = phase\n"
         "from idness.cli import main; main()"
     )
     done = subprocess.run(
@@ -205,21 +183,11 @@ def test_the_first_progress_comes_before_torch(words: list[str], tmp_path: Path)
     assert float(seconds) < 1.5
 
 
-@pytest.mark.parametrize(
-    ("goes", "message"),
-    [(">/dev/full", "cannot write to standard output: No space left"), (">&-", "standard output is closed")],
-)
-def test_standard_output_that_takes_nothing_is_one_line(goes: str, message: str) -> None:
-    command = f"{shlex.join(PROCESS)} list {goes}"
+def test_a_full_disk_behind_standard_output_is_one_line() -> None:
+    command = f"{shlex.join(PROCESS)} list >/dev/full"
     done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"idness: {message}")
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_standard_error_may_be_closed(tmp_path: Path) -> None:
-    command = f"{shlex.join(PROCESS)} bench --init {tmp_path / 'b.toml'} 2>&-"
-    assert subprocess.run(command, shell=True, check=False).returncode == 0
+    assert re.fullmatch("idness: cannot write to standard output: No space left.*\n", done.stderr)
 
 
 def test_secrets_of_urls_are_not_shown(tmp_path: Path) -> None:
@@ -244,23 +212,3 @@ def test_one_thing_has_one_name_in_every_command():
         arguments = [each.name for each in made.params if each.param_type_name == "argument" and not each.hidden]
         assert ("model" in arguments) == (name in ("extract", "doctor", "calibrate"))  # if it is required
         assert ("--model" in flags[name]) == (name in ("bench", "score", "export", "serve", "train", "analyze"))
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("score guard . --batch=8", "--batch is now --batch-size"),
-        ("serve guard --batch 8", "--batch is now --batch-size"),
-        ("compare nosuch --sets", "--sets is now --by-set"),
-        ("train --data nosuch --out x --arch tiny_resnet", "--arch is now --model"),
-        ("data nosuch --set isun", "--set is now --sets"),
-        ("export guard guard.onnx", "the argument OUT is now --out"),
-        ("analyze cifar6:base nosuch.toml", "the argument MODEL is now --model"),
-    ],
-)
-def test_names_of_the_last_release_work_with_a_warning(old, new, tmp_path):
-    done = idness(*old.split(), cwd=tmp_path)
-    warning, error = done.stderr.splitlines()
-    assert warning == f"idness: warning: {new}; the old form works in this release only"
-    assert re.search("exist|unknown benchmark|no image", error)
-    assert done.returncode == 2

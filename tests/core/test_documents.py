@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors import safe_open
 
 from idness.core.documents import Document, packed
@@ -67,13 +65,10 @@ def test_damage_is_one_line_that_names_the_field(text: str, why: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_change_breaks_the_seal(tmp_path: Path) -> None:
-    path = SEALED.write(tmp_path / "note.json", Note("a", 3))
-    path.write_text(path.read_text().replace('"count": 3', '"count": 4'))
-    with pytest.raises(StoreError, match="its checksum is not that of its content"):
-        SEALED.read(path)
-    with pytest.raises(StoreError, match="its checksum"):
-        SEALED.parse(PLAIN.text(Note("a", 3)), "x")
+def test_a_change_breaks_the_seal() -> None:
+    for text in (SEALED.text(Note("a", 3)).replace('"count": 3', '"count": 4'), PLAIN.text(Note("a", 3))):
+        with pytest.raises(StoreError, match="its checksum is not that of its content"):
+            SEALED.parse(text, "x")
 
 
 def test_nan_is_written_and_read_only_if_allowed() -> None:
@@ -116,7 +111,6 @@ def test_equal_content_is_equal_bytes_whatever_the_order_of_its_texts(tmp_path: 
         assert file.get_tensor("a").tolist() == [0, 1, 2]
 
 
-@given(st.lists(st.binary()))
-def test_parts_hash_as_the_whole(parts: list[bytes]) -> None:
-    assert sha256_of(parts) == sha256_of(b"".join(parts)) == sha256_of(memoryview(b"".join(parts)))
+def test_parts_hash_as_the_whole_and_keys_do_not() -> None:
+    assert sha256_of([b"a", "b"]) == sha256_of(b"ab") == sha256_of(memoryview(b"ab"))
     assert key_of("a", "b") != key_of("ab") != key_of("b", "a")

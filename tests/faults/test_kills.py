@@ -29,11 +29,7 @@ def run(
 ) -> tuple[int, str, float]:
     """Run `idness` in a process of its own; return its exit code (below 0 for a signal), its output and its time.
 
-    Args:
-        words: the command line.
-        cwd: the current folder.
-        kill_after: seconds after which the process is killed.
-        largest: blocks of 512 bytes beyond which no file grows, as on a full disk.
+    It is killed after some seconds; no file grows beyond `largest` blocks of 512 bytes, as on a full disk.
     """
     limit = [] if largest is None else ["sh", "-c", f"trap '' XFSZ; ulimit -f {largest}; exec \"$@\"", "sh"]
     started = time.monotonic()

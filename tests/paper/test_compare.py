@@ -4,7 +4,7 @@ import pytest
 
 from idness import paper
 from idness.benchmark.results import MethodResult, Metrics
-from idness.paper.compare import Reproduction, TableOutcome, compare_table, comparison_tables, missing, slips
+from idness.paper.compare import Reproduction, TableOutcome, compare_table, missing, slips
 from idness.paper.datasets import DataSet
 
 
@@ -38,7 +38,7 @@ def test_a_partial_average_is_compared_with_the_papers_over_the_same_sets() -> N
     table = paper.load("cifar10")
     cells = compare_table(table, {"SCALE": result(isun=(4.0, 99.0), svhn=(6.0, 98.0))})
     mean = next(c for c in cells if (c.row, c.column, c.metric) == ("SCALE", "average", "fpr"))
-    assert mean.parts == (2, 6)
+    assert mean.sets == (2, 6)
     assert mean.partial
     assert mean.ours == pytest.approx(5.0)
     assert mean.theirs == pytest.approx((5.80 + 3.43) / 2, abs=0.006)
@@ -77,32 +77,20 @@ def test_what_the_paper_prints_as_plus_minus_is_shown() -> None:
 
 
 def test_the_papers_slips_are_listed_for_these_tables() -> None:
-    imagenet = slips([TableOutcome(paper.load("imagenet"))])
-    assert any("96.53 - 96.47 = 0.06" in line for line in imagenet)
-    assert not any(line.startswith("cifar10") for line in imagenet)
-
-
-def test_a_table_without_data_is_shown_as_printed() -> None:
-    text = Reproduction(
-        [TableOutcome(paper.load(name), compare_table(paper.load(name), {})) for name in ("cifar10", "chi_square")]
-    )
-    page = text.to_markdown()
-    assert "| SCALE | 5.80 / 98.72 | 0.73 / 99.74 |" in page
-    assert "| SSB-hard | 0.262 |" in page
+    imagenet = "\n".join(slips([TableOutcome(paper.load("imagenet"))]))
+    assert "96.53 - 96.47 = 0.06" in imagenet
+    assert "\ncifar10" not in imagenet
 
 
 def test_outcomes_say_how_far_they_go() -> None:
     table = paper.load("cifar10")
     nothing = TableOutcome(table, compare_table(table, {}))
     assert nothing.status == "not reproduced"
-    some = TableOutcome(
-        table,
-        compare_table(table, {"SCALE": result(isun=(3.54, 99.22))}),
-        sets=[
-            DataSet("cifar10", "isun", "", "", None, 8925, 8925, available=True),
-            DataSet("cifar10", "svhn", "64 MB", "get it"),
-        ],
+    isun, svhn = (
+        DataSet("cifar10", "isun", "", "", None, 8925, 8925, available=True),
+        DataSet("cifar10", "svhn", "64 MB", "get it"),
     )
+    some = TableOutcome(table, compare_table(table, {"SCALE": result(isun=(3.54, 99.22))}), [isun, svhn])
     assert some.status == "partial"
     text = Reproduction([some]).to_markdown()
     assert "| SCALE | iSUN | 3.54 | 3.43 | +0.11 | 99.22 | 99.21 | +0.01 |" in text
@@ -110,16 +98,9 @@ def test_outcomes_say_how_far_they_go() -> None:
     assert "isun 8,925 of 8,925" in text
     table_of_gaps = missing([some, TableOutcome(paper.load("cifar100"), sets=some.sets)])
     assert table_of_gaps is not None
-    assert [[cell.text for cell in row] for row in table_of_gaps.rows] == [
-        ["svhn", "cifar10, cifar100", "64 MB", "get it"]
-    ]
+    assert [cell.text for cell in table_of_gaps.rows[0]] == ["svhn", "cifar10, cifar100", "64 MB", "get it"]
     assert missing([nothing]) is None
-    numbers, accuracies = comparison_tables(some)
-    assert [[cell.text for cell in row[:2]] for row in numbers.rows] == [
-        ["SCALE", "iSUN"],
-        ["SCALE", "average (1 of 6 sets)"],
-    ]
-    assert [[cell.text for cell in row] for row in accuracies.rows] == [["SCALE", "94.54", "94.53", "+0.01"]]
+    assert "| SCALE | 94.54 | 94.53 | +0.01 |" in text
     full = {row.name: result(**{c.lower(): (1.0, 99.0) for c in row.cells}) for row in table.rows}
     assert TableOutcome(table, compare_table(table, full)).status == "complete"
     few = DataSet("cifar10", "isun", "", "", None, 8925, 10, available=True)

@@ -9,6 +9,7 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from PIL import Image
 
 from idness.benchmark.protocol import GROUPS, Benchmark
-from idness.core.errors import DataError, UnknownNameError
+from idness.core.errors import DataError
 from idness.paper import datasets
 from idness.paper.datasets import Archive, archives, fetch, list_sets, locate
 from tests.cli.running import idness
@@ -25,15 +26,14 @@ from tests.cli.running import idness
 NOISE = np.random.default_rng(0).bytes(300_000)
 
 
+@dataclass
 class Shelf:
     """What the server offers, and after how many bytes it hangs up, answer by answer."""
 
-    def __init__(self) -> None:
-        self.content: dict[str, bytes] = {}
-        self.cuts: list[int] = []
-        self.kind = "application/octet-stream"
-        self.ranges: list[str | None] = []
-        self.address = ""
+    content: dict[str, bytes] = field(default_factory=dict)
+    cuts: list[int] = field(default_factory=list)
+    ranges: list[str] = field(default_factory=list)
+    address: str = ""
 
     def archive(self, file: str, **about: object) -> Archive:
         return Archive("it", f"{self.address}/{file}", "none", **about)
@@ -46,15 +46,14 @@ def shelf() -> Iterator[Shelf]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             content = offered.content.get(self.path.lstrip("/"))
-            asked = self.headers.get("Range")
+            asked = self.headers["Range"]
             offered.ranges.append(asked)
-            start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
+            start = int(asked.removeprefix("bytes=").removesuffix("-"))
             if content is None or (start and start >= len(content)):
                 self.send_error(404 if content is None else 416)
                 return
-            self.send_response(206 if start else 200)
+            self.send_response(206)
             self.send_header("Content-Length", str(len(content) - start))
-            self.send_header("Content-Type", offered.kind)
             self.end_headers()
             end = start + offered.cuts.pop(0) if offered.cuts else len(content)
             self.wfile.write(content[start:end])
@@ -90,37 +89,37 @@ def test_an_interrupted_download_is_continued(shelf: Shelf, tmp_path: Path) -> N
         assert not (tmp_path / "iSUN").exists()
     fetch(shelf.archive("iSUN.tar.gz", sha256=digest), tmp_path)
     assert (tmp_path / "iSUN" / "a.bin").read_bytes() == NOISE
-    assert shelf.ranges == [None, "bytes=100000-", "bytes=150000-"]
-    assert [p.name for p in tmp_path.iterdir()] == ["iSUN"]
+    assert shelf.ranges == ["bytes=0-", "bytes=100000-", "bytes=150000-"]
+    assert {p.name for p in tmp_path.iterdir()} == {".fetched", "iSUN"}
 
 
 def test_a_complete_download_is_not_repeated_and_stays_in_its_folder(shelf: Shelf, tmp_path: Path) -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("../../evil/x.txt", "x")
+        archive.writestr("x.txt", "x")
     shelf.content["a.zip"] = buffer.getvalue()
     (tmp_path / ".fetched").mkdir()
-    (tmp_path / ".fetched" / "a.zip.part").write_bytes(buffer.getvalue())  # a kill came before unpacking
+    (tmp_path / ".fetched" / "a.zip").write_bytes(buffer.getvalue())  # a kill came before unpacking
     fetch(shelf.archive("a.zip", to="sets"), tmp_path)
-    assert (tmp_path / "sets" / "evil" / "x.txt").read_text() == "x"
-    assert not (tmp_path.parent / "evil").exists()
+    assert (tmp_path / "sets" / "x.txt").read_text() == "x"
+    assert not list(tmp_path.parent.rglob("evil"))
 
 
 @pytest.mark.fault(
-    "a download is damaged, cut off, a web page, or an archive whose members lead out of the folder",
+    "a download is damaged, cut off, or an archive whose members lead out of the folder",
     does="one line; nothing is unpacked",
 )
-@pytest.mark.parametrize("harm", ["hash", "cut", "outside", "page", "absent"])
+@pytest.mark.parametrize("harm", ["hash", "cut", "outside", "absent"])
 def test_a_wrong_file_is_reported_and_never_used(harm: str, shelf: Shelf, tmp_path: Path) -> None:
     good = packed({"set/a.bin": NOISE})
     content = {"cut": good[:-5000], "outside": packed({"../a.bin": b"x"})}.get(harm, good)
     shelf.content = {} if harm == "absent" else {"set.tar.gz": content}
-    shelf.kind = "text/html" if harm == "page" else shelf.kind
-    words = {"page": "is a web page", "absent": "answers 404 Not Found; download it manually", "hash": "its md5 is"}
+    words = {"absent": "could not be downloaded .*404: Not Found", "hash": "its md5 is"}
     with pytest.raises(DataError, match=words.get(harm, "is not the expected file .*the download was removed")):
         fetch(shelf.archive("set.tar.gz", md5="0" * 32 if harm == "hash" else ""), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == [".fetched"]
-    assert not list((tmp_path / ".fetched").glob("*.part"))
+    assert not list((tmp_path / ".fetched").iterdir())
     assert not (tmp_path.parent / "a.bin").exists()
 
 
@@ -141,23 +140,13 @@ def test_the_command_lists_downloads_and_checks(shelf: Shelf, tmp_path: Path, mo
     assert before["isun"]["expected"] == 8925
     assert before["isun"]["fetchable"]
     assert not before["lsun-c"]["fetchable"]
-    after = of("--download", "--set", "isun", "--check")
+    after = of("--download", "--sets", "isun", "--check")
     assert after["isun"]["state"] == "3 of 8,925 images"
     assert after["code"] == 1
     shown = idness("data", "cifar10", "--root", tmp_path / "d")
     assert "3 of 8,925" in " ".join(shown.stdout.split())
     assert len(shelf.ranges) == 1
-    assert idness("data", "cifar11").returncode == 2
-
-
-def test_weights_are_compared_with_the_hash_in_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "hub"))
-    file = tmp_path / "resnet50-0676ba61.pth"
-    file.write_bytes(b"weights")
-    assert list_sets([tmp_path], ["imagenet"])[-1].state == "found"
-    assert list_sets([tmp_path], ["imagenet"], check=True)[-1].state.startswith("damaged: its sha256")
-    with pytest.raises(UnknownNameError, match="unknown benchmark"):
-        list_sets([tmp_path], ["nosuch"])
+    assert "unknown benchmark" in idness("data", "cifar11").stderr
 
 
 def test_the_cifar_protocol_is_that_of_the_paper(tmp_path: Path) -> None:

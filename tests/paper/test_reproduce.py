@@ -90,6 +90,9 @@ def test_all_tables_answer_without_any_data(tmp_path: Path) -> None:
     tables = json.loads((tmp_path / "out" / "reproduce.json").read_text())["tables"]
     assert len(tables) == len(paper.names())
     assert "idness train" in tables["training"]["missing"][-1]["command"]
+    page = (tmp_path / "out" / "reproduce.md").read_text()  # with the paper's own numbers
+    assert "| SCALE | 5.80 / 98.72 | 0.73 / 99.74 |" in page
+    assert "| SSB-hard | 0.262 |" in page
 
 
 def test_the_table_of_averages_follows_from_the_two_it_averages(corner: Path, tmp_path: Path) -> None:
@@ -98,7 +101,7 @@ def test_the_table_of_averages_follows_from_the_two_it_averages(corner: Path, tm
     averages, single = done.outcomes
     for cell in averages.measured:
         same = next(c for c in single.entries if (c.row, c.column, c.metric) == (cell.row, "average", cell.metric))
-        assert (cell.column, cell.ours, cell.theirs, cell.parts) == ("CIFAR-10", same.ours, same.theirs, same.parts)
+        assert (cell.column, cell.ours, cell.theirs, cell.sets) == ("CIFAR-10", same.ours, same.theirs, same.sets)
     assert averages.measured
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from idness import paper
-from idness.core.errors import UnknownNameError
 from idness.detectors.registry import parse
 
 ROUNDING = 0.0101
@@ -51,9 +50,7 @@ def test_averages_are_the_means_of_their_sets_but_for_the_listed_slips() -> None
 
 
 def test_columns_are_the_sets_of_each_group_and_its_average() -> None:
-    sets = ["SVHN", "LSUN-c", "LSUN-r", "iSUN", "Textures", "Places365"]
-    assert paper.load("cifar10").columns == [*sets, "average"]
-    assert paper.load("imagenet").columns == ["near", "far"]
+    assert paper.load("cifar10").columns == ["SVHN", "LSUN-c", "LSUN-r", "iSUN", "Textures", "Places365", "average"]
 
 
 @pytest.mark.parametrize("name", [name for name in paper.names() if paper.load(name).kind != "p-values"])
@@ -74,11 +71,6 @@ def test_the_papers_own_percentiles_are_kept() -> None:
     for name, percentile in (("imagenet", 85), ("cifar10", 95), ("cifar100", 90)):
         methods = {row.name: row.method for row in paper.load(name).rows}
         assert methods["SCALE"] == f"scale(percentile={percentile})"
-
-
-def test_unknown_names_say_what_was_meant() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'cifar10'"):
-        paper.load("cifar-10")
 
 
 @pytest.mark.shared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -232,10 +232,6 @@ class Filled:
         """Return the numbers in one line."""
         left = f", {self.unread:,} skipped; first: {self.first}" if self.unread else ""
         return f"{self.name}: {self.images:,} images, {self.ran:,} run, {self.cached:,} found in the store{left}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
 
 
 def prepare_extraction(

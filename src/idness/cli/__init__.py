@@ -6,7 +6,6 @@ Nothing here may import torch before a subcommand runs: `idness --help` answers 
 from __future__ import annotations
 
 import errno
-import io
 import os
 import re
 import sys
@@ -14,13 +13,12 @@ import textwrap
 import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 import typer.core
 
 from idness.cli import guard, measure, paper, train
-from idness.cli.options import warn_renamed
 from idness.core.errors import IdnessError, IdnessWarning
 from idness.core.text import masked
 
@@ -50,17 +48,9 @@ KEPT = {
     "reproduce": "finished tables are kept; run the same command again to continue",
 }
 """What remains of a subcommand that was stopped; the others leave nothing."""
-RENAMED = {
-    "score": {"--batch": "--batch-size"},
-    "serve": {"--batch": "--batch-size"},
-    "compare": {"--sets": "--by-set"},
-    "train": {"--arch": "--model"},
-    "data": {"--set": "--sets"},
-}
-"""Options of 0.1 that have new names; to be removed after the next release."""
-
 ALIASES = {"key": "token_file", "arch": "model", "batch": "batch_size"}
 """Names of arguments in the library, and of the parameters of subcommands that set them."""
+SHOW = warnings.showwarning
 ARGUMENT = re.compile(r"\b([a-z_]+)=(?:'([^']*)'|True)?(?=[\s,;.)]|$)")
 """An argument in a message of the library: `weights=`, `weights='none'`, `partial=True`."""
 
@@ -75,19 +65,11 @@ class Grouped(typer.core.TyperGroup):
             with formatter.section(title):
                 for name in names:
                     summary = (self.commands[name].help or "").partition("\n\n")[0]
-                    lines = textwrap.wrap(
-                        " ".join(summary.split()), formatter.width - width - 2, break_on_hyphens=False
+                    first, rest = f"  {name:{width}}", " " * (width + 2)
+                    formatter.write(
+                        textwrap.fill(summary, formatter.width, initial_indent=first, subsequent_indent=rest)
                     )
-                    formatter.write(f"  {name:{width}}{lines[0]}\n")
-                    formatter.write("".join(f"  {'':{width}}{line}\n" for line in lines[1:]))
-
-
-class Subcommand(typer.core.TyperCommand):
-    """A subcommand whose usage line omits arguments that are accepted only as in 0.1."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the words of the usage line."""
-        return [piece for piece in super().collect_usage_pieces(ctx) if piece != "[]"]
+                    formatter.write("\n")
 
 
 app = typer.Typer(
@@ -121,7 +103,7 @@ def _root(
 
 
 for _name, _function in COMMANDS.items():
-    app.command(_name, cls=Subcommand)(_function)
+    app.command(_name)(_function)
 
 
 @cache
@@ -133,12 +115,9 @@ def command() -> Any:
 def main() -> None:
     """Run the command line; an error that the user can fix is one line and exit code 2."""
     warnings.showwarning = _show_warning
-    sys.stderr = sys.stderr or io.StringIO()  # `2>&-` closes it
-    if sys.stdout is None:
-        _stop("standard output is closed; redirect it to a file or to /dev/null", 2)
     try:
         # A fixed name, which completion in the shell depends on.
-        result = command()(_with_new_names(sys.argv[1:]), prog_name="idness", standalone_mode=False)
+        result = command()(sys.argv[1:], prog_name="idness", standalone_mode=False)
         if result == STOPPED:  # newer versions of typer return it after Ctrl-C
             raise KeyboardInterrupt
         sys.stdout.flush()
@@ -186,19 +165,7 @@ def with_flags(message: str) -> str:
 
 
 def _named() -> str | None:
-    """Return the current subcommand."""
     return next((word for word in sys.argv[1:] if word in COMMANDS), None)
-
-
-def _with_new_names(words: list[str]) -> list[str]:
-    """Replace options that have a new name, with a warning."""
-    renamed, found = RENAMED.get(_named() or "", {}), []
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name in renamed:
-            warn_renamed(name, renamed[name])
-        found.append(f"{renamed.get(name, name)}{equals}{value}")
-    return found
 
 
 def _stop(message: str, code: int) -> None:
@@ -206,15 +173,8 @@ def _stop(message: str, code: int) -> None:
     sys.exit(code)
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> Any:
+def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
     if issubclass(category, IdnessWarning):
         print(f"idness: warning: {masked(with_flags(str(message)))}", file=sys.stderr)
     else:
-        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+        SHOW(message, category, *where, **more)

@@ -67,7 +67,7 @@ def calibrate(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but cautions and errors.")] = False,
 ) -> None:
     """Calibrate a guard for your network on a folder of your images."""
-    from idness.core.progress import STARTING, show_progress
+    from idness.core.progress import show_progress
     from idness.data import embedded
 
     if plan:
@@ -80,20 +80,15 @@ def calibrate(
     if not model or not data:
         raise typer.BadParameter("MODEL and --data are needed, except with --plan")
     with show_progress(quiet=quiet) as progress:
-        progress.phase(STARTING, None)
         from idness.guard.calibrate import CAUTION
         from idness.guard.guard import Guard
         from idness.guard.storage import describe, guard_folder
 
         folder = guard_folder(out, force=force)
         folder.check()
-        options = o.model_options(
-            model, weights, layer=layer, multi_label=multi_label, class_names=class_names, pixels=(size, mean, std),
-            engine=engine, threads=threads, device=device,
-        )  # fmt: skip
         notes: list[str] = []
         guard = Guard.for_images(
-            options, data, recall, false_alarm=false_alarm, per_class=per_class, confidence=confidence, notes=notes,
+            o.model_options(locals()), data, recall, false_alarm=false_alarm, per_class=per_class, confidence=confidence, notes=notes,
             method=method, train=train, ood=ood, gallery=thumbnails, any_accuracy=any_accuracy, progress=progress,
         )  # fmt: skip
     guard.save(folder, bundle=bundle and not embedded.owns(model))
@@ -145,7 +140,7 @@ def score(
 ) -> None:
     """Score images: print the class, ID-ness, p-value and verdict of each."""
     from idness.core.files import OutputFolder, locked
-    from idness.core.progress import STARTING, show_progress
+    from idness.core.progress import show_progress
     from idness.core.text import shorten
     from idness.data.batches import limit_threads
     from idness.guard import score as scoring
@@ -166,7 +161,6 @@ def score(
         show_progress(quiet=quiet or bool(shared and form and out is None), console=shared) as progress,
         scoring.row_stream(None if folder else out) as stream,
     ):
-        progress.phase(STARTING, None)
         if folder is not None:
             OutputFolder(folder).check(resume=resume)
         # Images are found before the network is loaded; for rows, paths on standard input are scored as they arrive.
@@ -257,7 +251,6 @@ def _listed() -> Iterator[str]:
 
 def export(
     guard: Annotated[Path, typer.Argument(help="The guard's folder.")],
-    old_out: Annotated[Path | None, typer.Argument(hidden=True, metavar="")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The ONNX file to write.")] = None,
     triton: Annotated[Path | None, typer.Option(help="Triton model repository to write to.")] = None,
     model: o.GuardModel = None,
@@ -269,9 +262,6 @@ def export(
     from idness.guard.guard import Guard
     from idness.guard.onnx import check_target, to_triton
 
-    if old_out is not None:
-        o.warn_renamed("the argument OUT", "--out")
-        out = out or old_out
     if (out is None) == (triton is None):
         raise typer.BadParameter("pass either --out FILE.onnx or --triton DIR")
     if out is not None:

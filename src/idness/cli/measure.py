@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -54,12 +55,10 @@ def bench(
         print_note(f"wrote {path}; edit it, then run: idness bench {path} --model ...")
         return
     from idness.core.options import split_methods
-    from idness.core.progress import STARTING, show_progress
+    from idness.core.progress import show_progress
     from idness.data import embedded
 
     with show_progress(quiet=quiet) as progress:
-        progress.phase(STARTING, None)
-        from idness.benchmark.protocol import Settings
         from idness.benchmark.results import DERIVED, RESULTS, results_folder
         from idness.benchmark.runner import run
         from idness.report import write_html
@@ -68,24 +67,7 @@ def bench(
         fpr_name(fpr)
         folder = results_folder(out, force=force)
         folder.check()
-        settings = Settings(
-            data=data,
-            weights=weights,
-            layer=layer or None,
-            multi_label=multi_label,
-            methods=split_methods(methods),
-            precision=precision,
-            engine=engine,
-            threads=threads,
-            batch_size=batch_size,
-            workers=workers,
-            cache=cache,
-            device=device,
-            seed=seed,
-            partial=partial,
-            any_accuracy=any_accuracy,
-            command=command_line(),
-        )
+        settings = o.settings_of(locals(), methods=split_methods(methods))
         report = run(benchmark or embedded.DEFAULT, model or None, settings, progress)
     report.save(folder)
     folder.remove(DERIVED)  # those of an earlier run must not stay if the disk is full now
@@ -130,11 +112,10 @@ def extract(
     quiet: o.Quiet = False,
 ) -> None:
     """Compute and store the activations of a network, for `idness bench --cache`."""
-    from idness.core.progress import STARTING, report_warnings, show_progress
+    from idness.core.progress import report_warnings, show_progress
 
-    inner, pool = o.engine_and_pool(engine, address, actors, gpus_per_actor)
+    engine, pool = o.engine_and_pool(engine, address, actors, gpus_per_actor)
     with show_progress(quiet=quiet) as progress:
-        progress.phase(STARTING, None)
         from idness.activations.store import FeatureStore
         from idness.benchmark.extraction import prepare_extraction, run_extraction
         from idness.benchmark.protocol import Settings
@@ -144,11 +125,7 @@ def extract(
             data=data, batch_size=batch_size, workers=workers, cache=out, partial=partial, command=command_line()
         )
         with report_warnings(progress.warn):
-            options = o.model_options(
-                model, weights, layer=layer, multi_label=multi_label, class_names=class_names, pixels=(size, mean, std),
-                precision=precision, engine=inner, device=device, threads=threads,
-            )  # fmt: skip
-            job = prepare_extraction(options, sets, settings, progress=progress)
+            job = prepare_extraction(o.model_options(locals()), sets, settings, progress=progress)
             if pool is None:
                 found = run_extraction(job, progress)
             else:
@@ -156,7 +133,7 @@ def extract(
 
                 found = extract_on_ray(job, pool, progress)
     if as_json:
-        print(json.dumps([entry.to_dict() for entry in found], indent=1))
+        print(json.dumps([asdict(entry) for entry in found], indent=1))
     else:
         for entry in found:
             print(entry.describe())
@@ -222,10 +199,7 @@ def doctor(
     from idness.selection.recommend import diagnose
 
     with show_progress(quiet=quiet) as progress:
-        options = o.model_options(
-            model, weights, layer=layer, multi_label=multi_label, class_names=class_names, pixels=(size, mean, std),
-            device=device, threads=threads,
-        )  # fmt: skip
+        options = o.model_options(locals())
         found = diagnose(options, data or None, ood or None, train=train or None, limit=limit, progress=progress)
     if as_json:
         print(json.dumps(found.to_dict(), indent=1))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from idness.core.errors import IdnessWarning, OptionError
+from idness.cli.terminal import command_line
+from idness.core.errors import OptionError
 
 if TYPE_CHECKING:
+    from idness.benchmark.protocol import Settings
     from idness.cluster import Pool
     from idness.networks.open import ModelOptions
 
@@ -58,44 +61,35 @@ Actors = Annotated[int | None, typer.Option(min=1, help="Number of Ray processes
 Gpus = Annotated[float, typer.Option("--gpus-per-actor", min=0, help="GPUs per process, with --engine ray.")]
 
 
-def warn_renamed(old: str, new: str) -> None:
-    """Warn that an argument or option of 0.1 has a new name."""
-    warnings.warn(f"{old} is now {new}; the old form works in this release only", IdnessWarning, stacklevel=2)
-
-
-def model_options(
-    model: str,
-    weights: str | None,
-    *,
-    layer: str,
-    class_names: str | None,
-    pixels: tuple[int | None, str | None, str | None],
-    **options: Any,
-) -> ModelOptions:
-    """Return the options of a network as the command line gives them; `pixels` is size, mean and std."""
+def model_options(given: Mapping[str, Any]) -> ModelOptions:
+    """Return the options of a network that are among the parameters of a command, by name."""
     from idness.data import Preprocessing
     from idness.data.sets import read_classes
     from idness.networks.open import ModelOptions
 
-    size, *numbers = pixels
-    values: dict[str, object] = {} if size is None else {"resize": (size, size)}
-    for name, text in zip(("mean", "std"), numbers, strict=True):
-        if text is not None and size is None:
+    size, class_names = given["size"], given["class_names"]
+    pixels: dict[str, object] = {} if size is None else {"resize": (size, size)}
+    for name in ("mean", "std"):
+        if (text := given[name]) is None:
+            continue
+        if size is None:
             raise OptionError("--mean and --std need --size, the side of the network's input in pixels")
         try:
-            values |= {} if text is None else {name: tuple(map(float, text.split(",")))}
+            pixels[name] = tuple(map(float, text.split(",")))
         except ValueError as error:
-            raise OptionError(
-                f"--{name}: must be numbers separated by commas, one per channel, got {text!r}"
-            ) from error
-    return ModelOptions(
-        model,
-        weights or None,
-        layer=layer or None,
-        class_names=read_classes(class_names) if class_names else (),
-        preprocessing=Preprocessing.from_dict(values) if values else None,
-        **options,
-    )
+            raise OptionError(f"--{name}: must be numbers separated by commas, got {text!r}") from error
+    options = {field.name: given[field.name] for field in fields(ModelOptions) if field.name in given}
+    options["class_names"] = read_classes(class_names) if class_names else ()
+    options["preprocessing"] = Preprocessing.from_dict(pixels) if pixels else None
+    return ModelOptions(**options | {"weights": given["weights"] or None, "layer": given["layer"] or None})
+
+
+def settings_of(given: Mapping[str, Any], **other: Any) -> Settings:
+    """Return the settings of a benchmark that are among the parameters of a command, by name, and others."""
+    from idness.benchmark.protocol import Settings
+
+    options = {field.name: given[field.name] for field in fields(Settings) if field.name in given}
+    return Settings(**options | {"layer": given.get("layer") or None, "command": command_line()} | other)
 
 
 def engine_and_pool(engine: str, address: str | None, actors: int | None, gpus: float) -> tuple[str, Pool | None]:

@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 from idness.cli import options as o
-from idness.cli.terminal import command_line, open_console, print_note
+from idness.cli.terminal import open_console, print_note
 
 
 def data(
     benchmarks: Annotated[list[str] | None, typer.Argument(help="Such as cifar10 or imagenet; default: all.")] = None,
     root: Annotated[Path, typer.Option(help="Folder of the sets and for downloads.")] = Path("data"),
-    check: Annotated[bool, typer.Option("--check", help="Compare hashes too; exit with 1 if incomplete.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a set is incomplete.")] = False,
     download: Annotated[bool, typer.Option("--download", help="Download what needs no account.")] = False,
     only: Annotated[str, typer.Option("--sets", help="Download only these sets, such as isun,textures.")] = "",
     as_json: o.Json = False,
@@ -34,7 +34,7 @@ def data(
             names = [name.strip() for name in only.split(",") if name.strip()]
             fetched = datasets.download(root, benchmarks or [], names, progress=progress)
         print_note(f"downloaded {', '.join(fetched) or 'nothing'} to {root}", quiet=quiet)
-    found = datasets.list_sets([root], benchmarks or [], check=check)
+    found = datasets.list_sets([root], benchmarks or [])
     if as_json:
         sys.stdout.write(json.dumps([item.to_dict() for item in found], indent=1) + "\n")
     else:
@@ -60,27 +60,16 @@ def reproduce(
     quiet: o.Quiet = False,
 ) -> None:
     """Run the paper's tables on the available data, and print our numbers beside the paper's."""
-    from idness.benchmark.protocol import Settings
     from idness.core.files import OutputFolder
-    from idness.core.progress import STARTING, show_progress
+    from idness.core.progress import show_progress
     from idness.paper.reproduce import PAGE, SUMMARY
     from idness.paper.reproduce import reproduce as run
     from idness.report.tables import rich_table
 
     folder = OutputFolder(out, force=force)
     folder.check()
-    settings = Settings(
-        weights=weights,
-        precision=precision,
-        engine=engine,
-        batch_size=batch_size,
-        device=device,
-        cache=cache,
-        threads=threads,
-        command=command_line(),
-    )
+    settings = o.settings_of(locals(), data=None)
     with show_progress(quiet=quiet) as progress:
-        progress.phase(STARTING, None)
         done = run(tables or [], data or [], out=folder, settings=settings, progress=progress)
     if as_json:
         sys.stdout.write(done.to_json())
@@ -100,7 +89,6 @@ def reproduce(
 
 def analyze(
     benchmark: o.Benchmark = "",
-    old_benchmark: Annotated[str, typer.Argument(hidden=True, metavar="")] = "",
     model: o.OptionalModel = "",
     weights: o.Weights = None,
     layer: o.Layer = "",
@@ -114,20 +102,14 @@ def analyze(
     quiet: o.Quiet = False,
 ) -> None:
     """Run the paper's analyses on a network: Gaussianity, moments, C(p), percentiles, ratios, trade-off, ISH."""
-    from idness.benchmark.protocol import Settings, names
     from idness.core.files import OutputFolder
     from idness.core.progress import show_progress
     from idness.data import embedded
     from idness.paper.studies.analyze import analyze as run
 
-    if old_benchmark or not (benchmark in ("", *names()) or benchmark.endswith(".toml")):  # MODEL [BENCHMARK] of 0.1
-        o.warn_renamed("the argument MODEL", "--model")
-        model, benchmark = model or benchmark, old_benchmark
     folder = OutputFolder(out, force=force)
     folder.check()
-    settings = Settings(
-        weights=weights, layer=layer or None, data=data, device=device, threads=threads, command=command_line()
-    )
+    settings = o.settings_of(locals())
     with show_progress(quiet=quiet) as progress:
         found = run(model or None, benchmark or embedded.NAME, settings=settings, limit=limit, progress=progress)
         written = found.save(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,7 +51,8 @@ def train(
     """Fine-tune a classifier, or train one from scratch, with one of the paper's training methods."""
     import torch
 
-    from idness.core.progress import STARTING, show_progress
+    from idness.core.options import read_option
+    from idness.core.progress import show_progress
     from idness.core.scripts import approve
     from idness.training import finetune, open_training
     from idness.training.checkpoint import run_folder
@@ -61,42 +61,19 @@ def train(
     folder.check()
     given: dict[str, Any] = {"epochs": epochs, "lr": lr, "weight_decay": weight_decay, "batch_size": batch_size}
     given |= {"warmup": warmup, "precision": precision, "accumulate": accumulate, "crops": crops, "seed": seed}
-    options = {name: value for name, value in given.items() if value is not None} | _parse(option or [])
+    options = {name: value for name, value in given.items() if value is not None} | {"device": device}
+    options |= dict(read_option(pair, f"--set {pair}") for pair in option or ())
     if threads is not None:
         torch.set_num_threads(threads)
     source = {"val": val, "root": root, "init": init, "size": size, "crops": crops, "workers": workers, "seed": seed}
     with show_progress(quiet=quiet) as progress:
-        progress.phase(STARTING, None)
         opened = open_training(data, model, **source, archive=archive, progress=progress)  # type: ignore[arg-type]
         approve(model)  # so that the run's folder can be opened again
         done = finetune(
-            opened.model,
-            opened.train,
-            method,
-            val=opened.val,
-            out=folder,
-            arch=model,
-            device=device,
-            progress=progress,
-            **options,
+            opened.model, opened.train, method, val=opened.val, out=folder, arch=model, progress=progress, **options
         )
     last = done.log[-1]
     accuracy = "" if last.val_accuracy is None else f", {last.val_accuracy:.2%} validation accuracy"
     console = open_console()
     console.print(f"{method}: {last.epoch} epochs, loss {last.loss:.4f}{accuracy}")
     console.print(f"wrote {out / 'weights.safetensors'} and {out / 'log.csv'}", soft_wrap=True)
-
-
-def _parse(pairs: list[str]) -> dict[str, Any]:
-    from idness.core.errors import OptionError
-
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals:
-            raise OptionError(f"--set: must be name=value, got {pair!r}")
-        try:
-            options[name.strip()] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            options[name.strip()] = text
-    return options

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CHECKSUM = "checksum"
-_PLAIN = methodcaller("item")
-"""Converts a number of an array for JSON."""
+_PLAIN = methodcaller("item")  # converts a number of an array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,9 @@ class Document(Generic[T]):
         try:
             return self._adapter.validate_json(plain, strict=True)
         except ValidationError as error:
-            raise self.damaged(name, _first(error)) from error
+            first = error.errors(include_url=False, include_context=False)[0]
+            got = "" if first["type"] == "missing" else f", got {first['input']!r}"
+            raise self.damaged(name, f"{'.'.join(map(str, first['loc']))}: {first['msg']}{got}") from error
 
     def text(self, values: T | Mapping[str, Any]) -> str:
         """Return the text of a file."""
@@ -150,10 +151,3 @@ def packed(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 def checksum(values: Mapping[str, Any]) -> str:
     """Return a hash of plain values that does not depend on the order of keys."""
     return sha256_of(json.dumps(values, sort_keys=True, default=_PLAIN))
-
-
-def _first(error: ValidationError) -> str:
-    """Describe the first field that is wrong."""
-    found = error.errors(include_url=False, include_context=False)[0]
-    got = "" if found["type"] == "missing" else f", got {found['input']!r}"
-    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}{got}"

@@ -7,9 +7,6 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
-MOST_LISTED = 100
-"""Known names up to which a message lists them all."""
-
 
 class IdnessError(Exception):
     """The base of all errors that idness raises on purpose."""
@@ -70,10 +67,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
     """Return the error for an unknown name, with the nearest known names as a suggestion."""
     choices = sorted(known)
     near = get_close_matches(name.lower(), choices, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(choices)}"
-    if not near and len(choices) > MOST_LISTED:
-        closest = get_close_matches(name.lower(), choices, n=5, cutoff=0.0)
-        hint = f"the closest of {len(choices):,} names are {', '.join(closest)}"
+    some = get_close_matches(name.lower(), choices, n=5, cutoff=0.0) if len(choices) > 100 else []
+    rest = f"the closest are {', '.join(some)}" if some else f"known are {', '.join(choices)}"
+    hint = f"did you mean {near[0]!r}?" if near else rest
     return UnknownNameError(f"unknown {kind} {name!r}; {hint}")
 
 

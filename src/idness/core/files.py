@@ -12,10 +12,8 @@ import os
 import re
 import secrets
 import shutil
-import tarfile
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -98,9 +96,8 @@ class OutputFolder(os.PathLike[str]):
             raise StoreError(f"{self.path} exists; resume=True continues it, or choose another folder")
         if not ours:
             more = ", or pass force=True to overwrite files of the same name" if resume is None else ""
-            raise StoreError(
-                f"{self.path}: contains files that idness did not write ({abridged(found, 3)}); choose a new or empty folder{more}"
-            )
+            those = f"files that idness did not write ({abridged(found, 3)})"
+            raise StoreError(f"{self.path}: contains {those}; choose a new or empty folder{more}")
 
     def write(self, contents: Mapping[str, Content]) -> list[Path]:
         """Write files and return their paths.
@@ -171,7 +168,7 @@ def remove_stale(folder: Path) -> None:
 
 @contextmanager
 def marked(folder: Path) -> Iterator[str]:
-    """Create an empty file in a folder for the duration of the block, and yield its name; a process that sees it shares the folder."""
+    """Yield the name of an empty file that is in a folder while the block runs; a process that sees it shares the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(prefix=".idness-", dir=folder) as mark:
         yield Path(mark.name).name
@@ -248,25 +245,22 @@ def discard(*paths: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def unpack_archive(archive: Path, name: str, target: Path) -> None:
-    """Unpack a .tar, .tar.gz, .tgz or .zip into a folder, or copy any other file there under its name.
+def unpack_archive(archive: Path, target: Path) -> None:
+    """Unpack a .tar, .tar.gz, .tgz or .zip into a folder, or copy any other file there.
 
     Nothing that exists is overwritten: a file of the same name with other content is refused before anything is moved.
     """
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target) as place:
         folder = Path(place)
-        if name.endswith((".tar", ".tar.gz", ".tgz")):
-            with tarfile.open(archive) as packed:
-                packed.extractall(folder, filter="data")
-        elif name.endswith(".zip"):
-            with zipfile.ZipFile(archive) as zipped:
-                zipped.extractall(folder)  # removes `..` and absolute names
+        if archive.suffix == ".zip":
+            shutil.unpack_archive(archive, folder)  # leaves out `..` and absolute names
+        elif archive.suffix in (".tar", ".gz", ".tgz"):
+            shutil.unpack_archive(archive, folder, filter="data")
         else:
-            shutil.copyfile(archive, folder / name)
-        moves = [
-            (entry, target / entry.relative_to(folder)) for entry in sorted(folder.rglob("*")) if not entry.is_dir()
-        ]
+            shutil.copyfile(archive, folder / archive.name)
+        found = [entry.relative_to(folder) for entry in sorted(folder.rglob("*")) if not entry.is_dir()]
+        moves = [(folder / name, target / name) for name in found]
         for entry, goal in moves:
             if os.path.lexists(goal) and not (goal.is_file() and sha256(goal) == sha256(entry)):
                 raise StoreError(f"{goal}: exists with other content; move it and run the same command again")

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields, is_dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from idness.core.errors import InputError, OptionError
@@ -23,8 +24,6 @@ OPENING, CLOSING = "([{", ")]}"
 
 
 def _number(wanted: str, fits: Callable[[float], bool]) -> Check:
-    """Return a check that an option is a number for which `fits` is true."""
-
     def check(owner: object, name: str) -> None:
         value = getattr(owner, name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
@@ -46,22 +45,18 @@ def check_percent(owner: object, name: str) -> None:
     """Raise unless an option is a percentage in [0, 100); a fraction gets a message of its own."""
     _check_percentage(owner, name)
     if 0 < (value := getattr(owner, name)) < 1:
-        raise OptionError(
-            f"{owner_name(owner)}: {name} is in percent, in [0, 100); got {value:g}, which looks like a fraction;"
-            f" did you mean {value * 100:g}?"
-        )
+        raise OptionError(f"{owner_name(owner)}: {name} is in percent, got {value:g}; did you mean {value * 100:g}?")
 
 
 def check_fraction(owner: object, name: str, value: float) -> None:
     """Raise unless an argument is strictly between 0 and 1."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1:
+    if not isinstance(value, int | float) or not 0 < value < 1:
         raise OptionError(f"{owner_name(owner)}: {name} must be in (0, 1), got {value!r}")
 
 
 def check_at_most_images(owner: object, name: str, images: int) -> None:
     """Raise if an option counts more neighbours or clusters than there are training images."""
-    value = getattr(owner, name)
-    if value > images:
+    if (value := getattr(owner, name)) > images:
         raise InputError(
             f"{owner_name(owner)}: {name} must be at most the number of training images ({images}), got {value}"
         )
@@ -75,24 +70,18 @@ def check_options(owner: object) -> None:
                 option.metadata["check"](owner, option.name)
 
 
-def percent(default: float) -> float:
-    """Declare an option that is a percentage in [0, 100)."""
-    return _declare(default, check_percent)
+def _declare(default: T, check: Check) -> T:
+    return field(default=default, metadata={"check": check})
 
 
-def positive(default: float) -> float:
-    """Declare an option that is a finite number above 0."""
-    return _declare(default, check_positive)
-
-
-def nonnegative(default: float) -> float:
-    """Declare an option that is a finite number of at least 0."""
-    return _declare(default, check_nonnegative)
-
-
-def count(default: int) -> int:
-    """Declare an option that is a whole number of at least 1."""
-    return _declare(default, check_count)
+percent: Callable[[float], float] = partial(_declare, check=check_percent)
+"""Declare an option that is a percentage in [0, 100)."""
+positive: Callable[[float], float] = partial(_declare, check=check_positive)
+"""Declare an option that is a finite number above 0."""
+nonnegative: Callable[[float], float] = partial(_declare, check=check_nonnegative)
+"""Declare an option that is a finite number of at least 0."""
+count: Callable[[int], int] = partial(_declare, check=check_count)
+"""Declare an option that is a whole number of at least 1."""
 
 
 def one_of(default: str, *others: str) -> str:
@@ -104,10 +93,6 @@ def one_of(default: str, *others: str) -> str:
             raise OptionError(f"{owner_name(owner)}: {name} must be one of {', '.join(choices)}; got {value!r}")
 
     return _declare(default, check)
-
-
-def _declare(default: T, check: Check) -> T:
-    return field(default=default, metadata={"check": check})
 
 
 def owner_name(owner: object) -> str:
@@ -141,16 +126,18 @@ def read_method(text: str) -> tuple[str, dict[str, Any]]:
 
 def read_options(listed: str, whole: str) -> dict[str, Any]:
     """Read `option=value, ...`; errors show the whole text that it is part of."""
-    options: dict[str, Any] = {}
-    for item in split_methods(listed):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if not equals or not key.isidentifier():
-            raise _unreadable(whole)
-        try:
-            options[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            options[key] = value
-    return options
+    return dict(read_option(item, whole) for item in split_methods(listed))
+
+
+def read_option(item: str, whole: str) -> tuple[str, Any]:
+    """Return the name and the value of one `option=value`."""
+    key, equals, value = (part.strip() for part in item.partition("="))
+    if not equals or not key.isidentifier():
+        raise _unreadable(whole)
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
 
 
 def write_method(name: str, options: Mapping[str, Any]) -> str:

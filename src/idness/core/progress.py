@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bars
 
-STARTING = "starting"
-"""The first phase: importing torch takes seconds."""
-
 
 class Progress:
     """A progress callback that ignores every call; subclasses show or record them."""
@@ -62,13 +59,6 @@ class _ProgressBars(Progress):
         self.note(f"warning: {text}")
 
 
-def rate(speed: float | None) -> str:
-    """Return steps per second as text, or seconds per step below one step per second."""
-    if not speed:
-        return ""
-    return f"{speed:,.0f}/s" if speed >= 9.5 else f"{speed:.1f}/s" if speed >= 0.95 else f"{1 / speed:,.0f} s each"
-
-
 @contextmanager
 def show_progress(*, quiet: bool = False, console: Console | None = None) -> Iterator[Progress]:
     """Show progress on standard error, or on another console, while the block runs; bars only on a terminal."""
@@ -82,14 +72,17 @@ def show_progress(*, quiet: bool = False, console: Console | None = None) -> Ite
 
     class Rate(ProgressColumn):
         def render(self, task: Task) -> Text:
-            return Text(rate(task.finished_speed or task.speed))
+            speed = task.finished_speed or task.speed
+            return Text(f"{speed:,.{0 if speed >= 9.5 else 1}f}/s" if speed else "")
 
     name, status = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[status]}"))
     columns = (name, BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn(), status)
     place = console or Console(stderr=True, highlight=False)
     bars = Bars(*columns, console=place, transient=True, disable=not place.is_terminal)
+    progress = _ProgressBars(place, bars)
+    progress.phase("starting", None)  # importing torch takes seconds
     try:
-        yield _ProgressBars(place, bars)
+        yield progress
     finally:
         bars.stop()
 

@@ -1,6 +1,4 @@
-"""The data that flows between a network and its detectors: activations, the head that computes logits from features, and
-checks of both.
-"""
+"""The data that flows between a network and its detectors: activations, the head that computes logits, and checks of both."""
 
 from __future__ import annotations
 
@@ -71,9 +69,7 @@ class Activations:
         features, logits = _matrix("features", self.features), _matrix("logits", self.logits)
         for name, rows in (("logits", logits), ("edited", self.edited)):
             if rows is not None and len(rows) != len(features):
-                raise InputError(
-                    f"Activations: {name} must have one row per image, as features has, got {len(rows)} and {len(features)}"
-                )
+                raise InputError(f"Activations: {name} must have {len(features)} rows as features has, got {len(rows)}")
         object.__setattr__(self, "features", features)
         object.__setattr__(self, "logits", logits)
         if self.labels is not None:
@@ -99,15 +95,12 @@ class Activations:
 
     @cached_property
     def digests(self) -> Tensor:
-        """One number per row (N,), equal for the same image up to rounding in the network, and different for other images.
-
-        It is a hash of four random projections of the features and of their norm; zero (unknown) if the features cannot distinguish
-        images.
-        """
+        """One hash per row (N,), equal for the same image up to rounding in the network; zero if features cannot distinguish images."""
         random = torch.Generator().manual_seed(0)
         directions = torch.randn(self.features.shape[1], 4, generator=random, dtype=torch.float32)
         features = self.features.cpu()
         norm = features.norm(dim=1, keepdim=True).clamp(min=1e-30)
+        # Four random projections and the norm.
         cells = (torch.cat([features @ directions / norm, norm.log()], dim=1).nan_to_num() * DIGEST_GRID).round().long()
         # Any large odd factors serve; sums wrap around.
         mixed = (cells * torch.tensor([0x9E3779B97F4A7C15 >> shift | 1 for shift in range(1, 6)])).sum(dim=1)
@@ -153,11 +146,9 @@ class InputEditor(Protocol):
 
     def perturb(self, network: Callable[[Tensor], tuple[Tensor, Tensor]], images: Tensor) -> Tensor:
         """Return the edited images; `network` returns features and logits that gradients flow through."""
-        ...
 
     def edit_key(self) -> str:
         """Return a key that is equal for editors that edit images alike."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,30 +210,24 @@ def check_acts(owner: object, what: str, acts: Activations, head: Head) -> None:
     """Raise unless activations are finite, not empty, and as wide as the head."""
     where = f"{owner_name(owner)}: {what}"
     if not isinstance(acts, Activations):
-        raise InputError(
-            f"{where} must be Activations, got {type(acts).__name__}; wrap it as Activations(features, logits)"
-        )
+        raise InputError(f"{where} must be Activations(features, logits), got {type(acts).__name__}")
     if len(acts) == 0:
         raise InputError(f"{where} must hold at least one image, got none")
     for name, value, width in (("features", acts.features, head.width), ("logits", acts.logits, head.classes)):
         if value.shape[1] != width:
-            raise InputError(
-                f"{where} must have {width} {name} per image as the head has, got {value.shape[1]}; is it of another network?"
-            )
+            raise InputError(f"{where} must have {width} {name} per image as the head has, got {value.shape[1]}")
         # NaN and Inf survive a sum, which is the cheapest check; rows are searched only if it fails.
         if not math.isfinite(value.sum().item()) and len(bad := (~torch.isfinite(value).all(dim=1)).nonzero()):
-            raise InputError(
-                f"{where} must be finite, got NaN or Inf in the {name} of {len(bad)} of {len(value)} images"
-                f" (first at row {int(bad[0])}); drop those rows or check the images"
-            )
+            rows = f"{len(bad)} of {len(value)} images (first at row {int(bad[0])})"
+            raise InputError(f"{where} must be finite, got NaN or Inf in the {name} of {rows}; check the images")
 
 
 def check_edited(owner: object, what: str, acts: Activations, head: Head) -> None:
     """Raise unless the activations of the edited images exist, are finite and as wide as the head."""
     if acts.edited is None:
+        where = f"{owner_name(owner)}: {what}"
         raise InputError(
-            f"{owner_name(owner)}: {what} must carry those of the changed images, got none; score images with a Guard or the"
-            " benchmark, or take collect(network, images, edit_with=detector).acts"
+            f"{where} must carry those of the changed images, got none; score images with a Guard or bench"
         )
     check_acts(owner, f"{what} of the changed images", acts.edited, head)
 
@@ -260,10 +245,8 @@ def check_labels(owner: object, what: str, acts: Activations, classes: int) -> N
 def check_labelling(owner: object, head: Head, takes_labels: bool) -> None:
     """Raise if a method for single-label networks is used with a multi-label network."""
     if head.multi_label and not takes_labels:
-        raise InputError(
-            f"{owner_name(owner)}: requires one class per image, but the network is multi-label;"
-            " use ebo, mls, msp, react, scale or knn"
-        )
+        why = "requires one class per image, but the network is multi-label"
+        raise InputError(f"{owner_name(owner)}: {why}; use ebo, mls, msp, react, scale or knn")
 
 
 def check_match(owner: object, what: str, acts: Activations, head: Head) -> None:
@@ -274,10 +257,8 @@ def check_match(owner: object, what: str, acts: Activations, head: Head) -> None
     error = float((expected - logits.to(expected.device)).abs().max())
     # Allows for networks that ran in bfloat16; a wrong head is far off.
     if error > 0.05 * (1.0 + float(logits.abs().max())):
-        raise InputError(
-            f"{owner_name(owner)}: {what} logits must be the head's for these features, got values off by {error:.3g};"
-            " is it another network's?"
-        )
+        where = f"{owner_name(owner)}: {what}"
+        raise InputError(f"{where} logits must be the head's for these features, got values off by {error:.3g}")
 
 
 def is_signed(acts: Activations) -> bool:
@@ -288,13 +269,9 @@ def is_signed(acts: Activations) -> bool:
 def warn_signed(owner: object, acts: Activations) -> None:
     """Warn if features that should be non-negative are not."""
     if is_signed(acts):
-        lowest = float(acts.features.min())
-        warnings.warn(
-            f"{owner_name(owner)}: requires non-negative features (post-ReLU), got values down to {lowest:.3g};"
-            f" its scores are unreliable here: use {SUITS_SIGNED} instead",
-            IdnessWarning,
-            stacklevel=4,
-        )
+        found = f"requires non-negative features (post-ReLU), got values down to {float(acts.features.min()):.3g}"
+        advice = f"its scores are unreliable here: use {SUITS_SIGNED} instead"
+        warnings.warn(f"{owner_name(owner)}: {found}; {advice}", IdnessWarning, stacklevel=4)
 
 
 def _matrix(name: str, value: ArrayLike, owner: str = "Activations") -> Tensor:

@@ -19,7 +19,7 @@ ACCURACY, P_VALUE = "id_accuracy", "mean_p"
 class Entry:
     """One number of the paper and ours.
 
-    `metric` is `fpr`, `auroc`, `id_accuracy` or `mean_p`, and `spread` the paper's plus-minus. For a group, `parts` is the number of
+    `metric` is `fpr`, `auroc`, `id_accuracy` or `mean_p`, and `spread` the paper's plus-minus. For a group, `sets` is the number of
     its sets that were measured and of all; `theirs` is then the mean over the measured ones.
     """
 
@@ -28,7 +28,7 @@ class Entry:
     metric: str
     theirs: float
     ours: float | None = None
-    parts: tuple[int, int] | None = None
+    sets: tuple[int, int] | None = None
     spread: float | None = None
 
     @property
@@ -39,7 +39,7 @@ class Entry:
     @property
     def partial(self) -> bool:
         """Whether a group has only some of its sets."""
-        return self.parts is not None and self.parts[0] < self.parts[1]
+        return self.sets is not None and self.sets[0] < self.sets[1]
 
 
 @dataclass
@@ -79,33 +79,21 @@ class TableOutcome:
     def remarks(self) -> list[str]:
         """What a reader must know: notes, substitutes, rows that were not run, and numbers of images."""
         said = [*self.notes, *(f"{row}: not run: {reason}" for row, reason in self.failed.items())]
-        said += [
-            f"{item.name}: {item.substitute} instead of the paper's images" for item in self.sets if item.substitute
-        ]
+        others = [item for item in self.sets if item.substitute]
+        said += [f"{item.name}: {item.substitute} instead of the paper's images" for item in others]
         counts = ", ".join(f"{name} {here:,} of {there:,}" for name, (here, there) in self.images.items())
-        return [*said, *([f"images: {counts}"] if counts else [])]
+        return [*said, f"images: {counts}"] if counts else said
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        cells = []
-        for entry in self.entries:
-            cell = asdict(entry)
-            parts, spread = cell.pop("parts"), cell.pop("spread")
-            cells.append(
-                cell | ({"sets": list(parts)} if parts else {}) | ({} if spread is None else {"spread": spread})
-            )
-        missing = [item for item in self.sets if not item.available]
+        gaps = [item for item in self.sets if not item.available]
+        cells = [asdict(entry) for entry in self.entries]
         return {
-            "title": self.table.title,
-            "where": self.table.where,
-            "status": self.status,
-            "fpr": self.table.fpr,
-            "images": {name: list(pair) for name, pair in self.images.items()},
-            "missing": [{"name": item.name, "size": item.size, "command": item.command} for item in missing],
+            **{name: getattr(self.table, name) for name in ("title", "where", "fpr")},
+            **{name: getattr(self, name) for name in ("status", "images", "notes", "failed")},
+            "missing": [{"name": item.name, "size": item.size, "command": item.command} for item in gaps],
             "substitutes": {item.name: item.substitute for item in self.sets if item.substitute},
-            "notes": self.notes,
-            "failed": self.failed,
-            "cells": cells,
+            "cells": [{key: cell[key] for key in cell if key == "ours" or cell[key] is not None} for cell in cells],
         }
 
 
@@ -150,7 +138,7 @@ def comparison_tables(outcome: TableOutcome) -> list[Table]:
     rows = []
     for (row, column), found in seen.items():
         if pair := [found[metric] for metric in PRINTED if metric in found]:
-            some = pair[0].parts if pair[0].partial else None
+            some = pair[0].sets if pair[0].partial else None
             shown = f"{column} ({some[0]} of {some[1]} sets)" if some else column
             rows.append([Cell(row), Cell(shown), *(cell for entry in pair for cell in _numbers(entry))])
     words = [Heading("method", words=True), Heading("set", words=True)]
@@ -229,9 +217,10 @@ class Reproduction:
         for title, content in self.sections():
             lines += ["", f"## {title}", ""]
             for part in content:
-                lines += (
-                    [f"- {part}"] if isinstance(part, str) else ["", f"{part.title}:", "", *markdown_lines(part), ""]
-                )
+                if isinstance(part, str):
+                    lines.append(f"- {part}")
+                else:
+                    lines += ["", f"{part.title}:", "", *markdown_lines(part), ""]
         return "\n".join(lines) + "\n"
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import http.client
 import tarfile
-import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -18,7 +16,7 @@ from urllib.parse import urlsplit
 
 from idness.benchmark.protocol import GROUPS, Benchmark
 from idness.core.errors import DataError, IdnessError, unknown_name
-from idness.core.files import discard, locked, opened_for_download, sha256, unpack_archive
+from idness.core.files import discard, locked, opened_for_download, unpack_archive
 from idness.core.progress import Progress
 from idness.data import embedded, open_set
 from idness.paper.tables import read_toml
@@ -40,8 +38,7 @@ MISSING = "missing"
 class DataSet:
     """A set of a benchmark, or its weights: what the protocol has, where it comes from, and what is available.
 
-    `expected` and `found` count images; `substitute` names the images that were found in place of the protocol's; `archive` is what
-    `download` fetches, if anything.
+    `expected` and `found` count images; `substitute` names images found in place of the protocol's; `archive` can be downloaded.
     """
 
     benchmark: str
@@ -53,7 +50,6 @@ class DataSet:
     found: int | None = None
     substitute: str = ""
     available: bool = False
-    problem: str = ""
 
     @property
     def licence(self) -> str:
@@ -66,24 +62,22 @@ class DataSet:
         if not self.available:
             return MISSING
         if self.found is None:
-            return self.problem or "found"
+            return "found"
         if self.substitute:
             return f"{self.substitute} instead ({self.found:,} images)"
         return f"{self.found:,} of {self.expected:,} images" if self.expected else f"{self.found:,} images"
 
     @property
     def complete(self) -> bool:
-        """Whether as many images are available as the protocol has, without substitutes or damaged weights."""
+        """Whether as many images are available as the protocol has, without substitutes."""
         enough = self.found is None or self.expected is None or self.found >= self.expected
-        return self.available and enough and not self.substitute and not self.problem
+        return self.available and enough and not self.substitute
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
+        names = ("benchmark", "name", "size", "licence", "state", "expected", "found")
         source = self.archive.url if self.archive is not None else self.command
-        plain = {
-            name: getattr(self, name) for name in ("benchmark", "name", "size", "licence", "state", "expected", "found")
-        }
-        return {**plain, "source": source, "fetchable": self.archive is not None}
+        return {name: getattr(self, name) for name in names} | {"source": source, "fetchable": self.archive is not None}
 
 
 @dataclass(frozen=True)
@@ -98,18 +92,10 @@ class Archive:
     md5: str = ""
     sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    @property
-    def file(self) -> str:
-        """The file's name."""
-        return PurePosixPath(urlsplit(self.url).path).name
-
 
 @dataclass(frozen=True)
 class Located:
-    """What is available of a benchmark.
-
-    `benchmark` has the available sets; it is `None` without the ID test set or any OOD set. `root` is the folder of torchvision's sets.
-    """
+    """The available sets of a benchmark (`None` without ID test set or OOD sets), weights, and the folder of torchvision's sets."""
 
     benchmark: Benchmark | None
     weights: Path | None
@@ -117,14 +103,7 @@ class Located:
     root: Path | None = None
 
 
-def locate(
-    name: str,
-    roots: Sequence[Path],
-    weights: Path | None = None,
-    *,
-    whole: bool = False,
-    progress: Progress | None = None,
-) -> Located:
+def locate(name: str, roots: Sequence[Path], weights: Path | None = None, *, whole: bool = False) -> Located:
     """Search folders for the sets of a benchmark under their usual names, and for its weights unless they are given.
 
     Training images are sampled and test sets cut as in the protocol, unless `whole`.
@@ -135,8 +114,6 @@ def locate(
     found: dict[str, dict[str, Any]] = {role: {} for role in ("id", *GROUPS)}
     listed, data = [], None
     for role, part, shown, spec in _protocol(bench, whole):
-        if progress is not None:
-            progress.status(f"{name}: {shown}")
         about = sources.get(shown, {})
         entry = _entry(name, shown, about, roots)
         hit = _first(spec, about.get("places", []), roots, bench.class_names if role == "id" else ())
@@ -158,22 +135,17 @@ def archives() -> dict[str, Archive]:
     return {name: Archive(name, **about) for name, about in read_toml("archives").items()}
 
 
-def list_sets(roots: Sequence[Path], benchmarks: Sequence[str] = (), *, check: bool = False) -> list[DataSet]:
-    """List every set of these benchmarks, by default of all; `check` also compares weights with known hashes."""
+def list_sets(roots: Sequence[Path], benchmarks: Sequence[str] = ()) -> list[DataSet]:
+    """List every set of these benchmarks, by default of all."""
     known = (*embedded.NETWORKS, *BENCHMARKS)
     for name in benchmarks:
         if name not in known:
             raise unknown_name("benchmark with sources", name, known)
-    listed: list[DataSet] = []
-    for name in benchmarks or known:
-        if name in embedded.NETWORKS:
-            listed += _embedded(name)
-            continue
-        where = locate(name, roots, whole=True)
-        listed += where.sets
-        if check and where.weights is not None:
-            listed[-1] = replace(listed[-1], problem=_hash_problem(where.weights))
-    return listed
+    found = [
+        _embedded(name) if name in embedded.NETWORKS else locate(name, roots, whole=True).sets
+        for name in benchmarks or known
+    ]
+    return [item for sets in found for item in sets]
 
 
 def sets_table(sets: Sequence[DataSet]) -> Table:
@@ -190,8 +162,10 @@ def download(
     root: Path, benchmarks: Sequence[str] = (), sets: Sequence[str] = (), *, progress: Progress | None = None
 ) -> list[str]:
     """Download the missing sets of these benchmarks, or only the named ones, and return the names of the archives."""
-    lacking = [item for item in list_sets([root], benchmarks) if item.archive is not None and not item.complete]
-    needed = {item.archive.name: item.archive for item in lacking if item.archive and (not sets or item.name in sets)}
+    lacking = [
+        item for item in list_sets([root], benchmarks) if not item.complete and item.name in (sets or [item.name])
+    ]
+    needed = {item.archive.name: item.archive for item in lacking if item.archive is not None}
     for archive in needed.values():
         fetch(archive, root, progress)
     return list(needed)
@@ -202,36 +176,31 @@ def fetch(archive: Archive, root: Path, progress: Progress | None = None) -> Pat
 
     What an interrupted download has received is not received again. Nothing is unpacked before the whole file has been checked.
     """
-    folder, target = root / ".fetched", root / archive.to
-    part = folder / f"{archive.file}.part"
-    with locked(folder):
+    part, target = root / ".fetched" / PurePosixPath(urlsplit(archive.url).path).name, root / archive.to
+    with locked(part.parent):
         _receive(archive, part, progress or Progress())
         try:
-            for kind, wanted in (("sha256", archive.sha256), ("md5", archive.md5)):
-                with part.open("rb") as file:
-                    digest = hashlib.file_digest(file, partial(hashlib.new, kind, usedforsecurity=False)).hexdigest()
-                if not digest.startswith(wanted):
-                    raise DataError(f"its {kind} is {digest[:16]}..., not {wanted[:16]}...")
-            unpack_archive(part, archive.file, target)
+            kind, wanted = ("sha256", archive.sha256) if archive.sha256 else ("md5", archive.md5)
+            with part.open("rb") as file:
+                digest = hashlib.file_digest(file, partial(hashlib.new, kind, usedforsecurity=False)).hexdigest()
+            if not digest.startswith(wanted):
+                raise DataError(f"its {kind} is {digest}, not {wanted}")
+            unpack_archive(part, target)
         except (DataError, tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
             discard(part)
             raise DataError(
                 f"{archive.name}: {archive.url} is not the expected file ({error}); the download was removed, try again"
             ) from error
         discard(part)
-    with suppress(OSError):  # it contains other files
-        folder.rmdir()
     return target
 
 
 def _receive(archive: Archive, part: Path, progress: Progress) -> None:
     """Download what is missing of a file."""
     have = part.stat().st_size if part.exists() else 0
-    headers = {"User-Agent": "idness", **({"Range": f"bytes={have}-"} if have else {})}
+    request = urllib.request.Request(archive.url, headers={"User-Agent": "idness", "Range": f"bytes={have}-"})
     try:
-        with urllib.request.urlopen(urllib.request.Request(archive.url, headers=headers), timeout=PATIENCE) as answer:
-            if "html" in answer.headers.get("Content-Type", ""):
-                raise DataError(f"{archive.name}: {archive.url} is a web page, not a file; download it manually")
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             resumed = answer.status == http.HTTPStatus.PARTIAL_CONTENT
             size = have if resumed else 0
             total = size + int(answer.headers["Content-Length"]) if "Content-Length" in answer.headers else None
@@ -243,16 +212,11 @@ def _receive(archive: Archive, part: Path, progress: Progress) -> None:
                     progress.advance(len(block))
         if total is not None and size != total:
             raise OSError(f"{size:,} of {total:,} bytes were received")
-    except urllib.error.HTTPError as error:
-        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
+    except (OSError, http.client.HTTPException) as error:
+        if have and getattr(error, "code", None) == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return  # all of it was received before
         raise DataError(
-            f"{archive.name}: {archive.url} answers {error.code} {error.reason}; download it manually"
-        ) from error
-    except (OSError, http.client.HTTPException) as error:
-        raise DataError(
-            f"{archive.name}: {archive.url} could not be downloaded ({getattr(error, 'reason', error)});"
-            " run the same command again to continue"
+            f"{archive.name}: {archive.url} could not be downloaded ({error}); run the same command again to continue"
         ) from error
 
 
@@ -300,14 +264,6 @@ def _weights(names: Sequence[str], roots: Sequence[Path]) -> Path | None:
 
     folders = [*roots, Path(get_dir()) / "checkpoints"]
     return next((folder / file for folder in folders for file in names if (folder / file).is_file()), None)
-
-
-def _hash_problem(file: Path) -> str:
-    """Compare a file with the beginning of its hash that torchvision writes into its name; empty if it agrees."""
-    wanted = file.stem.rpartition("-")[2]
-    if len(wanted) != 8 or set(wanted) - set("0123456789abcdef") or sha256(file).startswith(wanted):
-        return ""
-    return "damaged: its sha256 is not that of its name; remove it"
 
 
 def _entry(benchmark: str, name: str, about: Mapping[str, Any], roots: Sequence[Path]) -> DataSet:

@@ -75,14 +75,9 @@ class _Lab:
             return self._averages(table)
         where = self._where(table.benchmark)
         result = TableOutcome(table, sets=list(where.sets))
-        learners = [row.name for row in table.rows if row.method and row.method.startswith(("dice", "chain"))]
-        train = next((item.found for item in where.sets if item.name == "id_train"), None)
-        if learners and train:
-            result.notes.append(f"{', '.join(learners)}: means over {train:,} training images")
         try:
             if table.kind == "p-values":
-                result.entries, notes = self._p_values(table, where)
-                result.notes += notes
+                result.entries, result.notes = self._p_values(table, where)
             else:
                 found, result.failed = self._rows(table, where)
                 details = load("imagenet-sets") if table.benchmark == "imagenet" else None
@@ -100,7 +95,7 @@ class _Lab:
         if name not in self.located:
             self.progress.phase("searching data sets", None)
             weights = self.settings.weights
-            self.located[name] = locate(name, self.roots, Path(weights) if weights else None, progress=self.progress)
+            self.located[name] = locate(name, self.roots, Path(weights) if weights else None)
         return self.located[name]
 
     def _rows(self, table: PaperTable, where: Located) -> tuple[dict[str, MethodResult], dict[str, str]]:
@@ -175,22 +170,19 @@ class _Lab:
 
     def _p_values(self, table: PaperTable, where: Located) -> tuple[list[Entry], list[str]]:
         """Compute the mean p-value of each set, and the terms of the paper's proposition as notes."""
-        from idness.paper.studies import load_study_data, proposition, scaling
-        from idness.paper.studies.gaussian import gaussianity
+        from idness.paper.studies import load_study_data, scaling
+        from idness.paper.studies.gaussian import gaussianity, proposition_study
 
         found: dict[str, float] = {}
         notes: list[str] = []
         if where.benchmark is not None and where.weights is not None:
             settings = replace(self.settings, data=where.root, weights=where.weights)
             model = MODELS[where.benchmark.name]
-            data = load_study_data(
-                model, where.benchmark, settings=settings, limit=P_VALUE_IMAGES, progress=self.progress
-            )
+            data = load_study_data(model, where.benchmark, settings, limit=P_VALUE_IMAGES, progress=self.progress)
             printed = {data.ids.name if name == table.id else name.lower(): name for name in table.values}
-            for name, values in data.before_relu.items():
-                if name in printed:
-                    found[printed[name]] = gaussianity(name, values).mean_p
-            notes = [f"section 3: {step(data).line}" for step in (proposition.study, scaling.ratios)]
+            values = data.before_relu
+            found = {printed[name]: gaussianity(name, values[name]).mean_p for name in values.keys() & printed.keys()}
+            notes = [f"section 3: {step(data).line}" for step in (proposition_study, scaling.ratios)]
         return [Entry("chi-square", name, P_VALUE, p, found.get(name)) for name, p in table.values.items()], notes
 
 

@@ -13,7 +13,7 @@ from idness.activations.extract import collect
 from idness.benchmark.extraction import benchmark_network
 from idness.benchmark.protocol import GROUPS, Benchmark, Settings
 from idness.core.progress import Progress
-from idness.core.types import Head
+from idness.core.types import Activations, Head
 from idness.data import ActivationsSet
 from idness.metrics import Scores, auroc
 from idness.report import style
@@ -31,38 +31,26 @@ class Study:
 
 @dataclass
 class StudyData:
-    """A network's head, and its activations on the sets of a benchmark; `ids` is the ID test set."""
+    """A network's head, and its activations on the sets of a benchmark; `ids` is the ID test set, `groups` has near and far OOD sets."""
 
     title: str
     head: Head
     ids: ActivationsSet
-    near: dict[str, ActivationsSet] = field(default_factory=dict)
-    far: dict[str, ActivationsSet] = field(default_factory=dict)
+    groups: dict[str, dict[str, Activations]]
     train: ActivationsSet | None = None
     val: ActivationsSet | None = None
-    ood_val: dict[str, ActivationsSet] = field(default_factory=dict)
+    ood_val: dict[str, Activations] = field(default_factory=dict)
     classes: Sequence[str] = ()
 
     @property
-    def oods(self) -> dict[str, ActivationsSet]:
+    def oods(self) -> dict[str, Activations]:
         """All OOD test sets, near ones first."""
-        return self.near | self.far
-
-    @property
-    def groups(self) -> dict[str, dict[str, ActivationsSet]]:
-        """The OOD test sets by group, without empty groups."""
-        return {group: getattr(self, group) for group in GROUPS if getattr(self, group)}
-
-    @property
-    def signed(self) -> bool:
-        """Whether some features are negative, so that sums of them are meaningless."""
-        features = self.ids.acts.features
-        return float(features.min()) < -1e-6 * float(features.abs().max())
+        return {name: acts for members in self.groups.values() for name, acts in members.items()}
 
     @property
     def before_relu(self) -> dict[str, Tensor]:
         """The pre-ReLU values (N, D) of the ID set, which comes first, and of all OOD sets; empty if there is no final ReLU."""
-        found = {part.name: part.acts.pre_relu for part in (self.ids, *self.oods.values())}
+        found = {name: acts.pre_relu for name, acts in ({self.ids.name: self.ids.acts} | self.oods).items()}
         known = {name: values for name, values in found.items() if values is not None}
         return known if len(known) == len(found) else {}
 
@@ -70,8 +58,8 @@ class StudyData:
 def load_study_data(
     model: str | nn.Module | None,
     benchmark: Benchmark | str | Path,
-    *,
     settings: Settings | None = None,
+    *,
     limit: int | None = None,
     progress: Progress | None = None,
 ) -> StudyData:
@@ -80,18 +68,20 @@ def load_study_data(
     bench = benchmark if isinstance(benchmark, Benchmark) else Benchmark.load(benchmark)
     sets = bench.open(asked.data, partial=True)
     head, network, info = benchmark_network(bench, sets, model, asked, report)
-    found: dict[str, dict[str, ActivationsSet]] = {}
+    known: dict[str, ActivationsSet] = {}
+    others: dict[str, dict[str, Activations]] = {}
     for entry in sets:
         shown = "ID" if entry.role == "id_test" else entry.name
         part = collect(network, entry.data, name=shown, limit=limit, pre_relu=True, progress=report)
-        found.setdefault(entry.role, {})[entry.name] = part
-    one = {role: next(iter(parts.values())) for role, parts in found.items() if role.startswith("id_")}
-    ids = one["id_test"]
-    known = None if network is None else network.class_names
-    names = known or bench.class_names or (ids.images.classes if ids.images is not None else ())
-    others = {name: found.get(name, {}) for name in ("near", "far", "ood_val")}
-    title = f"{info.spec} on {bench.title}"
-    return StudyData(title, head, ids, train=one.get("id_train"), val=one.get("id_val"), classes=names, **others)
+        if entry.role.startswith("id_"):
+            known[entry.role] = part
+        else:
+            others.setdefault(entry.role, {})[entry.name] = part.acts
+    ids, train, val = known["id_test"], known.get("id_train"), known.get("id_val")
+    own = None if network is None else network.class_names
+    names = own or bench.class_names or (ids.images.classes if ids.images is not None else ())
+    groups = {group: others[group] for group in GROUPS if group in others}
+    return StudyData(f"{info.spec} on {bench.title}", head, ids, groups, train, val, others.get("ood_val", {}), names)
 
 
 def panels(names: Sequence[str]) -> tuple[Any, list[Any]]:

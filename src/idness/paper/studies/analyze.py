@@ -15,17 +15,19 @@ from idness.benchmark.protocol import Benchmark, Settings
 from idness.core.errors import IdnessError, InputError
 from idness.core.files import Content, OutputFolder
 from idness.core.progress import Progress
+from idness.core.text import sentence
+from idness.core.types import is_signed
 from idness.data import embedded
-from idness.paper.studies import Study, StudyData, gaussian, load_study_data, proposition, scaling, tradeoff
+from idness.paper.studies import Study, StudyData, gaussian, load_study_data, scaling
 from idness.report import style
 
 STUDIES: dict[str, Callable[[StudyData], Study]] = {
     "Gaussianity": gaussian.gaussianity_study,
     "Mean and variance": gaussian.moments_study,
-    "The proposition": proposition.study,
+    "The proposition": gaussian.proposition_study,
     "Percentile": scaling.percentile_study,
     "Scale ratio": scaling.ratios,
-    "Trade-off": tradeoff.study,
+    "Trade-off": scaling.tradeoff_study,
     "ISH": scaling.ish_study,
 }
 NUMBERS, PAGE = "analysis.json", "README.md"
@@ -49,15 +51,12 @@ class Analysis:
     def to_markdown(self) -> str:
         """Return a Markdown page with the figures."""
         counts = ", ".join(f"{name} {count:,}" for name, count in self.about["images"].items())
-        made = f"Made by `{self.about['command']}`. " if self.about.get("command") else ""
-        limit = self.about.get("limit") or max(self.about["images"].values()) + 1
-        few = "; all images of each set, as in `idness bench`"
-        if max(self.about["images"].values()) >= limit:
-            few = f"; at most {limit:,} of each set, evenly spaced, so numbers differ from those of `idness bench`"
+        made = f"Made by `{self.about['command']}`. " if self.about["command"] else ""
+        few = f"; at most {self.about['limit']:,} of each set, evenly spaced" if self.about["limit"] else ""
         parts = [f"# {self.title}\n", f"{made}Images: {counts}{few}.\n"]
         for study in self.studies:
             pictures = "\n".join(f"![{alt}]({name}.svg)\n" for name, (_, alt) in study.figures.items())
-            parts.append(f"## {study.name}\n\n{study.line[:1].upper()}{study.line[1:]}.\n\n{pictures}")
+            parts.append(f"## {study.name}\n\n{sentence(study.line)}.\n\n{pictures}")
         return "\n".join(part.rstrip() + "\n" for part in parts)
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
@@ -86,11 +85,10 @@ def analyze(
         limit: images used of each set at most, evenly spaced.
         progress: progress callback.
     """
-    data = load_study_data(model, benchmark, settings=settings, limit=limit, progress=progress)
-    sizes = {name: len(found.acts) for name, found in {"id": data.ids, **data.oods}.items()}
-    about: dict[str, Any] = {"images": sizes, "features": data.head.width, "classes": data.head.classes}
-    about |= {"limit": limit, "command": settings.command if settings else ""}
-    about["final_relu"] = data.ids.acts.rectifier or None
+    data = load_study_data(model, benchmark, settings, limit=limit, progress=progress)
+    sizes = {name: len(acts) for name, acts in {"id": data.ids.acts, **data.oods}.items()}
+    about: dict[str, Any] = {"images": sizes, "features": data.head.width, "classes": data.head.classes, "limit": limit}
+    about |= {"command": settings.command if settings else "", "final_relu": data.ids.acts.rectifier or None}
     return Analysis(data.title, about, [_guarded(name, step, data) for name, step in STUDIES.items()])
 
 
@@ -101,7 +99,7 @@ def _guarded(name: str, step: Callable[[StudyData], Study], data: StudyData) -> 
             raise InputError("stored activations lack the inputs of the final ReLU; pass images and the network")
         if name in OF_RELU and not data.before_relu:
             raise InputError("the features are not the output of a single ReLU")
-        if name in OF_SUMS and data.signed:
+        if name in OF_SUMS and is_signed(data.ids.acts):
             raise InputError("some features are negative, so sums of them are meaningless")
         return replace(step(data), name=name)
     except IdnessError as error:

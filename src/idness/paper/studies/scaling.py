@@ -1,4 +1,4 @@
-"""Scaling: AUROC by percentile, the ratio r = Q/Q_p of ID and OOD images, and the weights that ISH derives from it.
+"""Scaling: AUROC by percentile, the trade-off with ID accuracy, the ratio r = Q/Q_p, and the weights that ISH derives from it.
 
 SCALE multiplies features by exp(r), so the logarithm of its energy is about r plus that of the plain one: r helps if it separates
 images of the same energy, whether or not it is larger on ID images as a whole.
@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from idness.core.types import Activations, Head
-from idness.detectors.detector import Detector, fit_many, score_many
+from idness.core.errors import InputError
+from idness.core.progress import report_warnings
+from idness.core.types import Activations, Head, is_signed
+from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
 from idness.detectors.kernels import scale_ratio
 from idness.detectors.registry import build
-from idness.metrics import auroc
+from idness.metrics import accuracy, auroc
 from idness.paper.studies import Study, StudyData, count_larger, panels, plot_chances
 from idness.report import figures, style
+from idness.selection.search import choose, wanted_rows
 
 PERCENTILES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 93.0, 95.0, 97.0, 99.0)
 KINDS = {"scaling": ("scale", {}), "both": ("ash", {"variant": "s"}), "pruning": ("ash", {"variant": "p"})}
@@ -51,24 +55,71 @@ def sweep(
 
 def percentile_study(data: StudyData) -> Study:
     """Sweep near and far sets."""
-    figure, axes = style.new_figure(1, len(data.groups), size=(5.2 * len(data.groups), 3.5), squeeze=False)
-    words, numbers = [], dict[str, Any]()
-    for ax, (group, members) in zip(axes[0], data.groups.items(), strict=True):
-        found, plain = sweep(data.head, data.ids.acts, {part: ood.acts for part, ood in members.items()})
-        best = PERCENTILES[int(found["scaling"].argmax())]
+
+    def draw(ax: Any, title: str, oods: Mapping[str, Activations]) -> tuple[str, dict[str, Any]]:
+        found, plain = sweep(data.head, data.ids.acts, oods)
+        best, highest = PERCENTILES[int(found["scaling"].argmax())], 100 * found["scaling"].max()
         curves = [
             (NAMES[kind], curve, style.mark(index), best if kind == "scaling" else None)
             for index, (kind, curve) in enumerate(found.items())
         ]
-        figures.draw_sweep(PERCENTILES, curves, plain, f"{group.capitalize()} OOD", ax)
-        words.append(
-            f"{group}: scaling best at p = {best:g} with AUROC {100 * found['scaling'].max():.1f}, plain energy {100 * plain:.1f}"
-        )
-        numbers[group] = {"percentiles": PERCENTILES, "ebo": plain, "best": best}
-        numbers[group] |= {kind: curve.round(5).tolist() for kind, curve in found.items()}
-    line = "; ".join(words)
-    alt = f"AUROC against the percentile for scaling, pruning and both. {line}"
-    return Study(line, numbers, {"percentiles": (figure, alt)})
+        figures.draw_sweep(PERCENTILES, curves, plain, title, ax)
+        numbers = {"percentiles": PERCENTILES, "ebo": plain, "best": best}
+        numbers |= {kind: curve.round(5).tolist() for kind, curve in found.items()}
+        return f"scaling best at p = {best:g} with AUROC {highest:.1f}, plain energy {100 * plain:.1f}", numbers
+
+    return _by_group(data, "percentiles", "AUROC against the percentile for scaling, pruning and both", 3.5, draw)
+
+
+def _by_group(data: StudyData, name: str, about: str, height: float, draw: Callable[..., tuple[str, Any]]) -> Study:
+    """Return a study whose figure has one panel for near and one for far sets; `draw` returns a line and numbers for each."""
+    figure, axes = style.new_figure(1, len(data.groups), size=(5.2 * len(data.groups), height), squeeze=False)
+    lines, numbers = [], {}
+    for ax, (group, oods) in zip(axes[0], data.groups.items(), strict=True):
+        line, numbers[group] = draw(ax, f"{group.capitalize()} OOD", oods)
+        lines.append(f"{group}: {line}")
+    return Study("; ".join(lines), numbers, {name: (figure, f"{about}. {'; '.join(lines)}")})
+
+
+def measure_tradeoff(
+    detectors: Mapping[str, Detector], ids: Activations, oods: Mapping[str, Activations]
+) -> dict[str, tuple[float, float]]:
+    """Return for every fitted detector the ID accuracy of the network as it shapes it, and the mean AUROC over OOD sets."""
+    if ids.labels is None:
+        raise InputError("tradeoff: ID activations have no labels, which accuracy needs; pass labelled images")
+    listed = list(detectors.values())
+    good = score_many(listed, ids)
+    bad = [score_many(listed, acts) for acts in oods.values()]
+    points = {}
+    for index, (name, detector) in enumerate(detectors.items()):
+        # Only methods that edit the network have logits of their own.
+        logits = detector.shaped_logits(ids) if isinstance(detector, Enhancer) else ids.logits
+        mean = float(np.mean([auroc(good[index], scores[index]) for scores in bad]))
+        points[name] = accuracy(logits, ids.labels), mean
+    return points
+
+
+def tradeoff_study(data: StudyData) -> Study:
+    """Measure accuracy and AUROC of every method, with options chosen on validation data if available."""
+    train, val = (None if part is None else part.acts for part in (data.train, data.val))
+    signed = is_signed(data.ids.acts)
+    wanted = {name: row for name, row in wanted_rows().items() if not (signed and row.detector.assumes_nonnegative)}
+    with report_warnings(lambda _: None):  # methods that do not suit the network show it by their place
+        choices, failed = choose(wanted, data.head, train, val, data.ood_val)
+    detectors = {row: choice.detector for row, choice in choices.items()}
+
+    def draw(ax: Any, title: str, oods: Mapping[str, Activations]) -> tuple[str, dict[str, Any]]:
+        points = measure_tradeoff(detectors, data.ids.acts, oods)
+        order = sorted(points, key=lambda row: -points[row][1])
+        marks = {row: style.mark(index) for index, row in enumerate(order[: figures.HIGHLIGHTED])}
+        figures.draw_tradeoff(points, marks, points["ebo"][0], title, ax)  # the energy leaves the network as it is
+        right, mean = points[order[0]]
+        line = f"{order[0]} leads with AUROC {100 * mean:.1f} at ID accuracy {100 * right:.1f}"
+        return line, {row: {"accuracy": right, "auroc": mean} for row, (right, mean) in points.items()}
+
+    height = max(3.8, 1.0 + 0.135 * len(detectors))
+    found = _by_group(data, "tradeoff", "ID accuracy against OOD detection of every method", height, draw)
+    return replace(found, numbers={"left_out": failed} | found.numbers)
 
 
 def ratios(data: StudyData) -> Study:
@@ -78,9 +129,8 @@ def ratios(data: StudyData) -> Study:
     """
     # Lower percentiles exclude zeros only, and every ratio is near 1.
     high = [p for p in PERCENTILES if p >= 65]
-    others = {name: found.acts for name, found in data.oods.items()}
-    best = high[int(sweep(data.head, data.ids.acts, others, high)[0]["scaling"].argmax())]
-    parts = {"ID": data.ids.acts, **others}
+    best = high[int(sweep(data.head, data.ids.acts, data.oods, high)[0]["scaling"].argmax())]
+    parts = {"ID": data.ids.acts, **data.oods}
     ratio = {name: _array(scale_ratio(acts.features, best)) for name, acts in parts.items()}
     ebo, scale = build("ebo").fit(data.head), build("scale", percentile=best).fit(data.head)
     energy, scaled = ({name: _array(one.score(acts)) for name, acts in parts.items()} for one in (ebo, scale))
@@ -98,18 +148,17 @@ def ratios(data: StudyData) -> Study:
         "scaling_increase": {name: float((r - 1).mean()) for name, r in ratio.items()},
     }
     line = f"at p = {best:g}, r = Q/Q_p alone is larger on ID than on {count_larger(chances)}; {verdict}; {_shifts(numbers)}"
-    figures = {"ratios": (figure, f"Histograms of Q/Q_p. {line}")}
-    figures["equal-energy"] = (plot_at_equal(energy, ratio, equal), f"Mean Q/Q_p of images by their energy. {verdict}")
-    return Study(line, numbers, figures)
+    drawn = {"ratios": (figure, f"Histograms of Q/Q_p. {line}")}
+    drawn["equal-energy"] = (plot_at_equal(energy, ratio, equal), f"Mean Q/Q_p of images by their energy. {verdict}")
+    return Study(line, numbers, drawn)
 
 
 def larger_at_equal(id_energy: Array, ood_energy: Array, id_ratio: Array, ood_ratio: Array) -> float:
     """Return the chance that an ID image has a larger ratio than an OOD image whose energy is in the same bin."""
-    edges = _edges(id_energy, ood_energy)
-    places = [np.searchsorted(edges, energy) for energy in (id_energy, ood_energy)]
+    own, other = _bins(id_energy, ood_energy)
     total, pairs = 0.0, 0
     for part in range(BINS):
-        ours, theirs = id_ratio[places[0] == part], ood_ratio[places[1] == part]
+        ours, theirs = id_ratio[own == part], ood_ratio[other == part]
         count = len(ours) * len(theirs)
         if count:
             total, pairs = total + count * auroc(ours, theirs), pairs + count
@@ -120,9 +169,11 @@ def plot_at_equal(energy: Mapping[str, Array], ratio: Mapping[str, Array], equal
     """Draw the mean ratio of ID and OOD images against their energy, one panel per OOD set."""
     figure, axes = panels(list(equal))
     for place, (ax, (name, chance)) in enumerate(zip(axes, equal.items(), strict=True)):
-        edges = _edges(energy["ID"], energy[name])
-        for part, colour, shown in (("ID", style.ID_COLOUR, "ID"), (name, style.OOD_COLOUR, "OOD")):
-            bins = np.searchsorted(edges, energy[part])
+        own, other = _bins(energy["ID"], energy[name])
+        for part, bins, colour, shown in (
+            ("ID", own, style.ID_COLOUR, "ID"),
+            (name, other, style.OOD_COLOUR, "OOD"),
+        ):
             present = [b for b in range(BINS) if (bins == b).sum() > 1]
             means = [(energy[part][bins == b].mean(), ratio[part][bins == b].mean()) for b in present]
             ax.plot(*np.array(means).reshape(-1, 2).T, marker="o", markersize=3, color=colour, label=shown)
@@ -135,15 +186,12 @@ def plot_at_equal(energy: Mapping[str, Array], ratio: Mapping[str, Array], equal
 def _verdict(chances: Mapping[str, float], equal: Mapping[str, float], gains: Mapping[str, float]) -> str:
     """Write what the gain comes from, and where the paper's explanation is refuted."""
     listed = ", ".join(f"{name} {100 * chance:.0f} %" for name, chance in equal.items())
-    at_equal = f"among images of equal energy it is larger on ID in {listed} of pairs"
     against = [name for name, chance in chances.items() if chance <= 0.5]
     won = [name for name in against if gains[name] > 0 and equal[name] > 0.5]
-    if not against:
-        return f"{at_equal}; the paper's explanation, a larger r on ID images, holds here"
-    refuted = f"{at_equal}; the paper's explanation, a larger r on ID images, is refuted on {', '.join(against)}"
-    if won:
-        refuted += f"; SCALE still gains on {', '.join(won)}, since r is larger on ID at equal energy"
-    return refuted
+    found = f"is refuted on {', '.join(against)}" if against else "holds here"
+    still = f"; SCALE still gains on {', '.join(won)}, since r is larger on ID at equal energy" if won else ""
+    at_equal = f"among images of equal energy it is larger on ID in {listed} of pairs"
+    return f"{at_equal}; the paper's explanation, a larger r on ID images, {found}{still}"
 
 
 def _shifts(numbers: Mapping[str, Any]) -> str:
@@ -157,10 +205,10 @@ def _shifts(numbers: Mapping[str, Any]) -> str:
     return "; ".join(written)
 
 
-def _edges(first: Array, second: Array) -> Array:
-    """Return the inner edges of energy bins with equal numbers of images."""
-    found: Array = np.quantile(np.concatenate([first, second]), np.linspace(0, 1, BINS + 1)[1:-1])
-    return found
+def _bins(first: Array, second: Array) -> list[NDArray[np.int64]]:
+    """Return the energy bin of each image; together, the bins have equal numbers of images."""
+    edges = np.quantile(np.concatenate([first, second]), np.linspace(0, 1, BINS + 1)[1:-1])
+    return [np.searchsorted(edges, energy) for energy in (first, second)]
 
 
 def _array(values: Any) -> Array:
@@ -182,23 +230,18 @@ def weight_extremes(weights: Array, count: int) -> tuple[NDArray[np.int64], NDAr
 def plot_weights(weights: Array, spread: float) -> Any:
     """Draw the distribution of the weights."""
     ax = style.axes_or_new()
-    low, high = np.percentile(weights, [0.2, 99.8])
-    edges = np.linspace(low, high if high > low else low + 1, 51)
     with style.house_style():
-        counts = np.histogram(weights, edges)[0]
-        ax.stairs(counts, edges, fill=True, color=style.ID_COLOUR, alpha=0.35)
-        ax.stairs(counts, edges, color=style.ID_COLOUR)
+        ax.hist(weights, 50, histtype="stepfilled", color=style.ID_COLOUR, alpha=0.35)
         ax.axvline(1.0, color=style.MUTED, linestyle="--", linewidth=1)
         ax.set_yticks([])
         ax.grid(False)
-    style.say_beyond(ax, weights, edges[0], edges[-1])
     title = f"ISH weights: 95th percentile is {spread:.2f}x the 5th"
     return style.headline(ax, title, x=f"exp(Q/Q_p) relative to its mean, p = {ISH_PERCENTILE:g}")
 
 
-def plot_extremes(weights: Array, read: Reader, labels: Sequence[str] = (), *, count: int = 10) -> Any:
-    """Draw the images with the largest and smallest weights, `count` of each; `read` returns the images of some rows."""
-    count = min(count, len(weights))
+def plot_extremes(weights: Array, read: Reader, labels: Sequence[str]) -> Any:
+    """Draw the ten images with the largest and the smallest weights; `read` returns the images of some rows."""
+    count = min(10, len(weights))
     figure, axes = style.new_figure(2, count, size=(0.92 * count + 0.4, 2.9), squeeze=False)
     with style.house_style():
         for row, (rows, name) in enumerate(zip(weight_extremes(weights, count), ("largest", "smallest"), strict=True)):
@@ -224,32 +267,22 @@ def ish_study(data: StudyData) -> Study:
         f"over {len(part.acts)} {kind} images at p = {ISH_PERCENTILE:g}, the image at the 95th percentile"
         f" weighs {spread:.2f} times that at the 5th"
     )
-    figures = {
-        "ish-weights": (style.figure_of(plot_weights(weights, spread)), f"Distribution of ISH's weights. {line}")
-    }
-    count = min(10, len(part.acts))
-    most, least = weight_extremes(weights, count)
+    drawn = {"ish-weights": (style.figure_of(plot_weights(weights, spread)), f"Distribution of ISH's weights. {line}")}
+    most, least = weight_extremes(weights, 10)
     labels: list[str] = []
     if part.acts.labels is not None:
         known = data.classes
         labels = [known[int(n)] if int(n) < len(known) else str(int(n)) for n in part.acts.labels]
     if part.images is not None:
-        figure = plot_extremes(weights, part.thumbnails, labels, count=count)
-        figures["ish-images"] = (figure, "The images with the largest and smallest weights in ISH")
+        figure = plot_extremes(weights, part.thumbnails, labels)
+        drawn["ish-images"] = (figure, "The images with the largest and smallest weights in ISH")
     if labels:
         common = [Counter(labels[row] for row in rows).most_common(3) for rows in (most, least)]
         first, last = (", ".join(f"{number} {label}" for label, number in found) for found in common)
         line += f"; largest: {first}, smallest: {last}"
     sure = torch.softmax(part.acts.logits, dim=1).amax(dim=1)
-    heavy, light = (
-        float(sure[torch.from_numpy(rows)].mean()) for rows in weight_extremes(weights, max(1, len(sure) // 10))
-    )
+    tenths = weight_extremes(weights, max(1, len(sure) // 10))
+    heavy, light = (float(sure[torch.from_numpy(rows)].mean()) for rows in tenths)
     line += f"; mean largest probability {heavy:.2f} on the tenth with the largest weights, {light:.2f} on the smallest"
-    numbers = {
-        "percentile": ISH_PERCENTILE,
-        "spread": spread,
-        "sure": [heavy, light],
-        "most": most.tolist(),
-        "least": least.tolist(),
-    }
-    return Study(line, numbers, figures)
+    numbers = {"percentile": ISH_PERCENTILE, "spread": spread, "sure": [heavy, light]}
+    return Study(line, numbers | {"most": most.tolist(), "least": least.tolist()}, drawn)
