@@ -26,7 +26,7 @@ IMAGES = torch.randn(20, 3, 12, 12, generator=torch.Generator().manual_seed(1))
 
 
 class Small(nn.Module):
-    """Has a BatchNorm behind a convolution, one before a convolution, and one whose input is used again."""
+    """Has two BatchNorms behind convolutions; `again` uses the first pair twice, which folding does not expect."""
 
     def __init__(self, *, again: bool = False) -> None:
         super().__init__()
@@ -38,8 +38,8 @@ class Small(nn.Module):
             norm.running_var.uniform_(0.5, 2, generator=torch.Generator().manual_seed(3))  # type: ignore[union-attr]
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.conv1(images)
-        x = torch.relu(self.bn1(x) + x if self.again else self.bn1(x))
+        x = self.bn1(self.conv1(images))
+        x = torch.relu(x + self.bn1(self.conv1(2 * images)) if self.again else x)
         return self.fc(torch.relu(self.bn2(self.conv2(x))).mean((2, 3)))
 
 
@@ -68,7 +68,7 @@ def test_eager_folds_a_copy_if_that_is_exact_and_leaves_the_network_as_it_was(ag
     split = SplitModel(model, example=IMAGES[:2], engine="eager")
     assert distance(split.split(IMAGES).features, plain(model)) <= EXACT
     made = split.runner._run.__self__.model  # type: ignore[union-attr]
-    assert isinstance(made.bn1, nn.BatchNorm2d if again else nn.Identity)
+    assert hasattr(made, "bn1") == again
     assert made.conv2.weight.is_contiguous(memory_format=torch.channels_last)
     assert (module_fingerprint(model), model.conv1.weight.stride(), model.training) == (before, layout, True)
 
@@ -170,8 +170,7 @@ def test_the_cache_knows_engines_apart() -> None:
 
 
 def test_a_precision_is_used_as_asked() -> None:
-    tiny = SplitModel(small(), example=IMAGES[:2])
-    chosen = [choose_precision(asked, tiny, IMAGES).used for asked in ("fp32", "bf16", "auto")]
-    assert chosen == ["fp32", "bf16", "fp32"]  # auto on a CPU
+    assert [choose_precision(asked, "cpu").used for asked in ("fp32", "bf16", "auto")] == ["fp32", "bf16", "fp32"]
+    assert choose_precision("auto", "cuda").used == "bf16"
     with pytest.raises(OptionError, match="fp32, bf16, auto"):
-        choose_precision("fp16", tiny, IMAGES)
+        choose_precision("fp16", "cpu")

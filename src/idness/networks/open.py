@@ -37,7 +37,7 @@ from idness.networks.engines import (
 )
 from idness.networks.head_search import noise
 from idness.networks.load import facts_of, load_model, located_model
-from idness.networks.modules import as_input, module_fingerprint
+from idness.networks.modules import as_input, best_layout, module_fingerprint
 from idness.networks.split import SplitModel
 
 Numbers = NDArray[np.int64]
@@ -172,9 +172,7 @@ def open_network(
     """Load a network and resolve everything that is needed to run it on images.
 
     The preprocessing is the given one, or the network's: its attribute `preprocessing`, or what torchvision, timm or the embedded
-    benchmark declare. If it is unknown, images are passed with values in [0, 1], but only if labelled images support that: accuracy
-    must be better than chance, and a warning names the assumption. Otherwise the network is refused: with images at once, else when
-    it first runs on an image.
+    benchmark declare. If it is unknown, the network is refused: with images at once, else when it first runs on an image.
 
     Args:
         options: the network, or its name, or either with options.
@@ -184,53 +182,50 @@ def open_network(
     """
     if not isinstance(options, ModelOptions):
         options = ModelOptions(options)
-    if options.threads is not None:
-        limit_threads(options.threads)
+    limit_threads(options.threads)
     spec, weights = options.located()
     model = options.model
     loaded = (load_model(spec, weights) if isinstance(model, str) else model).to(find_device(options.device))
-    facts = facts_of(weights)
+    name, taken, facts = spec or type(loaded).__name__, input_channels(loaded), facts_of(weights)
     own = facts.preprocessing or preprocessing_for(loaded, spec, None if weights is None else str(weights))
-    known = options.preprocessing or own
-    channels = 1 if input_channels(loaded) == 1 else 3 if images is None else images.channels
-    if channels != 3:
-        known = known and known.of_channels(channels)
-    guess = known or Preprocessing().of_channels(channels)
-    part, sample = (None, None) if images is None else read_sample(images, guess, SAMPLE, workers=workers)
-    example = example_for(guess) if sample is None else guess.normalize(sample.pixels)
+    how = options.preprocessing or own
+    channels = 1 if taken == 1 else 3 if images is None else images.channels
+    if how is not None and channels != 3:
+        how = how.of_channels(channels)
+    sample, example = None, example_for(how)
+    if images is not None:
+        if how is None:
+            raise _unknown(name)
+        part, sample = read_sample(images, how, SAMPLE, workers=workers)
+        example = how.normalize(sample.pixels)
     try:
         split = SplitModel(loaded, options.layer, example=example, multi_label=options.multi_label)
     except ModelError as error:
-        name, taken = spec or type(loaded).__name__, input_channels(loaded)
-        if known is None and sample is not None:
-            raise _unknown(name, f"; without any, {error}") from error
-        if known is not None and taken not in (None, known.channels):
-            raise ModelError(
-                f"{name}: takes images of {taken} channels, mean and std have {known.channels} numbers;"
-                " pass preprocessing= with one number per channel"
-            ) from error
-        raise
-    split.free_layout(weights=bool(spec))
-    precision = choose_precision(options.precision, split, None if sample is None else example)
-    given = tuple(options.class_names)
-    if given and len(given) != split.classes:
+        if how is None or taken in (None, how.channels):
+            raise
+        raise ModelError(
+            f"{name}: takes images of {taken} channels, mean and std have {how.channels} numbers;"
+            " pass preprocessing= with one number per channel"
+        ) from error
+    if spec and example is not None:
+        best_layout(loaded, as_input(loaded, example[:2]))
+    precision = choose_precision(options.precision, split.device.type)
+    names = tuple(options.class_names)
+    if names and len(names) != split.classes:
         raise DataError(
-            f"class_names= must name the network's {split.classes} classes, got {len(given)}; is it of other classes?"
+            f"class_names= must name the network's {split.classes} classes, got {len(names)}; is it of other classes?"
         )
-    names = given or facts.class_names or class_names_for(loaded, spec, split.classes)
-    network = Network(split, known, precision, spec, names)
+    names = names or facts.class_names or class_names_for(loaded, spec, split.classes)
     if options.engine is not None and precision.used == "fp32":
         split.runner = EngineRunner(options.engine, expected or (UNKNOWN if images is None else len(images)))
-    if images is None or part is None or sample is None:
+    network = Network(split, how, precision, spec, names)
+    if images is None or how is None or sample is None or example is None:
         return network
-    assert example is not None
-    network = replace(network, how=guess, size=sample.pixels.shape[1:3])
-    if split.runner is not None:
-        network = replace(network, engine=split.runner.prepare(split, as_input(loaded, example)))
+    engine = None if split.runner is None else split.runner.prepare(split, as_input(loaded, example))
+    network = replace(network, size=sample.pixels.shape[1:3], engine=engine)
     if names is None:
         network = replace(network, class_names=_folder_names(network, images.source, part, sample))
-    doubt = known.suspicion(sample.pixels) if known is not None else _assumption(network, part, sample)
-    if doubt:
+    if doubt := how.suspicion(sample.pixels):
         warnings.warn(doubt, IdnessWarning, stacklevel=2)
     return network
 
@@ -267,27 +262,8 @@ def _folder_names(network: Network, source: str, images: ImageSet, sample: Batch
     return tuple(names[number] for number in np.argsort(places))
 
 
-def _assumption(network: Network, images: ImageSet, sample: Batch) -> str:
-    """Describe the assumed preprocessing if labelled images support it; refuse the network otherwise."""
-    labels = network.labels_of(images)
-    if labels is None:
-        raise _unknown(network.name)
-    predicted = network.predict(sample.pixels)
-    right = int((predicted == labels.numpy()[sample.index]).sum())
-    found = f"{right} of {len(predicted)} labelled images are classified correctly"
-    if by_chance(right, len(predicted), network.split.classes):
-        raise _unknown(
-            network.name,
-            f"; with values in [0, 1], {found}, which is chance level",
-            ", or weights= if these are not its trained ones",
-        )
-    return f"{network.name}: preprocessing is unknown; values in [0, 1] are assumed, as {found}"
-
-
-def _unknown(name: str, tried: str = "", remedy: str = "") -> ModelError:
-    return ModelError(
-        f"{name}: preprocessing is unknown{tried}; pass preprocessing= or set model.preprocessing{remedy}"
-    )
+def _unknown(name: str) -> ModelError:
+    return ModelError(f"{name}: preprocessing is unknown; pass preprocessing= or set model.preprocessing")
 
 
 def find_device(wanted: str) -> torch.device:

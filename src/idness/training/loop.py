@@ -207,9 +207,7 @@ class Trainer:
         self.progress.phase("preparing", None)
         self.layout = torch.contiguous_format
         if s.channels_last:
-            self.layout = best_layout(
-                self.objective.model, self.objective.normalise(train.example() * 255), weights=True
-            )
+            self.layout = best_layout(self.objective.model, self.objective.normalise(train.example() * 255))
         if type(self.objective).prepare is not Objective.prepare:
             some = torch.randperm(len(train), generator=seeded(s.seed, "prepare"))[:PREPARE]
             images, labels = zip(*train.evaluated(some.tolist()), strict=True)
