@@ -18,7 +18,7 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from idness.core.errors import IdnessError, ModelError, ScriptError, needed, unknown_name
+from idness.core.errors import IdnessError, ModelError, needed, unknown_name
 from idness.core.scripts import Script, approved
 from idness.core.text import shorten
 from idness.data import Preprocessing, embedded
@@ -69,13 +69,12 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
 
     Raises:
         ModelError: if there is no such network, or the weights do not fit it.
+        ScriptError: if the file cannot be run.
     """
     spec, weights = located_model(spec, weights)
     script = Script.named(spec)
     try:
         model = _made(spec, pretrained=weights is None) if script is None else script.make(nn.Module)
-    except ScriptError as error:
-        raise ModelError(str(error)) from error
     except OSError as error:
         raise ModelError(
             f"{spec}: its pretrained weights could not be downloaded ({error}); pass a file as weights=, or weights='none'"
@@ -160,19 +159,10 @@ def _load_state(model: nn.Module, state: dict[str, Tensor], path: str | Path) ->
             state = {name.removeprefix(prefix): value for name, value in state.items()}
     _fit_heads(model, state)
     try:
-        missing, unexpected = model.load_state_dict(state, strict=False)
+        model.load_state_dict(state)
     except RuntimeError as error:
-        detail = str(error).strip().splitlines()[-1].strip()
-        raise ModelError(
-            f"{path}: its weights do not fit {type(model).__name__} ({detail}); is it of another network?"
-        ) from error
-    # Old checkpoints lack BatchNorm's counters, which evaluation does not use.
-    missing = [name for name in missing if not name.endswith("num_batches_tracked")]
-    if missing or unexpected:
-        raise ModelError(
-            f"{path}: its weights do not fit {type(model).__name__}: {len(missing)} missing ({', '.join(missing[:2])}),"
-            f" {len(unexpected)} unknown ({', '.join(unexpected[:2])}); is it of another network?"
-        )
+        detail = shorten(" ".join(str(error).split()), 200)
+        raise ModelError(f"{path}: its weights do not fit the network ({detail}); are they of another one?") from error
     return model
 
 
@@ -187,11 +177,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             warnings.simplefilter("ignore", UserWarning)
             safe = file.suffix == ".safetensors"
             loaded = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ModelError(
-            f"{file}: contains pickled objects other than tensors, which could run code; save its state_dict as safetensors"
-        ) from error
-    except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise ModelError(
             f"{file}: is not a readable weights file ({reason}); save the network's state_dict as safetensors"

@@ -210,12 +210,12 @@ def open_network(
     if spec and example is not None:
         best_layout(loaded, as_input(loaded, example[:2]))
     precision = choose_precision(options.precision, split.device.type)
-    names = tuple(options.class_names)
-    if names and len(names) != split.classes:
+    given = tuple(options.class_names)
+    if given and len(given) != split.classes:
         raise DataError(
-            f"class_names= must name the network's {split.classes} classes, got {len(names)}; is it of other classes?"
+            f"class_names= must name the network's {split.classes} classes, got {len(given)}; is it of other classes?"
         )
-    names = names or facts.class_names or class_names_for(loaded, spec, split.classes)
+    names = given or facts.class_names or class_names_for(loaded, spec, split.classes)
     if options.engine is not None and precision.used == "fp32":
         split.runner = EngineRunner(options.engine, expected or (UNKNOWN if images is None else len(images)))
     network = Network(split, how, precision, spec, names)
