@@ -97,9 +97,7 @@ def test_damaged_weights_and_those_of_others_are_told(file, tmp_path):
         with pytest.raises(ModelError, match="not a readable weights file"):
             load_model(f"{file}:make", tmp_path / name)
     save_file({"fc.weight": torch.ones(2)}, tmp_path / "other.safetensors")
-    with pytest.raises(
-        ModelError, match=r'Missing key.*"1.weight", "1.bias".*Unexpected key.*"fc.weight".*are they of another'
-    ):
+    with pytest.raises(ModelError, match=r'Missing key.*"1.weight".*Unexpected key.*"fc.weight".*are they of another'):
         load_model(f"{file}:make", tmp_path / "other.safetensors")
     save_file({**trained().state_dict(), "3.bias": torch.ones(9)}, tmp_path / "shape.safetensors")
     with pytest.raises(ModelError, match=r"do not fit the network .*size mismatch for 3.bias"):

@@ -24,7 +24,6 @@ class Layer(nn.Module):
         self.conv2 = nn.Conv2d(4 * GROWTH, GROWTH, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output."""
         inner = self.conv1(self.bn1(x).relu())
         return torch.cat([x, self.conv2(self.bn2(inner).relu())], dim=1)
 
@@ -57,7 +56,6 @@ class DenseNet(nn.Module):
         self.fc = nn.Linear(third + grown, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits."""
         x = self.trans2(self.block2(self.trans1(self.block1(self.conv1(x)))))
         out: Tensor = self.fc(self.bn1(self.block3(x)).relu().mean(dim=(2, 3)))
         return out

@@ -113,18 +113,13 @@ class EngineRunner:
             return self.chosen
 
     def _built(self, split: SplitModel, images: Tensor) -> tuple[ChosenEngine, Run]:
-        device, used, why = split.device.type, self.asked, "as asked"
-        if device == "cpu":
+        used, why = self.asked, "as asked"
+        if split.device.type == "cpu":
             keep_memory()
         if used == "auto":
             used, why = "eager", f"{self.images:,} images do not repay another engine's set-up"
-            if device != "cpu":
-                why = f"the network is on {device}"
-            elif self.images * prod(images.shape[2:]) >= MUCH:
-                if engine_version("onnxruntime") and engine_version("onnx"):
-                    used, why = "onnxruntime", f"for {self.images:,} images"
-                else:
-                    why = "onnxruntime and onnx are not installed"
+            if self.images * prod(images.shape[2:]) >= MUCH:
+                used, why = "onnxruntime", f"for {self.images:,} images"
         try:
             run = split.run if self.asked == "auto" and self.images < SMALL else build_engine(used, split, images)
         except ModelError as error:

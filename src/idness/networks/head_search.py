@@ -45,12 +45,6 @@ ENDINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
 }
 """Functions that networks apply to their logits, by name."""
-_INVERSES: dict[str, Callable[[Tensor], Tensor]] = {
-    "": lambda output: output,
-    "softmax": lambda output: _centred(output.log()),
-    "log-softmax": lambda output: _centred(output),  # noqa: PLW0108  # defined below
-    "sigmoid": torch.logit,
-}
 
 
 # Linear steps of a forward pass
@@ -215,11 +209,8 @@ class Recipe:
         if self.layer == LOGITS:
             return [_output_step(output)]
         known = _named(seen)
-        for name in self.parts:
-            if name not in known:
-                raise ModelError(
-                    f"SplitModel: layer {name!r} was not used for this batch; name the final layer with layer="
-                )
+        if not self.parts.keys() <= known.keys():
+            raise ModelError(f"SplitModel: layer {self.layer!r} was not used for this batch; name another with layer=")
         return [known[name] for name in self.parts]
 
     def head(self, steps: Sequence[Step]) -> Head:
@@ -256,10 +247,9 @@ def search_head(
     If no input fits the network, the named layer is taken: the first batch shows whether its output is the network's.
     """
     kind, names = type(model).__name__, [name for name, module in model.named_modules() if is_linear(module)]
-    if layer is not None and any(key not in names and not is_function(key) for key in map(_key, layer.split("+"))):
-        raise ModelError(
-            f"SplitModel: layer must name an nn.Linear of the model, got {layer!r}; it has {', '.join(names[-5:]) or 'none'}"
-        )
+    wanted = [] if layer is None else layer.split("+")
+    if any(key not in names and not is_function(key) for key in map(_key, wanted)):
+        raise ModelError(f"SplitModel: layer {layer!r} is not linear; the model has {', '.join(names[-5:]) or 'none'}")
     problem = ""
     for images in [example[:PROBED]] if example is not None else example_inputs(model):
         try:
@@ -276,14 +266,10 @@ def search_head(
                 f"SplitModel: {kind} returns {as_rows(found).shape[1]} outputs that are not those of {head}, their softmax or sigmoid,"
                 f" a multiple or a sum; pass layer='{LOGITS}' to use its output as features and logits, or return a linear layer's"
             )
-        raise ModelError(
-            f"SplitModel: {kind} returns no row of logits per image; make its forward return the logits (N, C)"
-        )
+        raise ModelError(f"SplitModel: {kind} returns no row of logits per image; return the logits (N, C)")
     if layer is None:
-        raise ModelError(
-            f"SplitModel: {kind} could not be probed ({problem}); pass example=, a batch of its images, or layer="
-        )
-    return Recipe(dict.fromkeys(layer.split("+"), 1.0)), None, []
+        raise ModelError(f"SplitModel: {kind} could not be probed ({problem}); pass example= (a batch) or layer=")
+    return Recipe(dict.fromkeys(wanted, 1.0)), None, []
 
 
 def probe(model: nn.Module, images: Tensor) -> tuple[list[Step], Any]:
@@ -301,8 +287,7 @@ def example_inputs(model: nn.Module) -> Iterator[Tensor]:
     if isinstance(first, nn.Linear):
         yield torch.randn(PROBED, first.in_features, generator=torch.Generator().manual_seed(0))
     channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
-    declared = list(dict.fromkeys(_declared_shapes(model, channels)))
-    for shape in [*declared, *((channels, size, size) for size in SIZES)]:
+    for shape in (*_declared_shapes(model, channels), *((channels, size, size) for size in SIZES)):
         yield noise(shape)
 
 
@@ -330,9 +315,9 @@ def _declared_shapes(model: nn.Module, channels: int) -> Iterator[tuple[int, ...
 
 def answers(output: Any) -> dict[str, Tensor]:
     """Return the tensors in a network's return value that may be logits, one row per image, by their position in it."""
-    found = {name: value for name, value in _tensors(output, "") if value.is_floating_point() and value.numel()}
-    fit = {name: value for name, value in found.items() if value.ndim and as_rows(value).ndim == 2}
-    return dict(sorted(fit.items(), key=lambda item: item[0] != "logits"))
+    found = [(name, value) for name, value in _tensors(output) if value.is_floating_point() and value.numel()]
+    fit = [(name, value) for name, value in found if as_rows(value).ndim == 2]
+    return dict(sorted(fit, key=lambda item: item[0] != "logits"))
 
 
 def as_rows(output: Tensor) -> Tensor:
@@ -382,10 +367,9 @@ def _output_step(output: Any) -> Step:
 
 def explain(steps: Sequence[Step], output: Any, layer: str | None = None) -> Recipe | None:
     """Find how a network's output is made of its linear steps, the last ones first; `None` if they do not explain it."""
-    candidates = _named(steps)
+    candidates = {LOGITS: _output_step(output)} if layer == LOGITS else _named(steps)
     if layer is not None:
-        known = candidates | {LOGITS: _output_step(output)}
-        candidates = {name: step for name, step in known.items() if name in layer.split("+")}
+        candidates = {name: step for name, step in candidates.items() if name in layer.split("+")}
     outputs = answers(output)
     if layer is None and "logits" in outputs:  # others may be anything
         outputs = {"logits": outputs["logits"]}
@@ -442,9 +426,10 @@ def _fitting(usable: Mapping[str, Step], wanted: Tensor) -> Recipe | None:
 def _fitted(group: Mapping[str, Step], wanted: Tensor, ending: str, *, constants: bool) -> Recipe | None:
     """Fit a factor for each step, and a constant per class, by least squares; `None` if they do not explain the output."""
     wanted = wanted.detach().cpu()
-    target = _INVERSES[ending](wanted.double())
-    made = torch.stack([step.logits.detach().double().cpu() for step in group.values()])
-    made = _centred(made) if "softmax" in ending else made
+    undo = {"softmax": torch.log, "sigmoid": torch.logit}.get(ending, torch.clone)
+    target, made = undo(wanted.double()), torch.stack([step.logits.detach().double().cpu() for step in group.values()])
+    if "softmax" in ending:  # which a constant per image does not change
+        target, made = (value - value.mean(dim=-1, keepdim=True) for value in (target, made))
     apart = target - target.mean(dim=0)
     enough = (len(target) - constants) * target.shape[1] >= max(3 * constants, 2 * len(group))
     if not enough or not bool(torch.isfinite(target).all()) or not apart.abs().max() > VARIES * target.abs().max():
@@ -465,7 +450,3 @@ def _fitted(group: Mapping[str, Step], wanted: Tensor, ending: str, *, constants
     if not close(ENDINGS[ending](total), wanted, _allowed(wanted, *group.values())):
         return None
     return Recipe(dict(reversed(parts.items())), ending, None if offset is None else offset.float())
-
-
-def _centred(logits: Tensor) -> Tensor:
-    return logits - logits.mean(dim=-1, keepdim=True)

@@ -22,17 +22,7 @@ from idness.core.errors import IdnessError, ModelError, needed, unknown_name
 from idness.core.scripts import Script, approved
 from idness.core.text import shorten
 from idness.data import Preprocessing, embedded
-from idness.networks.architectures import (
-    BACKBONE,
-    LAST,
-    NETWORKS,
-    MobileNetV2,
-    ProjectedNetwork,
-    build,
-    is_projected,
-    small_resnet,
-    unpacked,
-)
+from idness.networks import architectures as ours
 from idness.networks.hugging_face import PREFIX, load_hugging_face
 from idness.networks.split import final_linear
 
@@ -83,8 +73,10 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
         raise ModelError(f"{script} must return an nn.Module, got {type(model).__name__}")
     if weights is not None and str(weights) != "none":
         state = read_weights(weights)
-        if is_projected(state) and not is_projected(model.state_dict()):
-            model = _with_projection(model, state)
+        if ours.is_projected(state) and not ours.is_projected(model.state_dict()):
+            start = ours.BACKBONE
+            _fit_heads(model, {k.removeprefix(start): value for k, value in state.items() if k.startswith(start)})
+            model = ours.ProjectedNetwork(model, final_linear(model)[2], *state[ours.LAST].shape)
         _load_state(model, state, weights)
     return model.eval()
 
@@ -113,14 +105,14 @@ def _made(spec: str, *, pretrained: bool) -> nn.Module:
     if source in embedded.NETWORKS:
         if name not in embedded.NETWORKS[source]:
             raise unknown_name("embedded network", name, embedded.NETWORKS[source])
-        model = small_resnet() if source == "cifar6" else MobileNetV2()
+        model = ours.small_resnet() if source == "cifar6" else ours.MobileNetV2()
         weights = embedded.HOME / source / f"{name}.safetensors"
-        return _load_state(model, unpacked(read_weights(weights)), weights) if pretrained else model
-    if spec not in NETWORKS:
+        return _load_state(model, ours.unpacked(read_weights(weights)), weights) if pretrained else model
+    if spec not in ours.NETWORKS:
         raise ModelError(f"a model is written as {FORMS}; got {spec!r}")
     if pretrained:
         raise ModelError(f"{spec}: has no pretrained weights; pass weights=, the folder of its run, or weights='none'")
-    return build(spec, len(embedded.classes()))
+    return ours.build(spec, len(embedded.classes()))
 
 
 def load_for_training(
@@ -138,7 +130,7 @@ def load_for_training(
     if exact:
         model = load_model(init)
     else:
-        model = load_model(spec, "none" if init != "pretrained" else None) if ":" in spec else build(spec, classes)
+        model = load_model(spec, "none" if init != "pretrained" else None) if ":" in spec else ours.build(spec, classes)
     if init and init != "pretrained" and not exact:
         load_weights(model, Path(init) / WEIGHTS if Path(init).is_dir() else init)
     inner, name, linear = final_linear(model, example=example)
@@ -190,15 +182,6 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if not state:
         raise ModelError(f"{file}: contains no tensors by name; save the network's state_dict()")
     return state
-
-
-def _with_projection(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """Wrap a network whose weights have one in CIDER's projection."""
-    _fit_heads(
-        model, {name.removeprefix(BACKBONE): value for name, value in state.items() if name.startswith(BACKBONE)}
-    )
-    classes, width = state[LAST].shape
-    return ProjectedNetwork(model, final_linear(model)[2], classes, width)
 
 
 def _fit_heads(model: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -26,15 +26,7 @@ from idness.data import Batch, ImageSet, Preprocessing, embedded, preprocessing_
 from idness.data.batches import limit_threads, read_sample
 from idness.data.preprocess import WAY
 from idness.data.sets import imagenet_classes
-from idness.networks.engines import (
-    AS_ASKED,
-    UNKNOWN,
-    ChosenEngine,
-    ChosenPrecision,
-    EngineRunner,
-    batch_for,
-    choose_precision,
-)
+from idness.networks import engines
 from idness.networks.head_search import noise
 from idness.networks.load import facts_of, load_model, located_model
 from idness.networks.modules import as_input, best_layout, module_fingerprint
@@ -97,16 +89,16 @@ class Network:
 
     split: SplitModel
     how: Preprocessing | None
-    precision: ChosenPrecision = AS_ASKED
+    precision: engines.ChosenPrecision = engines.AS_ASKED
     spec: str = ""
     class_names: tuple[str, ...] | None = None
     size: tuple[int, int] | None = None
-    engine: ChosenEngine | None = None
+    engine: engines.ChosenEngine | None = None
 
     @property
     def batch(self) -> int:
         """The batch size."""
-        return batch_for(self.size or (None if self.how is None else self.how.size) or (1, 1))
+        return engines.batch_for(self.size or (None if self.how is None else self.how.size) or (1, 1))
 
     @property
     def name(self) -> str:
@@ -147,10 +139,6 @@ class Network:
         if places is None or (len(labels) and int(labels.max()) >= len(places)):
             return None
         return torch.tensor(places)[labels]
-
-    def predict(self, pixels: NDArray[np.uint8]) -> Numbers:
-        """Return the predicted classes of images as they are read."""
-        return self.split.split(self.preprocessing.normalize(pixels)).logits.argmax(dim=1).cpu().numpy()
 
     def check_size(self, source: str, pixels: NDArray[np.uint8]) -> None:
         """Refuse images of another size than those that the network was opened with."""
@@ -209,7 +197,7 @@ def open_network(
         ) from error
     if spec and example is not None:
         best_layout(loaded, as_input(loaded, example[:2]))
-    precision = choose_precision(options.precision, split.device.type)
+    precision = engines.choose_precision(options.precision, split.device.type)
     given = tuple(options.class_names)
     if given and len(given) != split.classes:
         raise DataError(
@@ -217,7 +205,9 @@ def open_network(
         )
     names = given or facts.class_names or class_names_for(loaded, spec, split.classes)
     if options.engine is not None and precision.used == "fp32":
-        split.runner = EngineRunner(options.engine, expected or (UNKNOWN if images is None else len(images)))
+        split.runner = engines.EngineRunner(
+            options.engine, expected or (engines.UNKNOWN if images is None else len(images))
+        )
     network = Network(split, how, precision, spec, names)
     if images is None or how is None or sample is None or example is None:
         return network
@@ -249,7 +239,8 @@ def _folder_names(network: Network, source: str, images: ImageSet, sample: Batch
     places = np.array(places_of(names, None, classes) or [], np.int64)
     if images.labels is None or len(names) != classes or sorted(places) != list(range(classes)):
         return None
-    right = int((places[images.labels[sample.index]] == network.predict(sample.pixels)).sum())
+    predicted = network.split.split(network.preprocessing.normalize(sample.pixels)).logits.argmax(dim=1).cpu().numpy()
+    right = int((places[images.labels[sample.index]] == predicted).sum())
     if by_chance(right, count, classes):
         return None
     if right < FEW_RIGHT * count:
@@ -271,14 +262,10 @@ def find_device(wanted: str) -> torch.device:
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(wanted)
-        torch.zeros(1, device=device)
+        return torch.zeros(1, device=wanted).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(
-            f"device must be auto, cpu, cuda or another available one, got {wanted!r} ({why}); use device='cpu'"
-        ) from error
-    return device
+        raise ModelError(f"device must be available, got {wanted!r} ({why}); use device='cpu'") from error
 
 
 # Class names

@@ -134,7 +134,6 @@ class IshLinear(nn.Linear):
         return out
 
     def extra_repr(self) -> str:
-        """Describe the layer."""
         return f"{super().extra_repr()}, percentile={self.percentile:g}, prune={self.prune}"
 
 
