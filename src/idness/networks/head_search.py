@@ -426,8 +426,9 @@ def _fitting(usable: Mapping[str, Step], wanted: Tensor) -> Recipe | None:
 def _fitted(group: Mapping[str, Step], wanted: Tensor, ending: str, *, constants: bool) -> Recipe | None:
     """Fit a factor for each step, and a constant per class, by least squares; `None` if they do not explain the output."""
     wanted = wanted.detach().cpu()
-    undo = {"softmax": torch.log, "sigmoid": torch.logit}.get(ending, torch.clone)
-    target, made = undo(wanted.double()), torch.stack([step.logits.detach().double().cpu() for step in group.values()])
+    inverses: dict[str, Any] = {"softmax": torch.log, "sigmoid": torch.logit}
+    target = inverses.get(ending, torch.clone)(wanted.double())
+    made = torch.stack([step.logits.detach().double().cpu() for step in group.values()])
     if "softmax" in ending:  # which a constant per image does not change
         target, made = (value - value.mean(dim=-1, keepdim=True) for value in (target, made))
     apart = target - target.mean(dim=0)
