@@ -61,10 +61,9 @@ import sys, time, torch
 from idness.networks.engines import EngineRunner
 from idness.networks.split import SplitModel
 from idness.networks.load import load_model
-model = load_model(sys.argv[1], "none").eval()
+model = load_model(sys.argv[1], "none").to(memory_format=torch.channels_last)
 images = torch.randn(32, 3, int(sys.argv[2]), int(sys.argv[2]))
 split = SplitModel(model, example=images[:2])
-split.free_layout(weights=True)
 run = EngineRunner(sys.argv[3], 20_000)
 run.run(split, images[:8])
 print(run.chosen.used, flush=True)

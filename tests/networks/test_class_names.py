@@ -151,9 +151,7 @@ def test_a_benchmark_needs_the_right_order(folder: Path) -> None:
     sets = {"id": {"test": "."}, "ood_val": {"some": "4"}, "far": {"same": "5"}}
     benchmark, settings = Benchmark(name="levels", title="Levels", base=folder, **sets), Settings(methods=("msp",))
     model = network(tuple(reversed(NUMBERS)))
-    with pytest.raises(
-        ModelError, match=r"id_test: accuracy is 9.1 % on 66 labelled images, chance level for 11 classes"
-    ):
+    with pytest.raises(ModelError, match=r"id_test: accuracy is 9.1 % .* chance level for 11 classes"):
         run(benchmark, model, settings)
     model.class_names = tuple(reversed(NUMBERS))
     assert run(benchmark, model, settings).id_accuracy == 1.0
@@ -219,9 +217,7 @@ def test_imagenets_folders_are_known_by_their_numbers(tmp_path: Path) -> None:
     assert places_of(("n01443537", "n15075141"), None, 1000) == [1, 999]
     assert places_of(("n01443537", "n15075141"), [f"word {number}" for number in range(1000)], 1000) == [1, 999]
     assert places_of(("n01443537", "n15075141"), None, 999) is None
-    with pytest.raises(
-        DataError, match="classes must be a text file with one name per line, names separated by commas"
-    ):
+    with pytest.raises(DataError, match="classes must be a text file with one name per line"):
         read_classes("nosuch.txt")
 
 

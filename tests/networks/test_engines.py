@@ -9,15 +9,7 @@ from torch import Tensor, nn
 from idness.core.errors import IdnessWarning, ModelError, OptionError
 from idness.data import Preprocessing
 from idness.networks import engines
-from idness.networks.engines import (
-    CLOSE,
-    EXACT,
-    ChosenEngine,
-    EngineRunner,
-    batch_for,
-    choose_precision,
-    distance,
-)
+from idness.networks.engines import CLOSE, EXACT, ChosenEngine, EngineRunner, batch_for, choose_precision, distance
 from idness.networks.modules import module_fingerprint
 from idness.networks.open import Network
 from idness.networks.split import SplitModel
@@ -26,7 +18,7 @@ IMAGES = torch.randn(20, 3, 12, 12, generator=torch.Generator().manual_seed(1))
 
 
 class Small(nn.Module):
-    """Has a BatchNorm behind a convolution, one before a convolution, and one whose input is used again."""
+    """Has two BatchNorms behind convolutions; `again` uses the first pair twice, which folding does not expect."""
 
     def __init__(self, *, again: bool = False) -> None:
         super().__init__()
@@ -38,8 +30,8 @@ class Small(nn.Module):
             norm.running_var.uniform_(0.5, 2, generator=torch.Generator().manual_seed(3))  # type: ignore[union-attr]
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.conv1(images)
-        x = torch.relu(self.bn1(x) + x if self.again else self.bn1(x))
+        x = self.bn1(self.conv1(images))
+        x = torch.relu(x + self.bn1(self.conv1(2 * images)) if self.again else x)
         return self.fc(torch.relu(self.bn2(self.conv2(x))).mean((2, 3)))
 
 
@@ -68,7 +60,7 @@ def test_eager_folds_a_copy_if_that_is_exact_and_leaves_the_network_as_it_was(ag
     split = SplitModel(model, example=IMAGES[:2], engine="eager")
     assert distance(split.split(IMAGES).features, plain(model)) <= EXACT
     made = split.runner._run.__self__.model  # type: ignore[union-attr]
-    assert isinstance(made.bn1, nn.BatchNorm2d if again else nn.Identity)
+    assert hasattr(made, "bn1") == again
     assert made.conv2.weight.is_contiguous(memory_format=torch.channels_last)
     assert (module_fingerprint(model), model.conv1.weight.stride(), model.training) == (before, layout, True)
 
@@ -107,11 +99,6 @@ def test_other_engines_give_features_and_logits(name: str) -> None:
     assert torch.equal(split.split(larger).logits, SplitModel(model, example=larger).split(larger).logits)
 
 
-def test_an_engine_is_one_of_a_few() -> None:
-    with pytest.raises(OptionError, match="engine must be one of auto, eager, onnxruntime, openvino, got 'fast'"):
-        SplitModel(small(), example=IMAGES[:2], engine="fast")
-
-
 def missing(split: SplitModel, images: Tensor) -> engines.Features:
     raise ModelError("engine onnxruntime: needs onnxruntime; run pip install 'idness[onnx]'")
 
@@ -139,17 +126,10 @@ def test_an_engine_that_cannot_run_it_leaves_it_to_eager(
         EngineRunner.adopting(ChosenEngine("auto", "onnxruntime", "1", 16, "", 10**9), split, IMAGES)
 
 
-@pytest.mark.parametrize(
-    ("images", "installed", "used"),
-    [(100, True, "eager"), (300_000, True, "eager"), (400_000, True, "onnxruntime"), (400_000, False, "eager")],
-)
-def test_auto_uses_onnxruntime_if_there_is_enough_work(
-    monkeypatch: pytest.MonkeyPatch, images: int, installed: bool, used: str
-) -> None:
+@pytest.mark.parametrize(("images", "used"), [(100, "eager"), (300_000, "eager"), (400_000, "onnxruntime")])
+def test_auto_uses_onnxruntime_if_there_is_enough_work(monkeypatch: pytest.MonkeyPatch, images: int, used: str) -> None:
     monkeypatch.setitem(engines.ENGINES, "onnxruntime", lambda split, images: lambda batch: split.run(batch)[0])
-    monkeypatch.setattr(engines, "engine_version", lambda name: "1.0" if installed or "onnx" not in name else "")
-    split = SplitModel(small(), example=IMAGES[:2])
-    chosen = EngineRunner("auto", images).prepare(split, IMAGES)
+    chosen = EngineRunner("auto", images).prepare(SplitModel(small(), example=IMAGES[:2]), IMAGES)
     assert (chosen.used, chosen.batch, chosen.images) == (used, 64, images)
     assert chosen.describe().startswith(f"{used}, batches of 64 (")
 
@@ -169,9 +149,10 @@ def test_the_cache_knows_engines_apart() -> None:
     assert len(set(keys)) == 3
 
 
-def test_a_precision_is_used_as_asked() -> None:
-    tiny = SplitModel(small(), example=IMAGES[:2])
-    chosen = [choose_precision(asked, tiny, IMAGES).used for asked in ("fp32", "bf16", "auto")]
-    assert chosen == ["fp32", "bf16", "fp32"]  # auto on a CPU
+def test_engine_and_precision_are_one_of_a_few() -> None:
+    with pytest.raises(OptionError, match="engine must be one of auto, eager, onnxruntime, openvino, got 'fast'"):
+        SplitModel(small(), example=IMAGES[:2], engine="fast")
+    assert [choose_precision(asked, "cpu").used for asked in ("fp32", "bf16", "auto")] == ["fp32", "bf16", "fp32"]
+    assert choose_precision("auto", "cuda").used == "bf16"
     with pytest.raises(OptionError, match="fp32, bf16, auto"):
-        choose_precision("fp16", tiny, IMAGES)
+        choose_precision("fp16", "cpu")

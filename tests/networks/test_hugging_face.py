@@ -92,9 +92,7 @@ def test_a_module_is_calibrated_with_its_image_processor() -> None:
     images = list(np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8))
     guard = Guard.for_images(model.eval(), images, method="ebo", preprocessing=processor)
     assert guard.preprocessing == preprocessing_of(processor)
-    with pytest.raises(
-        OptionError, match="preprocessing must be a mapping with resize, crop, mean and std, got function"
-    ):
+    with pytest.raises(OptionError, match="preprocessing must be a mapping .*, got function"):
         Guard.for_images(model, images, preprocessing=lambda image: image)
 
 
@@ -112,7 +110,7 @@ def test_weights_and_new_classes(tmp_path: Path) -> None:
 def test_networks_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"^hf:nosuch/thing: cannot be loaded \(.*\); is it an image classifier"):
         load_model("hf:nosuch/thing")
-    with pytest.raises(ModelError, match=r"^hf:./nosuch: there is no such folder"):
+    with pytest.raises(ModelError, match=r"^hf:./nosuch: cannot be loaded"):
         load_model("hf:./nosuch")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match="cannot be loaded"):

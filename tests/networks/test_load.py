@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from idness.core.errors import ModelError, UnknownNameError
+from idness.core.errors import ModelError, ScriptError, UnknownNameError
 from idness.networks.load import load_model, load_weights
 
 SOURCE = """
@@ -75,7 +75,7 @@ def test_pickled_code_is_refused_and_not_run(file, tmp_path, monkeypatch):
     (tmp_path / "evil.pth").write_bytes(pickle.dumps({"state_dict": Evil()}))
     torch.save({"state_dict": Evil()}, tmp_path / "evil2.pth")
     for name in ("evil.pth", "evil2.pth"):
-        with pytest.raises(ModelError, match="could run code|not a readable weights file"):
+        with pytest.raises(ModelError, match="not a readable weights file"):
             load_model(f"{file}:make", tmp_path / name)
     assert not (tmp_path / "pwned").exists()
 
@@ -97,12 +97,10 @@ def test_damaged_weights_and_those_of_others_are_told(file, tmp_path):
         with pytest.raises(ModelError, match="not a readable weights file"):
             load_model(f"{file}:make", tmp_path / name)
     save_file({"fc.weight": torch.ones(2)}, tmp_path / "other.safetensors")
-    with pytest.raises(
-        ModelError, match=r"4 missing \(1.weight, 1.bias\), 1 unknown \(fc.weight\); is it of another network"
-    ):
+    with pytest.raises(ModelError, match=r'Missing key.*"1.weight".*Unexpected key.*"fc.weight".*are they of another'):
         load_model(f"{file}:make", tmp_path / "other.safetensors")
     save_file({**trained().state_dict(), "3.bias": torch.ones(9)}, tmp_path / "shape.safetensors")
-    with pytest.raises(ModelError, match=r"do not fit Sequential \(size mismatch for 3.bias"):
+    with pytest.raises(ModelError, match=r"do not fit the network .*size mismatch for 3.bias"):
         load_model(f"{file}:make", tmp_path / "shape.safetensors")
     with pytest.raises(ModelError, match="no weights at"):
         load_weights(trained(), tmp_path / "absent.pth")
@@ -120,14 +118,14 @@ def test_what_names_no_network_is_told(file, tmp_path):
         load_model("timm:resnet999")
     with pytest.raises(UnknownNameError, match="unknown embedded network 'bas'; did you mean 'base'"):
         load_model("cifar6:bas")
-    with pytest.raises(ModelError, match="no file at"):
+    with pytest.raises(ScriptError, match="no file at"):
         load_model(f"{tmp_path}/absent.py:make")
-    with pytest.raises(ModelError, match="has no 'mak'; it has make, nothing, ready, Wide"):
+    with pytest.raises(ScriptError, match="has no 'mak'; it has make, nothing, ready, Wide"):
         load_model(f"{file}:mak")
     with pytest.raises(ModelError, match=r"must return an nn.Module, got int"):
         load_model(f"{file}:nothing")
     (tmp_path / "broken.py").write_text("import nothing_of_that_name")
-    with pytest.raises(ModelError, match=r"cannot be imported; it fails at line 1 with ModuleNotFoundError"):
+    with pytest.raises(ScriptError, match=r"cannot be imported; it fails at line 1 with ModuleNotFoundError"):
         load_model(f"{tmp_path}/broken.py:make")
 
 
@@ -135,5 +133,5 @@ def test_a_class_takes_arguments_and_a_network_that_is_there_is_taken(file):
     made = load_model(f"{file}:Wide(classes=7)")
     assert (made.in_features, made.out_features) == (12, 7)
     assert load_model(f"{file}:ready")[3].out_features == 3
-    with pytest.raises(ModelError, match="missing 1 required positional argument: 'classes'"):
+    with pytest.raises(ScriptError, match="missing 1 required positional argument: 'classes'"):
         load_model(f"{file}:Wide")

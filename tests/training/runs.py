@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from idness.data import Preprocessing, folder_set
 from idness.training import StreamedSet, finetune
 from idness.training.loop import Trainer
-from tests.training.conftest import small_world
 
 SCRIPT = Path(__file__)
 
@@ -31,19 +30,17 @@ class NoNorm(nn.Module):
         return logits
 
 
-def small_run(out: str | Path, batch: int = 8) -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    options = {"epochs": 4, "lr": 0.05, "warmup": 0.5, "milestones": (), "ema": 0.9, "checkpoint_every": 2}
-    finetune(NoNorm(), small_world(96), "ish", out=out, batch_size=batch, **options)
+class Flattening(nn.Module):
+    """Flattens with `.view`, as many networks of tutorials do, which takes contiguous memory only."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.fc = nn.Linear(4 * 8 * 8, 3)
 
-def run_as_rank(rank: int, port: int, out: Path) -> None:
-    """Run as one of two processes that torchrun has started."""
-    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0}
-    given |= {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "small"}
-    os.environ.update({name: str(value) for name, value in given.items()})
-    small_run(out)
+    def forward(self, images: Tensor) -> Tensor:
+        features = torch.relu(self.conv(images))
+        return self.fc(features.view(len(features), -1))
 
 
 def streamed_run(root: Path, out: Path, accumulate: int = 1) -> None:

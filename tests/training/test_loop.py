@@ -4,25 +4,21 @@ import doctest
 import importlib
 import json
 import math
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from socket import socket
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from idness.core.errors import ModelError, OptionError, StoreError, UnknownNameError
 from idness.core.files import locked
 from idness.training import METHODS, Settings, Trained, TrainingSet, finetune, networks
 from idness.training.data import seeded
-from idness.training.loop import Trainer
-from tests.children import exit_code, started
 from tests.training.conftest import small_world
-from tests.training.runs import NoNorm, run_as_rank, small_run
+from tests.training.runs import Flattening, NoNorm
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 8, "lr": 0.01, "milestones": (), "warmup": 0.0}
@@ -142,11 +138,8 @@ def test_wrong_options_are_refused_and_the_plain_layer_is_restored(
     with pytest.raises(OptionError, match=words):
         finetune(model, world, "ish", **options)
     assert type(model.fc) is nn.Linear
-
-
-def test_an_unknown_method_is_refused(world: TrainingSet) -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'logitnorm'"):
-        finetune(start(), world, "logitnrm")
+        finetune(model, world, "logitnrm")
 
 
 def test_mixed_precision_learns(world: TrainingSet) -> None:
@@ -214,65 +207,14 @@ def never_stopped(method: str) -> Trained:
 @pytest.mark.parametrize("stop", [8, 17])
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_stopped_at_any_step_and_resumed_gives_the_same_bits(
-    method: str, stop: int, tmp_path: Path, world: TrainingSet, monkeypatch: pytest.MonkeyPatch
+    method: str, stop: int, tmp_path: Path, world: TrainingSet, stopped_at: Any
 ) -> None:
-    step = Trainer._step
-
-    def stopping(self: Trainer) -> tuple[float, int]:
-        if self.step == stop:
-            raise KeyboardInterrupt
-        return step(self)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Trainer, "_step", stopping)
+    with stopped_at(stop):
         finetune(start(), world, method, out=tmp_path, **WITH_CHECKPOINTS)
     resumed = finetune(start(1), world, method, out=tmp_path, **WITH_CHECKPOINTS)
     whole = never_stopped(method)
     assert equal(whole.model, resumed.model)
     assert [(r.step, r.loss, r.accuracy) for r in resumed.log] == [(r.step, r.loss, r.accuracy) for r in whole.log]
-
-
-def weights_of(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / "weights.safetensors")
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Runs here as in the processes it is compared with: sums depend on the number of threads in their last bit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # processes start slowly on a busy machine
-def test_two_processes_equal_one_of_twice_the_batch(tmp_path: Path, one_thread: None) -> None:
-    """As torchrun starts them; under torchrun itself they run by `make long`."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    small_run(one, batch=16)
-    with socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = [started(run_as_rank, rank, port, two) for rank in range(2)]
-    assert [exit_code(process) for process in ranks] == [0, 0]
-    a, b = weights_of(one), weights_of(two)
-    for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=1e-5, msg=name)
-    assert (two / "log.csv").read_text().count("\n") == 5
-
-
-class Flattening(nn.Module):
-    """Flattens with `.view`, which takes contiguous memory only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3, padding=1)
-        self.fc = nn.Linear(4 * 8 * 8, 3)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        features = torch.relu(self.conv(images))
-        return self.fc(features.view(len(features), -1))
 
 
 @pytest.mark.parametrize(("method", "options"), [("ish", {"layer": "fc"}), ("augmix", {})])

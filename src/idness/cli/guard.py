@@ -147,8 +147,7 @@ def score(
     from idness.guard.drift import drift_warning
 
     engine, pool = o.engine_and_pool(engine, address, actors, gpus_per_actor)
-    if threads is not None:
-        limit_threads(threads)
+    limit_threads(threads)
     form = _form(out, as_csv=as_csv, as_json=as_json)
     columns = [name.strip() for name in keep.split(",") if name.strip()]
     folder = out if not form else None  # of Parquet files; otherwise rows are printed or written to one file
@@ -320,8 +319,7 @@ def serve(
         body_seconds=body_timeout,
         answer_seconds=timeout,
     )
-    if threads is not None:
-        limit_threads(threads)
+    limit_threads(threads)
     # Checked before the network is loaded.
     key, where = os.environ.get(KEY) or None, KEY
     if token_file is not None:

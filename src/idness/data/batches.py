@@ -38,8 +38,10 @@ _LIMIT: dict[str, int] = {}
 Read = tuple[int, NDArray[np.uint8] | None, bytes, str]
 
 
-def limit_threads(count: int) -> None:
-    """Limit this process to so many threads: a quarter of them, at least one, decode images, the others run the network."""
+def limit_threads(count: int | None) -> None:
+    """Limit this process to so many threads, if given: a quarter of them, at least one, decode images, the others run the network."""
+    if count is None:
+        return
     if count < 1:
         raise OptionError(f"threads must be at least 1, got {count}")
     _LIMIT["decoders"] = max(1, count // 4)

@@ -25,7 +25,6 @@ class PreactBlock(nn.Module):
         self.shortcut = None if same else nn.Conv2d(width_in, width_out, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
         active = torch.relu(self.bn1(x))
         skip = x if self.shortcut is None else self.shortcut(active)
         out: Tensor = self.conv2(torch.relu(self.bn2(self.conv1(active)))) + skip
@@ -54,7 +53,6 @@ class SmallResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of a batch of normalised images."""
         x = self.blocks(self.conv1(images))
         x = self.conv2(torch.relu(self.bn1(x)))
         x = torch.relu(self.bn2(x)).mean((2, 3))
@@ -107,7 +105,6 @@ class InvertedResidual(nn.Module):
         self.adds = stride == 1 and width_in == width_out
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
         out: Tensor = self.conv(x)
         return x + out if self.adds else out
 
@@ -133,7 +130,6 @@ class MobileNetV2(nn.Module):
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, classes))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of a batch of normalised images."""
         logits: Tensor = self.classifier(self.features(images).mean((2, 3)))
         return logits
 

@@ -5,6 +5,8 @@ Parts are named as in the public checkpoints of the DICE, ASH and SCALE papers, 
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 from torch import Tensor, nn
 
@@ -22,35 +24,20 @@ class Layer(nn.Module):
         self.conv2 = nn.Conv2d(4 * GROWTH, GROWTH, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output."""
         inner = self.conv1(self.bn1(x).relu())
         return torch.cat([x, self.conv2(self.bn2(inner).relu())], dim=1)
 
 
-class DenseBlock(nn.Module):
-    """Layers of which each sees the output of all before it."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.layer = nn.Sequential(*(Layer(width + step * GROWTH) for step in range(LAYERS)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
-        out: Tensor = self.layer(x)
-        return out
+def _block(width: int) -> nn.Module:
+    """Return layers of which each sees the output of all before it."""
+    layers = (Layer(width + step * GROWTH) for step in range(LAYERS))
+    return nn.Sequential(OrderedDict(layer=nn.Sequential(*layers)))
 
 
-class Transition(nn.Module):
-    """A transition that halves channels, height and width."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv1 = nn.Conv2d(width, width // 2, 1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the transition's output."""
-        return nn.functional.avg_pool2d(self.conv1(self.bn1(x).relu()), 2)
+def _transition(width: int) -> nn.Module:
+    """Return a transition that halves channels, height and width."""
+    norm, conv = nn.BatchNorm2d(width), nn.Conv2d(width, width // 2, 1, bias=False)
+    return nn.Sequential(OrderedDict(bn1=norm, relu=nn.ReLU(), conv1=conv, pool=nn.AvgPool2d(2)))
 
 
 class DenseNet(nn.Module):
@@ -62,14 +49,13 @@ class DenseNet(nn.Module):
         first, second = 2 * GROWTH, (2 * GROWTH + grown) // 2
         third = (second + grown) // 2
         self.conv1 = nn.Conv2d(3, first, 3, padding=1, bias=False)
-        self.block1, self.trans1 = DenseBlock(first), Transition(first + grown)
-        self.block2, self.trans2 = DenseBlock(second), Transition(second + grown)
-        self.block3 = DenseBlock(third)
+        self.block1, self.trans1 = _block(first), _transition(first + grown)
+        self.block2, self.trans2 = _block(second), _transition(second + grown)
+        self.block3 = _block(third)
         self.bn1 = nn.BatchNorm2d(third + grown)
         self.fc = nn.Linear(third + grown, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits."""
         x = self.trans2(self.block2(self.trans1(self.block1(self.conv1(x)))))
         out: Tensor = self.fc(self.bn1(self.block3(x)).relu().mean(dim=(2, 3)))
         return out

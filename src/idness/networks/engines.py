@@ -7,21 +7,19 @@ import ctypes
 import importlib.metadata
 import io
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from math import prod
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from idness.core.errors import IdnessWarning, ModelError, OptionError, needed
-from idness.networks.modules import call, inference
+from idness.networks.modules import inference
 
 if TYPE_CHECKING:
     from idness.networks.split import SplitModel
@@ -115,18 +113,13 @@ class EngineRunner:
             return self.chosen
 
     def _built(self, split: SplitModel, images: Tensor) -> tuple[ChosenEngine, Run]:
-        device, used, why = split.device.type, self.asked, "as asked"
-        if device == "cpu":
+        used, why = self.asked, "as asked"
+        if split.device.type == "cpu":
             keep_memory()
         if used == "auto":
             used, why = "eager", f"{self.images:,} images do not repay another engine's set-up"
-            if device != "cpu":
-                why = f"the network is on {device}"
-            elif self.images * prod(images.shape[2:]) >= MUCH:
-                if engine_version("onnxruntime") and engine_version("onnx"):
-                    used, why = "onnxruntime", f"for {self.images:,} images"
-                else:
-                    why = "onnxruntime and onnx are not installed"
+            if self.images * prod(images.shape[2:]) >= MUCH:
+                used, why = "onnxruntime", f"for {self.images:,} images"
         try:
             run = split.run if self.asked == "auto" and self.images < SMALL else build_engine(used, split, images)
         except ModelError as error:
@@ -209,22 +202,20 @@ def distance(found: Tensor, expected: Tensor) -> float:
 
 
 def _eager(split: SplitModel, images: Tensor) -> Run:
-    """Run a copy with BatchNorm folded and weights channels-last, or only the latter, if that gives the same features."""
+    """Run a copy with channels-last weights, with BatchNorm folded if torch.fx can trace it, if that gives the same features."""
+    from torch.fx.experimental.optimization import fuse
+
     expected = split.run(images)[0]
     for folded in (True, False):
         own = split.copy()
         if own.model is split.model:  # it has no copy
             break
-        own.free_layout(weights=False)
-        # Code that inspects its layers may fail in any way once they are replaced.
-        with contextlib.suppress(Exception):
-            if folded and not fold(own.model, images[:2]):
-                continue
+        with contextlib.suppress(Exception), inference(own.model):  # code that is traced may fail in any way
+            if folded:
+                own.model = fuse(own.model, inplace=True)
             for module in own.model.modules():
-                if (
-                    type(module) is nn.Conv2d and "weight" in module._parameters
-                ):  # a copy of the weight, which is shared
-                    weight = module.weight.detach().clone(memory_format=torch.channels_last)
+                if type(module) is nn.Conv2d and "weight" in module._parameters:
+                    weight = module.weight.detach().clone(memory_format=torch.channels_last)  # the weight is shared
                     module.weight = nn.Parameter(weight, requires_grad=False)
             if distance(own.run(images)[0], expected) <= EXACT:
                 return own.run
@@ -293,36 +284,6 @@ def exported(split: SplitModel, images: Tensor) -> bytes:
     return file.getvalue()
 
 
-def fold(model: nn.Module, images: Tensor) -> int:
-    """Fold each BatchNorm into the convolution before it, in place, and return how many were folded.
-
-    Other uses of a convolution's output are not seen, so the caller compares the network's features.
-    """
-    calls: Counter[str] = Counter()
-    made: dict[int, tuple[str, Tensor]] = {}  # the outputs are kept, so that ids are unique
-    pairs: list[tuple[str, str]] = []
-
-    def ran(name: str, module: nn.Module, entered: tuple[Any, ...], output: Tensor) -> None:
-        calls[name] += 1
-        if isinstance(module, nn.Conv2d):
-            made[id(output)] = name, output
-        elif entered and id(entered[0]) in made:
-            pairs.append((made[id(entered[0])][0], name))
-
-    with inference(model):
-        with contextlib.ExitStack() as hooks:
-            for name, module in model.named_modules():
-                if type(module) in (nn.Conv2d, nn.BatchNorm2d) and not module._forward_hooks:
-                    hooks.callback(module.register_forward_hook(partial(ran, name)).remove)
-            call(model, images)
-        pairs = [(name, after) for name, after in pairs if calls[name] == calls[after] == 1]
-        for name, after in pairs:
-            fused = fuse_conv_bn_eval(model.get_submodule(name), model.get_submodule(after))  # type: ignore[type-var, arg-type]
-            model.set_submodule(name, fused)
-            model.set_submodule(after, nn.Identity())
-    return len(pairs)
-
-
 # Precision
 
 PRECISIONS = ("fp32", "bf16", "auto")
@@ -340,13 +301,10 @@ class ChosenPrecision:
 AS_ASKED = ChosenPrecision("fp32", "fp32", "as asked")
 
 
-def choose_precision(asked: str, split: SplitModel, images: Tensor | None) -> ChosenPrecision:
+def choose_precision(asked: str, device: str) -> ChosenPrecision:
     """Choose the precision of forward passes: as asked, or for `auto` bf16 on a GPU and fp32 on a CPU."""
     if asked not in PRECISIONS:
         raise OptionError(f"precision must be one of {', '.join(PRECISIONS)}, got {asked!r}")
-    if images is None:
-        return ChosenPrecision("fp32", "fp32", "no images to run")
     if asked == "auto":
-        kind = split.device.type
-        return ChosenPrecision(asked, "fp32" if kind == "cpu" else "bf16", f"the network is on {kind}")
-    return AS_ASKED if asked == "fp32" else ChosenPrecision(asked, "bf16", "as asked")
+        return ChosenPrecision(asked, "fp32" if device == "cpu" else "bf16", f"the network is on {device}")
+    return ChosenPrecision(asked, "bf16" if asked == "bf16" else "fp32", "as asked")

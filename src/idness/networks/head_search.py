@@ -45,16 +45,6 @@ ENDINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
 }
 """Functions that networks apply to their logits, by name."""
-_INVERSES: dict[str, Callable[[Tensor], Tensor]] = {
-    "": lambda output: output,
-    "softmax": lambda output: _centred(output.log()),
-    "log-softmax": lambda output: _centred(output),  # noqa: PLW0108  # defined below
-    "sigmoid": torch.logit,
-}
-
-
-class NotProbedError(ModelError):
-    """No input that was tried fits the network."""
 
 
 # Linear steps of a forward pass
@@ -219,11 +209,8 @@ class Recipe:
         if self.layer == LOGITS:
             return [_output_step(output)]
         known = _named(seen)
-        for name in self.parts:
-            if name not in known:
-                raise ModelError(
-                    f"SplitModel: layer {name!r} was not used for this batch; name the final layer with layer="
-                )
+        if not self.parts.keys() <= known.keys():
+            raise ModelError(f"SplitModel: layer {self.layer!r} was not used for this batch; name another with layer=")
         return [known[name] for name in self.parts]
 
     def head(self, steps: Sequence[Step]) -> Head:
@@ -233,7 +220,7 @@ class Recipe:
         bias = weight.new_zeros(len(weight)) if self.offset is None else self.offset.to(weight.device)
         for scale, step in scaled:
             bias = bias if step.bias is None else scale * step.bias.detach().float() + bias
-        return Head(weight.clone(), bias)
+        return Head(weight, bias)
 
     def logits(self, steps: Sequence[Step]) -> Tensor:
         """Return the weighted sum of the parts' outputs in float32."""
@@ -254,23 +241,35 @@ class Recipe:
 
 def search_head(
     model: nn.Module, example: Tensor | None, layer: str | None = None
-) -> tuple[Recipe, Tensor, Sequence[Step]]:
-    """Find how a network's output is made of linear steps, and return it with the images used and the steps."""
-    problem: Exception | None = None
+) -> tuple[Recipe, Tensor | None, Sequence[Step]]:
+    """Find how a network's output is made of linear steps, and return it with the images used and the steps.
+
+    If no input fits the network, the named layer is taken: the first batch shows whether its output is the network's.
+    """
+    kind, names = type(model).__name__, [name for name, module in model.named_modules() if is_linear(module)]
+    wanted = [] if layer is None else layer.split("+")
+    if any(key not in names and not is_function(key) for key in map(_key, wanted)):
+        raise ModelError(f"SplitModel: layer {layer!r} is not linear; the model has {', '.join(names[-5:]) or 'none'}")
+    problem = ""
     for images in [example[:PROBED]] if example is not None else example_inputs(model):
         try:
             steps, output = probe(model, images)
         except Exception as error:  # a network may raise anything for an input that it does not take
-            problem = problem or error
+            problem = problem or (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             continue
         recipe = explain(steps, output, layer)
-        if recipe is None:
-            raise ModelError(f"SplitModel: {type(model).__name__} returns {_refusal(output, layer)}")
-        return recipe, images, recipe.steps(steps, output)
-    reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200] if problem else "no input fits"
-    raise NotProbedError(
-        f"SplitModel: {type(model).__name__} could not be probed ({reason}); pass example=, a batch of its images, or layer="
-    )
+        if recipe is not None:
+            return recipe, images, recipe.steps(steps, output)
+        for found in answers(output).values():
+            head = "a linear layer" if layer is None else f"layer {layer!r}"
+            raise ModelError(
+                f"SplitModel: {kind} returns {as_rows(found).shape[1]} outputs that are not those of {head}, their softmax or sigmoid,"
+                f" a multiple or a sum; pass layer='{LOGITS}' to use its output as features and logits, or return a linear layer's"
+            )
+        raise ModelError(f"SplitModel: {kind} returns no row of logits per image; return the logits (N, C)")
+    if layer is None:
+        raise ModelError(f"SplitModel: {kind} could not be probed ({problem}); pass example= (a batch) or layer=")
+    return Recipe(dict.fromkeys(wanted, 1.0)), None, []
 
 
 def probe(model: nn.Module, images: Tensor) -> tuple[list[Step], Any]:
@@ -288,8 +287,7 @@ def example_inputs(model: nn.Module) -> Iterator[Tensor]:
     if isinstance(first, nn.Linear):
         yield torch.randn(PROBED, first.in_features, generator=torch.Generator().manual_seed(0))
     channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
-    declared = list(dict.fromkeys(_declared_shapes(model, channels)))
-    for shape in [*declared, *((channels, size, size) for size in SIZES)]:
+    for shape in (*_declared_shapes(model, channels), *((channels, size, size) for size in SIZES)):
         yield noise(shape)
 
 
@@ -304,35 +302,12 @@ def _declared_shapes(model: nn.Module, channels: int) -> Iterator[tuple[int, ...
     for module in model.modules():
         config = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
         if isinstance(config, Mapping) and config.get("input_size"):
-            yield tuple(int(side) for side in config["input_size"])
-        hugging = getattr(module, "config", None)
-        for holder, name in ((hugging, "image_size"), (module, "image_size"), (module, "img_size")):
-            size = getattr(holder, name, None)
+            yield tuple(config["input_size"])
+        for holder in (getattr(module, "config", None), module):
+            size = getattr(holder, "image_size", None) or getattr(holder, "img_size", None)
             size = (size, size) if isinstance(size, int) else size
-            if isinstance(size, tuple | list) and len(size) == 2 and all(isinstance(side, int) for side in size):
-                own = getattr(holder, "num_channels", None)
-                yield (own if isinstance(own, int) else channels, *size)
-
-
-def check_layer(model: nn.Module, layer: str) -> None:
-    """Refuse names of layers that cannot be a head."""
-    names = [name for name, module in model.named_modules() if is_linear(module)]
-    if any(key not in names and not is_function(key) for key in map(_key, layer.split("+"))):
-        raise ModelError(
-            f"SplitModel: layer must name an nn.Linear of the model, got {layer!r}; it has {', '.join(names[-5:]) or 'none'}"
-        )
-
-
-def _refusal(output: Any, layer: str | None) -> str:
-    """Describe why the network's output gives no head, and what helps."""
-    for found in answers(output).values():
-        head = "a linear layer" if layer is None else f"layer {layer!r}"
-        return (
-            f"{as_rows(found).shape[1]} outputs that are not those of {head}, their softmax or sigmoid, a multiple or a sum;"
-            f" pass layer='{LOGITS}' to use its output as features and logits, or return a linear layer's output"
-        )
-    what = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-    return f"{what}, not one row of logits per image; make its forward return the logits (N, C)"
+            if isinstance(size, tuple | list) and len(size) == 2:
+                yield (getattr(holder, "num_channels", channels), *size)
 
 
 # What a network returns
@@ -340,9 +315,9 @@ def _refusal(output: Any, layer: str | None) -> str:
 
 def answers(output: Any) -> dict[str, Tensor]:
     """Return the tensors in a network's return value that may be logits, one row per image, by their position in it."""
-    found = {name: value for name, value in _tensors(output, "") if value.is_floating_point() and value.numel()}
-    fit = {name: value for name, value in found.items() if value.ndim and as_rows(value).ndim == 2}
-    return dict(sorted(fit.items(), key=lambda item: item[0] != "logits"))
+    found = [(name, value) for name, value in _tensors(output) if value.is_floating_point() and value.numel()]
+    fit = [(name, value) for name, value in found if as_rows(value).ndim == 2]
+    return dict(sorted(fit, key=lambda item: item[0] != "logits"))
 
 
 def as_rows(output: Tensor) -> Tensor:
@@ -392,28 +367,26 @@ def _output_step(output: Any) -> Step:
 
 def explain(steps: Sequence[Step], output: Any, layer: str | None = None) -> Recipe | None:
     """Find how a network's output is made of its linear steps, the last ones first; `None` if they do not explain it."""
-    candidates = _named(steps)
+    candidates = {LOGITS: _output_step(output)} if layer == LOGITS else _named(steps)
     if layer is not None:
-        known = candidates | {LOGITS: _output_step(output)}
-        candidates = {name: step for name, step in known.items() if name in layer.split("+")}
-    found: dict[str, Recipe] = {}
-    for name, tensor in answers(output).items():
+        candidates = {name: step for name, step in candidates.items() if name in layer.split("+")}
+    outputs = answers(output)
+    if layer is None and "logits" in outputs:  # others may be anything
+        outputs = {"logits": outputs["logits"]}
+    found: list[tuple[Recipe, Head]] = []
+    for name, tensor in outputs.items():
         rows = as_rows(tensor)
         usable = {key: step for key, step in candidates.items() if (len(step.features), len(step.weight)) == rows.shape}
         recipe = _fitting(usable, rows)
         if recipe is not None:
-            found[name] = replace(recipe, answer=name)
-        if name == "logits" and (recipe is not None or layer is None):
-            return found.get(name)  # other outputs may be anything
+            found.append((replace(recipe, answer=name), recipe.head(recipe.steps(steps, output))))
     # Features beside logits are not logits: outputs from which others are computed do not count.
-    heads = {name: recipe.head(recipe.steps(steps, output)) for name, recipe in found.items()}
-    ends = {
-        recipe.layer: recipe
-        for name, recipe in reversed(found.items())
-        if not any(heads[name].classes == heads[other].width for other in found if other != name)
-    }
+    ends: dict[str, Recipe] = {}
+    for recipe, head in found:
+        if not any(head.classes == other.width for _, other in found if other is not head):
+            ends.setdefault(recipe.layer, recipe)
     if len(ends) > 1:
-        listed = ", ".join(f"layer={name!r}" for name in reversed(ends))
+        listed = ", ".join(f"layer={name!r}" for name in ends)
         raise ModelError(f"SplitModel: the network returns the outputs of {len(ends)} heads; name one: {listed}")
     return next(iter(ends.values()), None)
 
@@ -453,9 +426,11 @@ def _fitting(usable: Mapping[str, Step], wanted: Tensor) -> Recipe | None:
 def _fitted(group: Mapping[str, Step], wanted: Tensor, ending: str, *, constants: bool) -> Recipe | None:
     """Fit a factor for each step, and a constant per class, by least squares; `None` if they do not explain the output."""
     wanted = wanted.detach().cpu()
-    target = _INVERSES[ending](wanted.double())
+    inverses: dict[str, Any] = {"softmax": torch.log, "sigmoid": torch.logit}
+    target = inverses.get(ending, torch.clone)(wanted.double())
     made = torch.stack([step.logits.detach().double().cpu() for step in group.values()])
-    made = _centred(made) if "softmax" in ending else made
+    if "softmax" in ending:  # which a constant per image does not change
+        target, made = (value - value.mean(dim=-1, keepdim=True) for value in (target, made))
     apart = target - target.mean(dim=0)
     enough = (len(target) - constants) * target.shape[1] >= max(3 * constants, 2 * len(group))
     if not enough or not bool(torch.isfinite(target).all()) or not apart.abs().max() > VARIES * target.abs().max():
@@ -476,7 +451,3 @@ def _fitted(group: Mapping[str, Step], wanted: Tensor, ending: str, *, constants
     if not close(ENDINGS[ending](total), wanted, _allowed(wanted, *group.values())):
         return None
     return Recipe(dict(reversed(parts.items())), ending, None if offset is None else offset.float())
-
-
-def _centred(logits: Tensor) -> Tensor:
-    return logits - logits.mean(dim=-1, keepdim=True)

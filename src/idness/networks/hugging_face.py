@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from logging import ERROR, getLogger
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,6 @@ class HuggingFaceClassifier(nn.Module):
         self.model, self.config = model, model.config
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits."""
         logits: Tensor = self.model(pixel_values=images).logits
         return logits
 
@@ -48,8 +46,6 @@ def load_hugging_face(name: str, pretrained: bool = True) -> HuggingFaceClassifi
     """
     spec = f"{PREFIX}{name}"
     transformers = needed("transformers", spec, "hf", ModelError)
-    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
-        raise ModelError(f"{spec}: there is no such folder; write hf:NAME for a network of the hub")
     auto = transformers.AutoModelForImageClassification
     try:
         with _quiet(transformers):

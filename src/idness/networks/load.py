@@ -18,21 +18,11 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from idness.core.errors import IdnessError, ModelError, ScriptError, needed, unknown_name
+from idness.core.errors import IdnessError, ModelError, needed, unknown_name
 from idness.core.scripts import Script, approved
 from idness.core.text import shorten
 from idness.data import Preprocessing, embedded
-from idness.networks.architectures import (
-    BACKBONE,
-    LAST,
-    NETWORKS,
-    MobileNetV2,
-    ProjectedNetwork,
-    build,
-    is_projected,
-    small_resnet,
-    unpacked,
-)
+from idness.networks import architectures as ours
 from idness.networks.hugging_face import PREFIX, load_hugging_face
 from idness.networks.split import final_linear
 
@@ -69,13 +59,12 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
 
     Raises:
         ModelError: if there is no such network, or the weights do not fit it.
+        ScriptError: if the file cannot be run.
     """
     spec, weights = located_model(spec, weights)
     script = Script.named(spec)
     try:
         model = _made(spec, pretrained=weights is None) if script is None else script.make(nn.Module)
-    except ScriptError as error:
-        raise ModelError(str(error)) from error
     except OSError as error:
         raise ModelError(
             f"{spec}: its pretrained weights could not be downloaded ({error}); pass a file as weights=, or weights='none'"
@@ -84,8 +73,10 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
         raise ModelError(f"{script} must return an nn.Module, got {type(model).__name__}")
     if weights is not None and str(weights) != "none":
         state = read_weights(weights)
-        if is_projected(state) and not is_projected(model.state_dict()):
-            model = _with_projection(model, state)
+        if ours.is_projected(state) and not ours.is_projected(model.state_dict()):
+            start = ours.BACKBONE
+            _fit_heads(model, {k.removeprefix(start): value for k, value in state.items() if k.startswith(start)})
+            model = ours.ProjectedNetwork(model, final_linear(model)[2], *state[ours.LAST].shape)
         _load_state(model, state, weights)
     return model.eval()
 
@@ -114,14 +105,14 @@ def _made(spec: str, *, pretrained: bool) -> nn.Module:
     if source in embedded.NETWORKS:
         if name not in embedded.NETWORKS[source]:
             raise unknown_name("embedded network", name, embedded.NETWORKS[source])
-        model = small_resnet() if source == "cifar6" else MobileNetV2()
+        model = ours.small_resnet() if source == "cifar6" else ours.MobileNetV2()
         weights = embedded.HOME / source / f"{name}.safetensors"
-        return _load_state(model, unpacked(read_weights(weights)), weights) if pretrained else model
-    if spec not in NETWORKS:
+        return _load_state(model, ours.unpacked(read_weights(weights)), weights) if pretrained else model
+    if spec not in ours.NETWORKS:
         raise ModelError(f"a model is written as {FORMS}; got {spec!r}")
     if pretrained:
         raise ModelError(f"{spec}: has no pretrained weights; pass weights=, the folder of its run, or weights='none'")
-    return build(spec, len(embedded.classes()))
+    return ours.build(spec, len(embedded.classes()))
 
 
 def load_for_training(
@@ -139,7 +130,7 @@ def load_for_training(
     if exact:
         model = load_model(init)
     else:
-        model = load_model(spec, "none" if init != "pretrained" else None) if ":" in spec else build(spec, classes)
+        model = load_model(spec, "none" if init != "pretrained" else None) if ":" in spec else ours.build(spec, classes)
     if init and init != "pretrained" and not exact:
         load_weights(model, Path(init) / WEIGHTS if Path(init).is_dir() else init)
     inner, name, linear = final_linear(model, example=example)
@@ -160,19 +151,10 @@ def _load_state(model: nn.Module, state: dict[str, Tensor], path: str | Path) ->
             state = {name.removeprefix(prefix): value for name, value in state.items()}
     _fit_heads(model, state)
     try:
-        missing, unexpected = model.load_state_dict(state, strict=False)
+        model.load_state_dict(state)
     except RuntimeError as error:
-        detail = str(error).strip().splitlines()[-1].strip()
-        raise ModelError(
-            f"{path}: its weights do not fit {type(model).__name__} ({detail}); is it of another network?"
-        ) from error
-    # Old checkpoints lack BatchNorm's counters, which evaluation does not use.
-    missing = [name for name in missing if not name.endswith("num_batches_tracked")]
-    if missing or unexpected:
-        raise ModelError(
-            f"{path}: its weights do not fit {type(model).__name__}: {len(missing)} missing ({', '.join(missing[:2])}),"
-            f" {len(unexpected)} unknown ({', '.join(unexpected[:2])}); is it of another network?"
-        )
+        detail = shorten(" ".join(str(error).split()), 200)
+        raise ModelError(f"{path}: its weights do not fit the network ({detail}); are they of another one?") from error
     return model
 
 
@@ -187,11 +169,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             warnings.simplefilter("ignore", UserWarning)
             safe = file.suffix == ".safetensors"
             loaded = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ModelError(
-            f"{file}: contains pickled objects other than tensors, which could run code; save its state_dict as safetensors"
-        ) from error
-    except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise ModelError(
             f"{file}: is not a readable weights file ({reason}); save the network's state_dict as safetensors"
@@ -204,15 +182,6 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if not state:
         raise ModelError(f"{file}: contains no tensors by name; save the network's state_dict()")
     return state
-
-
-def _with_projection(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """Wrap a network whose weights have one in CIDER's projection."""
-    _fit_heads(
-        model, {name.removeprefix(BACKBONE): value for name, value in state.items() if name.startswith(BACKBONE)}
-    )
-    classes, width = state[LAST].shape
-    return ProjectedNetwork(model, final_linear(model)[2], classes, width)
 
 
 def _fit_heads(model: nn.Module, state: Mapping[str, Tensor]) -> None:

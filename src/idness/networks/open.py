@@ -26,18 +26,10 @@ from idness.data import Batch, ImageSet, Preprocessing, embedded, preprocessing_
 from idness.data.batches import limit_threads, read_sample
 from idness.data.preprocess import WAY
 from idness.data.sets import imagenet_classes
-from idness.networks.engines import (
-    AS_ASKED,
-    UNKNOWN,
-    ChosenEngine,
-    ChosenPrecision,
-    EngineRunner,
-    batch_for,
-    choose_precision,
-)
+from idness.networks import engines
 from idness.networks.head_search import noise
 from idness.networks.load import facts_of, load_model, located_model
-from idness.networks.modules import as_input, module_fingerprint
+from idness.networks.modules import as_input, best_layout, module_fingerprint
 from idness.networks.split import SplitModel
 
 Numbers = NDArray[np.int64]
@@ -97,16 +89,16 @@ class Network:
 
     split: SplitModel
     how: Preprocessing | None
-    precision: ChosenPrecision = AS_ASKED
+    precision: engines.ChosenPrecision = engines.AS_ASKED
     spec: str = ""
     class_names: tuple[str, ...] | None = None
     size: tuple[int, int] | None = None
-    engine: ChosenEngine | None = None
+    engine: engines.ChosenEngine | None = None
 
     @property
     def batch(self) -> int:
         """The batch size."""
-        return batch_for(self.size or (None if self.how is None else self.how.size) or (1, 1))
+        return engines.batch_for(self.size or (None if self.how is None else self.how.size) or (1, 1))
 
     @property
     def name(self) -> str:
@@ -148,10 +140,6 @@ class Network:
             return None
         return torch.tensor(places)[labels]
 
-    def predict(self, pixels: NDArray[np.uint8]) -> Numbers:
-        """Return the predicted classes of images as they are read."""
-        return self.split.split(self.preprocessing.normalize(pixels)).logits.argmax(dim=1).cpu().numpy()
-
     def check_size(self, source: str, pixels: NDArray[np.uint8]) -> None:
         """Refuse images of another size than those that the network was opened with."""
         found = pixels.shape[1:3]
@@ -172,9 +160,7 @@ def open_network(
     """Load a network and resolve everything that is needed to run it on images.
 
     The preprocessing is the given one, or the network's: its attribute `preprocessing`, or what torchvision, timm or the embedded
-    benchmark declare. If it is unknown, images are passed with values in [0, 1], but only if labelled images support that: accuracy
-    must be better than chance, and a warning names the assumption. Otherwise the network is refused: with images at once, else when
-    it first runs on an image.
+    benchmark declare. If it is unknown, the network is refused: with images at once, else when it first runs on an image.
 
     Args:
         options: the network, or its name, or either with options.
@@ -184,53 +170,52 @@ def open_network(
     """
     if not isinstance(options, ModelOptions):
         options = ModelOptions(options)
-    if options.threads is not None:
-        limit_threads(options.threads)
+    limit_threads(options.threads)
     spec, weights = options.located()
     model = options.model
     loaded = (load_model(spec, weights) if isinstance(model, str) else model).to(find_device(options.device))
-    facts = facts_of(weights)
+    name, taken, facts = spec or type(loaded).__name__, input_channels(loaded), facts_of(weights)
     own = facts.preprocessing or preprocessing_for(loaded, spec, None if weights is None else str(weights))
-    known = options.preprocessing or own
-    channels = 1 if input_channels(loaded) == 1 else 3 if images is None else images.channels
-    if channels != 3:
-        known = known and known.of_channels(channels)
-    guess = known or Preprocessing().of_channels(channels)
-    part, sample = (None, None) if images is None else read_sample(images, guess, SAMPLE, workers=workers)
-    example = example_for(guess) if sample is None else guess.normalize(sample.pixels)
+    how = options.preprocessing or own
+    channels = 1 if taken == 1 else 3 if images is None else images.channels
+    if how is not None and channels != 3:
+        how = how.of_channels(channels)
+    sample, example = None, example_for(how)
+    if images is not None:
+        if how is None:
+            raise _unknown(name)
+        part, sample = read_sample(images, how, SAMPLE, workers=workers)
+        example = how.normalize(sample.pixels)
     try:
         split = SplitModel(loaded, options.layer, example=example, multi_label=options.multi_label)
     except ModelError as error:
-        name, taken = spec or type(loaded).__name__, input_channels(loaded)
-        if known is None and sample is not None:
-            raise _unknown(name, f"; without any, {error}") from error
-        if known is not None and taken not in (None, known.channels):
-            raise ModelError(
-                f"{name}: takes images of {taken} channels, mean and std have {known.channels} numbers;"
-                " pass preprocessing= with one number per channel"
-            ) from error
-        raise
-    split.free_layout(weights=bool(spec))
-    precision = choose_precision(options.precision, split, None if sample is None else example)
+        if how is None or taken in (None, how.channels):
+            raise
+        raise ModelError(
+            f"{name}: takes images of {taken} channels, mean and std have {how.channels} numbers;"
+            " pass preprocessing= with one number per channel"
+        ) from error
+    if spec and example is not None:
+        best_layout(loaded, as_input(loaded, example[:2]))
+    precision = engines.choose_precision(options.precision, split.device.type)
     given = tuple(options.class_names)
     if given and len(given) != split.classes:
         raise DataError(
             f"class_names= must name the network's {split.classes} classes, got {len(given)}; is it of other classes?"
         )
     names = given or facts.class_names or class_names_for(loaded, spec, split.classes)
-    network = Network(split, known, precision, spec, names)
     if options.engine is not None and precision.used == "fp32":
-        split.runner = EngineRunner(options.engine, expected or (UNKNOWN if images is None else len(images)))
-    if images is None or part is None or sample is None:
+        split.runner = engines.EngineRunner(
+            options.engine, expected or (engines.UNKNOWN if images is None else len(images))
+        )
+    network = Network(split, how, precision, spec, names)
+    if images is None or how is None or sample is None or example is None:
         return network
-    assert example is not None
-    network = replace(network, how=guess, size=sample.pixels.shape[1:3])
-    if split.runner is not None:
-        network = replace(network, engine=split.runner.prepare(split, as_input(loaded, example)))
+    engine = None if split.runner is None else split.runner.prepare(split, as_input(loaded, example))
+    network = replace(network, size=sample.pixels.shape[1:3], engine=engine)
     if names is None:
         network = replace(network, class_names=_folder_names(network, images.source, part, sample))
-    doubt = known.suspicion(sample.pixels) if known is not None else _assumption(network, part, sample)
-    if doubt:
+    if doubt := how.suspicion(sample.pixels):
         warnings.warn(doubt, IdnessWarning, stacklevel=2)
     return network
 
@@ -254,7 +239,8 @@ def _folder_names(network: Network, source: str, images: ImageSet, sample: Batch
     places = np.array(places_of(names, None, classes) or [], np.int64)
     if images.labels is None or len(names) != classes or sorted(places) != list(range(classes)):
         return None
-    right = int((places[images.labels[sample.index]] == network.predict(sample.pixels)).sum())
+    predicted = network.split.split(network.preprocessing.normalize(sample.pixels)).logits.argmax(dim=1).cpu().numpy()
+    right = int((places[images.labels[sample.index]] == predicted).sum())
     if by_chance(right, count, classes):
         return None
     if right < FEW_RIGHT * count:
@@ -267,27 +253,8 @@ def _folder_names(network: Network, source: str, images: ImageSet, sample: Batch
     return tuple(names[number] for number in np.argsort(places))
 
 
-def _assumption(network: Network, images: ImageSet, sample: Batch) -> str:
-    """Describe the assumed preprocessing if labelled images support it; refuse the network otherwise."""
-    labels = network.labels_of(images)
-    if labels is None:
-        raise _unknown(network.name)
-    predicted = network.predict(sample.pixels)
-    right = int((predicted == labels.numpy()[sample.index]).sum())
-    found = f"{right} of {len(predicted)} labelled images are classified correctly"
-    if by_chance(right, len(predicted), network.split.classes):
-        raise _unknown(
-            network.name,
-            f"; with values in [0, 1], {found}, which is chance level",
-            ", or weights= if these are not its trained ones",
-        )
-    return f"{network.name}: preprocessing is unknown; values in [0, 1] are assumed, as {found}"
-
-
-def _unknown(name: str, tried: str = "", remedy: str = "") -> ModelError:
-    return ModelError(
-        f"{name}: preprocessing is unknown{tried}; pass preprocessing= or set model.preprocessing{remedy}"
-    )
+def _unknown(name: str) -> ModelError:
+    return ModelError(f"{name}: preprocessing is unknown; pass preprocessing= or set model.preprocessing")
 
 
 def find_device(wanted: str) -> torch.device:
@@ -295,14 +262,10 @@ def find_device(wanted: str) -> torch.device:
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(wanted)
-        torch.zeros(1, device=device)
+        return torch.zeros(1, device=wanted).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(
-            f"device must be auto, cpu, cuda or another available one, got {wanted!r} ({why}); use device='cpu'"
-        ) from error
-    return device
+        raise ModelError(f"device must be available, got {wanted!r} ({why}); use device='cpu'") from error
 
 
 # Class names

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterable, Mapping, Sized
 from contextlib import nullcontext
 from dataclasses import replace
-from threading import Lock
 from typing import Any
 
 import torch
@@ -16,20 +15,8 @@ from idness.core.errors import DataError, InputError, ModelError
 from idness.core.progress import show_progress
 from idness.core.types import Activations, Head, InputEditor
 from idness.networks.engines import EngineRunner, Precision
-from idness.networks.head_search import (
-    NotProbedError,
-    Recipe,
-    Step,
-    check_layer,
-    is_function,
-    probe,
-    recorded,
-    search_head,
-)
-from idness.networks.modules import as_input, best_layout, call, copied, differentiable, inference, unwrap
-
-_DECIDING = Lock()
-"""Held while a network's memory layout is chosen."""
+from idness.networks.head_search import Step, is_function, probe, recorded, search_head
+from idness.networks.modules import as_input, call, copied, differentiable, inference, unwrap
 
 
 class SplitModel:
@@ -76,20 +63,9 @@ class SplitModel:
             raise ModelError(f"SplitModel: model must be a torch nn.Module, got {type(model).__name__}")
         self.model = unwrap(model)
         self._multi_label = multi_label
-        self._layout: torch.memory_format | None = torch.preserve_format
-        self._moves_weights = False
         self.runner = None if engine is None else EngineRunner(engine)
-        if layer is not None:
-            check_layer(self.model, layer)
-        self._example: Tensor | None = None
-        try:
-            self._recipe, self._example, steps = search_head(self.model, example, layer)
-        except NotProbedError:
-            if layer is None:
-                raise
-            # The first batch shows whether the layer's output is the network's.
-            self._recipe = Recipe(dict.fromkeys(layer.split("+"), 1.0))
-            steps = self._weights()
+        self._recipe, self._example, steps = search_head(self.model, example, layer)
+        steps = steps or self._weights()
         self._sizes = steps[0].weight.shape[0], sum(step.weight.shape[1] for step in steps)
 
     @property
@@ -142,13 +118,12 @@ class SplitModel:
         """Return the same over a copy of the network that shares its parameters and nothing else."""
         other = copy.copy(self)
         other.model, other.runner, other._multi_label = copied(self.model), None, self.multi_label
-        other._layout, other._moves_weights = torch.preserve_format, False
         return other
 
-    def run(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def run(self, images: Tensor, precision: Precision = "fp32") -> tuple[Tensor, Tensor]:
         """Return features and logits by the unchanged network, whatever the engine."""
         with inference(self.model):
-            return self.look(self._laid_out(images))
+            return self.look(as_input(self.model, images), precision)
 
     def split(
         self, images: Tensor, *, precision: Precision = "fp32", edit_with: InputEditor | None = None
@@ -158,8 +133,7 @@ class SplitModel:
             return self._split_twice(images, precision, edit_with)
         if self.runner is not None and precision == "fp32":
             return Activations(*self.runner.run(self, as_input(self.model, images)))
-        with inference(self.model):
-            return Activations(*self.look(self._laid_out(images), precision))
+        return Activations(*self.run(images, precision))
 
     def extract(
         self,
@@ -186,24 +160,12 @@ class SplitModel:
                 bar.advance(1)
         return Activations.concat(parts)
 
-    def free_layout(self, *, weights: bool) -> None:
-        """Choose the memory layout of images by the first batch, and that of the weights if nobody else uses them."""
-        self._layout, self._moves_weights = None, weights
-
-    def _laid_out(self, images: Tensor) -> Tensor:
-        """Move images to the network's device, precision and fastest memory layout."""
-        images = as_input(self.model, images)
-        with _DECIDING:
-            if self._layout is None:
-                self._layout = best_layout(self.model, images[:2], weights=self._moves_weights)
-        return images.to(memory_format=self._layout)
-
     def _split_twice(self, images: Tensor, precision: Precision, editor: InputEditor) -> Activations:
         seen: list[Activations] = []
 
         def network(batch: Tensor) -> tuple[Tensor, Tensor]:
             # A copy, as some networks normalise their input in place.
-            features, logits = self.look(self._laid_out(batch.clone()), precision)
+            features, logits = self.look(as_input(self.model, batch.clone()), precision)
             if batch.requires_grad and not logits.requires_grad:
                 name = type(editor).__name__
                 raise ModelError(

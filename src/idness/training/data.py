@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -24,7 +22,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from idness.activations.store import FeatureStore
-from idness.core.errors import DataError, IdnessWarning, needed
+from idness.core.errors import DataError, needed
 from idness.core.files import sha256_of
 from idness.core.progress import Progress
 from idness.core.text import abridged
@@ -138,20 +136,24 @@ class TrainingSet:
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
-        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != 3:
-            raise DataError(f"images must be uint8 (N, H, W, 3), got {images.dtype} {tuple(images.shape)}")
-        if labels.shape != (len(images),) or labels.is_floating_point():
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != 3 or not len(images):
             raise DataError(
-                f"labels must be one integer per image, got {labels.dtype} {tuple(labels.shape)} for {len(images)}"
+                f"images must be uint8 (N, H, W, 3) and at least one, got {images.dtype} {tuple(images.shape)}"
             )
-        if len(images) == 0:
-            raise DataError("a training set needs at least one image, got none")
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= len(self.classes):
-            raise DataError(f"labels must be in 0 to {len(self.classes) - 1}, got {low} to {high}")
+        one_each = labels.shape == (len(images),) and not labels.is_floating_point()
+        if not one_each or not 0 <= int(labels.min()) <= int(labels.max()) < len(self.classes):
+            raise DataError(
+                f"labels must be whole numbers of 0 to {len(self.classes) - 1}, one per image; got {labels}"
+            )
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @property
+    def how(self) -> Preprocessing:
+        """The preprocessing that gives images of this size, without mean and std."""
+        height, width = self.images.shape[1:3]
+        return Preprocessing(resize=(height, width), interpolation=INTERPOLATION)
 
     def example(self) -> Tensor:
         """Return two images as a batch (2, 3, H, W) with values in [0, 1]."""
@@ -167,11 +169,6 @@ class TrainingSet:
         step = max(1, -(-len(self) // KNOWN))
         return stacked(map(exact, self.images[::step].numpy())) if self.hashes is None else self.hashes[::step]
 
-    def preprocessing(self, mean: Sequence[float], std: Sequence[float]) -> Preprocessing:
-        """Return the preprocessing of the trained network."""
-        height, width = self.images.shape[1:3]
-        return Preprocessing(resize=(height, width), mean=tuple(mean), std=tuple(std), interpolation=INTERPOLATION)
-
     def evaluated(self, places: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of images, uint8 (N, 3, H, W), and their labels."""
         for start in range(0, len(places), EVALUATED):
@@ -179,20 +176,20 @@ class TrainingSet:
             yield self.images[part].permute(0, 3, 1, 2), self.labels[part]
 
     def batches(
-        self, plan: Plan, first: int, last: int, *, crops: str = "auto", augment: bool = True, view: View | None = None
+        self, plan: Plan, first: int, last: int, crops: str = "auto", view: View | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this process's batches from step `first` to before `last`.
+        """Yield this process's batches from step `first` to before `last`, not augmented if `crops` is empty.
 
         Shifts are drawn for a whole step and then shared between processes; resized crops are drawn for each image, as if streamed.
         """
-        if augment and crops_for(crops, (self.images.shape[1], self.images.shape[2])) == "resized":
+        crops = crops_for(crops, self.how.size)
+        if crops == "resized":
             arrays = ArraySet(self.images.numpy(), "training images", self.labels.numpy(), self.classes)
-            how = self.preprocessing((0.0,) * 3, (1.0,) * 3)
-            yield from StreamedSet(arrays, how).batches(plan, first, last, crops="resized", view=view)
+            yield from StreamedSet(arrays, self.how).batches(plan, first, last, crops, view)
             return
         for step, _, chosen in plan.steps(first, last):
             images, labels = self.images[chosen], self.labels[chosen]
-            if augment:
+            if crops:
                 images = crop_flip(images, seeded(plan.seed, "augment", step))
             for mine in plan.shares():
                 # (N, H, W, 3) seen as (N, 3, H, W) is channels_last as it stands.
@@ -263,10 +260,6 @@ class StreamedSet:
         """Return the hashes of some images' pixels as they are in their files."""
         return exact_digests(self.images, KNOWN)
 
-    def preprocessing(self, mean: Sequence[float], std: Sequence[float]) -> Preprocessing:
-        """Return the preprocessing of the trained network."""
-        return replace(self.how, mean=tuple(mean), std=tuple(std))
-
     def evaluated(self, places: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of preprocessed images, uint8 (N, 3, H, W), and their labels."""
         batches = (places[start : start + EVALUATED] for start in range(0, len(places), EVALUATED))
@@ -274,17 +267,16 @@ class StreamedSet:
         return self._load(requests, _Samples(self.images, self.how))
 
     def batches(
-        self, plan: Plan, first: int, last: int, *, crops: str = "auto", augment: bool = True, view: View | None = None
+        self, plan: Plan, first: int, last: int, crops: str = "auto", view: View | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this process's batches from step `first` to before `last`, uint8 (N, 3, H, W) or what `view` makes of each image."""
-        assert self.how.size is not None
         requests = (
             [(epoch, place) for place in chosen[share].tolist()]
             for _, epoch, chosen in plan.steps(first, last)
             for share in plan.shares()
         )
-        cut = crops_for(crops, self.how.size) if augment else ""
-        return self._load(requests, _Samples(self.images, self.how, cut, view, plan.seed))
+        crops = crops_for(crops, self.how.size)
+        return self._load(requests, _Samples(self.images, self.how, crops, view, plan.seed))
 
     def _load(self, requests: Any, samples: _Samples) -> Iterator[tuple[Tensor, Tensor]]:
         loader: Any = DataLoader(
@@ -323,7 +315,7 @@ class _Samples(Dataset[tuple[Tensor, int, dict[int, str]]]):
     def __getitem__(self, request: tuple[int, int]) -> tuple[Tensor, int, dict[int, str]]:
         """Return an image, its label, and why it could not be read if it is another in its place."""
         epoch, place = request
-        found, picture, problem = self._read(place)
+        found, picture, problem = _readable(self.images, place)
         # A shift is in pixels of the network's input; a resized crop is a part of the whole image.
         pixels = np.array(picture if self.crops == "resized" else self.how.pixels(picture))
         image = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
@@ -334,16 +326,17 @@ class _Samples(Dataset[tuple[Tensor, int, dict[int, str]]]):
         assert self.labels is not None
         return image, int(self.labels[found]), {place: problem} if problem else {}
 
-    def _read(self, place: int) -> tuple[int, Picture, str]:
-        """Read an image, or the next readable one: always the same one for the same unreadable image."""
-        problem = ""
-        for further in range(min(NEIGHBOURS, len(self.images))):
-            found = (place + further) % len(self.images)
-            try:
-                return found, self.images.picture(found), problem
-            except DataError as error:
-                problem = problem or _named(self.images, place, error)
-        raise DataError(f"{self.images.source}: {NEIGHBOURS} images in a row cannot be read; the first: {problem}")
+
+def _readable(images: ImageSet, place: int) -> tuple[int, Picture, str]:
+    """Read an image, or the next readable one: always the same one for the same unreadable image."""
+    problem = ""
+    for further in range(min(NEIGHBOURS, len(images))):
+        found = (place + further) % len(images)
+        try:
+            return found, images.picture(found), problem
+        except DataError as error:
+            problem = problem or _named(images, place, error)
+    raise DataError(f"{images.source}: {NEIGHBOURS} images in a row cannot be read; the first: {problem}")
 
 
 def _named(images: ImageSet, place: int, error: DataError) -> str:
@@ -356,9 +349,11 @@ def _stack(samples: list[tuple[Tensor, int, dict[int, str]]]) -> tuple[Tensor, T
     return torch.stack(images), torch.tensor(labels), {place: why for found in problems for place, why in found.items()}
 
 
-def crops_for(crops: str, size: tuple[int, int]) -> str:
+def crops_for(crops: str, size: tuple[int, int] | None) -> str:
     """Resolve `auto`: `shift` up to 64 pixels a side, else `resized`."""
-    return crops if crops != "auto" else ("shift" if min(size) <= SMALL else "resized")
+    if crops != "auto":
+        return crops
+    return "shift" if size is None or min(size) <= SMALL else "resized"
 
 
 def crop_flip(images: Tensor, generator: torch.Generator, pad: int = SHIFT) -> Tensor:
@@ -400,17 +395,13 @@ def image_folder(root: str | Path, size: int | None = None) -> TrainingSet:
     return _held(_listed(str(root)), None if size is None else (size, size))
 
 
-def _held(
-    images: ImageSet, size: tuple[int, int] | None, progress: Progress | None = None, *, skip: bool = False
-) -> TrainingSet:
-    """Read all images of a set into memory, resized if `size` (height, width) is given.
-
-    Images that cannot be read are an error, or with `skip` left out with a warning.
-    """
+def _held(images: ImageSet, size: tuple[int, int] | None, progress: Progress | None = None) -> TrainingSet:
+    """Read all images of a set into memory, resized if `size` (height, width) is given."""
     report = progress or Progress()
     report.note(f"{images.source}: reading {len(images):,} images into memory")
     report.phase("reading images", len(images))
-    read: list[tuple[int, NDArray[np.uint8], bytes]] = []
+    arrays: list[NDArray[np.uint8]] = []
+    hashes: list[bytes] = []
     wrong: list[str] = []
     for place in range(len(images)):
         try:
@@ -418,23 +409,20 @@ def _held(
             image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
             if size is not None and image.size != size[::-1]:
                 image = image.resize(size[::-1], INTERPOLATIONS[INTERPOLATION], reducing_gap=3.0)
-            read.append((place, np.asarray(image, dtype=np.uint8), exact(picture)))
+            arrays.append(np.asarray(image, dtype=np.uint8))
+            hashes.append(exact(picture))
         except DataError as error:
             wrong.append(_named(images, place, error))
         report.advance(1)
-    if wrong and not (skip and read):
+    if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise DataError(f"{images.source}: {'; '.join(wrong[:5])}{more}; repair or remove these, then start again")
-    if wrong:
-        text = f"{images.source}: {len(wrong)} of {len(images)} images cannot be read and are left out; the first: {wrong[0]}"
-        warnings.warn(text, IdnessWarning, stacklevel=2)
-    places, arrays, hashes = zip(*read, strict=True)
     sizes = sorted({(array.shape[1], array.shape[0]) for array in arrays})
     if len(sizes) > 1:
         listed = abridged([f"{width} x {height}" for width, height in sizes])
         raise DataError(f"{images.source}: images have {len(sizes)} sizes ({listed}); set size= to resize them")
     assert images.labels is not None
-    return TrainingSet.from_arrays(np.stack(arrays), images.labels[list(places)], images.classes, stacked(hashes))
+    return TrainingSet.from_arrays(np.stack(arrays), images.labels, images.classes, stacked(hashes))
 
 
 class Opened(NamedTuple):
@@ -481,17 +469,18 @@ def open_training(
     cifar = data == embedded.NAME
     listed = _cifar6(archive, "train") if cifar else _listed(data, root)
     others = _listed(val, root, listed.classes) if val else _cifar6(archive, "val") if cifar else None
+    height, width = np.asarray(_readable(listed, 0)[1]).shape[:2]
     given = None if size is None else (size, size)
-    example = noise((3, *(given or _first_size(listed)))) if not arch.startswith(("torchvision:", "timm:")) else None
+    example = None if arch.startswith(("torchvision:", "timm:")) else noise((3, *(given or (height, width))))
     model = load_for_training(arch, len(listed.classes), init, seed, example=example)
     own = _own_preprocessing(model, arch, init)
     if own is not None:
         model.preprocessing = own  # type: ignore[assignment]  # where `finetune` finds mean and std
         given = given or own.size
-    final = given or _first_size(listed)
+    final = given or (height, width)
     if workers is None and max(final) <= SMALL and len(listed) * final[0] * final[1] * 3 <= IN_MEMORY:
         held = _held(listed, given, progress)
-        return Opened(model, held, _held(others, given, progress, skip=True) if others else None)
+        return Opened(model, held, _held(others, given, progress) if others else None)
     how = _evaluation(own, final, crops)
     count = min(MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
     return Opened(model, StreamedSet(listed, how, count), StreamedSet(others, how, count) if others else None)
@@ -527,15 +516,6 @@ def _name_classes(images: ImageSet) -> None:
         raise DataError(f"{images.source}: labels must be in 0 to {len(images.classes) - 1}, got {most}")
     if len(images.classes) < 2:
         raise DataError(f"{images.source}: needs images of at least 2 classes, got {len(images.classes)}")
-
-
-def _first_size(images: ImageSet) -> tuple[int, int]:
-    """Return height and width of the first readable image."""
-    for place in range(min(len(images), NEIGHBOURS)):
-        with suppress(DataError):
-            height, width = np.asarray(images.picture(place)).shape[:2]
-            return height, width
-    raise DataError(f"{images.source}: none of the first images can be read; check the folder or file")
 
 
 def _own_preprocessing(model: nn.Module, arch: str, init: str) -> Preprocessing | None:

@@ -129,16 +129,11 @@ class IshLinear(nn.Linear):
         kind = input.device.type
         if torch.is_autocast_enabled(kind) and input.dtype != torch.float64:
             input = input.to(torch.get_autocast_dtype(kind))
-            with torch.autocast(kind, enabled=False):
-                return self._shaped(input)
-        return self._shaped(input)
-
-    def _shaped(self, features: Tensor) -> Tensor:
-        out: Tensor = _IshFunction.apply(features, self.weight, self.bias, self.percentile, self.prune)
+        with torch.autocast(kind, enabled=False):
+            out: Tensor = _IshFunction.apply(input, self.weight, self.bias, self.percentile, self.prune)
         return out
 
     def extra_repr(self) -> str:
-        """Describe the layer."""
         return f"{super().extra_repr()}, percentile={self.percentile:g}, prune={self.prune}"
 
 

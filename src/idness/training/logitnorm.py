@@ -28,6 +28,5 @@ class LogitNorm(Objective):
     temperature: float = positive(0.04)
 
     def forward(self, images: Tensor, labels: Tensor) -> Outcome:
-        """Compute the loss of one batch."""
         logits = self.model(self.normalise(images))
         return Outcome(logitnorm_loss(logits, labels, self.temperature), logits)

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -207,9 +207,7 @@ class Trainer:
         self.progress.phase("preparing", None)
         self.layout = torch.contiguous_format
         if s.channels_last:
-            self.layout = best_layout(
-                self.objective.model, self.objective.normalise(train.example() * 255), weights=True
-            )
+            self.layout = best_layout(self.objective.model, self.objective.normalise(train.example() * 255))
         if type(self.objective).prepare is not Objective.prepare:
             some = torch.randperm(len(train), generator=seeded(s.seed, "prepare"))[:PREPARE]
             images, labels = zip(*train.evaluated(some.tolist()), strict=True)
@@ -230,9 +228,8 @@ class Trainer:
             note(f"resuming at step {self.step:,} of {self.total:,}")
         self.progress.phase("steps", self.total)
         self.progress.advance(self.step)
-        self.feed = train.batches(
-            self.plan, self.step, self.total, crops=s.crops, augment=s.augment, view=self.objective.view()
-        )
+        crops = s.crops if s.augment else ""
+        self.feed = train.batches(self.plan, self.step, self.total, crops, self.objective.view())
         with torch.random.fork_rng(devices=[]):
             while self.step < self.total:
                 self._epoch()
@@ -370,7 +367,7 @@ class Trainer:
         model = self.objective.finish()
         if self.out is not None and self.fabric.is_global_zero:
             s = self.settings
-            how = self.train.preprocessing(s.mean, s.std)
+            how = replace(self.train.how, mean=tuple(s.mean), std=tuple(s.std))
             about = {**self.facts, "mean": s.mean, "std": s.std, "size": how.size, "preprocessing": how.to_dict()}
             about |= {"arch": without_folder(self.arch)} if self.arch else {}
             metadata = {name: json.dumps(value) for name, value in about.items()}
