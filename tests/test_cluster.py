@@ -27,7 +27,7 @@ from idness.activations.extract import plan_spans
 from idness.benchmark.extraction import Extraction, prepare_extraction, run_extraction
 from idness.benchmark.protocol import Settings
 from idness.benchmark.runner import run
-from idness.cluster import Actor, Pool, Task, extractor, ray_reason, versions
+from idness.cluster import Actor, Pool, extractor, ray_reason, versions
 from idness.core.errors import ClusterError, OptionError
 from idness.core.files import marked
 from idness.guard import Guard, score
@@ -148,7 +148,7 @@ def test_shards_of_an_actor_are_those_of_one_process(
     assert threads == [1]  # as many as the driver has: with another number, sums are rounded differently
     for number, span in reversed(list(enumerate(plan_spans(job.network, images, known, job.store)))):
         part, labels = images.portion(span.start, span.stop), known[span.start : span.stop]
-        found[span.key] = worker.do(Task(number, span, part, (), labels, True))[1]["sha256"]
+        found[span.key] = worker.do(number, True, span, part, (), labels)[1]["sha256"]
     store = tmp_path / "store"
     apart = {path.name: path.read_bytes() for path in store.rglob("*.safetensors")}
     assert sorted(apart) == sorted(f"{key}-{digest}.safetensors" for key, digest in found.items())
@@ -172,7 +172,7 @@ def test_an_actor_refuses_another_network_other_versions_and_another_folder(job:
     [(_, images)] = job.sets
     images.present = lambda: False  # type: ignore[method-assign]
     [span, *_] = plan_spans(job.network, images, None, job.store)
-    said = actor(job, mark).do(Task(0, span, images, (), None, True))[1]["refusal"]
+    said = actor(job, mark).do(0, True, span, images, (), None)[1]["refusal"]
     assert f"cannot see the images of {images.source}; use a folder that every worker sees" in said
     own = tmp_path / "own.safetensors"
     save_file({name: value + 1 for name, value in load_file(own).items()}, own)

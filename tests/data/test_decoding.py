@@ -134,7 +134,7 @@ def test_damaged_bytes_never_raise_anything_else() -> None:
 def test_an_image_with_too_many_pixels_is_reported_with_its_size() -> None:
     data = encoded(Image.new("RGB", (100, 60)), "PNG")
     assert decode(data, max_pixels=6000).size == (100, 60)
-    with pytest.raises(DataError, match="at most 5,999 pixels, got 100 x 60; make it smaller"):
+    with pytest.raises(DataError, match="at most 5,999 pixels, got 100 x 60; shrink it"):
         decode(data, max_pixels=5999)
     for side in (10_000, 40_000):  # bombs
         start = time.perf_counter()
@@ -200,12 +200,8 @@ def test_both_decoders_report_the_same_damage() -> None:
 def test_without_simplejpeg_or_torch_pillow_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(photograph(), "JPEG")
     quick = decode_picture(data)
-    monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    decoding._simplejpeg.cache_clear()
-    try:
-        found = decode_picture(data)
-    finally:
-        decoding._simplejpeg.cache_clear()
+    monkeypatch.setattr(decoding, "simplejpeg", None)
+    found = decode_picture(data)
     assert isinstance(found, Image.Image)
     assert np.array_equal(np.asarray(found), quick)
     monkeypatch.undo()

@@ -89,7 +89,6 @@ def test_reading_needs_no_torch() -> None:
     ("ask", "message"),
     [
         (lambda: embedded.load("mnits"), "unknown embedded set 'mnits'; did you mean 'mnist'"),
-        (lambda: embedded.fingerprint("imagenet"), "unknown embedded set"),
         (lambda: embedded.load("cifar7/mnist"), "unknown embedded benchmark 'cifar7'; did you mean 'cifar6'"),
         (lambda: embedded.sets("fare"), "did you mean 'far'"),
     ],
@@ -108,8 +107,6 @@ def copy(tmp_path: Path) -> Path:
 
 def test_a_copy_reads_the_same(copy: Path) -> None:
     assert np.array_equal(embedded.load("mnist", root=copy).images, embedded.load("cifar6/mnist").images)
-    assert embedded.fingerprint("mnist", root=copy) == embedded.fingerprint("mnist")
-    assert embedded.fingerprint("mnist") != embedded.fingerprint("quickdraw")
 
 
 @pytest.mark.parametrize("name", ["mnist-1.webp", "images.json"])

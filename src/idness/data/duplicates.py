@@ -118,13 +118,9 @@ def candidates(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> list[tupl
 def near(
     first: NDArray[np.uint8], second: NDArray[np.uint8], sets: tuple[ImageSet, ImageSet], places: tuple[Places, Places]
 ) -> int:
-    """Return the number of images of one set that have a near-duplicate in another, or in itself.
+    """Return the number of images of one set that have a near-duplicate in another, or in itself, by reading similar images.
 
-    Args:
-        first: digests of one set.
-        second: digests of the other, or again of the first.
-        sets: the two sets; similar images are read and compared.
-        places: the position of each row in its set.
+    `first` and `second` are digests of the two `sets`, and `places` the position of each row in its set.
     """
     pairs = candidates(first, second)[:COMPARED]
     # Each set is read in order, since an image of a compressed array costs all that is before it.
