@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -90,25 +90,12 @@ def saved(guard: Guard, tmp_path: Path) -> Path:
     return guard.save(tmp_path / "guard", bundle=True)
 
 
-@pytest.fixture
-def pictures(ood_folder: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(ood_folder, tmp_path / "pictures")
-
-
-class Net:
-    """The file of the network."""
-
-    file = Path()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def net_file(tmp_path_factory: pytest.TempPathFactory) -> None:
-    Net.file = tmp_path_factory.mktemp("net") / "watched_net.py"
-    Net.file.write_text(Path(tiny_net.__file__).read_text() + WATCHED)
-
-
-def network(seconds: float = 0.0, folder: Path | str = "") -> str:
-    return f"{Net.file}:watched(seconds={seconds}, folder={str(folder)!r})"
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """The name of the network, given its seconds per batch and the folder of its records."""
+    file = tmp_path_factory.mktemp("net") / "watched_net.py"
+    file.write_text(Path(tiny_net.__file__).read_text() + WATCHED)
+    return lambda seconds=0.0, folder="": f"{file}:watched(seconds={seconds}, folder={str(folder)!r})"
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -229,7 +216,9 @@ def test_a_store_filled_by_actors_is_that_of_one_process_and_the_cache_of_bench(
     "kill -9 of a Ray actor in the middle of a run",
     does="every image still has exactly one row; the files are those of one process",
 )
-def test_a_killed_actor_loses_and_doubles_nothing(saved: Path, id_folder: Path, tmp_path: Path, address: str) -> None:
+def test_a_killed_actor_loses_and_doubles_nothing(
+    saved: Path, id_folder: Path, network: Callable[..., str], tmp_path: Path, address: str
+) -> None:
     folder, pids, out = tmp_path / "pictures", tmp_path / "pids", tmp_path / "many"
     shutil.copytree(id_folder, folder)
     (folder / "red" / "0003.png").write_bytes(b"junk")
@@ -267,7 +256,9 @@ def test_a_killed_actor_loses_and_doubles_nothing(saved: Path, id_folder: Path, 
     "kill -9 of the driver of a Ray run",
     does="--resume continues; no finished part is computed again, no process is left",
 )
-def test_a_run_whose_driver_was_killed_can_be_resumed(saved: Path, id_folder: Path, tmp_path: Path) -> None:
+def test_a_run_whose_driver_was_killed_can_be_resumed(
+    saved: Path, id_folder: Path, network: Callable[..., str], tmp_path: Path
+) -> None:
     pytest.importorskip("ray")
     code = "from idness.guard import score; score.SHARD = 20; from idness.cli import main; main()"
     out, pids = tmp_path / "out", tmp_path / "pids"
@@ -322,7 +313,9 @@ def test_mistakes_are_one_line_before_ray_is_started(more: list[str], message: s
 
 
 @pytest.mark.long
-def test_the_command_starts_ray_quietly_and_leaves_nothing(saved: Path, id_folder: Path, tmp_path: Path) -> None:
+def test_the_command_starts_ray_quietly_and_leaves_nothing(
+    saved: Path, id_folder: Path, network: Callable[..., str], tmp_path: Path
+) -> None:
     pytest.importorskip("ray")
     words = ["score", saved, "--model", network(), id_folder, "-o", tmp_path / "out", "--engine", "ray"]
     done = subprocess.run([*PROCESS, *map(str, words)], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -92,10 +92,8 @@ class Pool:
         wanted = self.actors or max(room, 1)
         if wanted > room:
             hint = ", or set OMP_NUM_THREADS=1" if kind == "CPU" and each > 1 else ""
-            raise ClusterError(
-                f"the cluster has {has.get(kind, 0):g} {kind}s, each actor needs {each:g}: not enough for {wanted} actors;"
-                f" use fewer actors={hint}"
-            )
+            found = f"the cluster has {has.get(kind, 0):g} {kind}s, each actor needs {each:g}"
+            raise ClusterError(f"{found}: not enough for {wanted} actors; use fewer actors={hint}")
         return wanted
 
 

@@ -185,11 +185,8 @@ def test_images_with_nan_activations_are_skipped(tmp_path: Path) -> None:
     assert len(part) == 9
     assert part.labels is not None
     assert part.labels.tolist() == np.delete(labels, 4).tolist()
-
-
-def test_an_empty_set_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="at least one image"):
-        extract(made()[0], ArraySet(pictures(3, 0)[0][:0], "x"), FeatureStore(tmp_path))
+        extract(made()[0], ArraySet(images[:0], "x"), store)
 
 
 def extract_slowly(place: Path) -> None:

@@ -35,27 +35,13 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", 
 MAX_PIXELS = 64_000_000
 """The most pixels an image may have: 8000 x 8000, which decodes to 192 MB."""
 SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
-OTHERS = {
-    b"<svg": "an SVG drawing; save it as PNG",
-    b"html": "a web page",
-    b"%pdf": "a PDF; save its image as PNG",
-    b"ftypheic": "a HEIC image; save it as JPEG",
-}
-"""What the beginning of a file that is not an image may contain, in lower case."""
 
 
 def decode(source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, name: str = "image") -> Image.Image:
-    """Decode the first frame of an image to 8-bit RGB, upright, transparent parts on white.
+    """Decode the first frame of an image, given by path or as bytes, to 8-bit RGB, upright, transparent parts on white.
 
-    16-bit images keep their upper 8 bits; floating-point and 32-bit images are refused, since their value of white is unknown.
-
-    Args:
-        source: the file's bytes, or its path.
-        max_pixels: larger images are refused before any pixel is decoded.
-        name: the name of bytes in messages.
-
-    Raises:
-        DataError: if the image cannot be decoded.
+    16-bit images keep their upper 8 bits; floating-point and 32-bit images are refused, since their value of white is unknown, and those
+    of more than `max_pixels` before any pixel is decoded. `name` is that of bytes in messages.
     """
     return cast("Image.Image", decode_picture(source, max_pixels=max_pixels, name=name, arrays=False))
 
@@ -82,9 +68,7 @@ def decode_picture(
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"{name}: must have at most {max_pixels:,} pixels, got far more; make it smaller") from error
     except UnidentifiedImageError as error:
-        start = data[:1024].lower()
-        kind = next((kind for sign, kind in OTHERS.items() if sign in start), "something else")
-        raise DataError(f"{name}: must be one of {', '.join(FORMATS)}, got {kind}") from error
+        raise DataError(f"{name}: must be one of {', '.join(FORMATS)}, got something else") from error
     except Exception as error:  # a hostile file may raise anything inside a decoder
         harm = "is cut off: its end is missing" if "truncated" in str(error).lower() else "is damaged"
         raise DataError(f"{name}: {harm}; save or send it again") from error

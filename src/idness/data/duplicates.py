@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from idness.core.errors import DataError
-from idness.data.sets import ImageSet, Picture
+from idness.data.sets import ImageSet, Picture, as_image
 
 EXACT, LOOK = 16, 8
 """Bytes of the hash of an image's pixels, and of its perceptual hash."""
@@ -76,12 +76,7 @@ def stacked(digests: Iterable[bytes]) -> NDArray[np.uint8]:
 
 
 def _shrunk(picture: Picture, width: int, height: int) -> Image.Image:
-    if isinstance(picture, np.ndarray) and (picture.ndim != 3 or picture.shape[2] != 3):
-        channels = picture.reshape(*picture.shape[:2], -1).astype(np.float32).mean(axis=2)
-        image = Image.fromarray(channels.round().astype(np.uint8))
-    else:
-        image = (Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture).convert("L")
-    return image.resize((width, height), Image.Resampling.BOX)
+    return as_image(picture).convert("L").resize((width, height), Image.Resampling.BOX)
 
 
 def common(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> int:

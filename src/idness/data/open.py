@@ -19,21 +19,10 @@ from numpy.typing import NDArray
 
 from idness.core.errors import DataError, MissingError, needed, unknown_name
 from idness.core.text import masked
-from idness.data import embedded
+from idness.data import embedded, sets
 from idness.data.decoding import SUFFIXES
 from idness.data.packed import TABLES, TableSet, npz_set, tar_set
-from idness.data.sets import (
-    SET_SUFFIXES,
-    ArraySet,
-    FileSet,
-    ImageSet,
-    View,
-    find_images,
-    folder_set,
-    image_and_label,
-    known_labels,
-    select,
-)
+from idness.data.sets import SET_SUFFIXES, ArraySet, FileSet, ImageSet
 from idness.data.urls import exists, explained, first_line, is_url, located, name_of, suffix_of
 
 if TYPE_CHECKING:
@@ -91,7 +80,7 @@ def open_set(
 
         return ActivationsFile(_local(place))
     openers: dict[str, Callable[[], ImageSet]] = {
-        "folder": lambda: folder_set(place, classes),
+        "folder": lambda: sets.folder_set(place, classes),
         "list": lambda: _list_set(place, table, base),
         "npz": lambda: npz_set(_local(place), *names, classes),
         "parquet": lambda: TableSet(place, *names, table.get("split")),
@@ -99,7 +88,7 @@ def open_set(
         "torchvision": lambda: _torchvision_set(str(place), base, table),
         "embedded": lambda: embedded.open_embedded(str(place)),
     }
-    return select(openers[kind](), table)
+    return sets.select(openers[kind](), table)
 
 
 def open_argument(
@@ -133,12 +122,12 @@ def open_images(arguments: Iterable[str], column: str | None = None) -> ImageSet
         if is_url(text) or text.partition(":")[0] in PREFIXES or (place.is_dir() and kind_of(place) != "folder"):
             found.append((True, text))
         else:
-            found += [(path.suffix.lower() in SET_SUFFIXES, str(path)) for path in find_images([text])]
+            found += [(path.suffix.lower() in SET_SUFFIXES, str(path)) for path in sets.find_images([text])]
     parts: list[tuple[ImageSet, str]] = []
     for is_set, group in groupby(found, key=itemgetter(0)):
         names = [name for _, name in group]
         parts += [_named_set(name, column) for name in names] if is_set else [(FileSet(Path(), names, "images"), "")]
-    return View(parts, source=parts[0][0].source if len(parts) == 1 else "images")
+    return sets.View(parts, source=parts[0][0].source if len(parts) == 1 else "images")
 
 
 def _named_set(text: str, column: str | None) -> tuple[ImageSet, str]:
@@ -219,7 +208,7 @@ def _list_set(path: Place, table: Mapping[str, Any], base: Path) -> FileSet:
         labels.append(int(label))
     if items and not any((root / name).is_file() for name in (items[0], items[len(items) // 2], items[-1])):
         raise MissingError(f"{source}: {items[0]} is not below {name_of(root) or 'the root'}; set root")
-    return FileSet(root, items, source, known_labels(labels))
+    return FileSet(root, items, source, sets.known_labels(labels))
 
 
 def object_set(name: str, value: Any, normalised: tuple[Sequence[float], Sequence[float]] | None = None) -> ImageSet:
@@ -237,11 +226,11 @@ def object_set(name: str, value: Any, normalised: tuple[Sequence[float], Sequenc
     if items and isinstance(items[0], Mapping):
         key = next((key for key in ("label", "labels", "fine_label") if key in items[0]), None)
         rows = isinstance(value, list | tuple)
-        labels = None if key is None else known_labels([row[key] for row in value] if rows else value[key])
+        labels = None if key is None else sets.known_labels([row[key] for row in value] if rows else value[key])
         names = getattr(getattr(value, "features", {}).get(key), "names", None) or names
-    elif labels is None and items and image_and_label(items[0])[1] is not None:
-        labels = known_labels([image_and_label(value[place])[1] for place in range(len(value))])
-    images = [np.asarray(image) for item in items if hasattr(image := image_and_label(item)[0], "shape")]
+    elif labels is None and items and sets.image_and_label(items[0])[1] is not None:
+        labels = sets.known_labels([sets.image_and_label(value[place])[1] for place in range(len(value))])
+    images = [np.asarray(image) for item in items if hasattr(image := sets.image_and_label(item)[0], "shape")]
     floats = bool(images) and images[0].dtype.kind == "f"
     plain = floats and all(image.min() >= 0 and image.max() <= 1 for image in images)  # not normalised
     return ArraySet(value, name, labels, names, None if plain or not floats else normalised, floats)
@@ -250,7 +239,8 @@ def object_set(name: str, value: Any, normalised: tuple[Sequence[float], Sequenc
 def _listed_labels(dataset: Any) -> NDArray[np.int64] | None:
     """Return the labels that a data set lists, without reading its images; `None` if it lists none."""
     given = (getattr(dataset, name, None) for name in ("targets", "labels", "_labels"))
-    return known_labels(next((values for values in given if values is not None and len(values) == len(dataset)), None))
+    listed = (values for values in given if values is not None and len(values) == len(dataset))
+    return sets.known_labels(next(listed, None))
 
 
 def _torchvision_set(name: str, root: Path, table: Mapping[str, Any]) -> ImageSet:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from idness.core.errors import DataError, ModelError, OptionError, needed
 from idness.data import embedded
-from idness.data.sets import Picture
+from idness.data.sets import Picture, as_image
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -281,10 +281,8 @@ def _cropped(array: Pixels, crop: Size) -> Pixels:
 
 
 def thumbnail(picture: Picture, side: int = THUMBNAIL) -> Image.Image:
-    """Return an RGB copy, shrunk to `side` if it is larger; of many channels the first three, or the first, are shown."""
-    if isinstance(picture, np.ndarray) and picture.shape[2] != 3:
-        picture = np.ascontiguousarray(picture[:, :, :3] if picture.shape[2] > 3 else picture[:, :, 0])
-    small = (Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture).convert("RGB")
+    """Return an RGB copy, shrunk to `side` if it is larger."""
+    small = as_image(picture).convert("RGB")
     small.thumbnail((side, side))
     return small
 
