@@ -458,6 +458,6 @@ def read_classes(given: str | Sequence[str], base: Path | None = None) -> tuple[
     names = tuple(name.strip() for name in lines if name.strip())
     if len(names) < 2:
         raise DataError(
-            f"classes must be a text file with one name per line, names with commas or 'imagenet'; got {given!r}"
+            f"classes must be a text file with one name per line, names separated by commas, or 'imagenet'; got {given!r}"
         )
     return names
