@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 
 from idness.data import embedded
+from idness.data.preprocess import encoded
 from ratios import report
 
 FEW, TIMES, TURNS = 1200, 10, 2
@@ -28,11 +31,11 @@ std = [0.2023, 0.1994, 0.2010]
 [id]
 train = "train.npz"
 val = "val.npz"
-test = "test.npz"
+test = "test.parquet"
 [ood_val]
 horse = "horse.npz"
 [far]
-many = "many.npz"
+many = "many.parquet"
 """
 RUN = """
 import sys, torch
@@ -60,7 +63,8 @@ def write(folder: Path, count: int) -> None:
         copies = [
             np.roll(images[:, :, :: 1 - 2 * (turn % 2)], turn, axis=1) for turn in range(-(-count // len(images)))
         ]
-        np.savez(folder / f"{name}.npz", images=np.concatenate(copies)[:count])
+        table = pyarrow.table({"image": [encoded(image)[0] for image in np.concatenate(copies)[:count]]})
+        pyarrow.parquet.write_table(table, folder / f"{name}.parquet", row_group_size=1024)
 
 
 def peak(count: int) -> int:

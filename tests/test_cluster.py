@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from idness.activations.extract import plan_spans
 from idness.benchmark.extraction import Extraction, prepare_extraction, run_extraction
 from idness.benchmark.protocol import Settings
 from idness.benchmark.runner import run
-from idness.cluster import Actor, Pool, Task, extractor, ray_reason, versions
+from idness.cluster import Actor, Pool, extractor, ray_reason, versions
 from idness.core.errors import ClusterError, OptionError
 from idness.core.files import marked
 from idness.guard import Guard, score
@@ -90,25 +90,12 @@ def saved(guard: Guard, tmp_path: Path) -> Path:
     return guard.save(tmp_path / "guard", bundle=True)
 
 
-@pytest.fixture
-def pictures(ood_folder: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(ood_folder, tmp_path / "pictures")
-
-
-class Net:
-    """The file of the network."""
-
-    file = Path()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def net_file(tmp_path_factory: pytest.TempPathFactory) -> None:
-    Net.file = tmp_path_factory.mktemp("net") / "watched_net.py"
-    Net.file.write_text(Path(tiny_net.__file__).read_text() + WATCHED)
-
-
-def network(seconds: float = 0.0, folder: Path | str = "") -> str:
-    return f"{Net.file}:watched(seconds={seconds}, folder={str(folder)!r})"
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """The name of the network, given its seconds per batch and the folder of its records."""
+    file = tmp_path_factory.mktemp("net") / "watched_net.py"
+    file.write_text(Path(tiny_net.__file__).read_text() + WATCHED)
+    return lambda seconds=0.0, folder="": f"{file}:watched(seconds={seconds}, folder={str(folder)!r})"
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -148,14 +135,13 @@ def test_shards_of_an_actor_are_those_of_one_process(
     assert threads == [1]  # as many as the driver has: with another number, sums are rounded differently
     for number, span in reversed(list(enumerate(plan_spans(job.network, images, known, job.store)))):
         part, labels = images.portion(span.start, span.stop), known[span.start : span.stop]
-        found[span.key] = worker.do(Task(number, span, part, (), labels, True))[1]["sha256"]
-    store = tmp_path / "store"
-    apart = {path.name: path.read_bytes() for path in store.rglob("*.safetensors")}
-    assert sorted(apart) == sorted(f"{key}-{digest}.safetensors" for key, digest in found.items())
-    for path in store.rglob("*.safetensors"):
-        path.unlink()
+        found[span.key] = worker.do(number, True, span, part, (), labels)[1]["sha256"]
+    shards = tmp_path / "store" / "shards"
+    apart = contents(shards)
+    assert {Path(name).name for name in apart} == {f"{key}-{digest}.safetensors" for key, digest in found.items()}
+    shutil.rmtree(shards)
     assert run_extraction(job)[0].ran == len(images)
-    assert {path.name: path.read_bytes() for path in store.rglob("*.safetensors")} == apart
+    assert contents(shards) == apart
 
 
 @pytest.mark.fault(
@@ -163,8 +149,10 @@ def test_shards_of_an_actor_are_those_of_one_process(
     does="one line that names the difference; nothing is written",
 )
 def test_an_actor_refuses_another_network_other_versions_and_another_folder(job: Extraction, tmp_path: Path) -> None:
-    mark = tmp_path / "out" / "mark"
-    assert actor(job, mark).refusal == ""
+    with marked(tmp_path / "out") as name:
+        mark = tmp_path / "out" / name
+        assert actor(job, mark).refusal == ""
+    assert not mark.exists()
     assert re.search("has numpy .+, this machine 0.1; install the same", actor(job, mark, numpy="0.1").refusal)
     assert "has python " in actor(job, mark, python="2.7").refusal
     unseen = Actor(extractor(job, Pool()), 1, tmp_path / "elsewhere" / "mark", versions())
@@ -172,20 +160,13 @@ def test_an_actor_refuses_another_network_other_versions_and_another_folder(job:
     [(_, images)] = job.sets
     images.present = lambda: False  # type: ignore[method-assign]
     [span, *_] = plan_spans(job.network, images, None, job.store)
-    said = actor(job, mark).do(Task(0, span, images, (), None, True))[1]["refusal"]
+    said = actor(job, mark).do(0, True, span, images, (), None)[1]["refusal"]
     assert f"cannot see the images of {images.source}; use a folder that every worker sees" in said
     own = tmp_path / "own.safetensors"
     save_file({name: value + 1 for name, value in load_file(own).items()}, own)
     assert "is not the driver's network" in actor(job, mark).refusal
     own.unlink()
     assert re.search("no weights at .*; every worker needs the same files", actor(job, mark).refusal)
-
-
-def test_the_output_folder_is_recognised_by_a_file_that_is_gone_afterwards(tmp_path: Path) -> None:
-    with marked(tmp_path / "out") as mark:
-        assert (tmp_path / "out" / mark).exists()
-        (tmp_path / "out" / "kept").touch()
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["kept"]
 
 
 def test_a_pool_is_as_large_as_the_cluster_or_as_asked() -> None:
@@ -229,7 +210,9 @@ def test_a_store_filled_by_actors_is_that_of_one_process_and_the_cache_of_bench(
     "kill -9 of a Ray actor in the middle of a run",
     does="every image still has exactly one row; the files are those of one process",
 )
-def test_a_killed_actor_loses_and_doubles_nothing(saved: Path, id_folder: Path, tmp_path: Path, address: str) -> None:
+def test_a_killed_actor_loses_and_doubles_nothing(
+    saved: Path, id_folder: Path, network: Callable[..., str], tmp_path: Path, address: str
+) -> None:
     folder, pids, out = tmp_path / "pictures", tmp_path / "pids", tmp_path / "many"
     shutil.copytree(id_folder, folder)
     (folder / "red" / "0003.png").write_bytes(b"junk")
@@ -267,7 +250,9 @@ def test_a_killed_actor_loses_and_doubles_nothing(saved: Path, id_folder: Path, 
     "kill -9 of the driver of a Ray run",
     does="--resume continues; no finished part is computed again, no process is left",
 )
-def test_a_run_whose_driver_was_killed_can_be_resumed(saved: Path, id_folder: Path, tmp_path: Path) -> None:
+def test_a_run_whose_driver_was_killed_can_be_resumed(
+    saved: Path, id_folder: Path, network: Callable[..., str], tmp_path: Path
+) -> None:
     pytest.importorskip("ray")
     code = "from idness.guard import score; score.SHARD = 20; from idness.cli import main; main()"
     out, pids = tmp_path / "out", tmp_path / "pids"
@@ -322,7 +307,9 @@ def test_mistakes_are_one_line_before_ray_is_started(more: list[str], message: s
 
 
 @pytest.mark.long
-def test_the_command_starts_ray_quietly_and_leaves_nothing(saved: Path, id_folder: Path, tmp_path: Path) -> None:
+def test_the_command_starts_ray_quietly_and_leaves_nothing(
+    saved: Path, id_folder: Path, network: Callable[..., str], tmp_path: Path
+) -> None:
     pytest.importorskip("ray")
     words = ["score", saved, "--model", network(), id_folder, "-o", tmp_path / "out", "--engine", "ray"]
     done = subprocess.run([*PROCESS, *map(str, words)], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -14,7 +14,7 @@ import platform
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,8 @@ SETTINGS = {
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # parts that are given up when a worker fails
     "RAY_worker_niceness": "0",  # the user waits for the actors
 }
-Process = Callable[["Task"], dict[str, Any]]
-"""Processes one part of a data set and returns plain values."""
+Process = Callable[[Span, ImageSet, Sequence[str], Tensor | None], dict[str, Any]]
+"""Processes one part of a data set, given its images, their names and, if known, labels; returns plain values."""
 Opener = Callable[[], Process]
 SetPart = tuple[ImageSet, Span, Tensor | None]
 """A data set, a range of it, and the labels of the whole set."""
@@ -92,26 +92,9 @@ class Pool:
         wanted = self.actors or max(room, 1)
         if wanted > room:
             hint = ", or set OMP_NUM_THREADS=1" if kind == "CPU" and each > 1 else ""
-            raise ClusterError(
-                f"the cluster has {has.get(kind, 0):g} {kind}s, each actor needs {each:g}: not enough for {wanted} actors;"
-                f" use fewer actors={hint}"
-            )
+            found = f"the cluster has {has.get(kind, 0):g} {kind}s, each actor needs {each:g}"
+            raise ClusterError(f"{found}: not enough for {wanted} actors; use fewer actors={hint}")
         return wanted
-
-
-@dataclass(frozen=True)
-class Task:
-    """One part of a data set: number, position and key, its images with their names, and their labels if they are known.
-
-    `visible` is whether the driver can see the images' files.
-    """
-
-    number: int
-    span: Span
-    images: ImageSet
-    names: Sequence[str]
-    labels: Tensor | None
-    visible: bool
 
 
 def extract_on_ray(job: Extraction, pool: Pool, progress: Progress | None = None) -> list[Filled]:
@@ -159,11 +142,10 @@ def extractor(job: Extraction, pool: Pool) -> Opener:
             network.split.runner = EngineRunner.adopting(network.engine, network.split, inputs)
         store = FeatureStore(out)
 
-        def process(task: Task) -> dict[str, Any]:
-            found = store.find(task.span.key)
+        def process(span: Span, images: ImageSet, _: Sequence[str], labels: Tensor | None) -> dict[str, Any]:
+            found = store.find(span.key)
             if found is None:
-                shard = shard_of(network, task.images, task.labels, task.span.start, size, workers)
-                found = store.put(task.span.key, shard)
+                found = store.put(span.key, shard_of(network, images, labels, span.start, size, workers))
             return {"sha256": found}
 
         return process
@@ -209,9 +191,9 @@ def score_on_ray(
         if table.identity != identity:
             raise ModelError(f"{path} is not the driver's guard")
 
-        def process(task: Task) -> dict[str, Any]:
-            if not table.has(task.span.key):
-                table.score_span(task.images, task.names, task.span.key)
+        def process(span: Span, images: ImageSet, names: Sequence[str], _: Tensor | None) -> dict[str, Any]:
+            if not table.has(span.key):
+                table.score_span(images, names, span.key)
             return {}
 
         return process
@@ -233,19 +215,19 @@ def run_on_ray(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Have the missing parts processed by a pool of actors; yield their numbers and results as they arrive.
 
-    `opener` is called once per actor and returns the function that processes a part; `total` counts the images of all parts.
+    `opener` is called once per actor; `total` counts the images of all parts.
     """
     progress.advance(total - _images(missing.values()))
     if not missing:
         return
     threads, out = torch.get_num_threads(), out.resolve()
-    visible = {number for number, part in missing.items() if _portion(part).present()}
 
     def submit(actor: Any, number: int) -> Any:
         images, span, known = missing[number]
+        part = images.portion(span.start, span.stop)
         names = [images.item(index) for index in range(span.start, span.stop)]
         labels = None if known is None else known[span.start : span.stop].clone()
-        return actor.do.remote(Task(number, span, _portion(missing[number]), names, labels, number in visible))
+        return actor.do.remote(number, part.present(), span, part, names, labels)
 
     with marked(out) as mark, connected(pool, threads) as ray:
         needs = {"num_cpus": pool.cores(threads), "num_gpus": pool.gpus or None}
@@ -268,11 +250,6 @@ def run_on_ray(
                 ray.kill(actor)
 
 
-def _portion(part: SetPart) -> ImageSet:
-    images, span, _ = part
-    return images.portion(span.start, span.stop)
-
-
 def _images(parts: Iterable[SetPart]) -> int:
     return sum(span.stop - span.start for _, span, _ in parts)
 
@@ -281,44 +258,40 @@ class Actor:
     """A process with its own network. Errors are returned as one line, because Ray would print a page."""
 
     def __init__(self, opener: Opener, threads: int, mark: Path, expected: dict[str, str]) -> None:
-        self.worker = f"worker on {socket.gethostname()}"
-        self.refusal = self._difference(mark, expected)
+        self.refusal, found = "", versions()
         torch.set_num_threads(threads)  # with another number, sums are rounded differently
+        for name, wanted in expected.items():
+            if found.get(name) != wanted:
+                self.refusal = (
+                    f"has {name} {found.get(name)}, this machine {wanted}; install the same versions everywhere"
+                )
+        if not mark.exists():
+            self.refusal = f"cannot see {mark.parent}; use a folder that all machines of the cluster share"
         if not self.refusal:
             try:
                 self.process = opener()
             except (IdnessError, OSError) as error:
-                self.refusal = f"{self.worker}: {error}; every worker needs the same files"
+                self.refusal = f"{error}; every worker needs the same files"
 
-    def _difference(self, mark: Path, expected: dict[str, str]) -> str:
-        """Return why this worker cannot take part: other versions, or another output folder; empty if it can."""
-        found = versions()
-        for name, wanted in expected.items():
-            if found.get(name) != wanted:
-                return f"{self.worker}: has {name} {found.get(name)}, this machine {wanted}; install the same versions everywhere"
-        if not mark.exists():
-            return f"{self.worker}: cannot see {mark.parent}; use a folder that all machines of the cluster share"
-        return ""
-
-    def do(self, task: Task) -> tuple[int, dict[str, Any]]:
-        """Process a part; return its number and the result."""
+    def do(self, number: int, visible: bool, span: Span, images: ImageSet, *more: Any) -> tuple[int, dict[str, Any]]:
+        """Process a part; return its number and the result. `visible` is whether the driver can see the images' files."""
         said = self.refusal
-        if not said and task.visible and not task.images.present():
-            said = f"{self.worker}: cannot see the images of {task.images.source}; use a folder that every worker sees, or a URL"
-        try:
-            return task.number, {"refusal": said} if said else self.process(task)
-        except (IdnessError, OSError) as error:
-            return task.number, {"refusal": f"{self.worker}: {error}; {KEPT}"}
+        if not said and visible and not images.present():
+            said = f"cannot see the images of {images.source}; use a folder that every worker sees, or a URL"
+        if not said:
+            try:
+                return number, self.process(span, images, *more)
+            except (IdnessError, OSError) as error:
+                said = f"{error}; {KEPT}"
+        return number, {"refusal": f"worker on {socket.gethostname()}: {said}"}
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect values or files."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version()} | dict.fromkeys(PACKAGES, "none")
     for name in PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "none"
     return found
 
 
@@ -366,22 +339,19 @@ def _no_stderr() -> Iterator[None]:
 
 def check_answers(pool: Pool) -> None:
     """Refuse an address at which nothing answers; Ray itself would wait for minutes and end the process."""
-    address = pool.address or ""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
-        return  # such as `auto`, which Ray looks up
+    host, _, port = (pool.address or "").removeprefix("ray://").rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=WAIT).close()
+        if host and port.isdecimal():  # not `auto`, which Ray looks up
+            socket.create_connection((host, int(port)), timeout=WAIT).close()
     except OSError as error:
-        why = error.strerror or str(error)
-        raise ClusterError(f"no Ray answers at address={address!r} ({why}); start it with: ray start --head") from error
+        where = f"address={pool.address!r} ({error.strerror or error})"
+        raise ClusterError(f"no Ray answers at {where}; start it with: ray start --head") from error
 
 
 def ray_reason(error: BaseException) -> str:
     """Return the line of a Ray error that matters: the last one of a worker's traceback, or the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    imports = [line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))]
-    if imports:
-        here = f"{platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
-        return f"{imports[-1]} on a worker; install idness[ray] for {here} on every machine of the cluster"
+    for line in lines:
+        if line.startswith(("ModuleNotFoundError", "ImportError")):
+            return f"{line} on a worker; install idness[ray] with the same Python on every machine of the cluster"
     return (lines[-1] if "Traceback" in str(error) else lines[0])[:300]

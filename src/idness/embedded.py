@@ -1,5 +1,5 @@
 """The images of the embedded benchmarks, under the name that users rely on."""
 
-from idness.data.embedded import CIFAR6, EmbeddedSet, fingerprint, load, manifest, open_embedded, sets
+from idness.data.embedded import CIFAR6, EmbeddedSet, load, manifest, open_embedded, sets
 
-__all__ = ["CIFAR6", "EmbeddedSet", "fingerprint", "load", "manifest", "open_embedded", "sets"]
+__all__ = ["CIFAR6", "EmbeddedSet", "load", "manifest", "open_embedded", "sets"]

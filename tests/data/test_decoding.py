@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 import struct
 import sys
 import time
@@ -17,7 +16,7 @@ from PIL import Image
 
 from idness.core.errors import DataError
 from idness.data import decode, decoding
-from idness.data.decoding import decode_picture, decoder_version, is_animated
+from idness.data.decoding import decode_picture, is_animated
 
 
 def encoded(image: Image.Image, format_: str, **options: object) -> bytes:
@@ -85,11 +84,7 @@ def test_exif_orientation_is_applied() -> None:
     ("data", "message"),
     [
         (b"", "empty file"),
-        (b"<!DOCTYPE html><html>", "must be one of JPEG.*, got a web page$"),
-        (b"%PDF-1.7", "got a PDF; save its image as PNG$"),
-        (b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>', "got an SVG drawing; save it as PNG$"),
-        (b"\0\0\0 ftypheic\0\0", "got a HEIC image; save it as JPEG$"),
-        (b"\x80\x04\x95", "got something else$"),
+        (b"<!DOCTYPE html><html>", "must be one of JPEG.*, got something else$"),
         *((encoded(gradient(), kind), "must be one of JPEG") for kind in ("TGA", "PCX", "ICO", "SGI")),
         (encoded(Image.fromarray(np.zeros((4, 4), np.float32)), "TIFF"), "got a floating-point image"),
         (encoded(Image.fromarray(np.zeros((4, 4), np.int32)), "TIFF"), "got a 32-bit image"),
@@ -134,7 +129,7 @@ def test_damaged_bytes_never_raise_anything_else() -> None:
 def test_an_image_with_too_many_pixels_is_reported_with_its_size() -> None:
     data = encoded(Image.new("RGB", (100, 60)), "PNG")
     assert decode(data, max_pixels=6000).size == (100, 60)
-    with pytest.raises(DataError, match="at most 5,999 pixels, got 100 x 60; make it smaller"):
+    with pytest.raises(DataError, match="at most 5,999 pixels, got 100 x 60; shrink it"):
         decode(data, max_pixels=5999)
     for side in (10_000, 40_000):  # bombs
         start = time.perf_counter()
@@ -200,18 +195,10 @@ def test_both_decoders_report_the_same_damage() -> None:
 def test_without_simplejpeg_or_torch_pillow_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(photograph(), "JPEG")
     quick = decode_picture(data)
-    monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    decoding._simplejpeg.cache_clear()
-    try:
-        found = decode_picture(data)
-    finally:
-        decoding._simplejpeg.cache_clear()
+    monkeypatch.setattr(decoding, "simplejpeg", None)
+    found = decode_picture(data)
     assert isinstance(found, Image.Image)
     assert np.array_equal(np.asarray(found), quick)
     monkeypatch.undo()
     monkeypatch.delitem(sys.modules, "torch")
     assert isinstance(decode_picture(data), Image.Image)
-
-
-def test_the_decoder_is_named_with_its_version() -> None:
-    assert re.fullmatch(r"Pillow [\d.]+, (libjpeg-turbo|jpg) [\d.]+(, simplejpeg [\d.]+)?", decoder_version())

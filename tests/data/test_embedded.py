@@ -69,12 +69,9 @@ def test_images_are_distinct_and_as_listed(loaded: dict[str, embedded.EmbeddedSe
         assert one.images.reshape(len(one), -1).std(axis=1).min() > 2, name
 
 
-def test_the_folder_is_small_and_the_card_states_the_counts() -> None:
+def test_the_card_states_the_counts_and_licences_are_included() -> None:
     names, entries = {path.name for path in embedded.CIFAR6.iterdir()}, embedded.manifest()["sets"]
-    assert {name for name in names if name.endswith(".webp")} == {f for e in entries.values() for f in e["files"]}
-    assert {"DATA_CARD.md", "LICENSE-GPL-2.txt", "LICENSE-textures.txt", "LICENSE-quickdraw.txt"} <= names
-    data = [path for path in embedded.CIFAR6.iterdir() if path.suffix in {".webp", ".json", ".md", ".txt"}]
-    assert sum(path.stat().st_size for path in data) <= 19_000_000
+    assert {"LICENSE-GPL-2.txt", "LICENSE-textures.txt", "LICENSE-quickdraw.txt"} <= names
     card = (embedded.CIFAR6 / "DATA_CARD.md").read_text()
     for name, count in COUNTS.items():
         assert f"| `{name}` | {entries[name]['role']} | {count:,} |" in card
@@ -89,7 +86,6 @@ def test_reading_needs_no_torch() -> None:
     ("ask", "message"),
     [
         (lambda: embedded.load("mnits"), "unknown embedded set 'mnits'; did you mean 'mnist'"),
-        (lambda: embedded.fingerprint("imagenet"), "unknown embedded set"),
         (lambda: embedded.load("cifar7/mnist"), "unknown embedded benchmark 'cifar7'; did you mean 'cifar6'"),
         (lambda: embedded.sets("fare"), "did you mean 'far'"),
     ],
@@ -108,8 +104,6 @@ def copy(tmp_path: Path) -> Path:
 
 def test_a_copy_reads_the_same(copy: Path) -> None:
     assert np.array_equal(embedded.load("mnist", root=copy).images, embedded.load("cifar6/mnist").images)
-    assert embedded.fingerprint("mnist", root=copy) == embedded.fingerprint("mnist")
-    assert embedded.fingerprint("mnist") != embedded.fingerprint("quickdraw")
 
 
 @pytest.mark.parametrize("name", ["mnist-1.webp", "images.json"])

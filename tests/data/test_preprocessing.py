@@ -24,13 +24,8 @@ def picture(width: int, height: int) -> Image.Image:
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (224, 224), (40, 31), (256, 300), (301, 256)])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_equals_torchvision(size: tuple[int, int], interpolation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mode = transforms.InterpolationMode(interpolation)
-    steps = (
-        transforms.Resize(256, mode),
-        transforms.CenterCrop(224),
-        transforms.ToTensor(),
-        transforms.Normalize(**IMAGENET),
-    )
+    resize = transforms.Resize(256, transforms.InterpolationMode(interpolation))
+    steps = [resize, transforms.CenterCrop(224), transforms.ToTensor(), transforms.Normalize(**IMAGENET)]
     theirs = transforms.Compose(steps)
     ours = Preprocessing(resize=256, crop=224, interpolation=interpolation, **IMAGENET)
     levels = 255 * torch.tensor(IMAGENET["std"]).view(3, 1, 1)
@@ -113,7 +108,7 @@ def test_dictionary_round_trip_and_description() -> None:
     [
         ({"resize": 0}, "resize must be"),
         ({"crop": "big"}, "crop must be"),
-        ({"mean": [0.5]}, "mean and std must have one number per channel each, got 1 and 3"),
+        ({"mean": [0.5]}, "mean and std must be of as many channels"),
         ({"mean": []}, "must be numbers, one per channel"),
         ({"std": [1, 0, 1]}, "above 0"),
         ({"interpolation": "cubic"}, "must be one of"),
@@ -159,15 +154,11 @@ def test_timm_configuration() -> None:
     assert apart.mean() < 0.02
 
 
-def test_the_embedded_networks_take_any_image() -> None:
-    found = preprocessing_for(nn.Linear(1, 1), "cifar6:base")
-    assert found is not None
-    assert found(picture(300, 200)).shape == (3, 32, 32)
-    assert found.mean == (0.4914, 0.4822, 0.4465)
-
-
 def test_own_attribute_comes_first_and_nothing_is_guessed(tmp_path: Path) -> None:
     model = nn.Linear(1, 1)
+    embedded = preprocessing_for(model, "cifar6:base")
+    assert embedded is not None
+    assert embedded(picture(300, 200)).shape == (3, 32, 32)
     assert preprocessing_for(model, f"{tmp_path}/mine.py:make") is None
     model.preprocessing = {"resize": 20, "mean": [0.5, 0.5, 0.5]}  # type: ignore[assignment]
     assert preprocessing_for(model, "torchvision:resnet50") == Preprocessing(resize=20, mean=(0.5, 0.5, 0.5))

@@ -23,9 +23,6 @@ def test_threads_are_those_of_the_network_and_of_decoding(
         assert (torch.get_num_threads(), batches._LIMIT["decoders"]) == (network, decoding)
     finally:
         torch.set_num_threads(before)
-
-
-def test_no_threads_are_refused() -> None:
     with pytest.raises(OptionError, match="threads must be at least 1, got 0"):
         limit_threads(0)
 

@@ -131,34 +131,22 @@ def test_a_portion_reads_the_same_images_elsewhere(
         assert part.present()
 
 
-@pytest.mark.parametrize("kind", ["path", "file", "server"])
-def test_a_list_may_name_urls_below_its_root(
-    place: Path, tmp_path: Path, kind: str, request: pytest.FixtureRequest
-) -> None:
-    base = request.getfixturevalue("server") if kind == "server" else place.as_uri()
-    file = f"{base}/folder/red/0000.png"
-    (tmp_path / "l.txt").write_text(f"{file} 1\n{file[:-5]}9.png 0\n")
-    found = open_set({"path": str(tmp_path / "l.txt"), "root": str(place) if kind == "path" else base})
+@pytest.mark.parametrize("root", ["path", "file", "server"])
+def test_a_list_reads_files_below_its_root_only(place: Path, tmp_path: Path, server: str, root: str) -> None:
+    base = {"file": place.as_uri(), "server": server}.get(root, str(place)) + "/folder/red"
+    (tmp_path / "l.txt").write_text("0000.png 1\n9999.png 0\n")
+    found = open_set({"path": str(tmp_path / "l.txt"), "root": base})
     assert isinstance(found, ImageSet)
     assert pixels(found.portion(0, 1)) == pixels(opened(str(place / "folder")))[5:6]
-    with pytest.raises(DataError, match=r"0009\.png: cannot be read"):
+    with pytest.raises(DataError, match=r"9999\.png: cannot be read"):
         found.picture(1)
-    assert found.labels is not None
-    assert found.labels.tolist() == [1, 0]
-
-
-@pytest.mark.parametrize("root", ["folder/red", "file", "server"])
-def test_a_list_reads_no_url_outside_its_root(
-    place: Path, tmp_path: Path, server: str, root: str, request: pytest.FixtureRequest
-) -> None:
-    base = {"file": f"{place.as_uri()}/folder/red", "server": f"{server}/folder/red"}.get(root, str(place / root))
     outside = [f"{place.as_uri()}/folder/blue/0000.png", f"{server}/folder/blue/0000.png", f"{base}/../blue/0000.png"]
-    outside += [f"{base}x/0000.png", "http://127.0.0.1:9/x.png", "s3://key:secret@bucket/x.png"]
+    outside += ["s3://key:secret@bucket/x.png", "a\0.png", "../x.png", "/etc/passwd", "simplecache::file:///etc/passwd"]
     if root == "server":
         outside += ["%2e%2e/blue/0000.png", "..%2Fblue/0000.png", f"{base}/%2E./blue/0000.png"]
-    for line in [*outside, "a\0.png", "../x.png", "/etc/passwd", "simplecache::file:///etc/passwd"]:
+    for line in outside:
         (tmp_path / "l.txt").write_text(f"{line} 0\n")
-        with pytest.raises(DataError, match=r"line 1 must name a file below the root") as caught:
+        with pytest.raises(DataError, match=r"line 1 must be a path relative to the root") as caught:
             open_set({"path": str(tmp_path / "l.txt"), "root": base})
         assert "secret" not in str(caught.value)
 

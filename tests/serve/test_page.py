@@ -165,7 +165,7 @@ def spoiled(folder: Path) -> dict[str, tuple[Path, str]]:
         "truncated.jpg": (png(known("red", 1, side=200), "JPEG")[:900], "The file is cut off: its end is missing"),
         "notes.png": (b"dear diary", "got something else."),
         "empty.png": (b"", "is an empty file"),
-        "drawing.svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "got an SVG drawing"),
+        "drawing.svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "got something else"),
         "large.png": (bytes(SMALL.body + 1), "is too large: 101 kB, and the server accepts at most 100 kB"),
         "wide.png": (png(Image.new("RGB", (600, 600))), "must have at most 250,000 pixels, got 600 x 600"),
     }

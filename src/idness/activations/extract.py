@@ -49,14 +49,14 @@ def run_images(
     Args:
         network: the network.
         images: the images.
-        spans: the ranges to run, each one batch; all images by default. They may be computed on the way.
-        batch_size: images per batch if no ranges are given; the network's own batch size by default.
+        spans: the ranges to run, each one batch, possibly computed on the way; by default all images in batches of `batch_size`.
+        batch_size: by default that of the network.
         workers: the number of threads that decode images.
         distinct: whether to leave out repeated images.
         pre_relu: whether to keep the input of the final ReLU.
         edit: changes the network's input; gets a batch and the position of its first image.
         edit_with: changes the input for a second pass, as `Detector.input_edit` does; not with `pre_relu`.
-        progress: receives the progress; the phase is the caller's, who may run several sets in one.
+        progress: receives the progress; the phase is the caller's.
 
     Yields:
         Each batch and the activations of its images, which have index and hashes; none if no image can be read.
@@ -87,16 +87,13 @@ def collect(
     *,
     name: str = "",
     limit: int | None = None,
-    distinct: bool = False,
-    pre_relu: bool = False,
-    edit: Callable[[Tensor, int], Tensor] | None = None,
-    edit_with: InputEditor | None = None,
     progress: Progress | None = None,
+    **options: Any,
 ) -> ActivationsSet:
     """Run a network over a set and keep its activations in memory; activations of a file are read, and need no network.
 
-    `name` is the name of the set, its source by default, and `limit` the most images used, evenly spaced. The other arguments are
-    those of `run_images`.
+    `name` is the name of the set, its source by default, and `limit` the most images used, evenly spaced; `options` are
+    `distinct`, `pre_relu`, `edit` and `edit_with` of `run_images`.
     """
     name = name or data.source
     if isinstance(data, ActivationsSet):
@@ -110,10 +107,7 @@ def collect(
     images = data if limit is None else select(data, {"sample": limit})
     progress = progress or Progress()
     progress.phase(name, len(images))
-    run = run_images(
-        network, images, distinct=distinct, pre_relu=pre_relu, edit=edit, edit_with=edit_with, progress=progress
-    )
-    parts = [acts for _, acts in run]
+    parts = [acts for _, acts in run_images(network, images, progress=progress, **options)]
     skipped = [entry for acts in parts for entry in acts.skipped]
     read = [acts for acts in parts if len(acts)]
     if not read:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +19,7 @@ from idness.core.errors import DataError, StoreError
 from idness.core.files import sha256
 from idness.core.types import Activations, Head
 from idness.data.duplicates import EXACT, common, near, stacked
-from idness.data.packed import StoredArray, array_names
-from idness.data.preprocess import THUMBNAIL, thumbnail
+from idness.data.preprocess import thumbnail
 from idness.data.sets import ImageSet
 from idness.data.urls import explained
 
@@ -30,15 +29,9 @@ SHARD = 1024
 
 @dataclass(eq=False)
 class ActivationsSet:
-    """The activations of one data set.
+    """The activations of one data set: `shards` returns them in order, one in memory at a time, each with index and hashes.
 
-    Args:
-        name: its name in messages.
-        count: the number of images, including those that have no activations.
-        shards: returns its shards in order, one in memory at a time, each with index and hashes.
-        images: the images, if they are known.
-        role: its role in a benchmark.
-        sha256: the hash of the file, if another program wrote it.
+    `count` includes images that have no activations; `sha256` is the hash of the file if another program wrote it.
     """
 
     name: str
@@ -101,9 +94,7 @@ class ActivationsSet:
                 assert shard.index is not None
                 assert other.index is not None
                 if not torch.equal(shard.index, other.index):
-                    raise DataError(
-                        f"{self.name}: the activations of some edited images are NaN or Inf; leave out methods of two passes"
-                    )
+                    raise DataError(f"{self.name}: some edited images give NaN or Inf; leave out methods of two passes")
                 yield replace(shard, edited=other)
 
         return replace(self, shards=shards)
@@ -120,12 +111,11 @@ class ActivationsSet:
         places = _array(first.index), _array(second.index)
         return near(_array(first.hashes), _array(second.hashes), (self.images, other.images), places)
 
-    def thumbnails(self, rows: Sequence[int] | NDArray[np.int64], side: int = THUMBNAIL) -> list[NDArray[np.uint8]]:
-        """Read the images of some rows, no larger than `side`."""
-        if self.images is None:
-            raise DataError(f"{self.name}: has activations only, so there are no images to show")
+    def thumbnails(self, rows: Iterable[int]) -> list[NDArray[np.uint8]]:
+        """Read the images of some rows in small."""
+        assert self.images is not None
         places = _array(self.acts.index)
-        return [np.asarray(thumbnail(self.images.picture(int(places[row])), side)) for row in rows]
+        return [np.asarray(thumbnail(self.images.picture(int(places[row])))) for row in rows]
 
 
 def in_memory(name: str, acts: Activations, images: ImageSet | None = None, count: int | None = None) -> ActivationsSet:
@@ -149,47 +139,40 @@ class ActivationsFile(ActivationsSet):
     def __init__(self, path: Path) -> None:
         self.path = path
         with explained(path.name, "is not a safetensors or .npz file of activations"):
-            shapes = {name: tuple(array.get_shape()) for name, array in _arrays(path).items()}
+            self.arrays = _arrays(path, "features", "logits", "labels")
+        shapes = {name: _shape(array) for name, array in self.arrays.items()}
         if "features" not in shapes:
-            raise DataError(f"{path.name}: must contain features, got {', '.join(sorted(shapes)) or 'nothing'}")
-        count = shapes["features"][:1]
-        for array, axes in (("features", 2), ("logits", 2), ("labels", 1)):
-            shape = shapes.get(array, count * axes)
-            if len(shape) != axes or shape[:1] != count:
+            raise DataError(f"{path.name}: must contain features (N, D)")
+        for array, shape in shapes.items():
+            axes = 1 if array == "labels" else 2
+            if len(shape) != axes or shape[:1] != shapes["features"][:1]:
                 wanted = "one row per image" if axes == 2 else "one number per image"
                 raise DataError(
                     f"{path.name}: {array} must be {wanted}, got shape {shape} beside {shapes['features']} features"
                 )
         super().__init__(path.name, shapes["features"][0], self._read)
-        self.features = shapes["features"][1]
-        self.names = [name for name in ("features", "logits", "labels") if name in shapes]
-        self.classes = shapes["logits"][1] if "logits" in shapes else None
+        self.features, self.classes = shapes["features"][1], shapes["logits"][1] if "logits" in shapes else None
 
     def label_range(self) -> tuple[int, int] | None:
         """Return the lowest and the highest label; None if there are no labels."""
-        if "labels" not in self.names or not self.count:
-            return None
-        with explained(self.name, "is damaged"):
-            labels = _tensor(_arrays(self.path)["labels"], 0, self.count)
-        return int(labels.min()), int(labels.max())
+        labels = self.arrays["labels"][0 : self.count] if "labels" in self.arrays and self.count else None
+        return None if labels is None else (int(labels.min()), int(labels.max()))
 
     def fingerprint(self) -> str:
         """Return the hash of the file."""
         return sha256(self.path)
 
     def _read(self) -> Iterator[Activations]:
-        with explained(self.name, "is damaged"):
-            arrays = {name: array for name, array in _arrays(self.path).items() if name in self.names}
         for start in range(0, self.count, SHARD):
-            stop = min(start + SHARD, self.count)
+            index = torch.arange(start, min(start + SHARD, self.count))
             with explained(self.name, "is damaged"):
-                part = {name: _tensor(array, start, stop) for name, array in arrays.items()}
+                part = {name: array[start : start + len(index)] for name, array in self.arrays.items()}
             if "logits" not in part:
                 if self.head is None:
                     raise DataError(f"{self.name}: has no logits, and there is no head to compute them; add logits")
                 part["logits"] = self.head(part["features"].to(self.head.weight))
             acts = Activations(part["features"], part["logits"], part.get("labels"))
-            index, finite = torch.arange(start, stop), acts.finite
+            finite = acts.finite
             skipped = tuple((int(place), "its activations are NaN or Inf") for place in index[~finite])
             acts = acts[finite]
             rows = torch.cat([acts.features, acts.logits], dim=1).numpy()
@@ -201,28 +184,22 @@ def read_head(path: Path) -> tuple[Head, str]:
     """Read a safetensors or .npz file with weight (C, D) and bias (C,), and return the head and the file's hash."""
     remedy = "give a safetensors or .npz file with weight and bias as head"
     with explained(path.name, "is missing or not a safetensors or .npz file", remedy):
-        arrays = _arrays(path)
-        shapes = {name: tuple(array.get_shape()) for name, array in arrays.items()}
+        arrays = _arrays(path, "weight", "bias")
+        shapes = {name: _shape(array) for name, array in arrays.items()}
         weight = shapes.get("weight", ())
         if len(weight) != 2 or shapes.get("bias", weight[:1]) != weight[:1]:
-            given = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-            raise StoreError(f"{path.name}: must contain weight (C, D) and bias (C,), got {given}")
-        tensors = {name: _tensor(arrays[name], 0, weight[0]) for name in arrays if name in ("weight", "bias")}
-        return Head(tensors["weight"], tensors.get("bias")), sha256(path)
+            raise StoreError(f"{path.name}: must contain weight (C, D) and bias (C,), got {shapes or 'neither'}")
+        return Head(arrays["weight"][:], arrays["bias"][:] if "bias" in arrays else None), sha256(path)
 
 
-def _arrays(path: Path) -> dict[str, Any]:
-    """Open the arrays of a file by their headers alone; `_tensor` reads their rows."""
-    if path.suffix != ".npz":
-        file: Any = safe_open(path, framework="pt")
-        return {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-    arrays = {name: StoredArray(path, name) for name in array_names(path)}
-    for name, array in arrays.items():
-        if name in ("features", "logits", "labels", "weight", "bias") and array.kind.kind not in "fiu":
-            raise DataError(f"{path.name}: {name} must be numbers, got {array.kind}")
-    return arrays
+def _arrays(path: Path, *names: str) -> dict[str, Any]:
+    """Open those of these arrays that a file has: an .npz file is read, a safetensors file row by row on demand."""
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as file:
+            return {name: torch.from_numpy(file[name]) for name in names if name in file.files}
+    opened: Any = safe_open(path, framework="pt")
+    return {name: opened.get_slice(name) for name in names if name in opened.keys()}  # noqa: SIM118
 
 
-def _tensor(array: Any, start: int, stop: int) -> Tensor:
-    found = array[start:stop]
-    return found if isinstance(found, Tensor) else torch.tensor(found)
+def _shape(array: Any) -> tuple[int, ...]:
+    return tuple(array.shape if isinstance(array, Tensor) else array.get_shape())

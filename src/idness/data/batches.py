@@ -35,7 +35,8 @@ class Batch:
 
 _LIMIT: dict[str, int] = {}
 """The number of threads that decode images, if `limit_threads` was called."""
-Read = tuple[int, NDArray[np.uint8] | None, bytes, str]
+Read = tuple[int, NDArray[np.uint8] | None, bytes | str]
+"""The position of an image, its pixels, and its digest, or the reason why it cannot be read."""
 
 
 def limit_threads(count: int | None) -> None:
@@ -56,12 +57,8 @@ def read_batches(
 ) -> Iterator[Batch]:
     """Yield a batch for every span (start, stop), in order; the next ones are read while the last is used.
 
-    Args:
-        images: the set.
-        preprocessing: resizes and crops; values are not normalised here, so that batches stay small.
-        spans: the ranges, each one batch.
-        workers: the number of threads that decode; by default as many as cores, or as `limit_threads` says. A set that is read in
-            order needs one.
+    Images are resized and cropped, not normalised, so that batches stay small. `workers` is the number of threads that decode, by
+    default as many as cores, or as `limit_threads` says; a set that is read in order needs one.
     """
     threads = (workers or _LIMIT.get("decoders") or min(8, os.cpu_count() or 1)) if images.parallel else 1
     waiting: deque[tuple[int, int, list[Future[list[Read]]]]] = deque()
@@ -100,26 +97,24 @@ def _read(images: ImageSet, preprocessing: Preprocessing, part: range) -> list[R
     for index in part:
         try:
             picture = images.picture(index)
-            found.append((index, preprocessing.pixels(picture), digest(picture), ""))
+            found.append((index, preprocessing.pixels(picture), digest(picture)))
         except DataError as error:
-            found.append((index, None, b"", str(error)))
+            found.append((index, None, str(error)))
     return found
 
 
 def _batch(images: ImageSet, start: int, stop: int, parts: list[Future[list[Read]]]) -> Batch:
     read = [item for part in parts for item in part.result()]
-    good = [(index, pixels, known) for index, pixels, known, _ in read if pixels is not None]
-    shapes = {pixels.shape for _, pixels, _ in good}
+    pixels = [found for _, found, _ in read if found is not None]
+    shapes = {array.shape for array in pixels}
     if len(shapes) > 1:
         sizes = " and ".join(f"{shape[0]} x {shape[1]}" for shape in sorted(shapes)[:2])
-        raise DataError(
-            f"{images.source}: images must have one size after preprocessing, got {sizes}; set resize and crop in preprocessing"
-        )
+        raise DataError(f"{images.source}: images must have one size after preprocessing, got {sizes}; set crop")
     return Batch(
         start,
         stop,
-        np.stack([pixels for _, pixels, _ in good]) if good else np.zeros((0, 1, 1, 3), np.uint8),
-        np.array([index for index, _, _ in good], dtype=np.int64),
-        np.frombuffer(b"".join(known for _, _, known in good), dtype=np.uint8).reshape(-1, DIGEST),
-        [(index, reason) for index, pixels, _, reason in read if pixels is None],
+        np.stack(pixels) if pixels else np.zeros((0, 1, 1, 3), np.uint8),
+        np.array([index for index, _, known in read if isinstance(known, bytes)], dtype=np.int64),
+        np.frombuffer(b"".join(known for *_, known in read if isinstance(known, bytes)), np.uint8).reshape(-1, DIGEST),
+        [(index, reason) for index, _, reason in read if isinstance(reason, str)],
     )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from idness.core.errors import DataError
-from idness.data.sets import ImageSet, Picture
+from idness.data.sets import ImageSet, Picture, as_image
 
 EXACT, LOOK = 16, 8
 """Bytes of the hash of an image's pixels, and of its perceptual hash."""
@@ -76,12 +76,7 @@ def stacked(digests: Iterable[bytes]) -> NDArray[np.uint8]:
 
 
 def _shrunk(picture: Picture, width: int, height: int) -> Image.Image:
-    if isinstance(picture, np.ndarray) and (picture.ndim != 3 or picture.shape[2] != 3):
-        channels = picture.reshape(*picture.shape[:2], -1).astype(np.float32).mean(axis=2)
-        image = Image.fromarray(channels.round().astype(np.uint8))
-    else:
-        image = (Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture).convert("L")
-    return image.resize((width, height), Image.Resampling.BOX)
+    return as_image(picture).convert("L").resize((width, height), Image.Resampling.BOX)
 
 
 def common(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> int:
@@ -118,13 +113,9 @@ def candidates(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> list[tupl
 def near(
     first: NDArray[np.uint8], second: NDArray[np.uint8], sets: tuple[ImageSet, ImageSet], places: tuple[Places, Places]
 ) -> int:
-    """Return the number of images of one set that have a near-duplicate in another, or in itself.
+    """Return the number of images of one set that have a near-duplicate in another, or in itself, by reading similar images.
 
-    Args:
-        first: digests of one set.
-        second: digests of the other, or again of the first.
-        sets: the two sets; similar images are read and compared.
-        places: the position of each row in its set.
+    `first` and `second` are digests of the two `sets`, and `places` the position of each row in its set.
     """
     pairs = candidates(first, second)[:COMPARED]
     # Each set is read in order, since an image of a compressed array costs all that is before it.

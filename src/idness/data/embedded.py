@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from idness.core.documents import Document, checksum
+from idness.core.documents import Document
 from idness.core.errors import DataError, unknown_name
 from idness.data.decoding import decode
-from idness.data.sets import ArraySet, ImageSet, read_classes
+from idness.data.sets import ArraySet, known_labels, read_classes
 
 HOME = Path(__file__).parent
 NETWORKS = {"photos": ("mobilenet_v2",), "cifar6": ("base", "ish")}
@@ -119,8 +119,7 @@ def sets(role: str | None = None, *, root: Path = CIFAR6) -> list[str]:
 def load(name: str, *, root: Path | None = None) -> EmbeddedSet:
     """Read one set and verify the sha256 of its files; `photos/NAME` is a set of another benchmark than cifar6."""
     opened, entry = open_embedded(name, root=root), _entry(name, root)[2]
-    pictures = opened.images if isinstance(opened, ArraySet) else map(opened.picture, range(len(opened)))
-    images = np.stack([np.asarray(picture) for picture in pictures])
+    images = np.stack([np.asarray(opened.picture(index)) for index in range(len(opened))])
     return EmbeddedSet(name.rpartition("/")[2], images, opened.labels, opened.classes, entry["role"])
 
 
@@ -131,7 +130,7 @@ def activations(name: str) -> Path | None:
     return root / file if file.endswith(".safetensors") else None
 
 
-def open_embedded(name: str, *, root: Path | None = None) -> ArraySet | PhotoSet:
+def open_embedded(name: str, *, root: Path | None = None) -> ArraySet:
     """Open one set and verify the sha256 of its files; photographs are decoded when they are read."""
     root, inner, entry = _entry(name, root)
     if next(iter(entry["files"])).endswith(".safetensors"):
@@ -139,30 +138,12 @@ def open_embedded(name: str, *, root: Path | None = None) -> ArraySet | PhotoSet
     contents = [_DOCUMENT.bytes_of(root / file, digest) for file, digest in entry["files"].items()]
     [(listing, digest)] = manifest(root=root)["images"].items()
     labels = json.loads(_DOCUMENT.bytes_of(root / listing, digest))[inner]["labels"]
-    about = f"embedded:{name}", None if labels is None else np.array(labels, np.int64), entry["classes"]
     if next(iter(entry["files"])).endswith(".zip"):
         with zipfile.ZipFile(io.BytesIO(contents[0])) as archive:
-            return PhotoSet([(file.filename, archive.read(file)) for file in archive.infolist()], *about)
-    # Sheets: images of one size, one below the other.
-    sheets = [np.asarray(decode(content)).reshape(-1, *entry["shape"]) for content in contents]
-    return ArraySet(np.concatenate(sheets), *about)
-
-
-class PhotoSet(ImageSet):
-    """Image files in memory; items are pairs of name and content."""
-
-    parallel = True
-
-    def item(self, index: int) -> str:
-        return str(self.items[index][0])
-
-    def encoded(self, index: int) -> bytes | None:
-        return bytes(self.items[index][1])
-
-
-def fingerprint(name: str, *, root: Path | None = None) -> str:
-    """Return a hash of one set's images, as the manifest has them."""
-    return checksum(_entry(name, root)[2]["files"])
+            images: Any = [archive.read(file) for file in archive.infolist()]
+    else:  # sheets: images of one size, one below the other
+        images = np.concatenate([np.asarray(decode(content)).reshape(-1, *entry["shape"]) for content in contents])
+    return ArraySet(images, f"embedded:{name}", known_labels(labels), entry["classes"])
 
 
 def manifest(*, root: Path = CIFAR6) -> dict[str, Any]:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import tarfile
-import weakref
-import zipfile
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from idness.core.errors import DataError, needed
-from idness.core.files import sha256_of
 from idness.data.decoding import SUFFIXES
-from idness.data.sets import ImageSet, Picture, View, channels_last, check_images
+from idness.data.sets import ArraySet, ImageSet, View, check_images, known_labels
 from idness.data.urls import explained, name_of
 
 if TYPE_CHECKING:
@@ -26,38 +21,21 @@ if TYPE_CHECKING:
 
 TABLES = ("*.parquet", "data/*.parquet")
 """Where a folder's tables are."""
+IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img", "images", "picture"), ("label", "labels", "fine_label", "class")
 LABELS = ("label", "cls", "class")
 """Fields of a sample's .json that may contain its class."""
 
 
-class NpzSet(ImageSet):
-    """Images of an array in an .npz file, read row by row: the file is never in memory as a whole.
-
-    The arrays of images and labels are found by their usual names if they are not given.
-    """
-
-    def __init__(
-        self, path: Path, images: str | None = None, labels: str | None = None, classes: Sequence[str] = ()
-    ) -> None:
-        self.path = path.absolute()
-        with explained(path.name, "is not an .npz file of uint8 images"):
-            names = array_names(path)
-            self.reads = _pick(path.name, "array", images, ("images", "data", "x", "arr_0"), names, names)
-            label = _pick(path.name, "array", labels, ("labels", "label", "y", "targets"), names, None)
-            array = StoredArray(self.path, self.reads)
-            self.channels = check_images(f"{path.name}: array {self.reads}", array.kind, array.shape)
-            super().__init__(array, path.name, _read_labels(path, label, len(array)) if label else None, classes)
-
-    def picture(self, index: int) -> Picture:
-        with explained(self.path.name, f"is damaged at image {index}"):
-            return channels_last(self.items[index : index + 1][0])
-
-    def digest(self, index: int) -> str:
-        # Raises, unlike that of other sets: if one image is damaged, others may be, too.
-        return sha256_of(np.asarray(self.picture(index)).tobytes())
-
-    def files(self, start: int, stop: int) -> Sequence[Place]:
-        return (self.path,)
+def npz_set(path: Path, images: str | None = None, labels: str | None = None, classes: Sequence[str] = ()) -> ArraySet:
+    """Read an array of images and their labels from an .npz file; both are found by their usual names if they are not given."""
+    with explained(path.name, "is not an .npz file of uint8 images"), np.load(path, allow_pickle=False) as file:
+        name = _pick(path.name, "array", images, ("images", "data", "x", "arr_0"), file.files, file.files)
+        label = _pick(path.name, "array", labels, ("labels", "label", "y", "targets"), file.files, None)
+        array, known = file[name], file[label] if label else None
+    check_images(f"{path.name}: array {name}", array.dtype, array.shape)
+    if known is not None and (known.shape != (len(array),) or not np.issubdtype(known.dtype, np.integer)):
+        raise DataError(f"{path.name}: must have one whole number per image as labels, got {known.dtype} {known.shape}")
+    return ArraySet(array, path.name, known_labels(known), classes)
 
 
 class TableSet(ImageSet):
@@ -72,32 +50,26 @@ class TableSet(ImageSet):
         super().__init__((), name_of(path))
         self._groups: list[tuple[Place, int, int]] = []
         """Of each row group its file, its number there and the number of its first row there."""
-        self._starts, self._held = [0], dict[int, Any]()
-        names = dict[str, list[str]]()
+        self._starts, self._held, self.columns = [0], dict[int, Any](), list[str]()
         for file in _tables(path, split):
             with explained(name_of(file), "is not a Parquet table"), _parquet(file) as table:
-                schema = table.schema_arrow
-                counts = [table.metadata.row_group(number).num_rows for number in range(table.num_row_groups)]
-            names[name_of(file)], first = schema.names, 0
-            for group, count in enumerate(counts):
-                self._groups.append((file.absolute(), group, first))
-                self._starts.append(self._starts[-1] + count)
-                first += count
+                schema, first = table.schema_arrow, 0
+                for number in range(table.num_row_groups):
+                    count = table.metadata.row_group(number).num_rows
+                    self._groups.append((file.absolute(), number, first))
+                    self._starts.append(self._starts[-1] + count)
+                    first += count
+            self.columns = self.columns or schema.names
+            binary = [name for name, kind in zip(schema.names, schema.types, strict=True) if "binary" in str(kind)]
+            self.reads = self.reads or _pick(self.source, "column", images, IMAGE_COLUMNS, schema.names, binary)
+            label = _pick(self.source, "column", labels, LABEL_COLUMNS, self.columns, None)
+            if not {self.reads, label} - {""} <= set(schema.names):
+                raise DataError(f"{name_of(file)}: must have the columns of other tables, {', '.join(self.columns)}")
         self.items = range(self._starts[-1])
-        self.columns = tuple(schema.names)
-        binary = [name for name, kind in zip(schema.names, schema.types, strict=True) if "binary" in str(kind)]
-        self.reads = _pick(self.source, "column", images, ("image", "img", "images", "picture"), schema.names, binary)
-        label = _pick(self.source, "column", labels, ("label", "labels", "fine_label", "class"), schema.names, None)
-        for file_name, listed in names.items():
-            if not {self.reads, label} - {""} <= set(listed):
-                raise DataError(
-                    f"{file_name}: must have the columns of the other tables ({', '.join(schema.names)}), got {', '.join(listed)}"
-                )
         self.classes = _class_names(schema.metadata)
         if label:
-            values = [value for group in range(len(self._groups)) for value in self._read(group, label).to_pylist()]
-            if all(isinstance(value, int) and value >= 0 for value in values):
-                self.labels = np.array(values, dtype=np.int64)
+            numbers = range(len(self._groups))
+            self.labels = known_labels([value for group in numbers for value in self._read(group, label).to_pylist()])
 
     def blocks(self) -> list[int]:
         return list(self._starts)
@@ -157,9 +129,7 @@ def _tables(path: Place, split: str | None) -> list[Place]:
         raise DataError(f"{name_of(path)}: has no table whose name begins with {split!r}; it has {names}")
     splits = {file.name.split("-")[0] for file in chosen if file.suffix == ".parquet" and "-" in file.name}
     if split is None and len(splits) > 1:
-        raise DataError(
-            f'{name_of(path)}: contains the splits {", ".join(sorted(splits))}; choose one with split = "..."'
-        )
+        raise DataError(f'{name_of(path)}: contains the splits {", ".join(sorted(splits))}; set split = "..."')
     return chosen
 
 
@@ -183,7 +153,7 @@ class TarSet(ImageSet):
     def __init__(self, path: Place, classes: Sequence[str] = (), images: str | None = None) -> None:
         super().__init__((), name_of(path), None, classes)
         self.path, self.reads = path.absolute(), images or ""
-        found, labels, about = dict[str, tuple[str, int, int]](), dict[str, int](), dict[str, tuple[int, int]]()
+        found, labels, about = dict[str, tuple[str, int, int]](), dict[str, Any](), dict[str, tuple[int, int]]()
         with (
             explained(self.source, "is not a complete, uncompressed tar file", "decompress it or fetch it again"),
             path.open("rb") as opened,
@@ -198,18 +168,18 @@ class TarSet(ImageSet):
                 key, kind = str(place.with_name(stem)), kind.lower()
                 if f".{kind.rpartition('.')[2]}" in SUFFIXES and images in (None, kind):
                     if key in found and found[key][0] != member.name:
+                        both = f"{found[key][0]} and {member.name}"
                         raise DataError(
-                            f"{self.source}: sample {key} has several images, {found[key][0]} and {member.name};"
-                            f" pass the ending of one as --image-column ({kind}), or set images in a benchmark file"
+                            f"{self.source}: sample {key} has several images, {both}; pass --image-column {kind}"
                         )
                     found[key] = (member.name, member.offset_data, member.size)
                 elif kind in ("cls", "json"):
                     content = archive.extractfile(member)
-                    labels[key] = _label(content.read() if content else b"")
+                    fields = _fields(content.read() if content else b"")
+                    labels[key] = next((fields[name] for name in LABELS if name in fields), -1)
                     about |= {key: (member.offset_data, member.size)} if kind == "json" else {}
         self.items = [(key, about.get(key), *place) for key, place in found.items()]
-        known = np.array([labels.get(key, -1) for key in found], np.int64)
-        self.labels = known if len(known) and known.min() >= 0 else None
+        self.labels = known_labels([labels.get(key, -1) for key in found])
 
     def item(self, index: int) -> str:
         return str(self.items[index][2])
@@ -253,69 +223,6 @@ def _fields(data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {LABELS[0]: found}
 
 
-def _label(data: bytes) -> int:
-    fields = _fields(data)
-    try:
-        return int(next((fields[name] for name in LABELS if name in fields), -1))
-    except (ValueError, TypeError):
-        return -1
-
-
-def array_names(path: Path) -> list[str]:
-    """Return the names of the arrays of an .npz file."""
-    with zipfile.ZipFile(path) as archive:
-        return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-
-
-class StoredArray:
-    """An array of an .npz file whose rows are read on demand, as `array[start:stop]`; arrays of Python objects are refused."""
-
-    def __init__(self, path: Path, name: str) -> None:
-        self.path, self.name = path, name
-        with zipfile.ZipFile(path) as archive:
-            size = archive.getinfo(f"{name}.npy").file_size
-            self._file = archive.open(f"{name}.npy")  # stays readable: the archive closes with its last member
-        weakref.finalize(self, self._file.close)
-        version = np.lib.format.read_magic(self._file)
-        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        self.shape, fortran, self.kind = header(self._file)
-        self._start = self._file.tell()
-        if self.kind.hasobject:
-            raise DataError(f"{path.name}: array {name} contains Python objects, which could run code; save numbers")
-        if min(self.shape, default=0) < 0 or math.prod(self.shape) * self.kind.itemsize > size:
-            raise DataError(f"{path.name}: array {name} is shorter than its shape {self.shape} says; save it again")
-        if fortran and len(self.shape) > 1:
-            raise DataError(f"{path.name}: array {name} must be in C order; save np.ascontiguousarray of it")
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def get_shape(self) -> tuple[int, ...]:
-        """Return the shape, as the slices of safetensors do."""
-        return self.shape
-
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        start, stop, _ = rows.indices(self.shape[0])
-        size = math.prod(self.shape[1:]) * self.kind.itemsize
-        self._file.seek(self._start + start * size)
-        values = np.frombuffer(self._file.read((stop - start) * size), self.kind)
-        return values.reshape(stop - start, *self.shape[1:]).astype(self.kind.newbyteorder("="), copy=False)
-
-    def __reduce__(self) -> tuple[type[StoredArray], tuple[Path, str]]:
-        return StoredArray, (self.path, self.name)
-
-
-def _read_labels(path: Path, name: str, count: int) -> NDArray[np.int64] | None:
-    """Return the labels of `count` images, `None` if some are below zero; the header is checked before anything is decompressed."""
-    array = StoredArray(path, name)
-    if len(array.shape) != 1 or not np.issubdtype(array.kind, np.integer):
-        raise DataError(f"{path.name}: labels must be a list of whole numbers, got {array.kind} of shape {array.shape}")
-    if array.shape != (count,):
-        raise DataError(f"{path.name}: must have one label per image, got {array.shape[0]} for {count} images")
-    found = array[:].astype(np.int64)
-    return found if found.min(initial=0) >= 0 else None
-
-
 def _pick(
     source: str,
     kind: str,
@@ -332,7 +239,6 @@ def _pick(
         return found
     if len(possible) != 1:
         raise DataError(
-            f"{source}: which {kind} contains the images? It has {', '.join(names)};"
-            f' pass --image-column, or set images = "..." in a benchmark file'
+            f"{source}: which {kind} contains the images, {', '.join(names)}? pass --image-column, or set images"
         )
     return possible[0]

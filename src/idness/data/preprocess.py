@@ -16,7 +16,7 @@ from PIL import Image
 
 from idness.core.errors import DataError, ModelError, OptionError, needed
 from idness.data import embedded
-from idness.data.sets import Picture
+from idness.data.sets import Picture, as_image
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,15 +60,11 @@ class Preprocessing:
         for name in ("mean", "std"):
             object.__setattr__(self, name, _channels(name, getattr(self, name)))
         if len(self.mean) != len(self.std):
-            raise OptionError(
-                f"Preprocessing: mean and std must have one number per channel each, got {len(self.mean)} and {len(self.std)}"
-            )
+            raise OptionError(f"Preprocessing: mean and std must be of as many channels, got {self.mean}, {self.std}")
         if not all(value > 0 for value in self.std):
             raise OptionError(f"Preprocessing: std must be above 0, got {list(self.std)}")
         if not isinstance(self.interpolation, str) or self.interpolation not in INTERPOLATIONS:
-            raise OptionError(
-                f"Preprocessing: interpolation must be one of {', '.join(INTERPOLATIONS)}; got {self.interpolation!r}"
-            )
+            raise OptionError(f"Preprocessing: interpolation must be one of {', '.join(INTERPOLATIONS)}")
 
     @property
     def channels(self) -> int:
@@ -96,18 +92,13 @@ class Preprocessing:
         """Resize and crop an image to an array (height, width, channels) of uint8."""
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (3, self.channels):
-                wanted = " or ".join(str(count) for count in dict.fromkeys((self.channels, 3)))
-                raise DataError(
-                    f"Preprocessing: an array must be uint8 of shape (height, width, {wanted}), one channel per number of mean and std,"
-                    f" got {image.dtype} of shape {image.shape}"
-                )
+                given = f"{image.dtype} of shape {image.shape}"
+                raise DataError(f"Preprocessing: an array must be uint8 (height, width, {self.channels}), got {given}")
             if image.shape[2] == self.channels:
                 return fitted(image, self.resize, self.crop, self.interpolation)
             image = Image.fromarray(image)
         if self.channels not in MODES:
-            raise DataError(
-                f"Preprocessing: mean and std are of {self.channels} channels, got an image file; give arrays (.npz)"
-            )
+            raise DataError(f"Preprocessing: mean and std are of {self.channels} channels, got an image file; use .npz")
         mode = MODES[self.channels]
         image = image if image.mode == mode else image.convert(mode)  # which would copy it
         return fitted(image, self.resize, self.crop, self.interpolation)
@@ -135,16 +126,14 @@ class Preprocessing:
         """Describe the preprocessing in one line."""
         steps = []
         if self.resize is not None:
-            whole = isinstance(self.resize, tuple)
-            steps.append(
-                f"resize {_times(self.resize) if whole else f'shorter side to {self.resize}'} ({self.interpolation})"
+            size = (
+                "{} x {}".format(*self.resize) if isinstance(self.resize, tuple) else f"shorter side to {self.resize}"
             )
+            steps.append(f"resize {size} ({self.interpolation})")
         if self.crop is not None:
-            steps.append(f"centre crop {_times(self.crop)}")
-        numbers = (", ".join(f"{value:g}" for value in part) for part in (self.mean, self.std))
-        steps.append(
-            "values in [0, 1], not normalised" if self.plain else "normalise by mean ({}), std ({})".format(*numbers)
-        )
+            steps.append("centre crop {} x {}".format(*_pair(self.crop)))
+        mean, std = (", ".join(f"{value:g}" for value in part) for part in (self.mean, self.std))
+        steps.append("values in [0, 1], not normalised" if self.plain else f"normalise by mean ({mean}), std ({std})")
         return ", ".join(steps)
 
     def suspicion(self, sample: NDArray[np.uint8] | Tensor | None = None) -> str | None:
@@ -175,15 +164,10 @@ class Preprocessing:
 
 
 def preprocessing_for(model: nn.Module, spec: str = "", weights: str | None = None) -> Preprocessing | None:
-    """Return the preprocessing that a network expects: its own `preprocessing` attribute, torchvision's, timm's or ours.
+    """Return the preprocessing that a network expects: its own `preprocessing` attribute, torchvision's, timm's or ours; else None.
 
-    Args:
-        model: the network.
-        spec: how it was named, such as `torchvision:resnet50`.
-        weights: the file its weights came from; torchvision's files carry their version in their name. None for the pretrained ones.
-
-    Returns:
-        The preprocessing; None if it is unknown.
+    `spec` is how it was named, such as `torchvision:resnet50`, and `weights` the file its weights came from, None for pretrained ones:
+    torchvision's files carry their version in their name.
     """
     own = getattr(model, "preprocessing", None)
     if isinstance(own, Preprocessing):
@@ -208,14 +192,8 @@ def _of_torchvision(name: str, weights: str | None) -> Preprocessing:
     file = Path(weights).name if weights else version or models.get_model_weights(name).DEFAULT.name
     # The first version is the plain recipe of the papers; a file that is named like another version is that one.
     chosen = next((entry for entry in known if entry.url.rsplit("/", 1)[-1] == file or entry.name == file), known[0])
-    transform = chosen.transforms()
-    return Preprocessing(
-        resize=transform.resize_size[0],
-        crop=transform.crop_size[0],
-        mean=tuple(transform.mean),
-        std=tuple(transform.std),
-        interpolation=transform.interpolation.value,
-    )
+    how = chosen.transforms()
+    return Preprocessing(how.resize_size[0], how.crop_size[0], how.mean, how.std, how.interpolation.value)
 
 
 def _of_timm(model: nn.Module) -> Preprocessing:
@@ -223,18 +201,9 @@ def _of_timm(model: nn.Module) -> Preprocessing:
     height, width = config["input_size"][-2:]
     scaled = tuple(math.floor(side / config["crop_pct"]) for side in (height, width))
     squash = config.get("crop_mode") == "squash" or scaled[0] != scaled[1]
-    interpolation = config["interpolation"]
-    return Preprocessing(
-        resize=scaled if squash else scaled[0],
-        crop=(height, width),
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
-        interpolation=interpolation if interpolation in INTERPOLATIONS else "bicubic",
-    )
-
-
-def _times(size: Size) -> str:
-    return " x ".join(str(side) for side in _pair(size))
+    interpolation = config["interpolation"] if config["interpolation"] in INTERPOLATIONS else "bicubic"
+    resize = scaled if squash else scaled[0]
+    return Preprocessing(resize, (height, width), config["mean"], config["std"], interpolation)
 
 
 def _size(name: str, value: Any) -> Size:
@@ -312,10 +281,8 @@ def _cropped(array: Pixels, crop: Size) -> Pixels:
 
 
 def thumbnail(picture: Picture, side: int = THUMBNAIL) -> Image.Image:
-    """Return an RGB copy, shrunk to `side` if it is larger; of many channels the first three, or the first, are shown."""
-    if isinstance(picture, np.ndarray) and picture.shape[2] != 3:
-        picture = np.ascontiguousarray(picture[:, :, :3] if picture.shape[2] > 3 else picture[:, :, 0])
-    small = (Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture).convert("RGB")
+    """Return an RGB copy, shrunk to `side` if it is larger."""
+    small = as_image(picture).convert("RGB")
     small.thumbnail((side, side))
     return small
 

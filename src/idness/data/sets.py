@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import glob
 import json
-import math
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -23,7 +22,7 @@ from PIL import Image
 from idness.core.errors import DataError, StoreError
 from idness.core.files import atomic_write, key_of, sha256_of
 from idness.core.text import abridged, readable
-from idness.data.decoding import MAX_PIXELS, SUFFIXES, contents, decode_picture
+from idness.data.decoding import SUFFIXES, contents, decode_picture, to_rgb
 from idness.data.urls import explained, is_dated, listing, name_of, state_of
 
 if TYPE_CHECKING:
@@ -113,10 +112,8 @@ class ImageSet:
         Files in an object store are not read: the store itself sets their modification time on every change. `memory` is a folder that
         remembers the hash for each state of local files, so that unchanged files are not read again.
         """
-        files = self.files(start, stop)
-        dated = bool(files) and all(map(is_dated, files))
-        state = self.state(start, stop) if dated or memory is not None else None
-        if dated and state is not None:
+        state = self.state(start, stop)
+        if state is not None and all(map(is_dated, self.files(start, stop))):
             return state
         place = None if memory is None or state is None else memory / state[:2] / state
         with suppress(OSError, UnicodeDecodeError):
@@ -149,15 +146,8 @@ class FileSet(ImageSet):
 
     parallel = True
 
-    def __init__(
-        self,
-        root: Place,
-        items: Sequence[str],
-        source: str,
-        labels: NDArray[np.int64] | None = None,
-        classes: Sequence[str] = (),
-    ) -> None:
-        super().__init__(list(items), source, labels, classes)
+    def __init__(self, root: Place, items: Sequence[str], source: str, *labels_and_classes: Any) -> None:
+        super().__init__(list(items), source, *labels_and_classes)
         self.root = root
 
     def item(self, index: int) -> str:
@@ -177,24 +167,75 @@ class FileSet(ImageSet):
 
 
 class ArraySet(ImageSet):
-    """Images in an array (N, H, W), (N, H, W, channels) or (N, channels, H, W) of uint8; grey ones become RGB."""
+    """Images in memory: an array (N, H, W), (N, H, W, channels) or (N, channels, H, W), or a list or data set of images.
+
+    An image is a path, the bytes of a file, a PIL image, or an array or tensor of pixels, uint8 or float in [0, 1]; an item of a data
+    set may also be a pair of image and label, or a record of columns. Grey images become RGB. `normalised` are mean and standard
+    deviation with which float tensors were normalised; `prepared` ones have the size of the network's input.
+    """
 
     def __init__(
         self,
-        images: NDArray[np.uint8],
-        source: str,
+        items: Any,
+        source: str = "images",
         labels: NDArray[np.int64] | None = None,
         classes: Sequence[str] = (),
+        normalised: tuple[Sequence[float], Sequence[float]] | None = None,
+        prepared: bool = False,
     ) -> None:
-        super().__init__(images, source, labels, classes)
-        self.images = images
-        self.channels = check_images(source, images.dtype, images.shape)
+        super().__init__(items, source, labels, classes)
+        self.normalised, self.prepared = normalised, prepared
+        if isinstance(items, np.ndarray) and items.dtype == np.uint8:
+            self.channels = check_images(source, items.dtype, items.shape)
+        self.parallel = isinstance(items, list) and all(isinstance(item, bytes) for item in items)
+
+    def item(self, index: int) -> str:
+        image = self.items[index] if isinstance(self.items, list | tuple) else None
+        return str(image) if isinstance(image, str | os.PathLike) else str(index)
+
+    def encoded(self, index: int) -> bytes | None:
+        return bytes(self.items[index]) if self.parallel else None
 
     def picture(self, index: int) -> Picture:
-        return channels_last(self.items[index])
+        with explained(self.source, f"image {index} cannot be read"):  # each data set fails in its own way
+            image = image_and_label(self.items[index])[0]
+            if isinstance(image, Image.Image):
+                return to_rgb(str(index), image)
+        if isinstance(image, str | os.PathLike | bytes):
+            return decode_picture(image, name=str(index))
+        pixels = np.asarray(image)
+        if pixels.ndim not in (2, 3) or pixels.dtype.kind not in "uf":
+            raise DataError(
+                f"{self.source}: image {index} must be a path, bytes, a PIL image or an array (H, W), (H, W, 3) or (3, H, W), got"
+                f" {type(image).__name__}" + (f" of shape {pixels.shape}" if pixels.ndim else "")
+            )
+        if pixels.dtype.kind == "f":
+            if self.normalised is not None:
+                mean, std = (np.reshape(numbers, (-1, 1, 1)) for numbers in self.normalised)
+                pixels = pixels * std + mean
+            if pixels.size and not (pixels.min() > -0.02 and pixels.max() < 1.02):
+                raise DataError(
+                    f"{self.source}: values of image {index} must be in [0, 1], got {pixels.min():.3g} to {pixels.max():.3g}; if it is"
+                    " normalised, pass preprocessing= with its mean and std, or call guard(images)"
+                )
+            pixels = np.clip(np.rint(pixels * 255), 0, 255).astype(np.uint8)
+        return channels_last(pixels)
 
     def portion(self, start: int, stop: int) -> ImageSet:
-        return ArraySet(self.items[start:stop], self.source)
+        whole = not isinstance(self.items, np.ndarray)
+        return super().portion(start, stop) if whole else ArraySet(self.items[start:stop], self.source)
+
+
+def image_and_label(item: Any) -> tuple[Any, Any]:
+    """Return image and label of an item of a data set; the label is `None` if it has none, or is in another column."""
+    if isinstance(item, Mapping):
+        images = [value for value in item.values() if isinstance(value, Image.Image | bytes | np.ndarray)]
+        return next((item[key] for key in ("image", "img") if key in item), images[0] if images else None), None
+    if isinstance(item, tuple | list) and len(item) == 2 and np.ndim(item[1]) == 0:
+        return item[0], item[1]
+    if isinstance(item, tuple) and len(item) == 1:  # a TensorDataset without labels
+        return item[0], None
+    return item, None
 
 
 class View(ImageSet):
@@ -270,32 +311,33 @@ def select(images: ImageSet, options: Mapping[str, Any]) -> ImageSet:
         whole = isinstance(rows, Sequence) and len(rows) == 2 and all(type(value) is int for value in rows)
         if not whole or not 0 <= rows[0] < rows[1] <= len(images):
             raise DataError(f"{images.source}: rows must be [start, stop] within {len(images)} images, got {rows!r}")
-        images = part_of(images, range(rows[0], rows[1]), f"{rows[0]}:{rows[1]}")
+        images = part_of(images, range(*rows), f"{rows[0]}:{rows[1]}")
     for name, value in (("per_class", per_class), ("sample", sample)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        if value is not None and (type(value) is not int or value < 1):
             raise DataError(f"{images.source}: {name} must be a whole number of at least 1, got {value!r}")
     if per_class is not None and images.labels is not None:
         first = [np.flatnonzero(images.labels == label)[:per_class] for label in np.unique(images.labels)]
         if sum(map(len, first)) < len(images):
             images = part_of(images, np.sort(np.concatenate(first)).tolist(), f"{per_class} per class")
-    if sample is not None:
-        step = max(1, -(-len(images) // sample))
-        if step > 1:
-            images = part_of(images, range(0, len(images), step), f"::{step}")
-    return images
+    step = 1 if sample is None else -(-len(images) // sample)
+    return part_of(images, range(0, len(images), step), f"::{step}") if step > 1 else images
+
+
+def known_labels(values: Any) -> NDArray[np.int64] | None:
+    """Return labels as an array; `None` unless all are whole numbers and none is below zero, which means unknown."""
+    with suppress(ValueError):  # lists of several lengths
+        found = np.asarray([] if values is None else values)
+        if found.ndim == 1 and np.issubdtype(found.dtype, np.integer) and found.min(initial=0) >= 0:
+            return found.astype(np.int64)
+    return None
 
 
 def check_images(name: str, dtype: Any, shape: tuple[int, ...]) -> int:
     """Check that an array contains images, and return their number of channels."""
     axis = _channel_axis(shape[1:]) if len(shape) == 4 else None
     if dtype != np.uint8 or (len(shape) != 3 and axis is None) or 0 in shape[1:]:
-        raise DataError(
-            f"{name}: images must be uint8 of shape (N, H, W), (N, H, W, channels) or (N, channels, H, W), got {dtype} of shape {shape}"
-        )
-    found = 1 if axis is None else shape[1 + axis]
-    if math.prod(shape[1:]) > found * MAX_PIXELS:
-        raise DataError(f"{name}: images must have at most {MAX_PIXELS:,} pixels, got shape {shape}; make them smaller")
-    return 3 if found == 1 else found
+        raise DataError(f"{name}: images must be uint8 (N, H, W) or with channels, got {dtype} of shape {shape}")
+    return 3 if axis is None or shape[1 + axis] == 1 else shape[1 + axis]
 
 
 def channels_last(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -305,6 +347,14 @@ def channels_last(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     elif image.ndim == 2:
         image = image[:, :, None]
     return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image
+
+
+def as_image(picture: Picture) -> Image.Image:
+    """Return an array (H, W, channels) as an image for display: of many channels the first three, or the first."""
+    if isinstance(picture, np.ndarray):
+        shown = picture[:, :, :3] if picture.shape[2] >= 3 else picture[:, :, 0]
+        return Image.fromarray(np.ascontiguousarray(shown))
+    return picture
 
 
 def _channel_axis(shape: tuple[int, ...]) -> int | None:
@@ -323,15 +373,8 @@ def folder_set(root: Place, classes: Sequence[str] = ()) -> FileSet:
     source, separator = name_of(root), os.sep if isinstance(root, Path) else "/"
     if not root.is_dir():
         raise DataError(f"{source}: must be a folder of images, got {'a file' if root.exists() else 'nothing'}")
-    if isinstance(root, Path):
-        names = list[str]()
-        for name, is_folder in _listed(str(root)):  # a class may be a link to another one
-            below = _names_below(f"{root}{os.sep}{name}") if is_folder else []
-            names += [f"{name}{os.sep}{file}" for file in below] if is_folder else [name]
-    else:
-        names = [name for name in listing(root) if name.lower().endswith(tuple(SUFFIXES))]
     folders: dict[str, list[str]] = {}
-    for name in names:
+    for name in _names_below(str(root)) if isinstance(root, Path) else listing(root, tuple(SUFFIXES)):
         folders.setdefault(name.partition(separator)[0] if separator in name else "", []).append(name)
     top = folders.pop("", [])
     if top or not folders:
@@ -339,10 +382,7 @@ def folder_set(root: Place, classes: Sequence[str] = ()) -> FileSet:
     order = list(classes) or in_order(folders)
     unknown = sorted(set(folders) - set(order))
     if unknown:
-        raise DataError(
-            f"{source}: {len(unknown)} of its {len(folders)} folders are not classes of the network"
-            f" ({abridged(unknown)}); remove them or list them in classes"
-        )
+        raise DataError(f"{source}: folders are not classes of the network ({abridged(unknown)}); remove or list them")
     labels = np.array([label for label, name in enumerate(order) for _ in folders.get(name, [])], dtype=np.int64)
     return FileSet(root, [file for name in order for file in folders.get(name, [])], source, labels, order)
 
@@ -364,12 +404,10 @@ def find_images(arguments: Iterable[str]) -> Iterator[Path]:
             found = [path]
         else:
             # A file whose name looks like a pattern was found above.
-            found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207
-            found = [file for file in found if file.is_file()]
+            matches = map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207
+            found = sorted(file for file in matches if file.is_file())
         if not found:
-            raise DataError(
-                f"no image at {text}; give files, folders, patterns in quotes, or - to read a list of paths"
-            )
+            raise DataError(f"no image at {text}; give files, folders, patterns in quotes, or - for a list of paths")
         yield from found
 
 
@@ -380,31 +418,22 @@ def file_sets(paths: Iterable[Path], count: int) -> Iterator[FileSet]:
         yield FileSet(Path(), names, "images")
 
 
-def _names_below(folder: str, seen: set[tuple[int, int]] | None = None) -> list[str]:
-    """Return the paths of the image files below a folder, relative to it; each folder is visited once, however many links lead to it."""
-    seen, state = set() if seen is None else seen, os.stat(folder)  # noqa: PTH116
-    if (state.st_dev, state.st_ino) in seen:
-        return []
-    seen.add((state.st_dev, state.st_ino))
-    found: list[str] = []
-    for name, is_folder in _listed(folder):
-        below = _names_below(f"{folder}{os.sep}{name}", seen) if is_folder else []
-        found += [f"{name}{os.sep}{file}" for file in below] if is_folder else [name]
-    return found
-
-
-def _listed(folder: str) -> Iterator[tuple[str, bool]]:
-    """Yield the image files and the folders in a folder in order, and whether each is a folder.
+def _names_below(folder: str, above: Set[tuple[int, int]] = frozenset()) -> list[str]:
+    """Return the paths of the image files below a folder, relative to it and in order; a link to a folder above is ignored.
 
     The listing itself tells what an entry is: of a million files none is opened, unless it is a link.
     """
-    endings = tuple(SUFFIXES)
     with explained(folder, "cannot be read", "check its permissions"), os.scandir(folder) as entries:
         visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
-    for entry in visible:
+        state = os.stat(folder)  # noqa: PTH116
+    here, found = (state.st_dev, state.st_ino), list[str]()
+    for entry in visible if here not in above else ():
         with suppress(OSError):  # a link that goes in circles
-            if entry.is_dir() or (entry.is_file() and entry.name.lower().endswith(endings)):
-                yield entry.name, entry.is_dir()
+            if entry.is_dir():
+                found += [f"{entry.name}{os.sep}{name}" for name in _names_below(entry.path, {*above, here})]
+            elif entry.is_file() and entry.name.lower().endswith(tuple(SUFFIXES)):
+                found.append(entry.name)
+    return found
 
 
 @cache
@@ -422,15 +451,13 @@ def read_classes(given: str | Sequence[str], base: Path | None = None) -> tuple[
         return tuple(given)
     if given == "imagenet":
         return imagenet_classes()
-    file = (base or Path()) / Path(given).expanduser()
+    file, lines = (base or Path()) / Path(given).expanduser(), given.split(",")
     if file.is_file():
         with explained(file.name, "must be a text file with one class name per line"):
-            names = file.read_text(encoding="utf-8-sig").splitlines()
-    else:
-        names = given.split(",")
-    names = [name.strip() for name in names if name.strip()]
+            lines = file.read_text(encoding="utf-8-sig").splitlines()
+    names = tuple(name.strip() for name in lines if name.strip())
     if len(names) < 2:
         raise DataError(
             f"classes must be a text file with one name per line, names separated by commas, or 'imagenet'; got {given!r}"
         )
-    return tuple(names)
+    return names

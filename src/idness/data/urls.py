@@ -55,9 +55,8 @@ def exists(place: Place) -> bool:
 
 def name_of(place: Place) -> str:
     """Return the last part of a place, without the query and the secrets of a URL."""
-    if isinstance(place, Path):
-        return place.name
-    return masked(place).partition("?")[0].rstrip("/").rpartition("/")[2].removeprefix("***@")
+    text = place.name if isinstance(place, Path) else masked(place).partition("?")[0].rstrip("/").rpartition("/")[2]
+    return text.removeprefix("***@")
 
 
 def suffix_of(place: Place) -> str:
@@ -65,12 +64,11 @@ def suffix_of(place: Place) -> str:
     return Path(name_of(place)).suffix.lower()
 
 
-def listing(folder: Place) -> list[str]:
-    """Return the paths of all files below a folder by URL, relative to it and sorted, without hidden ones."""
+def listing(folder: UPath, endings: tuple[str, ...]) -> list[str]:
+    """Return the paths of the files with these endings below a folder by URL, relative to it and sorted, without hidden ones."""
     with explained(masked(folder), "cannot be listed"):
-        root = folder.path.rstrip("/")  # type: ignore[union-attr]
-        names = (path[len(root) + 1 :] for path in folder.fs.find(folder.path))  # type: ignore[union-attr]
-        return sorted(name for name in names if name and not any(part[:1] == "." for part in name.split("/")))
+        names = (path[len(folder.path.rstrip("/")) + 1 :] for path in folder.fs.find(folder.path))
+        return sorted(name for name in names if name.lower().endswith(endings) and not re.search(r"(^|/)\.", name))
 
 
 def state_of(file: Place) -> str | None:

@@ -15,9 +15,9 @@ from idness.core.errors import DataError, InputError, OptionError
 from idness.core.options import read_method
 from idness.core.progress import Progress, report_warnings
 from idness.core.types import Activations, InputEditor
-from idness.data import ActivationsSet, ImageSet, Preprocessing
+from idness.data import ActivationsSet, ArraySet, ImageSet, Preprocessing
 from idness.data.duplicates import common
-from idness.data.open import ObjectSet, open_argument
+from idness.data.open import open_argument
 from idness.data.preprocess import preprocessing_for
 from idness.detectors.detector import Detector
 from idness.detectors.registry import build, parse
@@ -89,7 +89,7 @@ def prepare(
     images, learned = _open("data", data, full), None if train is None else _open("train", train, full)
     outliers = None if ood is None else _open("ood", ood, full)
     assert isinstance(images, ImageSet)
-    if full is not None and isinstance(images, ObjectSet) and images.prepared:
+    if full is not None and isinstance(images, ArraySet) and images.prepared:
         model = replace(model, preprocessing=replace(full, resize=None, crop=None))  # the tensors have their size
     run = sum(len(part) for part in (images, learned, outliers) if isinstance(part, ImageSet))
     warned: list[str] = []

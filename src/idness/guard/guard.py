@@ -20,8 +20,8 @@ from idness.core.errors import IdnessWarning, InputError, NotFittedError
 from idness.core.files import sha256_of
 from idness.core.progress import Progress
 from idness.core.types import Activations
-from idness.data import ImageSet, Preprocessing
-from idness.data.open import ObjectSet, open_argument, open_images
+from idness.data import ArraySet, ImageSet, Preprocessing
+from idness.data.open import open_argument, open_images
 from idness.detectors.detector import Detector, Enhancer
 from idness.detectors.registry import parse
 from idness.guard.conformal import Calibration, calibration_images, check_spread, false_alarm_rate, wanted_recalls
@@ -323,7 +323,7 @@ class Guard(nn.Module):
         self.rule()
         several = len(images) == 1 and (isinstance(images[0], list | tuple) or getattr(images[0], "ndim", 0) == 4)
         folder = len(images) == 1 and isinstance(images[0], str | os.PathLike) and Path(images[0]).is_dir()
-        found = open_images([str(images[0])]) if folder else ObjectSet(images[0] if several else images)
+        found = open_images([str(images[0])]) if folder else ArraySet(images[0] if several else images)
         return Verdict.concat(list(self.verdicts(found)))
 
     def screen(
