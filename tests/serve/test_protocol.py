@@ -108,18 +108,15 @@ def test_binary_tensors(served: Served, shown: Guard) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        ({}, 400, "must be JSON with the input 'images'"),
-        ([], 400, "must be JSON"),
+        ([], 400, "must be JSON with the input 'images'"),
         ({"inputs": [tensor("pictures", INPUTS)]}, 400, "'images'"),
         ({"inputs": [tensor("images", INPUTS) | {"shape": [7]}]}, 400, "'images'"),
         ({"inputs": [tensor("images", INPUTS, "INT8")]}, 422, "FP32, or BYTES"),
         ({"inputs": [tensor("images", INPUTS[:, :, :10])]}, 422, "must have the shape [-1, 3, 16, 16]"),
         ({"inputs": [tensor("images", INPUTS[:, 0])]}, 422, "must have the shape"),
         ({"inputs": [tensor("images", np.repeat(INPUTS, 3, axis=0))]}, 413, "1 to 4 images, got 6"),
-        ({"inputs": [tensor("images", INPUTS[:0])]}, 413, "1 to 4 images, got 0"),
         ({"inputs": [tensor("images", INPUTS), tensor("threshold", [1.0, 2.0])]}, 400, "'images'"),
         ({"inputs": [tensor("images", INPUTS)], "outputs": [{"name": "x"}]}, 422, "unknown output 'x'"),
-        ({"inputs": [FILES | {"data": ["?"]}]}, 422, "is not base64"),
         ({"inputs": [FILES | {"data": [*TEXT, "?"]}]}, 422, "image 3: is not base64"),
     ],
 )  # fmt: skip

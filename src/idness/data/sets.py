@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
-from itertools import accumulate, groupby, islice
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -371,13 +371,6 @@ def find_images(arguments: Iterable[str]) -> Iterator[Path]:
                 f"no image at {text}; give files, folders, patterns in quotes, or - to read a list of paths"
             )
         yield from found
-
-
-def file_sets(paths: Iterable[Path], count: int) -> Iterator[FileSet]:
-    """Yield image files, whose paths may arrive one by one, as sets of at most `count`."""
-    rest = iter(paths)
-    while names := [str(path) for path in islice(rest, count)]:
-        yield FileSet(Path(), names, "images")
 
 
 def _names_below(folder: str, seen: set[tuple[int, int]] | None = None) -> list[str]:
