@@ -15,13 +15,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import tiny_net
-import torch
-from colour_world import HOW, known
+from colour_world import known
 from PIL import Image
 
 from idness.core.errors import StoreError
 from idness.core.files import LISTING
-from idness.data import Preprocessing
 from idness.guard import Guard, score
 from idness.guard.score import MANIFEST, VerdictTable, row_stream
 from idness.guard.verdict import Detection
@@ -66,15 +64,6 @@ def test_escape_codes_in_names_do_not_reach_the_terminal(words: Words, tmp_path:
     done = idness(*words, odd)
     assert "\x1b" not in done.stdout
     assert len(done.stdout.splitlines()) == 3
-
-
-def test_images_of_several_sizes_are_scored_one_by_one(trained: torch.nn.Module, tmp_path: Path) -> None:
-    how = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
-    guard = Guard(trained, "msp", preprocessing=how)
-    guard.calibrate([torch.stack([HOW(known("red", seed)) for seed in range(30)])])
-    for side in (16, 24, 40):
-        known("red", 1, side=side).save(tmp_path / f"{side}.png")
-    assert len(guard.judge(tmp_path)) == 3
 
 
 def test_table_has_the_same_verdicts_as_rows(

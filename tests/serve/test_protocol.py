@@ -61,7 +61,9 @@ def outputs(answer: httpx.Response) -> dict[str, list[Any]]:
 def test_metadata_and_health(served: Served) -> None:
     get = served.client.get
     assert get("/v1/guard").json()["method"] == "scale(percentile=85)"
-    assert sum(get("/v1/calibration").json()["counts"]) == 200
+    info = get("/v1/calibration").json()
+    assert (sum(info["counts"]), len(info["quantiles"])) == (200, 200)
+    assert get("/v1/guard").json()["thresholds"]["0.95"][0] == pytest.approx(info["quantiles"][9])
     assert get("/v2").json()["extensions"] == ["binary_tensor_data"]
     assert [get(f"/v2/health/{state}").json() for state in ("live", "ready")] == [{"live": True}, {"ready": True}]
     assert get("/v2/models/guard/ready").json() == {"name": "guard", "ready": True}
