@@ -12,10 +12,11 @@ from colour_world import HOW, write_folder
 from PIL import Image
 
 from idness.core.errors import DataError, IdnessError, InputError, ModelError
+from idness.data.open import open_images
 from idness.data.sets import find_images
 from idness.detectors.registry import rows
 from idness.guard import Guard
-from idness.guard.score import score_files
+from idness.guard.score import score_images
 from idness.networks.open import ModelOptions
 from tests.cli.running import idness
 from tests.guard.prepared import prepared
@@ -77,10 +78,12 @@ def test_methods_of_two_passes_give_the_same_scores_everywhere(
     guard = Guard.load(made.save(tmp_path / "guard"), made.model)
     paths = [*find_images([str(id_folder / "red")])][:4] + [*find_images([str(ood_folder)])][:4]
     wanted = made.judge(*paths).score.tolist()
-    assert [record["score"] for record in score_files(guard, paths)] == pytest.approx(wanted, rel=1e-4)
+    assert [record["score"] for record in score_images(guard, open_images(map(str, paths)))] == pytest.approx(
+        wanted, rel=1e-4
+    )
     worker = pytest.importorskip("idness.serve.worker").Worker(guard, size=4)
     waiting = [worker.submit(HOW(Image.open(path))) for path in paths]
-    worker.start()
+    worker.thread.start()
     worker.stop()  # once all is answered
     assert [answer.result(timeout=60)[0]["score"] for answer in waiting] == pytest.approx(wanted, rel=1e-4)
 

@@ -29,14 +29,9 @@ def repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copytree(folder_path, root / repo_id, dirs_exist_ok=True)
         return f"https://hub/{repo_id}"
 
-    def download(repo_id: str, **_: Any) -> str:
-        if not (root / repo_id).is_dir():
-            raise hub.errors.LocalEntryNotFoundError("no such repository\nmore")
-        return str(root / repo_id)
-
     monkeypatch.setattr(hub, "create_repo", lambda repo_id, **_: (root / repo_id).mkdir(parents=True, exist_ok=True))
     monkeypatch.setattr(hub, "upload_folder", upload)
-    monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setattr(hub, "snapshot_download", lambda repo_id, **_: str(root / repo_id))
     return root
 
 
@@ -76,19 +71,7 @@ def test_the_model_card_has_promise_method_data_and_limits(repositories: Path) -
     assert hub.ModelCard(card).data.library_name == "idness"
 
 
-def test_an_upload_without_a_connection_is_refused(repositories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        kinds = hub.errors.HfHubHTTPError.__mro__
-        raise next(kind for kind in kinds if kind.__name__ == "HTTPError")("Name or service not known")
-
-    monkeypatch.setattr(hub, "create_repo", fail)
-    with pytest.raises(StoreError, match=r"^me/first: could not be uploaded \(Name or service not known\); check"):
-        made().push_to_hub("me/first")
-
-
-def test_what_cannot_be_pushed_or_found_is_refused(repositories: Path, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"^me/none: could not be downloaded \(no such repository\); check its name"):
-        Guard.from_pretrained("me/none")
+def test_what_cannot_be_pushed_is_refused(repositories: Path, tmp_path: Path) -> None:
     guard = made()
     guard.spec = f"hf:{tmp_path}"
     with pytest.raises(

@@ -121,9 +121,6 @@ def test_bodies_that_are_too_large_are_refused(served: Served) -> None:
     packed = served.score(**{"Content-Encoding": "gzip"})
     assert [announced.status_code, streamed.status_code, packed.status_code] == [413, 413, 415]
     assert "200,000 bytes" in error_of(announced)
-    assert served.raw((HEAD % 99999999999).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")).startswith(
-        b"HTTP/1.1 413"
-    )
 
 
 def test_a_slow_body_is_cut_off(served: Served) -> None:
@@ -178,26 +175,20 @@ def test_a_large_request_does_not_hold_up_a_small_one(shown: Guard) -> None:
     ("body", "kind", "status"),
     [
         (b"x", "text/plain", 415),
-        (b"x", "", 415),
         (b"{", "application/json", 400),
         (b"[" * 100_000, "application/json", 400),
-        (b'{"a":' * 20_000 + b"1" + b"}" * 20_000, "application/json", 400),
         (b"[]", "application/json", 422),
         (b'{"images": "x"}', "application/json", 422),
         (b'{"images": [1]}', "application/json", 422),
         (b'{"images": []}', "application/json", 422),
-        (b'{"image": "not base64!"}', "application/json", 422),
         (b'{"images": ["", "", "", "", ""]}', "application/json", 413),
-        (b"\xff\xfe\x00", "application/json", 400),
         (b"nothing", "multipart/form-data", 400),
         (b"nothing", "multipart/form-data; boundary=x", 400),
         (PART % b"text" + b"--x--\r\n", "multipart/form-data; boundary=x", 422),
         (PART.replace(b"; filename", b"; other") % b"text" + b"--x--\r\n", "multipart/form-data; boundary=x", 422),
-        (b"--x\r\n\r\n\r\n--x--\r\n", "multipart/form-data; boundary=x", 400),
         (PART % RED * 5 + b"--x--\r\n", "multipart/form-data; boundary=x", 413),
         # A complete image and an incomplete one.
         (PART % RED + (PART % RED)[:-40], "multipart/form-data; boundary=x", 400),
-        (PART % RED + PART[:30], "multipart/form-data; boundary=x", 400),
     ],
 )
 def test_malformed_bodies_are_refused_in_one_line(served: Served, body: bytes, kind: str, status: int) -> None:
@@ -222,7 +213,10 @@ class Failing(nn.Module):
         return out
 
 
-@pytest.mark.fault("the network fails on a request", does="responds with 500 in one line and keeps the connection")
+@pytest.mark.fault(
+    "the network fails on a request, or at warm-up",
+    does="responds with 500 in one line and keeps the connection; ends with one line and exit code 2",
+)
 def test_the_connection_and_the_worker_survive_a_failure_of_the_network(trained: nn.Module) -> None:
     model = Failing(trained)
     guard = Guard(model, "msp", preprocessing=HOW).calibrate([known_tensors(40)[0]])
@@ -234,12 +228,6 @@ def test_the_connection_and_the_worker_survive_a_failure_of_the_network(trained:
         assert "connection" not in answers[0].headers
         assert error_of(answers[0]) == "the server failed on this request (RuntimeError)"
         assert served.score().status_code == 200
-
-
-@pytest.mark.fault("the network fails at warm-up", does="the process ends with one line and exit code 2")
-def test_a_network_that_fails_at_warm_up_ends_the_server(trained: nn.Module) -> None:
-    model = Failing(trained)
-    guard = Guard(model, "msp", preprocessing=HOW).calibrate([known_tensors(40)[0]])
     model.broken = True
     with pytest.raises(ModelError, match="fails on its first image.*no memory"):
         serve(guard, port=0)

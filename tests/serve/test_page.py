@@ -73,20 +73,25 @@ class Visit:
         return str(self.page.inner_text(selector))
 
 
+TEXT_SIZE = """() => {
+  const chart = document.getElementById("chart");
+  return parseFloat(getComputedStyle(chart.querySelector("text")).fontSize) * chart.getBoundingClientRect().width / 640;
+}"""
+
+
 def overflows(page: Any) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 1200), ("light", 390), ("dark", 320)])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 800), ("light", 540), ("dark", 320)])
 def test_an_image_is_judged_and_explained(
-    chromium: Any, served: Served, pictures: dict[str, Path], scheme: str, width: int, tmp_path: Path
+    chromium: Any, served: Served, pictures: dict[str, Path], scheme: str, width: int
 ) -> None:
     with Visit(chromium, served, color_scheme=scheme, viewport={"width": width, "height": 860}) as visit:
         page = visit.page
         page.wait_for_selector("#chart .in rect")
         assert "scale(percentile=85)" in visit.text("#about")
         visit.give(pictures["known"], "in")
-        assert visit.text("#headline") == "In distribution"
         assert visit.text("#class") == "red"
         assert re.fullmatch(r"[01]\.\d{3}", visit.text("#p-value"))
         visit.give(pictures["ood"], "out")
@@ -96,11 +101,8 @@ def test_an_image_is_judged_and_explained(
         page.wait_for_selector("#neighbours li:nth-child(6) img")
         assert page.evaluate("[...document.images].every((image) => image.hidden || image.naturalWidth > 0)")
         assert page.locator("#list tbody tr:visible").count() == 2
-        assert "%" not in visit.text("#neighbours")
-        assert "need not look alike" in visit.text("#neighbours")
         assert not overflows(page)
-        shot = page.screenshot(path=tmp_path / "page.png", full_page=True)
-        assert len(shot) > 20_000
+        assert page.evaluate(TEXT_SIZE) <= 16  # that of the page
         assert visit.troubles == []
         assert visit.asked <= {visit.home.split("/")[2], "local"}
 
@@ -139,23 +141,14 @@ SYNTHETIC = """([content, kind]) => {
 }"""
 
 
-@pytest.mark.parametrize("kind", ["paste", "drop"])
-def test_images_can_be_pasted_and_dropped(chromium: Any, served: Served, kind: str) -> None:
+def test_images_can_be_pasted_dropped_and_picked_among_samples(chromium: Any, served: Served) -> None:
     with Visit(chromium, served) as visit:
         visit.page.wait_for_selector("#chart .in rect")
-        visit.page.evaluate(SYNTHETIC, [base64.b64encode(png(known("blue", 1))).decode(), kind])
-        visit.page.wait_for_selector("#card[data-state=in]")
-        assert visit.text("#class") == "blue"
-        assert visit.troubles == []
-
-
-def test_embedded_samples_can_be_picked(chromium: Any, served: Served) -> None:
-    from idness.serve.service import samples
-
-    with Visit(chromium, served) as visit:
+        for kind, colour in (("paste", "blue"), ("drop", "red")):
+            visit.page.evaluate(SYNTHETIC, [base64.b64encode(png(known(colour, 1))).decode(), kind])
+            visit.page.wait_for_selector(f"#class:has-text('{colour}')")
         visit.page.click("#samples .tile >> nth=0")
-        visit.page.wait_for_selector("#card:not([data-state=none])")
-        assert visit.page.locator("#samples .tile").count() == len(samples())
+        visit.page.wait_for_selector("#list tbody tr >> nth=2")
         assert visit.troubles == []
 
 
@@ -305,31 +298,23 @@ def test_a_key_is_asked_for_once(chromium: Any, shown: Guard, pictures: dict[str
         assert visit.page.locator("#key-form:visible, #error:visible").count() == 0
 
 
-def test_names_cannot_inject_markup(chromium: Any, shown: Guard, pictures: dict[str, Path]) -> None:
-    names = ["<img src=x onerror=alert(1)>", "<script>alert(2)</script>", "b", "y"]
-    made = Guard(shown.split, "msp", preprocessing=HOW, class_names=names).calibrate([known_tensors(100)[0]])
-    made.gallery = shown.gallery
-    with running(made) as served, Visit(chromium, served) as visit:
-        visit.page.set_input_files("#file", pictures["known"])
-        visit.page.wait_for_selector("#card:not([data-state=none])")
-        visit.page.set_input_files("#file", pictures["ood"])
-        visit.page.wait_for_selector("#list tbody tr:visible >> nth=1")
-        visit.page.wait_for_selector("#neighbours li")
-        assert "onerror" in visit.page.inner_html("#list .name >> nth=0")
-        assert visit.page.locator("main script, img[onerror]").count() == 0
-        assert visit.troubles == []
-
-
-def test_per_class_thresholds_show_the_classes_own_histogram(
+def test_names_cannot_inject_markup_and_each_class_has_its_histogram(
     chromium: Any, shown: Guard, pictures: dict[str, Path]
 ) -> None:
-    made = Guard(shown.split, "msp", preprocessing=HOW).calibrate([known_tensors(200)[0]], 0.9, per_class=True)
+    names = ["<img src=x onerror=alert(1)>", "<script>alert(2)</script>", "b", "y"]
+    made = Guard(shown.split, "msp", preprocessing=HOW, class_names=names)
+    made.calibrate([known_tensors(200)[0]], 0.9, per_class=True).gallery = shown.gallery
     with running(made) as served, Visit(chromium, served) as visit:
         visit.page.wait_for_selector("#chart .in rect")
         assert visit.text("#count") == "200"
         visit.page.set_input_files("#file", pictures["known"])
         visit.page.wait_for_selector("#card:not([data-state=none])")
         assert 20 < int(visit.text("#count")) < 100
+        visit.page.set_input_files("#file", pictures["ood"])
+        visit.page.wait_for_selector("#list tbody tr:visible >> nth=1")
+        visit.page.wait_for_selector("#neighbours li")
+        assert "onerror" in visit.page.inner_html("#list .name >> nth=0")
+        assert visit.page.locator("main script, img[onerror]").count() == 0
         assert visit.troubles == []
 
 

@@ -61,7 +61,9 @@ def outputs(answer: httpx.Response) -> dict[str, list[Any]]:
 def test_metadata_and_health(served: Served) -> None:
     get = served.client.get
     assert get("/v1/guard").json()["method"] == "scale(percentile=85)"
-    assert sum(get("/v1/calibration").json()["counts"]) == 200
+    info = get("/v1/calibration").json()
+    assert (sum(info["counts"]), len(info["quantiles"])) == (200, 200)
+    assert get("/v1/guard").json()["thresholds"]["0.95"][0] == pytest.approx(info["quantiles"][9])
     assert get("/v2").json()["extensions"] == ["binary_tensor_data"]
     assert [get(f"/v2/health/{state}").json() for state in ("live", "ready")] == [{"live": True}, {"ready": True}]
     assert get("/v2/models/guard/ready").json() == {"name": "guard", "ready": True}
@@ -108,18 +110,15 @@ def test_binary_tensors(served: Served, shown: Guard) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        ({}, 400, "must be JSON with the input 'images'"),
-        ([], 400, "must be JSON"),
+        ([], 400, "must be JSON with the input 'images'"),
         ({"inputs": [tensor("pictures", INPUTS)]}, 400, "'images'"),
         ({"inputs": [tensor("images", INPUTS) | {"shape": [7]}]}, 400, "'images'"),
         ({"inputs": [tensor("images", INPUTS, "INT8")]}, 422, "FP32, or BYTES"),
         ({"inputs": [tensor("images", INPUTS[:, :, :10])]}, 422, "must have the shape [-1, 3, 16, 16]"),
         ({"inputs": [tensor("images", INPUTS[:, 0])]}, 422, "must have the shape"),
         ({"inputs": [tensor("images", np.repeat(INPUTS, 3, axis=0))]}, 413, "1 to 4 images, got 6"),
-        ({"inputs": [tensor("images", INPUTS[:0])]}, 413, "1 to 4 images, got 0"),
         ({"inputs": [tensor("images", INPUTS), tensor("threshold", [1.0, 2.0])]}, 400, "'images'"),
         ({"inputs": [tensor("images", INPUTS)], "outputs": [{"name": "x"}]}, 422, "unknown output 'x'"),
-        ({"inputs": [FILES | {"data": ["?"]}]}, 422, "is not base64"),
         ({"inputs": [FILES | {"data": [*TEXT, "?"]}]}, 422, "image 3: is not base64"),
     ],
 )  # fmt: skip

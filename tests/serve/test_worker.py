@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -22,39 +19,12 @@ from idness.serve.worker import Worker
 IMAGE = np.array(HOW.pixels(known("red", 3)))
 
 
-@contextmanager
-def working(guard: Guard, size: int, linger: float = 5.0) -> Iterator[tuple[Worker, list[int]]]:
-    batches: list[int] = []
-    worker = Worker(guard, size=size, linger=linger, on_batch=batches.append)
-    worker.start()
-    assert worker.ready.wait(30)
-    yield worker, batches
-    worker.stop()
-
-
-def test_an_image_alone_is_judged_at_once(guard: Guard) -> None:
-    with working(guard, 8) as (worker, _), worker.reserved(1):
-        started = time.monotonic()
-        assert worker.submit(IMAGE).result(20)[0]["is_ood"] is False
-        assert time.monotonic() - started < 4
-
-
-def test_a_batch_waits_for_images_that_are_being_decoded(guard: Guard) -> None:
-    with working(guard, 8) as (worker, batches), worker.reserved(2):
-        first = worker.submit(IMAGE)
-        time.sleep(0.3)
-        assert not first.done()
-        worker.submit(IMAGE).result(20)
-        assert first.done()
-        assert batches == [2]
-
-
 def test_a_batch_has_at_most_its_size_and_a_stop_judges_what_waits(guard: Guard) -> None:
     batches: list[int] = []
     worker = Worker(guard, size=2, on_batch=batches.append)
     answers = [worker.submit(IMAGE) for _ in range(5)]
     answers[0].cancel()
-    worker.start()
+    worker.thread.start()
     worker.stop()
     assert all(answer.result(0)[0]["class"] == "red" for answer in answers[1:])
     assert batches == [1, 2, 1]

@@ -82,7 +82,7 @@ def calibrate(
     with show_progress(quiet=quiet) as progress:
         from idness.guard.calibrate import CAUTION
         from idness.guard.guard import Guard
-        from idness.guard.storage import describe, guard_folder
+        from idness.guard.storage import guard_folder
 
         folder = guard_folder(out, force=force)
         folder.check()
@@ -96,7 +96,7 @@ def calibrate(
         if not quiet or note.startswith(CAUTION):  # cautions are never hidden
             print_note(f"· {note}")
     if as_json:
-        print(json.dumps(describe(guard), indent=2))
+        print(json.dumps(guard.describe(), indent=2))
     elif not quiet:
         limit = guard.threshold()
         limits = f"{float(limit.min()):.4g}" + (f" to {float(limit.max()):.4g}, by class" if len(limit) > 1 else "")
@@ -162,19 +162,13 @@ def score(
     ):
         if folder is not None:
             OutputFolder(folder).check(resume=resume)
-        # Images are found before the network is loaded; for rows, paths on standard input are scored as they arrive.
-        found = _opened(images, image_column, columns, arriving=folder is None)
-        count = 0 if found is None else len(found)
+        found = _opened(images, image_column, columns)  # before the network is loaded
         rates = {"recall": recall, "false_alarm": false_alarm}
-        loaded = scoring.open_guard(guard, model, weights, engine=engine, images=count, device=device, **rates)
+        loaded = scoring.open_guard(guard, model, weights, engine=engine, images=len(found), device=device, **rates)
         if folder is None:
-            progress.phase("images", None if found is None else count)
-            how: dict[str, Any] = {"batch": batch_size, "progress": progress}
-            records: Iterable[dict[str, Any]] = (
-                scoring.score_files(loaded, map(Path, _listed()), **how)
-                if found is None
-                else scoring.score_images(loaded, found, columns, **how)
-            )
+            progress.phase("images", len(found))
+            records: Iterable[dict[str, Any]]
+            records = scoring.score_images(loaded, found, columns, batch=batch_size, progress=progress)
             screened = fdr is not None
             records, short = (records, "") if fdr is None else scoring.screen(loaded, records, fdr)
             tally = (
@@ -216,17 +210,18 @@ def _form(out: Path | None, *, as_csv: bool, as_json: bool) -> str:
     return form
 
 
-def _opened(images: list[str], column: str | None, keep: list[str], *, arriving: bool) -> ImageSet | None:
-    """Open the images, and check that the columns to keep exist; `None` if their paths arrive on standard input."""
+def _opened(images: list[str], column: str | None, keep: list[str]) -> ImageSet:
+    """Open the images, or the files listed on standard input, and check that the columns to keep exist."""
     from idness.core.errors import DataError
     from idness.data.open import open_images
+    from idness.data.sets import FileSet
     from idness.guard.score import SHARD, kept_columns
 
-    if arriving and images == ["-"]:
+    if images == ["-"]:
         if keep or column:
             raise typer.BadParameter("--keep and --image-column need the name of a table or tar file, not -")
-        return None
-    found = open_images(_listed() if images == ["-"] else images, column)
+        return FileSet(Path(), list(_listed()), "images")
+    found = open_images(images, column)
     if len(found) == 0:
         raise DataError(f"{found.source}: must contain at least one image, got none; check the folder or file")
     kept_columns(found, keep, 0, min(SHARD, len(found)))
@@ -234,7 +229,7 @@ def _opened(images: list[str], column: str | None, keep: list[str], *, arriving:
 
 
 def _listed() -> Iterator[str]:
-    """Yield the paths on standard input, one per line, as they arrive."""
+    """Yield the paths on standard input, one per line."""
     from idness.core.errors import DataError
 
     if isinstance(sys.stdin, io.TextIOWrapper):

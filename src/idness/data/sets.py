@@ -7,11 +7,11 @@ import json
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
-from itertools import accumulate, groupby, islice
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -411,26 +411,23 @@ def find_images(arguments: Iterable[str]) -> Iterator[Path]:
         yield from found
 
 
-def file_sets(paths: Iterable[Path], count: int) -> Iterator[FileSet]:
-    """Yield image files, whose paths may arrive one by one, as sets of at most `count`."""
-    rest = iter(paths)
-    while names := [str(path) for path in islice(rest, count)]:
-        yield FileSet(Path(), names, "images")
+def _names_below(folder: str, seen: set[tuple[int, int]] | None = None) -> list[str]:
+    """Return the paths of the image files below a folder, relative to it and in order.
 
-
-def _names_below(folder: str, above: Set[tuple[int, int]] = frozenset()) -> list[str]:
-    """Return the paths of the image files below a folder, relative to it and in order; a link to a folder above is ignored.
-
-    The listing itself tells what an entry is: of a million files none is opened, unless it is a link.
+    Each folder is visited once, however many links lead to it. The listing itself tells what an entry is: of a million files
+    none is opened, unless it is a link.
     """
+    seen, found = set() if seen is None else seen, list[str]()
     with explained(folder, "cannot be read", "check its permissions"), os.scandir(folder) as entries:
         visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
         state = os.stat(folder)  # noqa: PTH116
-    here, found = (state.st_dev, state.st_ino), list[str]()
-    for entry in visible if here not in above else ():
+    if (state.st_dev, state.st_ino) in seen:
+        return []
+    seen.add((state.st_dev, state.st_ino))
+    for entry in visible:
         with suppress(OSError):  # a link that goes in circles
             if entry.is_dir():
-                found += [f"{entry.name}{os.sep}{name}" for name in _names_below(entry.path, {*above, here})]
+                found += [f"{entry.name}{os.sep}{name}" for name in _names_below(entry.path, seen)]
             elif entry.is_file() and entry.name.lower().endswith(tuple(SUFFIXES)):
                 found.append(entry.name)
     return found

@@ -60,8 +60,8 @@ def prepare(
     `train`) on images of `data`, a random half with a fixed seed serves for that and the other half calibrates; otherwise all images do.
 
     Args:
-        model: the network or its name, as `load_model` takes it, or its options.
-        data: in-distribution images that the network was not trained on, as `Guard.for_images` takes them.
+        model: as for `Guard.for_images`.
+        data: the in-distribution images, as for `Guard.for_images`.
         notes: receives remarks, one line each.
         method: a method such as `scale(percentile=85)`; `auto` takes the recommended one, `scale(percentile=auto)` the best percentile.
         train: images for detectors that learn, such as the network's training images.
@@ -98,8 +98,7 @@ def prepare(
     split, how = network.split, network.preprocessing
     ending = f" ({split.ending})" if split.ending else ""
     notes += [f"network {network.name}, final layer {split.layer!r}{ending}; preprocessing: {how.describe()}", *warned]
-    if network.engine is not None:
-        notes.append(f"engine: {network.engine.describe()}")
+    notes += [] if network.engine is None else [f"engine: {network.engine.describe()}"]
     if split.multi_label:
         notes.append("multi-label network: an image may have several labels or none, and scores sum over the labels")
     watch = InputWatch()
@@ -120,17 +119,24 @@ def prepare(
     _check_disjoint({"data": ids, "train": fitted, "ood": others}, notes)
     outside = None if others is None else others.acts
     detector, learn, rows = choose_detector(method, network, ids, fitted, outside, notes, progress)
-    acts = _left(ids.acts, rows, least, detector.name)
+    if len(rows) < min(least, len(ids.acts)):
+        raise InputError(
+            f"calibrate: {detector.name} is chosen or fitted on half of the images, and the other half must be at least {least:,}:"
+            f" {2 * least - 1:,} in all, got {len(ids.acts):,}; add images, lower recall, or pass method='ebo', which uses them all"
+        )
+    acts = ids.acts[rows]
     if learn is not None or not detector.fitted:
         detector.fit(split.head, learn)
-    kept = None
-    if gallery:
-        count = min(len(acts), MOST)
-        some = acts[torch.arange(count) * len(acts) // count]
-        assert some.index is not None
-        thumbnails = [images.picture(place) for place in some.index.tolist()]
-        kept = Gallery.of(thumbnails, some.features, some.logits.argmax(dim=1), detector.score(some))
+    kept = _gallery(images, acts, detector) if gallery else None
     return replace(network, how=full or how), detector, acts, outside, watch.found(how), kept
+
+
+def _gallery(images: ImageSet, acts: Activations, detector: Detector) -> Gallery:
+    count = min(len(acts), MOST)
+    some = acts[torch.arange(count) * len(acts) // count]
+    assert some.index is not None
+    thumbnails = [images.picture(place) for place in some.index.tolist()]
+    return Gallery.of(thumbnails, some.features, some.logits.argmax(dim=1), detector.score(some))
 
 
 def _read_preprocessing(given: Any) -> Preprocessing:
@@ -143,16 +149,6 @@ def _read_preprocessing(given: Any) -> Preprocessing:
             f"preprocessing must be a mapping with resize, crop, mean and std, got {type(given).__name__}, which cannot be expressed as one"
         )
     return found
-
-
-def _left(acts: Activations, rows: Tensor, least: int, name: str) -> Activations:
-    """Return the images that are left to calibrate; raise if the detector's half leaves too few of them."""
-    if len(rows) < min(least, len(acts)):
-        raise InputError(
-            f"calibrate: {name} is chosen or fitted on half of the images, and the other half must be at least {least:,}:"
-            f" {2 * least - 1:,} in all, got {len(acts):,}; add images, lower recall, or pass method='ebo', which uses them all"
-        )
-    return acts[rows]
 
 
 def _open(name: str, data: Any, how: Preprocessing | None) -> ImageSet | ActivationsSet:

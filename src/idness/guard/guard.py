@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.data import DataLoader
 
 from idness.core.documents import packed
-from idness.core.errors import IdnessWarning, InputError, NotFittedError
-from idness.core.files import sha256_of
+from idness.core.errors import IdnessWarning, InputError, ModelError, NotFittedError, StoreError, needed
+from idness.core.files import atomic_write, key_of, sha256_of
 from idness.core.progress import Progress
+from idness.core.scripts import Script, approve
+from idness.core.text import without_folder
 from idness.core.types import Activations
 from idness.data import ArraySet, ImageSet, Preprocessing
 from idness.data.open import open_argument, open_images
@@ -27,8 +33,10 @@ from idness.detectors.registry import parse
 from idness.guard.conformal import Calibration, calibration_images, check_spread, false_alarm_rate, wanted_recalls
 from idness.guard.inputs import InputRange, InputWatch
 from idness.guard.verdict import FAR_ABOVE, LOWEST, NOT_FINITE, Detection, Verdict, fdr_shortfall
+from idness.networks.engines import UNKNOWN, EngineRunner
+from idness.networks.hugging_face import PREFIX
 from idness.networks.modules import module_fingerprint
-from idness.networks.open import ModelOptions, Network, example_for
+from idness.networks.open import ModelOptions, Network, example_for, find_device
 from idness.networks.split import SplitModel, unpack
 
 if TYPE_CHECKING:
@@ -133,10 +141,9 @@ class Guard(nn.Module):
             per_class: as for `calibrate`.
             confidence: as for `calibrate`.
             notes: a list to which remarks are appended; without it, cautions are warnings.
-            options: `method`, `train`, `ood` and the other arguments of `idness.guard.calibrate.prepare`, and the fields of
+            options: the arguments of `idness.guard.calibrate.prepare`, such as `method`, `train` and `ood`, and the fields of
                 `ModelOptions`, such as `weights` and `preprocessing`.
         """
-        from idness.core.scripts import approve
         from idness.guard.calibrate import CAUTION, prepare
 
         recalls = wanted_recalls(recall, false_alarm, confidence)
@@ -150,8 +157,8 @@ class Guard(nn.Module):
         if outliers is not None:
             guard.detection = Detection(int(guard.decide(outliers).is_ood.sum()), len(outliers))
         approve(network.spec)
-        for remark in remarks if notes is None else ():
-            if remark.startswith(CAUTION):
+        for remark in remarks:
+            if notes is None and remark.startswith(CAUTION):
                 warnings.warn(remark.removeprefix(CAUTION), IdnessWarning, stacklevel=2)
         return guard
 
@@ -163,10 +170,8 @@ class Guard(nn.Module):
     @property
     def groups(self) -> list[list[float]] | None:
         """The calibration scores of each group in ascending order, as plain numbers; `None` before `calibrate`."""
-        if self._rule is None:
-            return None
-        known = self._rule.calibration
-        return [part.tolist() for part in torch.split(known.scores.cpu().double(), known.sizes.tolist())]
+        known = self.calibration
+        return None if known is None else [part.tolist() for part in torch.split(known.scores, known.sizes.tolist())]
 
     @property
     def confidence(self) -> float | None:
@@ -177,6 +182,11 @@ class Guard(nn.Module):
     def recalls(self) -> tuple[float, ...]:
         """The calibrated recalls; the first one decides `Verdict.is_ood`."""
         return () if self._rule is None else tuple(self._rule.thresholds)
+
+    @property
+    def method(self) -> str:
+        """The method with its options."""
+        return self.detector.label()
 
     def rule(self) -> Rule:
         """Return everything that decides; raises `NotFittedError` before `calibrate`."""
@@ -236,7 +246,7 @@ class Guard(nn.Module):
                 f"calibrate: {shared:,} of {len(acts):,} images are among those that {self.detector.name} learned from or was chosen"
                 " on, so the guard would flag more ID images than it promises; calibrate on other images"
             )
-        check_spread(self.detector.label(), scores, acts.logits, self.detector.score(self.blank()))
+        check_spread(self.method, scores, acts.logits, self.detector.score(self.blank()))
         fresh = Calibration.by_class(scores, labels, self.split.classes) if per_class else Calibration.pooled(scores)
         self.adopt(fresh, recalls, module_fingerprint(self.model), confidence)
         self.image_shape, self.input_range = watch.shape, watch.found(self.preprocessing)
@@ -278,6 +288,16 @@ class Guard(nn.Module):
         batch = images.unsqueeze(0) if images.ndim == 3 else images
         rejected = {} if self.input_range is None else self.input_range.rejected(batch)
         return self.decide(self.look(batch), rejected)
+
+    def judge_array(self, images: NDArray[Any]) -> tuple[Verdict, Tensor]:
+        """Decide for pixels (N, H, W, C) of uint8, or preprocessed float32 (N, C, H, W), and return their features too."""
+        inputs, rejected = torch.from_numpy(images), dict[int, str]()
+        if images.dtype == np.uint8 and self.preprocessing is not None:
+            inputs = self.preprocessing.normalize(images)  # within the range of the calibration images
+        elif self.input_range is not None:
+            rejected = self.input_range.rejected(inputs)
+        acts = self.look(inputs.to(self.split.device))
+        return self.decide(acts, rejected), acts.features.cpu()
 
     def look(self, images: Tensor) -> Activations:
         """Return the activations of a batch of preprocessed images, with the second pass of detectors that need one."""
@@ -342,13 +362,13 @@ class Guard(nn.Module):
         """
         calibration = self.rule().calibration
         if isinstance(images, DataLoader):
-            parts = [self(unpack(each)[0]) for each in images]
+            parts: Iterable[Verdict] = (self(unpack(each)[0]) for each in images)
         else:
             found = open_argument("images", images)
             if not isinstance(found, ImageSet):
                 raise InputError("screen: images= must contain images, got activations; use guard.decide(activations)")
-            parts = list(self.verdicts(found, batch=batch, progress=progress))
-        verdict = Verdict.concat(parts).screened(fdr)
+            parts = self.verdicts(found, batch=batch, progress=progress)
+        verdict = Verdict.concat(list(parts)).screened(fdr)
         tested = [p for row, p in enumerate(verdict.p_value.tolist()) if row not in verdict.reasons]
         shortfall = fdr_shortfall(tested, int(calibration.sizes.min()), fdr)
         if shortfall:
@@ -399,6 +419,57 @@ class Guard(nn.Module):
             f" {100 * high:.1f} % in 95 of 100 cases."
         )
 
+    def describe(self) -> dict[str, Any]:
+        """Return the guard in plain values, as its file and its exported graph carry it.
+
+        Raises:
+            ModelError: the network has changed since calibration.
+            InputError: the detector or the preprocessing has.
+        """
+        from idness import __version__
+
+        rule, spec = self.rule(), self.spec
+        if module_fingerprint(self.model) != rule.fingerprint:
+            raise ModelError(
+                "Guard: the network's weights have changed since calibration, so the threshold is not valid for it; calibrate again"
+            )
+        detector, how = rule.made_with
+        if self.detector_hash() != detector or how not in (None, self.preprocessing):
+            raise InputError("Guard: the detector or the preprocessing has changed since calibration; calibrate again")
+        script = None if spec is None else Script.named(spec)
+        return {
+            "detector": self.detector.config(),
+            "recalls": list(self.recalls),
+            "thresholds": {f"{recall:g}": limits.tolist() for recall, limits in rule.thresholds.items()},
+            "calibration_images": len(rule.calibration),
+            "per_class": rule.calibration.per_class,
+            **({} if rule.confidence is None else {"confidence": rule.confidence}),
+            **({} if self.detection is None else {"detection": asdict(self.detection)}),
+            "model": {
+                "spec": None if spec is None else without_folder(spec),
+                # Finds the network's script among others of its name.
+                "code": script.identity() if script is not None and script.file.is_file() else "",
+                "class": type(self.model).__name__,
+                "layer": self.split.layer,
+                "fingerprint": rule.fingerprint,
+                "multi_label": self.split.multi_label,
+                "ending": self.split.ending,
+            },
+            "preprocessing": None if self.preprocessing is None else self.preprocessing.to_dict(),
+            "class_names": None if self.class_names is None else list(self.class_names),
+            "input_range": None if self.input_range is None else asdict(self.input_range),
+            "versions": {"idness": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        }
+
+    def identity(self, batch: int) -> str:
+        """Return a hash of everything but the image that decides a verdict: also versions, engine and batch size."""
+        calibration, runner, facts = self.rule().calibration, self.split.runner, self.describe()
+        del facts["model"]["code"]  # known only if the script lies in the current folder
+        facts.pop("detection", None)  # a measurement, which does not change verdicts
+        learned = {**self.detector.state(), "scores": calibration.scores, "sizes": calibration.sizes}
+        engine = "" if runner is None else runner.asked
+        return key_of(json.dumps(facts, sort_keys=True), sha256_of(packed(learned)), engine, str(batch))
+
     def save(self, path: str | os.PathLike[str], *, bundle: bool = False, force: bool = False) -> Path:
         """Write the guard to a folder as safetensors and JSON.
 
@@ -434,7 +505,10 @@ class Guard(nn.Module):
         """
         from idness.guard.storage import load_guard
 
-        return load_guard(cls, Path(path), model, weights, engine, images, device)
+        guard = load_guard(cls, Path(path), model, weights).to(find_device(device))
+        if engine is not None:
+            guard.split.runner = EngineRunner(engine, UNKNOWN if images is None else images)
+        return guard
 
     def push_to_hub(self, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
         """Upload the guard, its network's weights and a model card to the Hugging Face Hub.
@@ -447,9 +521,20 @@ class Guard(nn.Module):
         Returns:
             The address of the commit.
         """
-        from idness.guard.hub import push_guard
+        from idness.guard.hub import model_card
 
-        return push_guard(self, repo_id, private=private, token=token)
+        hub, spec = needed("huggingface_hub", "push_to_hub", "hf", StoreError), self.spec or ""
+        if spec.startswith(PREFIX) and Path(local := spec.removeprefix(PREFIX)).is_dir():
+            raise StoreError(
+                f"push_to_hub: the network is the local folder {local}; push it first and calibrate with {PREFIX}NAME"
+            )
+        old = ["tensors-*.safetensors", "weights-*.safetensors"]
+        with tempfile.TemporaryDirectory() as name:
+            folder = self.save(Path(name) / "guard", bundle=True)
+            atomic_write(folder / "README.md", model_card(self, repo_id))
+            hub.create_repo(repo_id, exist_ok=True, private=private, token=token)
+            done = hub.upload_folder(repo_id=repo_id, folder_path=folder, delete_patterns=old, token=token)
+        return str(done)
 
     @classmethod
     def from_pretrained(
@@ -470,9 +555,10 @@ class Guard(nn.Module):
             token: an access token; by default, that of `hf auth login`.
             **options: the other arguments of `load`.
         """
-        from idness.guard.hub import fetch_guard
-
-        return cls.load(fetch_guard(os.fspath(repo_id), revision=revision, token=token), model, **options)
+        if not Path(repo_id).is_dir():
+            hub, names = needed("huggingface_hub", "from_pretrained", "hf", StoreError), ["guard.json", "*.safetensors"]
+            repo_id = hub.snapshot_download(str(repo_id), revision=revision, token=token, allow_patterns=names)
+        return cls.load(repo_id, model, **options)
 
     def to_onnx(self, path: str | os.PathLike[str], *, example: Tensor | None = None, force: bool = False) -> Path:
         """Write network, detector and threshold as one ONNX graph: `images` to `label, score, p_value, is_ood`.
@@ -518,12 +604,9 @@ class Guard(nn.Module):
 
     def extra_repr(self) -> str:
         """Return method and calibration for torch's text of the module."""
-        found = [f"network: {self.spec or type(self.model).__name__}", f"method: {self.detector.label()}"]
-        if self._rule is None:
-            return ", ".join([*found, "not calibrated"])
-        known = self._rule.calibration
-        found.append(f"calibrated on {len(known):,} images" + (", per class" if known.per_class else ""))
-        return ", ".join([*found, *(f"recall: {recall:g}" for recall in self.recalls)])
+        known = self.calibration
+        state = "not calibrated" if known is None else f"calibrated on {len(known):,} images, recalls: {self.recalls}"
+        return f"network: {self.spec or type(self.model).__name__}, method: {self.method}, {state}"
 
 
 class GuardGraph(nn.Module):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from idness.core.errors import ExportError, StoreError, needed
-from idness.core.files import atomic_write, check_writable
+from idness.core.files import atomic_write, check_writable, key_of, sha256
 from idness.core.progress import Progress
 from idness.data.batches import read_batches
 from idness.data.preprocess import Preprocessing
@@ -24,6 +24,7 @@ from idness.data.sets import ImageSet
 from idness.guard.verdict import FAR_ABOVE, NOT_FINITE, Verdict
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from idness.guard.guard import Guard, GuardGraph
@@ -44,9 +45,14 @@ NOWHERE = os.devnull + "/no-external-data"
 class GraphGuard:
     """A guard exported by `Guard.to_onnx`: network, detector and threshold in one graph; does not need torch.
 
+    It can be scored with and served like a `Guard`.
+
     Args:
         path: the file.
     """
+
+    gallery: None = None
+    """An exported guard has no calibration images."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -56,14 +62,14 @@ class GraphGuard:
             self.session = _session(self.path)
             metadata = self.session.get_modelmeta().custom_metadata_map
             self.facts: dict[str, Any] = json.loads(metadata["idness"])
-            # Version 0.1 exported neither method nor promise.
+            # Version 0.1 exported neither method nor promise nor scores: drift is not monitored then.
             self.method = str(metadata.get("method", self.facts["detector"]["method"]))
-            self.promise = str(metadata.get("promise", ""))
+            self._promise = str(metadata.get("promise", ""))
             self.ceiling = float(json.loads(metadata.get("ceiling", "Infinity")))
             how, names = self.facts.get("preprocessing"), self.facts.get("class_names")
             self.class_names: tuple[str, ...] | None = None if names is None else tuple(map(str, names))
             self.groups: list[list[float]] | None = None
-            if "calibration" in metadata:  # version 0.1 exported no scores: drift is not monitored then
+            if "calibration" in metadata:
                 known = json.loads(metadata["calibration"])
                 scores = np.frombuffer(base64.b64decode(known["scores"]), dtype="<f4").astype(np.float64)
                 self.groups = [part.tolist() for part in np.split(scores, np.cumsum(known["sizes"])[:-1])]
@@ -76,6 +82,18 @@ class GraphGuard:
         if not isinstance(how, dict):
             raise StoreError(f"{path}: has no preprocessing; export a guard that has one")
         self.preprocessing = Preprocessing.from_dict(how)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the guard in plain values."""
+        return self.facts
+
+    def promise(self) -> str:
+        """Return the guarantee in one sentence."""
+        return self._promise
+
+    def identity(self, batch: int) -> str:
+        """Return a hash of everything but the image that decides a verdict."""
+        return key_of(sha256(self.path), str(batch))
 
     def batch_size(self, wanted: int | None = None) -> int:
         """Return the batch size; without a fixed input size each image is a batch of its own."""
@@ -92,7 +110,12 @@ class GraphGuard:
                 progress.advance(read.stop - read.start)
             yield self(self.preprocessing.normalize_array(read.pixels)).of_batch(images, read)
 
-    def __call__(self, images: np.ndarray[Any, Any]) -> Verdict:
+    def judge_array(self, images: NDArray[Any]) -> tuple[Verdict, list[None]]:
+        """Decide for pixels (N, H, W, C) of uint8, or preprocessed float32 (N, C, H, W); there are no features."""
+        pixels = images.dtype == np.uint8
+        return self(self.preprocessing.normalize_array(images) if pixels else images), [None] * len(images)
+
+    def __call__(self, images: NDArray[Any]) -> Verdict:
         """Decide for a batch of preprocessed images; the verdict holds NumPy arrays."""
         nothing: list[Any] = [np.zeros(0)] * len(OUTPUTS)
         label, score, p_value, is_ood = self.session.run(None, {"images": images}) if len(images) else nothing
@@ -118,17 +141,15 @@ def check_target(path: str | os.PathLike[str], *, force: bool = False) -> None:
     check_writable(target.parent)
     if target.suffix != SUFFIX:
         raise StoreError(f"{target}: an exported guard must end in {SUFFIX}; choose another name")
-    if os.path.lexists(target) and not force and not _is_ours(target):
-        raise StoreError(f"{target}: exists and was not exported by idness; choose another name or pass force=True")
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether a file is a graph that idness exported."""
+    if force or not os.path.lexists(target):
+        return
     onnx = _onnx()
     try:
-        return any(entry.key == "idness" for entry in onnx.load(path, load_external_data=False).metadata_props)
+        known = [entry.key for entry in onnx.load(target, load_external_data=False).metadata_props]
     except Exception:  # another program's file can fail in any way
-        return False
+        known = []
+    if "idness" not in known:
+        raise StoreError(f"{target}: exists and was not exported by idness; choose another name or pass force=True")
 
 
 def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], example: Tensor | None, force: bool) -> Path:
@@ -139,13 +160,11 @@ def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], examp
     """
     import torch
 
-    from idness.guard.storage import describe
     from idness.networks.modules import inference
 
     check_target(path, force=force)
-    name = guard.detector.name
     if guard.detector.input_edit is not None:
-        raise _refused(name, "it needs gradients")
+        raise _refused(guard, "it needs gradients")
     if guard.split.dtype in (torch.float64, torch.bfloat16):
         raise ExportError(
             f"to_onnx: the network is in {guard.split.dtype}, which onnxruntime cannot run; convert it with model.float() and"
@@ -170,7 +189,7 @@ def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], examp
         except Exception as error:  # whatever the network or another package's method made the exporter raise
             cause = error.__cause__ or error  # the exporter's own text is advice on its use
             reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
-            raise _refused(name, reason[:200]) from error
+            raise _refused(guard, reason[:200]) from error
     assert program is not None
     proto = program.model_proto
     # An input with an initial value is optional.
@@ -180,9 +199,9 @@ def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], examp
     known = graph.calibration
     scores = base64.b64encode(known.scores.cpu().numpy().astype("<f4").tobytes()).decode()
     metadata = {
-        "idness": json.dumps(describe(guard), ensure_ascii=False),
+        "idness": json.dumps(guard.describe(), ensure_ascii=False),
         "threshold": json.dumps(guard.threshold().tolist()),
-        "method": guard.detector.label(),
+        "method": guard.method,
         "promise": guard.promise(),
         "ceiling": json.dumps(known.ceiling),
         "calibration": json.dumps({"sizes": known.sizes.tolist(), "scores": scores}),
@@ -249,10 +268,10 @@ def _example(guard: Guard, example: Tensor | None) -> Tensor:
     return example[:2].to(guard.split.device, guard.split.dtype)
 
 
-def _refused(name: str, reason: str) -> ExportError:
+def _refused(guard: Guard, reason: str) -> ExportError:
     return ExportError(
-        f"the network with {name} cannot be written as ONNX ({reason}); TorchScript and int8 networks, and methods that run the"
-        " network again or use data-dependent control flow, cannot be exported: serve such a guard with idness serve"
+        f"the network with {guard.detector.name} cannot be written as ONNX ({reason}); TorchScript and int8 networks, and methods that"
+        " run the network again or branch on values, cannot be exported: serve such a guard with idness serve"
     )
 
 

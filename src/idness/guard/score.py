@@ -13,17 +13,16 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from idness.core.documents import packed
-from idness.core.errors import DataError, OptionError, StoreError, needed
-from idness.core.files import OutputFolder, atomic_stream, key_of, sha256, sha256_of
+from idness.core.errors import OptionError, StoreError, needed
+from idness.core.files import OutputFolder, atomic_stream, key_of, sha256_of
 from idness.core.options import check_fraction
 from idness.core.progress import Progress
 from idness.core.text import readable, shorten
-from idness.data.sets import SET_SUFFIXES, ImageSet, file_sets
+from idness.data.sets import ImageSet
 from idness.guard.drift import PERIOD
 from idness.guard.onnx import SUFFIX, GraphGuard
 from idness.guard.verdict import ROUNDING, fdr_shortfall, q_values
@@ -52,9 +51,7 @@ def open_guard(
     *,
     recall: float | None = None,
     false_alarm: float | None = None,
-    engine: str = "auto",
-    images: int = 0,
-    device: str = "cpu",
+    **options: Any,
 ) -> Guard | GraphGuard:
     """Load a guard from its folder, or from the .onnx file that was exported, which runs on the CPU.
 
@@ -62,39 +59,15 @@ def open_guard(
     """
     if path.suffix == SUFFIX and not path.is_dir():
         if any(given is not None for given in (model, weights, recall, false_alarm)):
-            raise OptionError(
-                "score: model=, weights= and recall= are fixed in an exported guard; pass the guard's folder"
-            )
+            raise OptionError("model=, weights= and recall= are fixed in an exported guard; pass the guard's folder")
         return GraphGuard(path)
     from idness.guard.conformal import wanted_recalls
     from idness.guard.guard import Guard
 
-    guard = Guard.load(path, model, weights=weights, engine=engine, images=images, device=device)
+    guard = Guard.load(path, model, weights=weights, **options)
     if recall is None and false_alarm is None:
         return guard
     return guard.set_recall(*wanted_recalls(recall, false_alarm))
-
-
-def score_files(
-    guard: Guard | GraphGuard, paths: Iterable[Path], *, batch: int | None = None, progress: Progress | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yield a record for each image file, and for each image of files that contain many; one that cannot be opened has an error."""
-    from idness.data.open import open_images
-
-    for many, some in groupby(paths, key=lambda path: path.suffix.lower() in SET_SUFFIXES):
-        if not many:
-            # A list is read ahead; paths that arrive one by one are scored as they arrive.
-            count = len(paths) if isinstance(paths, Sequence) else guard.batch_size(batch)
-            for files in file_sets(some, count):
-                yield from score_images(guard, files, batch=batch, progress=progress)
-            continue
-        for path in some:
-            try:
-                images = open_images([str(path)])
-            except DataError as error:
-                yield {"image": str(path), "error": str(error)}
-                continue
-            yield from score_images(guard, images, batch=batch, progress=progress)
 
 
 def score_images(
@@ -276,10 +249,9 @@ class VerdictTable:
         self.guard, self.folder, self.images, self.batch = guard, Path(folder), images, guard.batch_size(batch)
         self._output, self.keep, self.fdr, self.shortfall = OutputFolder(folder), tuple(keep), fdr, ""
         self._parquet = needed("pyarrow.parquet", "a table of verdicts", "tables", StoreError)
-        self.digest, self.identity = _hashes(guard, self.batch)
         if fdr is not None:
             check_fraction("screen", "fdr", fdr)
-            self.digest, self.identity = (key_of(one, f"fdr {fdr:g}") for one in (self.digest, self.identity))
+        self.identity = key_of(guard.identity(self.batch), f"fdr {fdr}", *keep)
 
     def run(self, progress: Progress | None = None) -> Tally:
         """Score everything that the table does not have yet, in this process."""
@@ -311,23 +283,17 @@ class VerdictTable:
             spans.append((start, stop, f"part-{number:08d}-{key[:NAMES]}.parquet"))
         self._output.check(resume=True)
         about = self._output.listing() or {}
-        if about.get("guard", self.digest) != self.digest:
-            raise StoreError(f"{self.folder}: contains verdicts of another guard, recall or FDR; choose another folder")
+        if about.get("guard", self.identity) != self.identity:
+            raise StoreError(
+                f"{self.folder}: contains verdicts of another guard or version, or with other options; choose another folder"
+            )
         planned = {file for *_, file in spans}
-        old = [path.name for path in self.folder.glob("part-*.parquet") if path.name in self._output.files]
-        if old:
-            columns = self._parquet.read_schema(self.folder / old[0]).names
-            own = [name for name in columns if name not in TABLE_COLUMNS]
-            if own != [kept_name(name) for name in self.keep]:
-                what = f"the columns {', '.join(own)}" if own else "no columns of yours"
-                raise StoreError(
-                    f"{self.folder}: contains verdicts with {what}; pass the same keep=, or choose another folder"
-                )
         if not any(map(self.has, planned)):
+            old = [name for name in self._output.files if name.startswith("part-") and self.has(name)]
             known = {name for file in old for name in self._read(file, "image")["image"].to_pylist()}
             if known and known.isdisjoint(map(self.images.item, range(count))):
                 raise StoreError(f"{self.folder}: contains verdicts on other images; choose another folder")
-        self._output.record(self._output.files | planned | {MANIFEST}, guard=self.digest)
+        self._output.record(self._output.files | planned | {MANIFEST}, guard=self.identity)
         return spans
 
     def has(self, file: str) -> bool:
@@ -349,7 +315,7 @@ class VerdictTable:
         for file in files:
             for row in self._read(file, "image", "label", "score", "is_ood", "error").to_pylist():
                 tally.add(row)
-        about = {"guard": self.digest, "identity": self.identity, "batch": self.batch}
+        about = {"guard": self.identity, "batch": self.batch}
         counts = {name: getattr(tally, name) for name in ("images", "ood", "unread", "first")}
         manifest = {"format": 1, "about": about, "counts": counts, "parts": [{"file": file} for file in files]}
         self._output.write({MANIFEST: json.dumps(manifest, indent=1) + "\n"})
@@ -402,24 +368,3 @@ def _column(arrow: Any, values: list[Any]) -> Any:
     except (arrow.ArrowInvalid, arrow.ArrowTypeError):
         return arrow.array([None if value is None else str(value) for value in values], arrow.string())
     return found.cast(arrow.string()) if arrow.types.is_null(found.type) else found
-
-
-def _hashes(guard: Guard | GraphGuard, batch: int) -> tuple[str, str]:
-    """Return the hash of a guard itself, and of everything but the image that decides a verdict: also versions, engine and batch."""
-    if isinstance(guard, GraphGuard):
-        digest = sha256(guard.path)
-        return digest, key_of(digest, str(batch))
-    from idness.guard.storage import describe
-
-    calibration, runner = guard.calibration, guard.split.runner
-    assert calibration is not None  # a loaded guard has one
-    learned = dict(guard.detector.state()) | {"scores": calibration.scores, "sizes": calibration.sizes}
-    state, facts = sha256_of(packed(learned)), describe(guard)
-    del facts["model"]["code"]  # known only if the script lies in the current folder
-    facts.pop("detection", None)  # a measurement, which does not change verdicts
-    own = {key: value for key, value in facts.items() if key != "versions"}
-    engine = "" if runner is None else runner.asked
-    return (
-        key_of(json.dumps(own, sort_keys=True), state),
-        key_of(json.dumps(facts, sort_keys=True), state, engine, str(batch)),
-    )

@@ -7,30 +7,26 @@ the old one or the new one, even after a crash.
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from idness.core.documents import Document, packed
-from idness.core.errors import IdnessError, InputError, ModelError, StoreError
+from idness.core.errors import IdnessError, ModelError, StoreError
 from idness.core.files import Content, OutputFolder, discard, locked, sha256_of
-from idness.core.scripts import Script, approve, approved
-from idness.core.text import without_folder
+from idness.core.scripts import approve, approved
 from idness.data import Preprocessing
 from idness.detectors.registry import build
 from idness.guard.conformal import Calibration
 from idness.guard.gallery import Gallery
 from idness.guard.inputs import InputRange, range_of
 from idness.guard.verdict import Detection
-from idness.networks.engines import UNKNOWN, EngineRunner
 from idness.networks.modules import module_fingerprint
-from idness.networks.open import ModelOptions, find_device, open_network
+from idness.networks.open import ModelOptions, open_network
 from idness.networks.split import SplitModel
 
 if TYPE_CHECKING:
@@ -101,7 +97,7 @@ def save_guard(guard: Guard, path: str | os.PathLike[str], *, bundle: bool = Fal
     folder = guard_folder(path)
     if folder.path.is_file():
         raise StoreError(f"{folder}: is a file; pass a folder for the guard")
-    manifest, calibration = describe(guard), guard.rule().calibration
+    manifest, calibration = guard.describe(), guard.rule().calibration
     tensors = {f"detector.{name}": value for name, value in guard.detector.state().items()}
     tensors |= {"calibration.scores": calibration.scores, "calibration.sizes": calibration.sizes}
     tensors |= {"seen": guard.detector.seen_rows()} | ({} if guard.gallery is None else guard.gallery.tensors())
@@ -127,16 +123,11 @@ def save_guard(guard: Guard, path: str | os.PathLike[str], *, bundle: bool = Fal
 
 
 def load_guard(
-    kind: type[Guard],
-    folder: Path,
-    model: str | nn.Module | SplitModel | None,
-    weights: str | Path | None,
-    engine: str | None,
-    images: int | None,
-    device: str,
+    kind: type[Guard], folder: Path, model: str | nn.Module | SplitModel | None, weights: str | Path | None
 ) -> Guard:
     """Read a guard of this class from a folder; the other arguments are those of `Guard.load`."""
-    manifest, tensors = _read_both(folder)
+    manifest = read_manifest(folder)
+    tensors = _DOCUMENT.tensors(manifest.tensors.below(folder), manifest.tensors.sha256)
     known, name = manifest.model, manifest.model.spec or manifest.model.kind
     how = None if manifest.preprocessing is None else Preprocessing.from_dict(manifest.preprocessing)
     if model is None or isinstance(model, str):
@@ -169,9 +160,6 @@ def load_guard(
         raise _DOCUMENT.damaged(folder / MANIFEST, f"{type(error).__name__}: {error}") from error
     if isinstance(model, str):
         approve(model)
-    guard.to(find_device(device))
-    if engine is not None:
-        guard.split.runner = EngineRunner(engine, UNKNOWN if images is None else images)
     return guard
 
 
@@ -190,67 +178,9 @@ def _opened(
     return open_network(options).split
 
 
-def describe(guard: Guard) -> dict[str, Any]:
-    """Return a guard in plain values, as its file and its exported graph carry it.
-
-    Raises:
-        ModelError: the network has changed since calibration.
-        InputError: the detector or the preprocessing has.
-    """
-    from idness import __version__
-
-    rule, spec = guard.rule(), guard.spec
-    if module_fingerprint(guard.model) != rule.fingerprint:
-        raise ModelError(
-            "Guard: the network's weights have changed since calibration, so the threshold is not valid for it; calibrate again"
-        )
-    detector, how = rule.made_with
-    if guard.detector_hash() != detector or how not in (None, guard.preprocessing):
-        raise InputError("Guard: the detector or the preprocessing has changed since calibration; calibrate again")
-    script = None if spec is None else Script.named(spec)
-    more: dict[str, Any] = {} if rule.confidence is None else {"confidence": rule.confidence}
-    if guard.detection is not None:
-        more["detection"] = asdict(guard.detection)
-    return {
-        "detector": guard.detector.config(),
-        "recalls": list(guard.recalls),
-        "thresholds": {f"{recall:g}": guard.threshold(recall).tolist() for recall in guard.recalls},
-        "calibration_images": len(rule.calibration),
-        "per_class": rule.calibration.per_class,
-        **more,
-        "model": {
-            "spec": None if spec is None else without_folder(spec),
-            # Finds the network's script among others of its name.
-            "code": script.identity() if script is not None and script.file.is_file() else "",
-            "class": type(guard.model).__name__,
-            "layer": guard.split.layer,
-            "fingerprint": rule.fingerprint,
-            "multi_label": guard.split.multi_label,
-            "ending": guard.split.ending,
-        },
-        "preprocessing": None if guard.preprocessing is None else guard.preprocessing.to_dict(),
-        "class_names": None if guard.class_names is None else list(guard.class_names),
-        "input_range": None if guard.input_range is None else asdict(guard.input_range),
-        "versions": {"idness": __version__, "torch": torch.__version__, "python": platform.python_version()},
-    }
-
-
 def read_manifest(path: str | os.PathLike[str]) -> GuardManifest:
     """Read and check a guard's `guard.json`, without its tensors."""
     return _DOCUMENT.read(Path(path) / MANIFEST)
-
-
-def _read_both(folder: Path) -> tuple[GuardManifest, dict[str, Tensor]]:
-    seen = None
-    while True:
-        manifest = read_manifest(folder)
-        try:
-            return manifest, _DOCUMENT.tensors(manifest.tensors.below(folder), manifest.tensors.sha256)
-        except StoreError:
-            # Another process may have replaced the guard between the two reads; if not, it is damaged.
-            if manifest == seen:
-                raise
-            seen = manifest
 
 
 def _named_files(folder: Path) -> set[str]:

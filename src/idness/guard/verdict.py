@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import accumulate
@@ -44,12 +44,9 @@ def q_values(p_values: ArrayLike) -> NDArray[np.float64]:
         >>> q_values([0.01, 0.04, 0.9, 0.02]).round(3).tolist()
         [0.04, 0.053, 0.9, 0.04]
     """
-    p = np.asarray(p_values, np.float64)
-    order = np.argsort(p)
-    ratios = p[order] * len(p) / np.arange(1, len(p) + 1)
-    found = np.empty_like(p)
-    found[order] = np.minimum.accumulate(ratios[::-1])[::-1]
-    return np.minimum(found, 1.0)
+    from scipy.stats import false_discovery_control
+
+    return np.asarray(false_discovery_control(np.asarray(p_values, np.float64)))
 
 
 def images_for_fdr(images: int, discoveries: int, fdr: float) -> int:
@@ -131,16 +128,24 @@ class Verdict:
     def __getitem__(self, row: int) -> Verdict:
         """Return the verdict on one image; the arrays keep their batch dimension."""
         row = range(len(self))[row]
-        names = None if self.names is None else [self.names[row]]
-        texts: dict[str, Any] = {name: getattr(self, name) for name in TEXTS}
-        texts = {name: {0: known[row]} if row in known else {} for name, known in texts.items()}
-        own = self._changed(lambda values, _: values[row : row + 1])
-        return replace(self, **own, **texts, names=names, fdr=None)
+        return replace(self._rows([row]), names=None if self.names is None else [self.names[row]])
 
-    def _changed(self, change: Callable[[Any, float], Any]) -> dict[str, Any]:
-        """Return all arrays as `change` makes them, given an array and its entry for an image that cannot be read."""
-        own = {name: change(getattr(self, name), fill) for name, fill in ARRAYS.items()}
-        return own | {"levels": {recall: change(flags, True) for recall, flags in self.levels.items()}}
+    def _rows(self, rows: Sequence[int]) -> Verdict:
+        """Return these rows without their names; -1 is an image that cannot be read."""
+
+        def taken(values: Any, fill: float) -> Any:
+            if isinstance(values, np.ndarray):
+                return np.append(values, np.array(fill, values.dtype))[rows]
+            import torch
+
+            return torch.cat((values, values.new_tensor([fill])))[rows]
+
+        own: dict[str, Any] = {name: taken(getattr(self, name), fill) for name, fill in ARRAYS.items()}
+        for name in TEXTS:
+            known = getattr(self, name)
+            own[name] = {place: known[row] for place, row in enumerate(rows) if row in known}
+        own["levels"] = {recall: taken(flags, True) for recall, flags in self.levels.items()}
+        return replace(self, **own, names=None, fdr=None)
 
     @staticmethod
     def concat(parts: Sequence[Verdict]) -> Verdict:
@@ -160,24 +165,13 @@ class Verdict:
 
     def of_batch(self, images: ImageSet, batch: Batch) -> Verdict:
         """Return the verdict on a batch of a set, with names; images that could not be read are inserted and flagged."""
-        named = replace(self, names=[images.item(row) for row in range(batch.start, batch.stop)])
-        if not batch.skipped:
-            return named
         errors = {row - batch.start: why for row, why in batch.skipped}
-        count = batch.stop - batch.start
-        rows = [row for row in range(count) if row not in errors]
-
-        def spread(values: Any, fill: float) -> Any:
-            array = isinstance(values, np.ndarray)
-            found: Any = np.full(count, fill, values.dtype) if array else values.new_full((count,), fill)
-            found[rows] = values
-            return found
-
-        reasons = {rows[row]: text for row, text in self.reasons.items()}
-        reasons |= {row: f"cannot be read: {why}" for row, why in errors.items()}
-        cautions = {rows[row]: text for row, text in self.cautions.items()}
-        own = self._changed(spread) | {"reasons": dict(sorted(reasons.items())), "cautions": cautions}
-        return replace(named, **own, errors=errors)
+        read = iter(range(len(self)))
+        rows = [-1 if row in errors else next(read) for row in range(batch.stop - batch.start)]
+        found = self._rows(rows) if errors else self
+        reasons = {**found.reasons, **{row: f"cannot be read: {why}" for row, why in errors.items()}}
+        names = [images.item(row) for row in range(batch.start, batch.stop)]
+        return replace(found, names=names, errors=errors, reasons=dict(sorted(reasons.items())))
 
     def at(self, recall: float) -> Tensor:
         """Return the decisions at another recall, from the p-values; with few calibration images a high recall flags nothing."""
@@ -249,17 +243,16 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         """Return the first rows as a table for a notebook."""
-        rows = []
+        rows = ["<th>image</th><th>class</th><th>ID-ness</th><th>p-value</th><th>verdict</th>"]
         for row in range(min(len(self), SHOWN)):
             colour, word = ("#b3261e", "out") if bool(self.is_ood[row]) else ("#1a7f4b", "in")
             remark = self.reasons.get(row) or self.cautions.get(row)
             note = f" <small>{escape(remark)}</small>" if remark else ""
             name = str(row) if self.names is None else escape(self.names[row])
-            numbers = f"<td>{float(self.score[row]):.4g}</td><td>{float(self.p_value[row]):.4f}</td>"
             rows.append(
-                f"<tr><td>{name}</td><td>{escape(self.name(row))}</td>{numbers}"
-                f'<td><b style="color:#fff;background:{colour};padding:0 .4em">{word}</b>{note}</td></tr>'
+                f"<td>{name}</td><td>{escape(self.name(row))}</td><td>{float(self.score[row]):.4g}</td>"
+                f"<td>{float(self.p_value[row]):.4f}</td>"
+                f'<td><b style="color:#fff;background:{colour};padding:0 .4em">{word}</b>{note}</td>'
             )
         more = f"<p>and {len(self) - SHOWN} more</p>" if len(self) > SHOWN else ""
-        head = "<tr><th>image</th><th>class</th><th>ID-ness</th><th>p-value</th><th>verdict</th></tr>"
-        return f"<table>{head}{''.join(rows)}</table>{more}"
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{more}"

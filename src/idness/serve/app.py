@@ -24,16 +24,7 @@ from idness.core.text import shorten
 from idness.data import embedded
 from idness.serve.middleware import AccessMiddleware, check_key, check_reach
 from idness.serve.protocol import add_protocol
-from idness.serve.schemas import (
-    SCORE_BODY,
-    ApiError,
-    CalibrationInfo,
-    GuardInfo,
-    Limits,
-    ScoreAnswer,
-    error_response,
-    read_uploads,
-)
+from idness.serve.schemas import SCORE_BODY, ApiError, Limits, ScoreAnswer, error_response, read_uploads
 from idness.serve.service import Service, benchmark_of, samples
 from idness.serve.worker import BATCH
 
@@ -205,17 +196,12 @@ def _add_api(app: FastAPI, service: Service) -> None:
             uploads = await read_uploads(request.headers, body, limits)
             return {"recall": service.facts["recalls"][0], "results": await service.judge(uploads, neighbours, picture)}
 
-    @app.get("/v1/guard", response_model=GuardInfo, tags=["look"])
+    @app.get("/v1/guard", tags=["look"])
     async def describe_guard() -> dict[str, Any]:
         """Return network, method, thresholds, guarantee and limits."""
-        return service.facts | {
-            "max_images": limits.images,
-            "max_bytes": limits.body,
-            "max_pixels": limits.pixels,
-            "max_request_pixels": limits.request_pixels,
-        }
+        return service.facts
 
-    @app.get("/v1/calibration", response_model=CalibrationInfo, tags=["look"])
+    @app.get("/v1/calibration", tags=["look"])
     async def calibration(
         label: int | None = Query(None, description="A class index, if each class has its own threshold."),
     ) -> dict[str, Any]:
@@ -234,7 +220,6 @@ def _add_api(app: FastAPI, service: Service) -> None:
     @app.get("/healthz", tags=["watch"])
     async def healthz() -> dict[str, str]:
         """Report whether the process works."""
-        service.check_alive()
         return {"status": "ok"}
 
     @app.get("/readyz", tags=["watch"])

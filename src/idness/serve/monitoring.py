@@ -10,7 +10,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from idness.guard.drift import LEVEL, DriftWatch
-from idness.serve.worker import LOWEST
+from idness.guard.verdict import LOWEST
 
 WINDOW = 200
 """Number of recent images in the reported share of OOD images."""
@@ -42,14 +42,8 @@ class Monitor:
         quantiles = sorted(set(np.quantile(np.concatenate(groups), SHARES).tolist()))
         self._score = Histogram("idness_score", "ID-ness of the images.", buckets=quantiles, **named)
         self._share = Gauge("idness_ood_share", f"Share of OOD images among the last {WINDOW}.", **named)
-        self._evidence = Gauge(
-            "idness_drift_evidence",
-            "Evidence of drift: 1 is none, 100 raises the alarm and lasts as long as it.",
-            **named,
-        )
-        self._chance = Gauge(
-            "idness_drift_p_value", "Upper bound of the probability of so much evidence without drift.", **named
-        )
+        self._evidence = Gauge("idness_drift_evidence", "Evidence of drift: 1 is none, 100 raises the alarm.", **named)
+        self._chance = Gauge("idness_drift_p_value", "Bound on the chance of it without drift.", **named)
         self._alarm = Gauge("idness_drift_alarm", f"1 if the p-value is at most {LEVEL:g}.", **named)
         Gauge("idness_queue_images", "Images waiting or being judged.", **named).set_function(waiting)
         self._evidence.set(1.0)

@@ -16,9 +16,9 @@ from fastapi.responses import JSONResponse, Response
 from numpy.typing import NDArray
 
 from idness import __version__
+from idness.guard.verdict import LOWEST
 from idness.serve.schemas import ApiError, Upload, decode_base64
 from idness.serve.service import Service
-from idness.serve.worker import LOWEST
 
 LENGTH = "Inference-Header-Content-Length"
 """The header with the length of the JSON; binary tensors follow it."""
@@ -46,7 +46,6 @@ def add_protocol(app: FastAPI, service: Service) -> None:
     @app.get("/v2/health/live", tags=["v2"])
     async def live() -> dict[str, bool]:
         """Report whether the process works."""
-        service.check_alive()
         return {"live": True}
 
     @app.get("/v2/health/ready", tags=["v2"])
@@ -68,13 +67,15 @@ def add_protocol(app: FastAPI, service: Service) -> None:
     async def metadata(model: str) -> dict[str, Any]:
         """Return inputs and outputs of the guard."""
         check(model)
-        groups = len(service.groups)
         return {
             "name": model,
             "versions": ["1"],
             "platform": "idness",
-            "inputs": [_tensor("images", "FP32", input_shape(service)), _tensor("threshold", "FP32", [groups])],
-            "outputs": [_tensor(name, kind, [-1]) for name, (kind, _) in FIELDS.items()],
+            "inputs": [
+                _tensor("images", "FP32", -1, *service.input_shape),
+                _tensor("threshold", "FP32", len(service.groups)),
+            ],
+            "outputs": [_tensor(name, kind, -1) for name, (kind, _) in FIELDS.items()],
         }
 
     @app.post("/v2/models/{model}/versions/1/infer", include_in_schema=False)
@@ -94,14 +95,8 @@ def add_protocol(app: FastAPI, service: Service) -> None:
         return respond(service, asked, records, threshold)
 
 
-def _tensor(name: str, kind: str, shape: list[int]) -> dict[str, Any]:
-    return {"name": name, "datatype": kind, "shape": shape}
-
-
-def input_shape(service: Service) -> list[int]:
-    """Return the shape of preprocessed images; -1 is any size."""
-    how = service.preprocessing
-    return [-1, how.channels, *(how.size or (-1, -1))]
+def _tensor(name: str, kind: str, *shape: int) -> dict[str, Any]:
+    return {"name": name, "datatype": kind, "shape": list(shape)}
 
 
 def read(
@@ -127,7 +122,7 @@ def read(
         raise ApiError(400, "the request must be JSON with the input 'images' of type FP32 or BYTES") from error
     if not 0 < len(images) <= service.limits.images:
         raise ApiError(413, f"a request must contain 1 to {service.limits.images} images, got {len(images)}")
-    wanted = input_shape(service)[1:]
+    wanted = service.input_shape
     if not isinstance(images, list) and (
         images.ndim != 4 or any(side not in (-1, given) for side, given in zip(wanted, images.shape[1:], strict=True))
     ):
@@ -163,9 +158,8 @@ def respond(
     if threshold is not None:
         group = [max(label, 0) if len(threshold) > 1 else 0 for label in values["label"]]
         low = np.array(values["score"], np.float32) < threshold[group]
-        values["is_ood"] = [
-            bool(flag) or record["reason"] is not None for flag, record in zip(low, records, strict=True)
-        ]
+        rejected = np.array([record["reason"] is not None for record in records])
+        values["is_ood"] = (low | rejected).tolist()
     binary = asked.get("parameters", {}).get("binary_data_output", False)
     wanted = asked.get("outputs") or [{"name": name, "parameters": {"binary_data": binary}} for name in FIELDS]
     outputs, blobs = [], []
@@ -174,7 +168,7 @@ def respond(
         if name not in FIELDS:
             raise ApiError(422, f"unknown output {str(name)[:40]!r}; the outputs are {', '.join(FIELDS)}")
         kind, form = FIELDS[name]
-        output = _tensor(name, kind, [len(records)])
+        output = _tensor(name, kind, len(records))
         if entry.get("parameters", {}).get("binary_data", binary):
             blobs.append(np.array(values[name], form).tobytes())
             output["parameters"] = {"binary_data_size": len(blobs[-1])}

@@ -204,34 +204,6 @@ class ScoreAnswer(BaseModel):
     results: list[Result | NotJudged]
 
 
-class GuardInfo(BaseModel):
-    """A description of the guard."""
-
-    network: str
-    method: str
-    recalls: list[float]
-    thresholds: dict[str, list[float]]
-    classes: list[str] | None
-    calibration_images: int
-    per_class: bool
-    promise: str
-    gallery: int = Field(description="Number of calibration images that can be shown.")
-    max_images: int
-    max_bytes: int
-    max_pixels: int
-    max_request_pixels: int
-
-
-class CalibrationInfo(BaseModel):
-    """The distribution of the calibration scores."""
-
-    images: int
-    low: float
-    high: float
-    counts: list[int] = Field(description="Number of images in equal bins from low to high.")
-    quantiles: list[float] = Field(description="Scores at evenly spaced ranks, ascending.")
-
-
 _IMAGES = {
     form: {"type": "object", "properties": {"images": {"type": "array", "items": {"type": "string", "format": form}}}}
     for form in ("binary", "byte")

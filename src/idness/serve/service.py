@@ -20,14 +20,13 @@ from idness.core.errors import DataError, InputError, StoreError
 from idness.data import embedded
 from idness.data.decoding import decode_picture, is_animated, pixels_of
 from idness.data.preprocess import encoded
-from idness.guard.onnx import GraphGuard
 from idness.serve.monitoring import Monitor
 from idness.serve.schemas import ApiError, Limits, Upload, overloaded
 from idness.serve.worker import BATCH, Worker
 
 if TYPE_CHECKING:
-    from idness.guard.gallery import Gallery
     from idness.guard.guard import Guard
+    from idness.guard.onnx import GraphGuard
 
 T = TypeVar("T")
 BINS = 48
@@ -53,19 +52,25 @@ class Service:
             raise InputError("serve: the guard must be calibrated on images; create it with idness calibrate")
         self.limits, self.name = limits, name
         self.preprocessing, self.class_names = guard.preprocessing, guard.class_names
-        self.facts, self.gallery = described(guard)
-        self.groups = guard.groups
-        """The calibration scores of each group, ascending."""
+        self.input_shape = self.preprocessing.channels, *(self.preprocessing.size or (-1, -1))  # -1 is any size
+        self.gallery, self.groups, facts = guard.gallery, guard.groups, guard.describe()
+        self.facts = {key: facts[key] for key in ("recalls", "thresholds", "calibration_images", "per_class")} | {
+            "network": Path((facts["model"]["spec"] or facts["model"]["class"]).replace("\\", "/")).name,
+            "method": guard.method,
+            "classes": facts["class_names"],
+            "promise": guard.promise(),
+            "gallery": 0 if guard.gallery is None else len(guard.gallery),
+            "max_images": limits.images,
+            "max_bytes": limits.body,
+            "max_pixels": limits.pixels,
+            "max_request_pixels": limits.request_pixels,
+        }
+        """What /v1/guard returns."""
         self.monitor = Monitor(self.groups, lambda: self.worker.waiting)
         self.worker = Worker(guard, size=batch, room=limits.queue, on_batch=self.monitor.batch)
         self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="idness-decode")
         self.stopping = False
         self._held = 0
-
-    def check_alive(self) -> None:
-        """Raise if the worker has ended."""
-        if not self.worker.thread.is_alive():
-            raise ApiError(500, "the worker has ended; restart the server")
 
     def check_ready(self) -> None:
         """Raise if requests are not accepted."""
@@ -75,7 +80,7 @@ class Service:
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         """Run the worker, and stop it after every accepted request has been answered."""
-        self.worker.start()
+        self.worker.thread.start()
         try:
             yield
         finally:
@@ -95,20 +100,19 @@ class Service:
         parts: list[bytes] = []
         size = 0
         try:
-            try:
-                async with asyncio.timeout(limits.body_seconds):
-                    async for part in request.stream():
-                        size += len(part)
-                        self._held += len(part)
-                        if size > limits.body:
-                            raise too_large
-                        if self._held > limits.held:
-                            raise overloaded(f"{self._held:,} bytes in memory")
-                        parts.append(part)
-            except TimeoutError:
-                message = f"the body must arrive within {limits.body_seconds:g} seconds"
-                raise ApiError(408, message, {"Connection": "close"}) from None
+            async with asyncio.timeout(limits.body_seconds):
+                async for part in request.stream():
+                    size += len(part)
+                    self._held += len(part)
+                    if size > limits.body:
+                        raise too_large
+                    if self._held > limits.held:
+                        raise overloaded(f"{self._held:,} bytes in memory")
+                    parts.append(part)
             yield b"".join(parts)
+        except TimeoutError:
+            message = f"the body must arrive within {limits.body_seconds:g} seconds"
+            raise ApiError(408, message, {"Connection": "close"}) from None
         finally:
             self._held -= size
 
@@ -124,10 +128,9 @@ class Service:
             # Pixels are counted from the files' headers, before anything is decoded.
             total, most = sum(pixels_of(content or b"") for _, content in uploads), self.limits.request_pixels
             if total > most:
-                message = (
-                    f"the images of a request must have at most {most:,} pixels together, got {total:,}; send fewer"
+                raise ApiError(
+                    413, f"a request may have at most {most:,} pixels together, got {total:,}; send fewer images"
                 )
-                raise ApiError(413, message)
             # A request of many large images leaves decoders to others.
             turn = asyncio.Semaphore(max(1, DECODERS // 2))
             results = await self._in_time([self._judge(*upload, neighbours, picture, turn) for upload in uploads])
@@ -200,34 +203,8 @@ class Service:
         high = high if high > low else low + 1.0
         counts = np.histogram(ordered, BINS, (low, high))[0]
         ranks = np.linspace(0, len(ordered) - 1, min(len(ordered), 1001)).round().astype(int)
-        return {
-            "images": len(ordered),
-            "low": low,
-            "high": high,
-            "counts": counts.tolist(),
-            "quantiles": ordered[ranks].tolist(),
-        }
-
-
-def described(guard: Guard | GraphGuard) -> tuple[dict[str, Any], Gallery | None]:
-    """Return the facts of /v1/guard, and the calibration images that can be shown, if any."""
-    gallery: Gallery | None = None
-    if isinstance(guard, GraphGuard):
-        facts, method, promise = guard.facts, guard.method, guard.promise
-        spec = facts["model"]["spec"]
-    else:
-        from idness.guard.storage import describe
-
-        facts, method, promise = describe(guard), guard.detector.label(), guard.promise()
-        gallery, spec = guard.gallery, guard.spec
-    kept = {key: facts[key] for key in ("recalls", "thresholds", "calibration_images", "per_class")}
-    return kept | {
-        "network": Path((spec or facts["model"]["class"]).replace("\\", "/")).name,
-        "method": method,
-        "classes": facts["class_names"],
-        "promise": promise,
-        "gallery": 0 if gallery is None else len(gallery),
-    }, gallery
+        quantiles = ordered[ranks].tolist()
+        return {"images": len(ordered), "low": low, "high": high, "counts": counts.tolist(), "quantiles": quantiles}
 
 
 def _data_url(pixels: NDArray[np.uint8]) -> str:
