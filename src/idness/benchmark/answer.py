@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from statistics import NormalDist
 
 import numpy as np
 
@@ -12,16 +13,8 @@ from idness.core.errors import IdnessError
 from idness.core.options import plain
 from idness.core.text import duration, listed, percentage, points, shorten
 from idness.detectors.registry import find
-from idness.intervals import (
-    Ranks,
-    fpr_draws,
-    images_needed,
-    mean_auroc_difference,
-    mean_auroc_interval,
-    normal_quantile,
-    ranks,
-)
-from idness.metrics import FPRS, Array, degenerate, title
+from idness.intervals import Ranks, fpr_draws, images_needed, mean_auroc_difference, mean_auroc_interval, ranks
+from idness.metrics import FPRS, Array, Convention, degenerate, title
 from idness.selection.recommend import chosen_row
 
 LEVEL = 0.95
@@ -86,7 +79,7 @@ def setting(report: Report, row: str) -> str:
         return item.label.partition("(")[2].removesuffix(")")
     if len(item.tried) < 2:
         return ""
-    searched = {key: item.options[key] for key in item.tried[0].options if key in item.options}
+    searched = {key: item.options[key] for key in item.tried[0]["options"] if key in item.options}
     # A text needs no name: react(percentile=85)+dice(percentile=10).
     return ", ".join(value if isinstance(value, str) else f"{key} {plain(value)}" for key, value in searched.items())
 
@@ -119,9 +112,8 @@ def rivals_of_best(found: Mapping[str, Ranks], able: Collection[str]) -> tuple[s
 
 def mark_significance(report: Report) -> None:
     """Mark the best method and its ties in each metric, on each set and group; the marks of a column hold together at 95 %."""
-    read, names, able = report.scores.of, list(ood_weights(report)), contenders(report)
-    scores = {row: (read(row, "id_test"), [read(row, name) for name in names]) for row in report.methods}
-    draws = {metric: fpr_draws(scores, metric, report.recall, draws=DRAWS) for metric in FPRS}
+    names, able = list(ood_weights(report)), contenders(report)
+    draws = {metric: draw_fprs(report, metric, list(report.methods), DRAWS) for metric in FPRS}
     columns = [("groups", group, sets) for group, sets in report.benchmark.groups.items()]
     for kind, column, sets in [*columns, *(("sets", name, [name]) for name in names)]:
         found = {row: getattr(method, kind)[column] for row, method in report.methods.items()}
@@ -135,6 +127,13 @@ def mark_significance(report: Report) -> None:
             found[first].marks[name] = "best"
             for row in ties:
                 found[row].marks[name] = "tie"
+
+
+def draw_fprs(report: Report, metric: Convention, rows: Sequence[str], draws: int) -> dict[str, Array]:
+    """Return bootstrap draws of the FPR of some methods on every OOD set, as `fpr_draws`."""
+    read, names = report.scores.of, ood_weights(report)
+    scores = {row: (read(row, "id_test"), [read(row, name) for name in names]) for row in rows}
+    return fpr_draws(scores, metric, report.recall, draws=draws)
 
 
 def too_few(report: Report, metric: str) -> dict[str, int]:
@@ -164,7 +163,7 @@ def _best_by_auroc(report: Report, sets: Sequence[str]) -> list[str]:
 def _best_by_fpr(values: Mapping[str, float], drawn: Mapping[str, Array]) -> list[str]:
     """Return the best method and its ties by a paired bootstrap."""
     best = min(values, key=lambda row: values[row])
-    reach = -normal_quantile((1 - joint_level(len(values))) / 2)
+    reach = -NormalDist().inv_cdf((1 - joint_level(len(values))) / 2)
     errors = {row: float((drawn[row] - drawn[best]).std()) for row in values}
     return [best, *(row for row in values if row != best and values[row] - values[best] <= reach * errors[row])]
 

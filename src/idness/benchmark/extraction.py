@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,14 +50,13 @@ def benchmark_network(
     if model is None and not images:
         if bench.head is None:
             raise DataError(
-                f"benchmark {bench.name}: all sets are activations, so it needs head = a safetensors or .npz file with weight and"
-                " bias, or model="
+                f"benchmark {bench.name}: has activations only; needs head = a file with weight and bias, or model="
             )
         path = bench.root(settings.data) / bench.head
         head, digest = read_head(path)
         _check_classes(bench, sets, head)
-        sizes = {"features": head.width, "classes": head.classes, "parameters": 0}
-        return head, None, ModelInfo(spec="activations", weights=path.name, weights_sha256=digest, layer="", **sizes)
+        about: dict[str, Any] = {"spec": "activations", "weights": path.name, "weights_sha256": digest, "layer": ""}
+        return head, None, ModelInfo(**about, features=head.width, classes=head.classes, parameters=0)
     if model is None:
         if bench.name not in embedded.NETWORKS:
             raise ModelError(f"benchmark {bench.name}: needs model= (torchvision:NAME, timm:NAME or file.py:function)")
@@ -106,7 +105,8 @@ def _check_classes(bench: Benchmark, sets: Sequence[OpenSet], head: Head, networ
     declared = len(bench.class_names) if bench.class_names else bench.classes
     if declared is not None and declared != classes:
         raise DataError(f"benchmark {bench.name}: has {declared} classes, the network {classes}; use another network")
-    for name, data, is_id in ((entry.name, entry.data, entry.is_id) for entry in sets):
+    for entry in sets:
+        name, data, is_id = entry.name, entry.data, entry.role.startswith("id_")
         labels: tuple[int, int] | None = None
         if isinstance(data, ActivationsFile):
             logits = classes if data.classes is None else data.classes
@@ -127,16 +127,11 @@ def _check_classes(bench: Benchmark, sets: Sequence[OpenSet], head: Head, networ
 
 def _unknown_classes(images: ImageSet, network: Network, classes: int, highest: int) -> str:
     """Return which classes of a set are not those of the network, and what to do."""
-    if highest >= (len(images.classes) or classes):
-        return f"has {highest + 1} classes, the network {classes}; use another network"
-    text = f"has {len(images.classes)} classes, the network {classes}"
-    if network.class_names is not None:
-        other = [name for name in images.classes if places_of([name], network.class_names, 0) is None]
-        known = len(images.classes) - len(other)
-        text += f"; {known} are names of its classes, {len(other)} are not ({abridged(other)})"
+    other = [name for name in images.classes if places_of([name], network.class_names or (), 0) is None]
+    which = f"; not among its class names: {abridged(other)}" if network.class_names else ""
     return (
-        f"{text}; write classes = [...] in the benchmark's file, the names of all {classes} in the order of the outputs"
-        " or a text file with one per line, or remove the folders of other classes"
+        f"has {max(len(images.classes), highest + 1)} classes, the network {classes}{which}; write classes = [...] in the benchmark's"
+        f" file, the names of all {classes} in the order of the outputs, remove other folders, or use another network"
     )
 
 
@@ -148,9 +143,10 @@ class Pass:
     sets: Sequence[ActivationsSet]
 
     def __post_init__(self) -> None:
-        most = {"id_train": TRAIN_SAMPLE}
-        fitted = [part for part in self.sets if part.role in ("id_train", "id_val", "ood_val")]
-        self.fitted_on = {part.name: part.load(most.get(part.role)) for part in fitted}
+        parts = {role: [part for part in self.sets if part.role == role] for role in ("id_train", "id_val", "ood_val")}
+        self.train = parts["id_train"][0].load(TRAIN_SAMPLE) if parts["id_train"] else None
+        self.val = parts["id_val"][0].load() if parts["id_val"] else None
+        self.ood_val = {part.name: part.load() for part in parts["ood_val"]}
 
 
 def run_passes(
@@ -228,14 +224,9 @@ class Filled:
     unread: int
     first: str = ""
 
-    def describe(self) -> str:
-        """Return the numbers in one line."""
+    def __str__(self) -> str:
         left = f", {self.unread:,} skipped; first: {self.first}" if self.unread else ""
         return f"{self.name}: {self.images:,} images, {self.ran:,} run, {self.cached:,} found in the store{left}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
 
 
 def prepare_extraction(
@@ -250,36 +241,37 @@ def prepare_extraction(
         settings: the options of the run; `cache` is the store.
         progress: progress callback.
     """
-    options = settings.model_options(model)
-    progress, store = progress or Progress(), FeatureStore(settings.cache)
-    network: Network | None
+    options, progress = settings.model_options(model), progress or Progress()
+    network: Network | None = None
+    found: list[tuple[str, ImageSet | ActivationsFile]]
     if len(sets) == 1 and (sets[0] in names() or sets[0].endswith(".toml")):
         if options.preprocessing is not None or options.class_names:
             raise OptionError("preprocessing= and class_names= are part of the benchmark; write them into its file")
         bench = Benchmark.load(sets[0])
         opened = bench.open(settings.data, partial=settings.partial)
         _, network, _ = benchmark_network(bench, opened, options, settings, progress)
-        images = [(entry.name, entry.data) for entry in opened if isinstance(entry.data, ImageSet)]
+        found = [(entry.name, entry.data) for entry in opened]
     else:
-        images = [(found.source, found) for found in (_open_images(value, options.class_names) for value in sets)]
-        network = _opened(options, images[0][1], sum(len(found) for _, found in images), settings, progress)
-    if not images or network is None:
-        raise DataError(f"{listed(list(sets))}: has activations only; pass sets of images")
+        found = [(data.source, data) for data in (_open_argument(value, options.class_names) for value in sets)]
+    images = [(name, data) for name, data in found if isinstance(data, ImageSet)]
+    if not images or (network is None and len(images) < len(found)):
+        raise DataError(f"{listed(list(sets))}: has activations; pass sets of images")
+    if network is None:
+        network = _opened(options, images[0][1], sum(len(data) for _, data in images), settings, progress)
     sample = read_sample(images[0][1], network.preprocessing, FEW, workers=settings.workers)[1].pixels[:FEW]
     if network.split.runner is not None:
         inputs = as_input(network.split.model, network.preprocessing.normalize(sample))
         network = replace(network, engine=network.split.runner.prepare(network.split, inputs))
-    return Extraction(network, options, images, store, settings, sample)
+    return Extraction(network, options, images, FeatureStore(settings.cache), settings, sample)
 
 
 def run_extraction(job: Extraction, progress: Progress | None = None) -> list[Filled]:
     """Run the network over all images that are not in the store yet, in this process."""
-    progress = progress or Progress()
+    progress, found = progress or Progress(), []
     progress.phase("network", job.images)
-    found = []
+    how: dict[str, Any] = {"batch_size": job.settings.batch_size, "workers": job.settings.workers, "progress": progress}
     for name, images in job.sets:
-        batch_size, workers = job.settings.batch_size, job.settings.workers
-        key, ran = extract(job.network, images, job.store, batch_size=batch_size, workers=workers, progress=progress)
+        key, ran = extract(job.network, images, job.store, **how)
         found.append(filled(job.store, name, images, key, ran))
     return found
 
@@ -291,11 +283,8 @@ def filled(store: FeatureStore, name: str, images: ImageSet, key: str, ran: int)
     return Filled(name, len(images), ran, len(images) - ran, len(skipped), first)
 
 
-def _open_images(value: str, classes: Sequence[str]) -> ImageSet:
+def _open_argument(value: str, classes: Sequence[str]) -> ImageSet | ActivationsFile:
     """Open a set; folders of the network's classes are read in their order, as in a benchmark."""
     found = open_argument("sets", value)
-    if isinstance(found, ImageSet) and found.classes and set(found.classes) <= set(classes):
-        found = open_argument("sets", value, classes)
-    if not isinstance(found, ImageSet):
-        raise DataError(f"{value}: is a file of activations; pass a set of images")
-    return found
+    ordered = isinstance(found, ImageSet) and found.classes and set(found.classes) <= set(classes)
+    return open_argument("sets", value, classes) if ordered else found

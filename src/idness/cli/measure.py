@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -156,10 +157,10 @@ def extract(
 
                 found = extract_on_ray(job, pool, progress)
     if as_json:
-        print(json.dumps([entry.to_dict() for entry in found], indent=1))
+        print(json.dumps([asdict(entry) for entry in found], indent=1))
     else:
         for entry in found:
-            print(entry.describe())
+            print(entry)
     print_note(f"wrote {out}; use it with idness bench --cache {out}", quiet=quiet)
 
 
@@ -187,7 +188,7 @@ def compare(
         folder.check()
     found = compared(gather(results))
     if as_json:
-        print(json.dumps(found.to_dict(), indent=1, allow_nan=False))
+        print(json.dumps(asdict(found), indent=1, allow_nan=False))
     else:
         console = open_console()
         print_tables(console, comparison.tables(found, metrics, ("group", "set") if by_set else ("group",)))
