@@ -136,7 +136,7 @@ def test_without_scores_there_are_values_but_no_intervals(runs: Path, tmp_path: 
     [change] = shown.changes
     assert change.value == pytest.approx(shown.values[1].mean - shown.values[0].mean)
     assert (change.low, change.high, change.p_value, change.verdict) == (None, None, None, "")
-    assert "have no interval: paired tests need their scores.safetensors" in " ".join(found.notes)
+    assert "have no interval: tests need their scores.safetensors" in " ".join(found.notes)
     text = to_markdown(found)
     assert points(change.value) in text
     assert "without intervals, their significance is unknown" in text

@@ -86,8 +86,7 @@ def setting(report: Report, row: str) -> str:
 
 def contenders(report: Report) -> list[str]:
     """Return the methods that may be the best: all but degenerate ones, unless there are no others."""
-    able = [row for row, found in report.methods.items() if not found.degenerate]
-    return able or list(report.methods)
+    return [row for row, found in report.methods.items() if not found.degenerate] or list(report.methods)
 
 
 def row_ranks(report: Report, row: str, weights: Mapping[str, float]) -> Ranks:
@@ -211,9 +210,8 @@ def _evidence(report: Report, found: Answer) -> list[str]:
         f" difference (DeLong, adjusted for {len(report.methods) - 1} comparisons) contains zero."
     ]
     if found.rivals:  # by set: against the runner-up, or against the best method if it is another
-        second, who = found.best, "the best on the test sets"
-        if found.use == found.best:
-            second, who = found.rivals[0].row, "the runner-up"
+        leads = found.use == found.best
+        second, who = (found.rivals[0].row, "the runner-up") if leads else (found.best, "the best on the test sets")
         sides: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
         for name in ood_weights(report):
             one, other = (row_ranks(report, row, {name: 1.0}) for row in (found.use, second))
@@ -221,14 +219,10 @@ def _evidence(report: Report, found: Answer) -> list[str]:
             sides["better" if gap.low > 0 else "worse" if gap.high < 0 else "undecided"].append(shorten(name))
         parts = ", ".join(f"{word} on {len(names)} ({listed(names)})" for word, names in sides.items() if names)
         lines.append(f"By set, compared with {shorten(second)}, {who}, {use} is {parts} (paired DeLong test).")
-    leaders = {group: _best_by_auroc(report, sets) for group, sets in report.benchmark.groups.items()}
-    if len({best for best, *_ in leaders.values()}) > 1:
-        parts = "; ".join(
-            f"{shorten(best)} is best on {shorten(group)} OOD"
-            f" ({percentage(report.methods[best].groups[group].auroc, 1)} %{f', {len(ties)} tied' if ties else ''})"
-            for group, (best, *ties) in leaders.items()
-        )
-        lines.append(f"{parts}. If one kind matters more to you, choose by it.")
+    leaders = {group: _best_by_auroc(report, sets)[0] for group, sets in report.benchmark.groups.items()}
+    if len(set(leaders.values())) > 1:
+        parts = listed([f"{shorten(best)} on {shorten(group)} OOD" for group, best in leaders.items()])
+        lines.append(f"Different methods are best: {parts}. If one kind matters more to you, choose by it.")
     lines.append(_choice(report))
     if "msp" in found.auroc and found.use != "msp":
         gain = points(found.auroc[found.use] - found.auroc["msp"])
@@ -242,9 +236,8 @@ def _choice(report: Report) -> str:
     if all(found.validation_auroc is None for found in report.methods.values()):
         start = "There is no OOD validation set, so every method has its default options."
     if report.advised in report.methods:
-        return (
-            f"{start} The method was chosen without the test sets: {report.advised_why.removeprefix('Recommended: ')}"
-        )
+        why = report.advised_why.removeprefix("Recommended: ")
+        return f"{start} The method was chosen without the test sets: {why}"
     if report.advised:
         reason = report.failed.get(report.advised, "it was not among the methods")
         return f"{start} {report.advised_why} It was not measured here: {reason}."

@@ -105,14 +105,13 @@ def compare(runs: Runs) -> Comparison:
     """
     if len(runs) < 2:
         raise OptionError(
-            "compare: needs at least two results; runs that differ in their seed count as one: name them a=... b=..."
+            "compare: needs at least two results; runs that differ in their seed count as one, name them a=... b=..."
         )
     baseline, *others = runs
     reports = [report for some in runs.values() for report in some]
     first = reports[0]
-    for name, some in runs.items():
-        for report in some:
-            _check_same_data(baseline, first, name, report)
+    for name, report in ((name, report) for name, some in runs.items() for report in some):
+        _check_same_data(baseline, first, name, report)
     rows = [row for row in first.methods if all(row in report.methods for report in reports)]
     if not rows:
         raise InputError("compare: the results have no method in common")
@@ -128,11 +127,9 @@ def compare(runs: Runs) -> Comparison:
         values = [Value(float(np.mean(n)), float(np.std(n, ddof=1)) if len(n) > 1 else None) for n in numbers.values()]
         changes = []
         for run in others:
-            plain = float(np.mean(numbers[run]) - np.mean(numbers[baseline]))
-            if min(len(numbers[run]), len(numbers[baseline])) > 1:
-                found: Difference | None = compare_runs(numbers[run], numbers[baseline])
-            else:
-                found = tests[run](row, metric, sets, plain)
+            new, old = numbers[run], numbers[baseline]
+            plain, seeds = float(np.mean(new) - np.mean(old)), min(len(new), len(old)) > 1
+            found = compare_runs(new, old) if seeds else tests[run](row, metric, sets, plain)
             changes.append(Change(*found, verdict=verdict(metric, found)) if found else Change(plain))
         return Line(row, tuple(values), tuple(changes))
 
@@ -216,13 +213,9 @@ def _notes(runs: Runs, rows: Sequence[str]) -> list[str]:
         notes.append(f"the options differ, each chosen on its own network: {', '.join(changed)}")
     bare = [name for name, some in runs.items() if not all(report.has_scores for report in some)]
     if bare:
-        notes.append(
-            f"the differences of {', '.join(bare)} have no interval: paired tests need their scores.safetensors"
-        )
+        notes.append(f"the differences of {', '.join(bare)} have no interval: tests need their scores.safetensors")
     if len(reports) == len(runs) and len({report.model.weights_sha256 for report in reports}) > 1:
-        notes.append(
-            "each result is a single training run, so the intervals do not include the variation between seeds"
-        )
+        notes.append("each result is a single training run: the intervals leave out the variation between seeds")
     notes += without_interval(reports[0])
     missing = {row for report in reports for row in report.methods} - set(rows)
     if missing:

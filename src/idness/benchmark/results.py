@@ -221,10 +221,8 @@ class Report:
         leaves the folder unchanged. `results.json` is put in place last and has the hashes of the others, so a mixture of two runs is
         detected when it is read.
         """
-        target, arrays = (
-            results_folder(folder),
-            {SCORES: self.scores.arrays if self.has_scores else {}, THUMBS: self.thumbs},
-        )
+        target = results_folder(folder)
+        arrays = {SCORES: self.scores.arrays if self.has_scores else {}, THUMBS: self.thumbs}
         contents = {name: packed(found) for name, found in arrays.items() if found}
         self.files = {name: sha256_of(content) for name, content in contents.items()}
         target.write({**contents, RESULTS: self.to_json()})

@@ -82,9 +82,7 @@ def run(
         passes, spent = run_passes(network, sets, wanted, asked, shown)
         choices, failed = _choices(wanted, head, passes, shown)
         if not choices:
-            raise DataError(
-                f"benchmark {bench.name}: no method could be used; first reason: {next(iter(failed.values()))}"
-            )
+            raise DataError(f"benchmark {bench.name}: no method can be used: {next(iter(failed.values()))}")
         validated, advice = any(choice.auroc is not None for choice in choices.values()), None
         # If validation data decides between methods that were named, doctor and calibrate do not know them.
         if network is not None and not (validated and asked.methods):
