@@ -41,10 +41,9 @@ def benchmark_network(
     settings: Settings,
     progress: Progress,
 ) -> tuple[Head, Network | None, ModelInfo]:
-    """Open the network of a benchmark and check that it matches the sets.
+    """Open the network of a benchmark, check that it matches the sets, and return its head, itself and its description.
 
-    Returns:
-        The head, the network (None if all sets are activations and no model is given), and its description.
+    The network is None if all sets are activations and no model is given.
     """
     images = {entry.name: entry.data for entry in sets if isinstance(entry.data, ImageSet)}
     if model is None and not images:
@@ -61,11 +60,8 @@ def benchmark_network(
         if bench.name not in embedded.NETWORKS:
             raise ModelError(f"benchmark {bench.name}: needs model= (torchvision:NAME, timm:NAME or file.py:function)")
         model = embedded.default_model(bench.name)
-    options = replace(
-        settings.model_options(model),
-        preprocessing=None if bench.preprocessing is None else Preprocessing.from_dict(bench.preprocessing),
-        class_names=bench.class_names,
-    )
+    how = None if bench.preprocessing is None else Preprocessing.from_dict(bench.preprocessing)
+    options = replace(settings.model_options(model), preprocessing=how, class_names=bench.class_names)
     first = next((images[name] for name in ("id_test", "id_train", "id_val", *images) if name in images), None)
     network = _opened(options, first, sum(map(len, images.values())), settings, progress)
     head = network.split.head
@@ -111,10 +107,8 @@ def _check_classes(bench: Benchmark, sets: Sequence[OpenSet], head: Head, networ
         if isinstance(data, ActivationsFile):
             logits = classes if data.classes is None else data.classes
             if (data.features, logits) != (head.width, classes):
-                raise DataError(
-                    f"{name}: has {data.features} features and {logits} logits per image, the head {head.width} and {classes};"
-                    " use activations of the same network"
-                )
+                sizes = f"{data.features} features and {logits} logits per image, the head {head.width} and {classes}"
+                raise DataError(f"{name}: has {sizes}; use activations of the same network")
             data.head = Head(head.weight.cpu(), head.offset.cpu())  # computes the logits if the file has none
             labels = data.label_range() if is_id else None
         elif is_id and data.labels is not None and network is not None:
@@ -154,9 +148,8 @@ def run_passes(
 ) -> tuple[list[Pass], dict[str, float]]:
     """Run the network over all images that are not in the store yet, once, and again for methods that edit images.
 
-    Returns:
-        The passes, that of the unedited images first, and the seconds (`extract`) and numbers of images that were run (`images`) and
-        found in the store (`cached`). Methods that edit images have no pass if some sets are activations.
+    Return the passes, that of the unedited images first, with the seconds and numbers of images that were run and found in the store.
+    Methods that edit images have no pass if some sets are activations.
     """
     start, store, counts = time.perf_counter(), FeatureStore(settings.cache), {"images": 0.0, "cached": 0.0}
     how: dict[str, Any] = {"batch_size": settings.batch_size, "workers": settings.workers, "progress": progress}
@@ -232,14 +225,9 @@ class Filled:
 def prepare_extraction(
     model: str | ModelOptions, sets: Sequence[str], settings: Settings, *, progress: Progress | None = None
 ) -> Extraction:
-    """Open the sets and the network, and build the engine.
+    """Open the sets, or all those of a benchmark by its name or TOML file, and the network, and build the engine.
 
-    Args:
-        model: the network's name, as `load_model` takes it, or its options, which replace those of `settings`.
-        sets: a benchmark's name or TOML file, for all its sets; or sets, as `open_set` takes them. A benchmark has its own
-            preprocessing and class names.
-        settings: the options of the run; `cache` is the store.
-        progress: progress callback.
+    A benchmark has its own preprocessing and class names; `settings.cache` is the store.
     """
     options, progress = settings.model_options(model), progress or Progress()
     network: Network | None = None

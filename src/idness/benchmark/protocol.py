@@ -77,9 +77,8 @@ class Benchmark:
         names = [*(f"id_{part}" for part in self.id), *self.ood_val, *self.near, *self.far]
         for name in names:
             if not NAME.fullmatch(name) or names.count(name) > 1:
-                raise DataError(
-                    f"benchmark {self.name}: names of sets must be unique, of letters, digits, dots and dashes, got {name!r}"
-                )
+                rule = "names of sets must be unique, of letters, digits, dots and dashes"
+                raise DataError(f"benchmark {self.name}: {rule}, got {name!r}")
 
     @classmethod
     def load(cls, name: str | Path) -> Benchmark:
@@ -113,9 +112,7 @@ class Benchmark:
         elif isinstance(classes, list) and all(isinstance(item, str) for item in classes):
             classes = tuple(classes)
         elif not isinstance(classes, int | None):
-            raise DataError(
-                f"benchmark {name}: classes must be names, a text file of them, or a number, got {classes!r}"
-            )
+            raise DataError(f"benchmark {name}: classes must be names, a text file or a number, got {classes!r}")
         own = str(table.get("name", name))
         table |= {"name": own, "title": str(table.get("title", own)), "id": table.get("id", {}), "classes": classes}
         return cls(**table, base=base)
@@ -159,10 +156,11 @@ class Benchmark:
         enough = partial and "id_test" in roles and not roles.isdisjoint(GROUPS) and absent == set(problems)
         if problems and not enough:
             listed = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-            raise DataError(
-                f"benchmark {self.name}: {len(problems)} of {len(opened) + len(problems)} sets cannot be used: {listed};"
-                " data= is the folder that relative paths start from, partial=True leaves out missing sets"
+            count, hint = (
+                f"{len(problems)} of {len(wanted)}",
+                "data= is their folder, partial=True leaves out missing ones",
             )
+            raise DataError(f"benchmark {self.name}: {count} sets cannot be used: {listed}; {hint}")
         for name, problem in problems.items():
             warnings.warn(f"{name} is left out: {problem}", IdnessWarning, stacklevel=2)
         return opened

@@ -39,11 +39,8 @@ def looks(report: Report) -> dict[str, style.Mark]:
 
     These are the recommended one, the best ones, and well-known ones.
     """
-    ranked = best_first(report)
-    leaders = [
-        max(contenders(report), key=lambda row: report.methods[row].groups[group].auroc)
-        for group in report.benchmark.groups
-    ]
+    ranked, able = best_first(report), contenders(report)
+    leaders = [max(able, key=lambda row: report.methods[row].groups[group].auroc) for group in report.benchmark.groups]
     familiar = [row for row in BASELINES if row in report.methods]
     use = [report.answer.use] if report.answer else []
     chosen = dict.fromkeys([*use, *ranked[:1], *leaders, *familiar, *ranked[1:]])

@@ -49,8 +49,7 @@ def render(report: Report) -> str:
     members = "; ".join(f"{shorten(group)}: {', '.join(map(shorten, names))}" for group, names in groups.items())
     means = f"Means over {len(ood_weights(report))} OOD sets, percent."
     labelled = report.id_accuracy is not None
-    if labelled:
-        means += f" ID accuracy of the plain network: {percentage(report.id_accuracy)} %."
+    means += f" ID accuracy of the plain network: {percentage(report.id_accuracy)} %." if labelled else ""
     return render_page(
         "report.html",
         title=f"{shorten(report.benchmark.title)}: {shorten(report.model.spec)} – idness",
@@ -240,10 +239,7 @@ def shown_images(report: Report, rows: Sequence[str], budget: int = BUDGET) -> d
 
 
 def mistakes(report: Report, row: str, ids: Mapping[str, str]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return the images with the worst scores of a method and their captions, under a title per group.
-
-    `ids` are the ids of the thumbnails on the page.
-    """
+    """Return the images with the worst scores of a method and their captions, under a title per group."""
     threshold = id_threshold(report.scores.of(row, "id_test"), report.recall)
     classes = dict(enumerate(shorten(name, 24) for name in report.benchmark.classes))
     found = []

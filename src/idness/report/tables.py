@@ -173,10 +173,7 @@ def fpr_name(fpr: str) -> str:
 def summary(report: Report, fpr: str = "id", *, wide: bool = True) -> Table:
     """Return the main table: AUROC and FPR of every method by group, and its ID accuracy, best method first.
 
-    Args:
-        report: the results.
-        fpr: the FPR convention, `id` or `ood`.
-        wide: whether text forms have all intervals, or only those of the first column.
+    `fpr` is the FPR convention, `id` or `ood`. Unless `wide`, text forms have intervals in the first column only.
     """
     name, rows, found, columns = fpr_name(fpr), best_first(report), report.answer, list[Column]()
     methods = [report.methods[row] for row in rows]
@@ -189,16 +186,15 @@ def summary(report: Report, fpr: str = "id", *, wide: bool = True) -> Table:
         metrics = [method.groups[group] for method in methods]
         errors = wide or not columns
         columns.append(_column(Heading(f"{shorten(group)}\nAUROC"), _numbers(metrics, "auroc"), errors=errors))
-        heading = Heading(f"{shorten(group)}\nFPR", at, "ascending")
-        columns.append(_column(heading, _numbers(metrics, name), errors=wide))
-    accuracy = ""
+        rate = Heading(f"{shorten(group)}\nFPR", at, "ascending")
+        columns.append(_column(rate, _numbers(metrics, name), errors=wide))
+    heading = f"{report.benchmark.title} · {report.model.spec}"
     if report.id_accuracy is not None:
-        accuracy = f" · ID accuracy {percentage(report.id_accuracy)} %"
-        shaped: list[Number] = [(method.id_accuracy_shaped, None, "") for method in methods]
-        columns.append(_column(Heading("ID acc.\nshaped"), shaped))
+        heading += f" · ID accuracy {percentage(report.id_accuracy)} %"
+        columns.append(_column(Heading("ID acc.\nshaped"), [(each.id_accuracy_shaped, None, "") for each in methods]))
     signs = "★ best of its column, ≈ not significantly different from it." if found else "best of each column in bold."
     notes = [f"FPR: {meaning(name, report.recall)} ({name}).", f"Percent; ± half of a 95 % interval; {signs}"]
-    return _by_method(report, f"{report.benchmark.title} · {report.model.spec}{accuracy}", columns, notes)
+    return _by_method(report, heading, columns, notes)
 
 
 def by_set(report: Report, metric: str = "auroc", sets: Sequence[str] | None = None) -> Table:
@@ -241,14 +237,7 @@ def csv_text(report: Report) -> str:
 
 
 def terminal_tables(report: Report, columns: int, fpr: str = "id", *, sets: bool = False) -> list[Table]:
-    """Return the tables that fit a terminal.
-
-    Args:
-        report: the results.
-        columns: the width of the terminal.
-        fpr: the FPR convention, `id` or `ood`.
-        sets: whether to show every method with its options and its numbers by set, instead of the best ones in the main table.
-    """
+    """Return the tables that fit a terminal: the main one with the best methods, or with `sets` all methods, options and sets."""
     main = summary(report, fpr, wide=columns >= WIDE)
     if sets:
         by_sets = [_cut_by_set(report, metric, max(columns, NARROW)) for metric in ("auroc", fpr_name(fpr))]
