@@ -100,7 +100,6 @@ SEVERAL_HOMES = {
     "load": "an embedded set, and a table of idness.paper, public since 0.1",
     "names": "of benchmarks, and of the tables of idness.paper, public since 0.1",
     "run": "of a benchmark, public since 0.1, and of the command line",
-    "write_html": "idness.report imports its page on first use",
 }
 """Names of classes and functions that several modules define, and why."""
 COMMANDS_AND_LIBRARY = {"analyze", "compare", "extract", "reproduce", "serve"}

@@ -17,16 +17,7 @@ import numpy as np
 
 from idness.core.errors import InputError
 from idness.core.options import check_fraction
-from idness.metrics import (
-    Array,
-    Convention,
-    Scores,
-    as_scores,
-    count_at_recall,
-    fpr_at_id_recall,
-    fpr_at_ood_recall,
-    id_rank,
-)
+from idness.metrics import Array, Convention, Scores, all_metrics, as_scores, count_at_recall, id_rank
 
 UNSEEN = 0.25
 """Weight, in images, of one more image at chance level: few images may contain no hard one, and vary too little."""
@@ -89,11 +80,9 @@ def compare_fpr(
         The difference, or None with fewer than `images_needed(recall, level)` images on the side of the threshold.
     """
     draws = fpr_draws({"a": (first[0], [first[1]]), "b": (second[0], [second[1]])}, convention, recall, seed=seed)
-    at_id_recall = convention == "fpr_at_id_recall"
-    if len(first[0] if at_id_recall else first[1]) < images_needed(recall, level):
+    if len(first[0 if convention == "fpr_at_id_recall" else 1]) < images_needed(recall, level):
         return None
-    metric = fpr_at_id_recall if at_id_recall else fpr_at_ood_recall
-    value = metric(*first, recall) - metric(*second, recall)
+    value = all_metrics(*first, recall)[convention] - all_metrics(*second, recall)[convention]
     return difference_of_draws(value, draws["a"][:, 0], draws["b"][:, 0], level)
 
 
@@ -104,8 +93,7 @@ def compare_runs(first: Sequence[float], second: Sequence[float], level: float =
     value = float(np.mean(first) - np.mean(second))
     if np.ptp(first) == np.ptp(second) == 0:
         return _normal_difference(value, 0.0, level)
-    with warnings.catch_warnings():  # runs may agree in all but the last digits
-        warnings.filterwarnings("ignore", message="Precision loss", category=RuntimeWarning)
+    with warnings.catch_warnings(category=RuntimeWarning, action="ignore"):  # runs may agree in all but the last digits
         found = ttest_ind(first, second, equal_var=False)
     low, high = found.confidence_interval(level)
     return Difference(value, float(low), float(high), float(found.pvalue))
@@ -148,7 +136,7 @@ def mean_auroc_interval(of: Ranks, level: float = 0.95) -> Interval:
         bound = tail ** (1 / min(len(of.by_id), *map(len, of.by_ood)))
         return Interval(bound, 1.0) if places[0] == 1 else Interval(0.0, 1 - bound)
     error = _standard_error(of.by_id, of.by_ood, of.weights, UNSEEN)
-    reach = -normal_quantile(tail) * error / (value * (1 - value))
+    reach = -NormalDist().inv_cdf(tail) * error / (value * (1 - value))
     return Interval(expit(logit(value) - reach), expit(logit(value) + reach))
 
 
@@ -156,8 +144,6 @@ def mean_auroc_difference(first: Ranks, second: Ranks, level: float = 0.95) -> D
     """Test whether two methods differ in their mean AUROC over the same images, by DeLong's paired test."""
     check_fraction("compare_auroc", "level", level)
     _check_same_images([[len(side) for side in (one.by_id, *one.by_ood)] for one in (first, second)])
-    if first.weights != second.weights:
-        raise InputError(f"compare_auroc: the weights of the sets differ, {first.weights} and {second.weights}")
     by_ood = [one - other for one, other in zip(first.by_ood, second.by_ood, strict=True)]
     error = _standard_error(first.by_id - second.by_id, by_ood, first.weights)
     return _normal_difference(first.auroc - second.auroc, error, level)
@@ -190,8 +176,6 @@ def mean_fpr_interval(
     scores; the rates at either end of the gap follow Clopper and Pearson's Beta distributions. The ends of the interval are
     quantiles over draws of both, so that the coverage is slightly above the level.
     """
-    check_fraction(f"{convention}_interval", "recall", recall)
-    check_fraction(f"{convention}_interval", "level", level)
     ids, oods = _checked(id_scores, ood_scores)
     at_id_recall = convention == "fpr_at_id_recall"
     if min([len(ids)] if at_id_recall else [len(ood) for ood in oods]) < images_needed(recall, level):
@@ -219,14 +203,8 @@ def fpr_draws(
 ) -> dict[str, Array]:
     """Return each method's FPR on each set over bootstrap draws of the images, as arrays (draws, sets).
 
-    All methods are given the same drawn images, so the difference of two methods' draws is a paired bootstrap.
-
-    Args:
-        scores: by method, the scores of the ID images and of each OOD set; the same images in the same order.
-        convention: which images are to be kept at the recall.
-        recall: the fraction of them.
-        draws: number of draws.
-        seed: seed of the random numbers.
+    `scores` are, by method, those of the ID images and of each OOD set, in the same order. All methods are given the same drawn images,
+    so the difference of two methods' draws is a paired bootstrap.
     """
     check_fraction(f"compare_{convention}", "recall", recall)
     sides = {name: _checked(*given) for name, given in scores.items()}
@@ -245,7 +223,6 @@ def fpr_draws(
 
 def difference_of_draws(value: float, first: Array, second: Array, level: float = 0.95) -> Difference:
     """Return the paired difference of two methods from their bootstrap draws of the same images."""
-    check_fraction("compare_fpr", "level", level)
     gaps = first - second
     one_sided = max(float(min((gaps <= 0).mean(), (gaps >= 0).mean())), 1 / len(gaps))
     low, high = np.quantile(gaps, [(1 - level) / 2, 1 - (1 - level) / 2])
@@ -255,13 +232,13 @@ def difference_of_draws(value: float, first: Array, second: Array, level: float 
 def _normal_difference(value: float, error: float, level: float) -> Difference:
     if error == 0.0:
         return Difference(value, value, value, 1.0 if value == 0.0 else 0.0)
-    reach = -normal_quantile((1 - level) / 2) * error
-    return Difference(value, value - reach, value + reach, 2 * normal_share(-abs(value) / error))
+    reach = -NormalDist().inv_cdf((1 - level) / 2) * error
+    return Difference(value, value - reach, value + reach, math.erfc(abs(value) / error / math.sqrt(2)))
 
 
 def _checked(id_scores: Scores, ood_scores: Sequence[Scores]) -> tuple[Array, list[Array]]:
     if not len(ood_scores):
-        raise InputError("intervals: need the scores of at least one OOD set, got none")
+        raise InputError("intervals: needs the scores of at least one OOD set, got none")
     return as_scores("ID scores", id_scores), [as_scores("OOD scores", ood) for ood in ood_scores]
 
 
@@ -270,7 +247,7 @@ def _check_same_images(sizes: Sequence[Sequence[int]]) -> None:
     for other in sizes[1:]:
         if other != sizes[0]:
             raise InputError(
-                f"a paired test needs both methods' scores of the same images, got {sizes[0]} and {other} (ID, then each OOD set)"
+                f"a paired test needs scores of the same images, got {sizes[0]} and {other} (ID, then OOD)"
             )
 
 
@@ -326,21 +303,8 @@ def _fpr(ids: Array, oods: Sequence[Array], convention: Convention, recall: floa
     return np.stack(columns, axis=1)
 
 
-# The normal distribution and the logistic function of single numbers; importing SciPy takes longer than most commands.
-
-
-def normal_quantile(share: float) -> float:
-    """Return the quantile of the standard normal distribution."""
-    return NormalDist().inv_cdf(share)
-
-
-def normal_share(value: float) -> float:
-    """Return the cumulative probability of the standard normal distribution, accurate in the lower tail."""
-    return math.erfc(-value / math.sqrt(2)) / 2
-
-
 def logit(share: float) -> float:
-    """Return log(p / (1 - p))."""
+    """Return log(p / (1 - p)); importing SciPy takes longer than most commands."""
     return math.log(share) - math.log1p(-share)
 
 

@@ -35,23 +35,17 @@ ALIKE = 0.9
 """Fraction of ID images with the same score from which on a detector is degenerate."""
 _WORDS = {
     "auroc": ("AUROC", "probability that an ID image scores above an OOD image; higher is better"),
-    "fpr_at_id_recall": (
-        "FPR at {recall} ID recall",
-        "fraction of OOD images accepted when {recall} of the ID images are; lower is better",
-    ),
-    "fpr_at_ood_recall": (
-        "FPR at {recall} OOD recall",
-        "fraction of ID images rejected when {recall} of the OOD images are; lower is better",
-    ),
+    "fpr_at_id_recall": ("FPR at {recall} ID recall", "OOD images accepted at {recall} ID recall; lower is better"),
+    "fpr_at_ood_recall": ("FPR at {recall} OOD recall", "ID images rejected at {recall} OOD recall; lower is better"),
     "aupr_in": ("AUPR, ID positive", "area under the precision-recall curve, ID positive; higher is better"),
     "aupr_out": ("AUPR, OOD positive", "area under the precision-recall curve, OOD positive; higher is better"),
     "aurc": (
         "AURC",
-        "mean error rate among accepted images over all thresholds, OOD images and wrong predictions being errors; lower is better",
+        "mean error rate among accepted images over all thresholds, OOD images being errors; lower is better",
     ),
     "accepted_accuracy": (
         "accuracy of accepted images",
-        "fraction of correct predictions among accepted images at {recall} ID recall, OOD images being errors; higher is better",
+        "correct predictions among images accepted at {recall} ID recall, OOD images being errors; higher is better",
     ),
 }
 
@@ -86,9 +80,8 @@ def fpr_at_id_recall(id_scores: Scores, ood_scores: Scores, recall: float = 0.95
     >>> fpr_at_id_recall([1.0, 2.0, 3.0, 4.0], [0.0, 2.5], recall=0.75)
     0.5
     """
-    check_fraction("fpr_at_id_recall", "recall", recall)
     ids, oods = sorted_pair(id_scores, ood_scores)
-    return float((oods >= ids[id_rank(len(ids), recall)]).mean())
+    return float((oods >= id_threshold(ids, recall)).mean())
 
 
 def fpr_at_ood_recall(id_scores: Scores, ood_scores: Scores, recall: float = 0.95) -> float:
@@ -149,9 +142,8 @@ def accepted_accuracy(id_scores: Scores, correct: Any, ood_scores: Scores = (), 
     >>> accepted_accuracy([4.0, 3.0, 2.0, 1.0], [True, False, True, True], [2.5, 0.0], recall=0.75)
     0.5
     """
-    check_fraction("accepted_accuracy", "recall", recall)
     ids, right, oods = _with_errors("accepted_accuracy", id_scores, correct, ood_scores)
-    threshold = np.sort(ids)[id_rank(len(ids), recall)]
+    threshold = id_threshold(ids, recall)
     return float((right & (ids >= threshold)).sum() / ((ids >= threshold).sum() + (oods >= threshold).sum()))
 
 
@@ -170,9 +162,7 @@ def all_metrics(id_scores: Scores, ood_scores: Scores, recall: float = 0.95) -> 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
     """Return the fraction of images whose largest logit (N, C) is that of their label (N,)."""
     if len(logits) == 0 or len(logits) != len(labels):
-        raise InputError(
-            f"accuracy: needs as many labels as logits and at least one, got {len(labels)} and {len(logits)}"
-        )
+        raise InputError(f"accuracy: needs as many labels as logits, at least one, got {len(labels)} and {len(logits)}")
     return float((logits.argmax(dim=1) == labels).double().mean())
 
 

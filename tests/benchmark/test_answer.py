@@ -3,18 +3,16 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from markupsafe import escape
-from scipy.stats import norm
 
 from idness.benchmark.answer import _best_by_fpr, answer, conclude, contenders, joint_level
-from idness.benchmark.results import Report, mean_auroc, ood_weights
+from idness.benchmark.results import Report, ood_weights
 from idness.core.errors import StoreError
 from idness.intervals import compare_auroc
-from idness.metrics import fpr_at_id_recall, fpr_at_ood_recall
+from idness.metrics import FPRS
 from idness.report import write_html
 from tests.measured import bench
 
@@ -32,15 +30,12 @@ def test_a_clear_winner_is_named_with_its_lead(report: Report) -> None:
     found = answer(changed(report))
     means = {row: np.mean([item.groups[g].auroc for g in ("near", "far")]) for row, item in report.methods.items()}
     assert found.auroc == pytest.approx(means)
-    assert found.auroc == pytest.approx({row: mean_auroc(report, row) for row in report.methods})
     assert found.best == max(means, key=lambda row: means[row])
     assert found.kind == "clear"
     assert found.use == found.best
     assert found.sentence.startswith(f"Recommended: {found.best}(")
     assert not found.ties
     assert all(rival.lead.low > 0 for rival in found.rivals)
-    gaps = [rival.lead.value for rival in found.rivals]
-    assert gaps == sorted(gaps)
 
 
 def changed(report: Report, *rows: str, groups: dict[str, list[str]] | None = None, validated: bool = False) -> Report:
@@ -104,16 +99,11 @@ def test_set_by_set_only_what_is_certain_is_called_better(report: Report) -> Non
         assert name in (better if gap.low > 0 else undecided)
 
 
-def test_only_one_row_and_no_validation_are_said(tmp_path: Path) -> None:
-    report = bench(tmp_path, rows=("ebo",), validation=False)
-    found = answer(report)
+def test_one_method_and_an_untrained_network_get_no_recommendation(tmp_path: Path) -> None:
+    found = answer(bench(tmp_path / "a", rows=("ebo",), validation=False))
     assert found.kind == "only"
     assert any("no OOD validation set" in line for line in found.evidence)
-
-
-def test_an_untrained_network_gets_no_recommendation_it_does_not_deserve(tmp_path: Path) -> None:
-    report = bench(tmp_path, rows=("msp", "ebo", "scale"), disturbed=None, any_accuracy=True)
-    found = answer(report)
+    found = answer(bench(tmp_path / "b", rows=("msp", "ebo", "scale"), disturbed=None, any_accuracy=True))
     assert max(found.auroc.values()) < 0.6
     assert found.kind == "useless"
     assert found.sentence.startswith("No recommendation")
@@ -144,41 +134,20 @@ def test_a_folder_of_version_0_1_has_a_page_with_its_answer(tmp_path: Path) -> N
     assert escape(old.answer.sentence) in path.read_text(encoding="utf-8")
 
 
-def test_each_column_of_aurocs_marks_its_best_and_those_level_with_it(report: Report) -> None:
+def test_each_column_marks_its_best_and_those_level_with_it(report: Report) -> None:
     rows, read = list(report.methods), report.scores.of
     for name in ood_weights(report):
+        for metric in FPRS:
+            found = {row: report.methods[row].sets[name] for row in rows}
+            lowest = min(getattr(each, metric) for each in found.values())
+            [best] = [each for each in found.values() if each.marks.get(metric) == "best"]
+            assert getattr(best, metric) == lowest
         marks = {row: report.methods[row].sets[name].marks.get("auroc") for row in rows}
         best = max(rows, key=lambda row: report.methods[row].sets[name].auroc)
         for row in rows:
             scores = [read(each, part) for each in (best, row) for part in ("id_test", name)]
             level = compare_auroc(*scores, level=joint_level(len(rows))).low <= 0
             assert marks[row] == ("best" if row == best else "tie" if level else None)
-
-
-@pytest.mark.parametrize("function", [fpr_at_id_recall, fpr_at_ood_recall])
-def test_each_column_of_fprs_marks_its_best_and_those_level_with_it(report: Report, function: Any) -> None:
-    """Against a bootstrap that draws images one by one; near the border the two may differ."""
-    rows, read, rng = list(report.methods), report.scores.of, np.random.default_rng(1)
-    certain = 0
-    for name in ("pale", "noise"):
-        marks = {row: report.methods[row].sets[name].marks.get(function.__name__) for row in rows}
-        values = {row: function(read(row, "id_test"), read(row, name)) for row in rows}
-        best = min(rows, key=lambda row: values[row])
-        draws: dict[str, list[float]] = {row: [] for row in rows}
-        for _ in range(150):
-            ids, oods = (
-                rng.integers(size, size=size) for size in (len(read(best, part)) for part in ("id_test", name))
-            )
-            for row in rows:
-                draws[row].append(function(read(row, "id_test")[ids], read(row, name)[oods]))
-        assert [row for row in rows if marks[row] == "best"] == [best]
-        for row in set(rows) - {best}:
-            reach = norm.ppf((1 + joint_level(len(rows))) / 2) * np.std(np.subtract(draws[row], draws[best]))
-            gap = values[row] - values[best]
-            if not 0.7 * reach < gap < 1.4 * reach:
-                certain += 1
-                assert marks[row] == ("tie" if gap <= reach else None)
-    assert certain >= 6
 
 
 def test_a_row_of_one_score_is_no_contender_unless_there_are_no_others(report: Report) -> None:

@@ -136,14 +136,14 @@ def test_without_scores_there_are_values_but_no_intervals(runs: Path, tmp_path: 
     [change] = shown.changes
     assert change.value == pytest.approx(shown.values[1].mean - shown.values[0].mean)
     assert (change.low, change.high, change.p_value, change.verdict) == (None, None, None, "")
-    assert "have no interval: paired tests need the scores.safetensors" in " ".join(found.notes)
+    assert "have no interval: tests need their scores.safetensors" in " ".join(found.notes)
     text = to_markdown(found)
     assert points(change.value) in text
     assert "without intervals, their significance is unknown" in text
 
 
 def test_wrong_calls_are_reported(runs: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="at least two results, got 1; runs that differ in their seed count as one"):
+    with pytest.raises(OptionError, match="at least two results; runs that differ in their seed count as one"):
         compare(gather([str(runs / "long-seed0"), str(runs / "long-seed1")]))
     with pytest.raises(StoreError, match="no results.json"):
         gather([str(tmp_path)])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from idness.benchmark.evaluate import Scorer, mean_metrics
+from idness.benchmark.evaluate import mean_metrics, score_set
 from idness.core.types import Activations
 from idness.data import ActivationsSet
 from idness.detectors.registry import build
@@ -24,7 +24,7 @@ def shards(acts: Activations, size: int, count: int) -> ActivationsSet:
 
 def test_a_set_scored_in_shards_is_the_set_scored_at_once() -> None:
     world = make_world()
-    found = Scorer({"ebo": Choice(build("ebo").fit(world.head), "given")}).score(shards(world.test, 23, 500))
+    found = score_set(shards(world.test, 23, 500), {"ebo": Choice(build("ebo").fit(world.head), "given")})
     assert np.allclose(found.scores["ebo"], torch.logsumexp(world.test.logits, dim=1).numpy(), atol=1e-5)
     assert found.index.tolist() == list(range(len(world.test)))
     assert found.predicted.tolist() == world.test.logits.argmax(dim=1).tolist()

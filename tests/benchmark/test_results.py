@@ -16,9 +16,7 @@ from idness.benchmark.results import (
     ModelInfo,
     Report,
     SetInfo,
-    Skipped,
     Sweep,
-    Trial,
     Wrong,
 )
 from idness.core.errors import StoreError
@@ -40,7 +38,7 @@ def make_report(rows: tuple[str, ...] = ("msp", "scale"), sets: tuple[str, ...] 
             options={"percentile": 85.0},
             chosen_by="validation",
             validation_auroc=0.9,
-            tried=[Trial(options={"percentile": 85.0}, auroc=0.9), Trial(options={"percentile": 90.0}, auroc=0.8)],
+            tried=[{"options": {"percentile": 85.0}, "auroc": 0.9}, {"options": {"percentile": 90.0}, "auroc": 0.8}],
             id_accuracy_shaped=0.93,
             seconds={"fit": 0.1, "search": 0.2, "score": 0.3},
             sets={name: metrics(0.9 + place / 100 + number / 1000) for number, name in enumerate(sets)},
@@ -59,7 +57,7 @@ def make_report(rows: tuple[str, ...] = ("msp", "scale"), sets: tuple[str, ...] 
         preprocessing={"resize": None},
         precision={"asked": "fp32", "used": "fp32", "why": "as asked"},
         sets={
-            "cat": SetInfo(role="near", images=5, source="cat", sha256="cd", skipped=[Skipped(item="x", reason="bad")])
+            "cat": SetInfo(role="near", images=5, source="cat", sha256="cd", skipped=[{"item": "x", "reason": "bad"}])
         },
         id_accuracy=0.94,
         methods=methods,
@@ -91,8 +89,8 @@ def test_damaged_and_other_files_are_reported_by_the_field(change: Any, message:
 
 def test_odd_file_names_survive() -> None:
     report = make_report()
-    report.sets["cat"].skipped[0].item = "caf\udce9 ü.png"  # as Python gives a name that is no UTF-8
-    assert Report.from_json(report.to_json()).sets["cat"].skipped[0].item == "caf? ü.png"
+    report.sets["cat"].skipped[0]["item"] = "caf\udce9 ü.png"  # as Python gives a name that is no UTF-8
+    assert Report.from_json(report.to_json()).sets["cat"].skipped[0]["item"] == "caf? ü.png"
 
 
 def test_a_report_of_no_folder(tmp_path: Path) -> None:
@@ -121,7 +119,6 @@ def test_scores_and_thumbnails_come_back(tmp_path: Path) -> None:
     assert found == report
     assert found.scores.of("msp", "cat").tolist() == [0, 1, 2]
     assert found.scores.index("cat").tolist() == [0, 1, 2]
-    assert found.scores.labels("cat") is None
     assert found.thumbs["cat/3"].shape == (4, 5, 3)
     with pytest.raises(KeyError, match="did you mean"):
         found.scores.of("mps", "cat")
@@ -182,8 +179,6 @@ def test_notebook_and_table_views() -> None:
     assert len(text) < 1000
     assert all(row.label in text for row in report.methods.values())
     assert all(name in text for name in report.benchmark.groups)
-    report.methods["msp"].label = "<script>"
-    assert "<script>" not in report._repr_html_()
     pytest.importorskip("pandas")
     frame = report.to_dataframe()
     assert len(frame) == 2 * 4

@@ -200,7 +200,7 @@ def test_a_folder_of_some_classes_is_taken_by_name(folder: Path, tmp_path: Path)
     with pytest.raises(DataError, match=r"id_test: has 4 classes, the network 11; write classes = \[\.\.\.\]"):
         run(benchmark, model, Settings(methods=("msp",)))
     model.class_names = NUMBERS
-    with pytest.raises(DataError, match=r"3 are names of its classes, 1 are not \(zero\); write classes"):
+    with pytest.raises(DataError, match="not among its class names: zero; write classes"):
         run(benchmark, model, Settings(methods=("msp",)))
     (tmp_path / "names.txt").write_text("zero\n" + "\n".join(NUMBERS[1:]) + "\n")
     (tmp_path / "b.toml").write_text(

@@ -14,7 +14,7 @@ from idness.benchmark.answer import setting
 from idness.benchmark.results import Report, best_first, describe_duplicates
 from idness.core.text import drawn, duration, percentage, points, shorten, size
 from idness.report import write_html
-from idness.report.page import NAV, data_urls, render, shown_images
+from idness.report.page import NAV, render, shown_images
 from idness.report.page import warnings as page_warnings
 from tests.measured import bench
 
@@ -51,38 +51,24 @@ def outline(page: str) -> Outline:
     return parser
 
 
-def test_the_page_is_small_and_refers_to_nothing_else(folder: Path, page: str) -> None:
-    assert (folder / "report.html").stat().st_size < 2_000_000
-    addresses = [
-        value for _, attrs in outline(page).tags for key, value in attrs.items() if key in ("src", "href", "xlink:href")
-    ]
-    assert addresses
-    assert all(value is not None and value.startswith(("#", "data:")) for value in addresses)
+def test_the_page_is_small_whole_and_refers_to_nothing_else(page: str) -> None:
+    assert len(page.encode()) < 2_000_000
     assert "default-src 'none'" in page
-    assert not [path for path in folder.iterdir() if path.suffix == ".part"]
-
-
-def test_elements_are_closed_ids_are_unique_and_anchors_exist(page: str) -> None:
     found = outline(page)
-    assert found.faults == []
-    assert found.open == []
+    assert found.faults == found.open == []
     ids = [attrs["id"] for _, attrs in found.tags if "id" in attrs]
     assert len(ids) == len(set(ids))
-    targets = {attrs.get(key) or "" for _, attrs in found.tags for key in ("href", "xlink:href")}
-    anchors = {target[1:] for target in targets if target.startswith("#")}
+    targets = {attrs.get(key) or "#" for _, attrs in found.tags for key in ("src", "href", "xlink:href")}
+    assert all(target.startswith(("#", "data:")) for target in targets)
+    anchors = {target[1:] for target in targets if target.startswith("#")} - {""}
     assert {anchor for anchor, _ in NAV} <= anchors <= set(ids)
     assert [attrs["id"] for tag, attrs in found.tags if tag == "section"] == [anchor for anchor, _ in NAV]
-
-
-def test_figures_have_text_alternatives_and_tables_have_headings(page: str) -> None:
-    found = outline(page)
     pictures = [attrs for tag, attrs in found.tags if tag == "svg"]
     assert pictures
     assert all(attrs.get("aria-hidden") == "true" or attrs.get("aria-label") for attrs in pictures)
     assert {attrs.get("scope") for tag, attrs in found.tags if tag == "th"} == {"row", "col"}
     assert sum(tag == "table" for tag, _ in found.tags) == sum(tag == "caption" for tag, _ in found.tags)
     assert [tag for tag, _ in found.tags].count("h1") == 1
-    assert page.index('lang="en"')
 
 
 def test_a_warning_is_shown_once(report: Report) -> None:
@@ -98,8 +84,6 @@ def test_a_warning_is_shown_once(report: Report) -> None:
 def test_near_duplicates_within_several_sets_take_one_line() -> None:
     pairs = [{"sets": [name], "images": 0, "near": count} for name, count in (("a", 2), ("b", 1))]
     assert describe_duplicates(pairs) == ["near-duplicates within a (2), b (1)"]
-    assert describe_duplicates(pairs[:1]) == ["near-duplicates within a (2)"]
-    assert describe_duplicates([{"sets": ["a"], "images": 1, "near": 0}, *pairs])[0] == "1 image occurs again in a"
 
 
 def test_the_numbers_are_those_of_the_results_best_first(report: Report, page: str) -> None:
@@ -179,30 +163,25 @@ def test_labels_sweep_thumbnails_validation_and_groups_are_optional(report: Repo
         item.id_accuracy_shaped = None
     text = render(report)
     assert outline(text).faults == []
-    assert "no labels" in text
-    assert "The sweep was not run" in text
-    assert "the benchmark has no validation sets" in text or "not searched" in text
+    for words in ("no labels", "The sweep was not run", "not searched"):
+        assert words in text
 
 
 def test_thumbnails_keep_to_their_budget(report: Report) -> None:
-    images = shown_images(report, list(report.methods))
-    full = data_urls(images)
-    assert set(full) == set(images)
-    half = data_urls(images, sum(map(len, full.values())) // 2)
-    assert sum(map(len, half.values())) <= sum(map(len, full.values())) // 2
-    assert half
-    assert data_urls(images, 10) == {}
+    full = shown_images(report, list(report.methods))
+    assert set(full) == set(report.thumbs)
+    budget = sum(map(len, full.values())) // 2
+    half = shown_images(report, list(report.methods), budget)
+    assert 0 < sum(map(len, half.values())) <= budget
+    assert list(half) == list(full)[: len(half)]
     assert re.match(r"data:image/webp;base64,[A-Za-z0-9+/=]+$", next(iter(full.values())))
 
 
 def test_a_page_is_made_of_the_report_in_memory_or_of_a_folder(folder: Path, page: str, tmp_path: Path) -> None:
-    report = Report.load(folder)
     assert write_html(folder) == folder / "report.html"
-    assert report.thumbs  # read while the folder is there
-    report.attach(report.scores.arrays, report.thumbs)
-    assert write_html(tmp_path, report) == tmp_path / "report.html"
-    assert (tmp_path / "report.html").read_text(encoding="utf-8") == page
-    assert [path.name for path in tmp_path.glob("[!.]*")] == ["report.html"]
+    path = write_html(tmp_path, Report.load(folder))
+    assert path.read_text(encoding="utf-8") == page
+    assert list(tmp_path.glob("[!.]*")) == [path]
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,8 @@ from rich.console import Console
 from idness.benchmark.results import Report
 from idness.core.errors import OptionError
 from idness.metrics import NAMES
-from idness.report.tables import (
-    Cell,
-    Heading,
-    Table,
-    by_set,
-    csv_text,
-    latex,
-    markdown,
-    options,
-    rich_table,
-    summary,
-    terminal_tables,
-    write_tables,
-)
+from idness.report import tables
+from idness.report.tables import Cell, Heading, Table, by_set, latex, markdown, rich_table, summary, terminal_tables
 from tests.benchmark.test_results import make_report
 
 SETS = ("cat", "frog", "ship", "mnist", "fashion-mnist", "quickdraw", "textures", "traffic-lights")
@@ -35,21 +23,20 @@ def full() -> Report:
     return make_report(rows=("msp", "ebo", "ash-s", "tempscale", "scale"), sets=SETS)
 
 
-def printed(report: Report, width: int) -> str:
+def printed(shown: list[Table], width: int) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    for table in terminal_tables(report, width, sets=True):
+    for table in shown:
         console.print(rich_table(table))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_terminal_tables_fit_80_columns_and_use_more() -> None:
-    narrow = printed(full(), 80)
-    assert max(len(line) for line in narrow.splitlines()) <= 80
-    assert "…" not in narrow
     many = make_report(rows=("msp",), sets=tuple(f"set-number-{number}" for number in range(30)))
-    assert max(len(line) for line in printed(many, 80).splitlines()) <= 80
-    assert printed(many, 80).count("number-") == 2 * 30
-    assert 80 < max(len(line) for line in printed(many, 140).splitlines()) <= 140
+    for report, width, least in ((full(), 80, 60), (many, 80, 60), (many, 140, 80)):
+        text = printed(terminal_tables(report, width, sets=True), width)
+        assert least < max(map(len, text.splitlines())) <= width
+        assert "…" not in text
+    assert text.count("number-") == 2 * 30
 
 
 def test_the_best_is_marked_and_headings_have_the_convention() -> None:
@@ -78,7 +65,7 @@ def test_options_and_how_they_were_chosen() -> None:
     report = full()
     report.failed = {"knn": "no images", "mds": "no images"}
     report.methods["msp"].dropped = ["k=1000: too many"]
-    table = options(report)
+    table = tables.options(report)
     assert [cell.text for cell in table.rows[-1]] == ["msp", "percentile 85", "best of 2", "90.00"]
     assert table.notes == ["left out: knn, mds (no images)", "msp: setting dropped, k=1000: too many"]
 
@@ -96,7 +83,7 @@ def test_markdown_and_latex_escape() -> None:
 
 
 def test_csv_has_every_number() -> None:
-    lines = list(csv.DictReader(io.StringIO(csv_text(full()))))
+    lines = list(csv.DictReader(io.StringIO(tables.csv_text(full()))))
     assert len(lines) == 5 * (2 + 8)
     first = next(line for line in lines if line["name"] == "frog" and line["method"] == "scale")
     assert float(first["auroc"]) == full().methods["scale"].sets["frog"].auroc
@@ -111,9 +98,7 @@ def test_text_forms_have_intervals_and_signs() -> None:
     assert "|---|--:|" in markdown(table)
     assert r"ebo & +1.00 [+0.5 to +1.5] \checkmark \\" in latex(table)
     assert r"{lr}" in latex(table)
-    console = Console(file=io.StringIO(), width=80, highlight=False)
-    console.print(rich_table(table))
-    assert "+1.00 [+0.5 to +1.5] ✓" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "+1.00 [+0.5 to +1.5] ✓" in printed([table], 80)
 
 
 @pytest.fixture(scope="module")
@@ -123,18 +108,14 @@ def measured(folder: Path) -> Report:
 
 def test_the_main_table_is_best_first_with_signs(measured: Report) -> None:
     assert measured.answer is not None
-    console = Console(file=io.StringIO(), width=80, highlight=False)
-    [table] = terminal_tables(measured, 80)
-    console.print(rich_table(table))
-    lines = console.file.getvalue().splitlines()[3:]  # type: ignore[attr-defined]
+    lines = printed(terminal_tables(measured, 80), 80).splitlines()[3:]
     names = [line.split()[0] for line in lines]
     assert names == list(measured.answer.auroc)
     means = [float(re.search(r"[\d.]+(?= ±)", line)[0]) for line in lines]  # type: ignore[index]
     assert means == sorted(means, reverse=True)
     assert lines[0].split()[1] == "★"
-    assert {name for name, line in zip(names, lines, strict=True) if line.split()[1] == "≈"} == set(
-        measured.answer.ties
-    )
+    tied = {line.split()[0] for line in lines if line.split()[1] == "≈"}
+    assert tied == set(measured.answer.ties)
     # Numbers are aligned with and without a sign.
     assert len({line.index("±") for line in lines}) == 1
 
@@ -148,21 +129,20 @@ def test_a_long_table_keeps_the_recommended_method_and_the_baselines(measured: R
     report.answer = replace(measured.answer, auroc=means, intervals=ends)
     [table] = terminal_tables(report, 80)
     names = [row[0].text for row in table.rows]
-    assert len(names) == 20
+    assert len(names) == 21
     assert {"msp", "ebo", "scale", measured.answer.use} <= set(names)
-    assert table.notes[-1] == "17 more methods are in results.md; --by-set prints all methods and sets."
+    assert table.notes[-1].startswith("16 more methods are in results.md")
     assert len(terminal_tables(report, 80, sets=True)[-1].rows) == 37
 
 
 def test_every_file_has_the_answer_and_the_order(measured: Report, tmp_path: Path) -> None:
     assert measured.answer is not None
-    write_tables(measured, tmp_path)
+    tables.write_tables(measured, tmp_path)
     order = list(measured.answer.auroc)
     text = (tmp_path / "results.md").read_text()
     assert text.startswith(f"{measured.answer.sentence} {measured.answer.cost}\n")
-    assert [line.split(" | ")[0][2:] for line in text.splitlines() if line.startswith("| ")][
-        1 : len(order) + 1
-    ] == order
+    rows = [line.split(" | ")[0][2:] for line in text.splitlines() if line.startswith("| ")]
+    assert rows[1 : len(order) + 1] == order
     tex = (tmp_path / "results.tex").read_text()
     assert tex.startswith(f"% {measured.answer.sentence}\n% {measured.answer.cost}\n")
     assert r"$\star$" in tex

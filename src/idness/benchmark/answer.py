@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from statistics import NormalDist
 
 import numpy as np
 
@@ -12,16 +13,8 @@ from idness.core.errors import IdnessError
 from idness.core.options import plain
 from idness.core.text import duration, listed, percentage, points, shorten
 from idness.detectors.registry import find
-from idness.intervals import (
-    Ranks,
-    fpr_draws,
-    images_needed,
-    mean_auroc_difference,
-    mean_auroc_interval,
-    normal_quantile,
-    ranks,
-)
-from idness.metrics import FPRS, Array, degenerate, title
+from idness.intervals import Ranks, fpr_draws, images_needed, mean_auroc_difference, mean_auroc_interval, ranks
+from idness.metrics import FPRS, Array, Convention, degenerate, title
 from idness.selection.recommend import chosen_row
 
 LEVEL = 0.95
@@ -86,15 +79,14 @@ def setting(report: Report, row: str) -> str:
         return item.label.partition("(")[2].removesuffix(")")
     if len(item.tried) < 2:
         return ""
-    searched = {key: item.options[key] for key in item.tried[0].options if key in item.options}
+    searched = {key: item.options[key] for key in item.tried[0]["options"] if key in item.options}
     # A text needs no name: react(percentile=85)+dice(percentile=10).
     return ", ".join(value if isinstance(value, str) else f"{key} {plain(value)}" for key, value in searched.items())
 
 
 def contenders(report: Report) -> list[str]:
     """Return the methods that may be the best: all but degenerate ones, unless there are no others."""
-    able = [row for row, found in report.methods.items() if not found.degenerate]
-    return able or list(report.methods)
+    return [row for row, found in report.methods.items() if not found.degenerate] or list(report.methods)
 
 
 def row_ranks(report: Report, row: str, weights: Mapping[str, float]) -> Ranks:
@@ -119,9 +111,8 @@ def rivals_of_best(found: Mapping[str, Ranks], able: Collection[str]) -> tuple[s
 
 def mark_significance(report: Report) -> None:
     """Mark the best method and its ties in each metric, on each set and group; the marks of a column hold together at 95 %."""
-    read, names, able = report.scores.of, list(ood_weights(report)), contenders(report)
-    scores = {row: (read(row, "id_test"), [read(row, name) for name in names]) for row in report.methods}
-    draws = {metric: fpr_draws(scores, metric, report.recall, draws=DRAWS) for metric in FPRS}
+    names, able = list(ood_weights(report)), contenders(report)
+    draws = {metric: draw_fprs(report, metric, list(report.methods), DRAWS) for metric in FPRS}
     columns = [("groups", group, sets) for group, sets in report.benchmark.groups.items()]
     for kind, column, sets in [*columns, *(("sets", name, [name]) for name in names)]:
         found = {row: getattr(method, kind)[column] for row, method in report.methods.items()}
@@ -135,6 +126,13 @@ def mark_significance(report: Report) -> None:
             found[first].marks[name] = "best"
             for row in ties:
                 found[row].marks[name] = "tie"
+
+
+def draw_fprs(report: Report, metric: Convention, rows: Sequence[str], draws: int) -> dict[str, Array]:
+    """Return bootstrap draws of the FPR of some methods on every OOD set, as `fpr_draws`."""
+    read, names = report.scores.of, ood_weights(report)
+    scores = {row: (read(row, "id_test"), [read(row, name) for name in names]) for row in rows}
+    return fpr_draws(scores, metric, report.recall, draws=draws)
 
 
 def too_few(report: Report, metric: str) -> dict[str, int]:
@@ -164,7 +162,7 @@ def _best_by_auroc(report: Report, sets: Sequence[str]) -> list[str]:
 def _best_by_fpr(values: Mapping[str, float], drawn: Mapping[str, Array]) -> list[str]:
     """Return the best method and its ties by a paired bootstrap."""
     best = min(values, key=lambda row: values[row])
-    reach = -normal_quantile((1 - joint_level(len(values))) / 2)
+    reach = -NormalDist().inv_cdf((1 - joint_level(len(values))) / 2)
     errors = {row: float((drawn[row] - drawn[best]).std()) for row in values}
     return [best, *(row for row in values if row != best and values[row] - values[best] <= reach * errors[row])]
 
@@ -212,9 +210,8 @@ def _evidence(report: Report, found: Answer) -> list[str]:
         f" difference (DeLong, adjusted for {len(report.methods) - 1} comparisons) contains zero."
     ]
     if found.rivals:  # by set: against the runner-up, or against the best method if it is another
-        second, who = found.best, "the best on the test sets"
-        if found.use == found.best:
-            second, who = found.rivals[0].row, "the runner-up"
+        leads = found.use == found.best
+        second, who = (found.rivals[0].row, "the runner-up") if leads else (found.best, "the best on the test sets")
         sides: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
         for name in ood_weights(report):
             one, other = (row_ranks(report, row, {name: 1.0}) for row in (found.use, second))
@@ -222,14 +219,10 @@ def _evidence(report: Report, found: Answer) -> list[str]:
             sides["better" if gap.low > 0 else "worse" if gap.high < 0 else "undecided"].append(shorten(name))
         parts = ", ".join(f"{word} on {len(names)} ({listed(names)})" for word, names in sides.items() if names)
         lines.append(f"By set, compared with {shorten(second)}, {who}, {use} is {parts} (paired DeLong test).")
-    leaders = {group: _best_by_auroc(report, sets) for group, sets in report.benchmark.groups.items()}
-    if len({best for best, *_ in leaders.values()}) > 1:
-        parts = "; ".join(
-            f"{shorten(best)} is best on {shorten(group)} OOD"
-            f" ({percentage(report.methods[best].groups[group].auroc, 1)} %{f', {len(ties)} tied' if ties else ''})"
-            for group, (best, *ties) in leaders.items()
-        )
-        lines.append(f"{parts}. If one kind matters more to you, choose by it.")
+    leaders = {group: _best_by_auroc(report, sets)[0] for group, sets in report.benchmark.groups.items()}
+    if len(set(leaders.values())) > 1:
+        parts = listed([f"{shorten(best)} on {shorten(group)} OOD" for group, best in leaders.items()])
+        lines.append(f"Different methods are best: {parts}. If one kind matters more to you, choose by it.")
     lines.append(_choice(report))
     if "msp" in found.auroc and found.use != "msp":
         gain = points(found.auroc[found.use] - found.auroc["msp"])
@@ -243,9 +236,8 @@ def _choice(report: Report) -> str:
     if all(found.validation_auroc is None for found in report.methods.values()):
         start = "There is no OOD validation set, so every method has its default options."
     if report.advised in report.methods:
-        return (
-            f"{start} The method was chosen without the test sets: {report.advised_why.removeprefix('Recommended: ')}"
-        )
+        why = report.advised_why.removeprefix("Recommended: ")
+        return f"{start} The method was chosen without the test sets: {why}"
     if report.advised:
         reason = report.failed.get(report.advised, "it was not among the methods")
         return f"{start} {report.advised_why} It was not measured here: {reason}."

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from idness.benchmark.answer import row_ranks, too_few, without_interval
-from idness.benchmark.results import Report
+from idness.benchmark.answer import draw_fprs, row_ranks, too_few, without_interval
+from idness.benchmark.results import Report, ood_weights
 from idness.core.errors import InputError, OptionError
-from idness.intervals import Difference, compare_runs, difference_of_draws, fpr_draws, mean_auroc_difference
+from idness.intervals import Difference, compare_runs, difference_of_draws, mean_auroc_difference
 from idness.metrics import FPRS, LOWER, WITH_INTERVAL
 
 DRAWS = 1000
@@ -74,10 +74,6 @@ class Comparison:
     blocks: tuple[Block, ...]
     notes: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
 
 def gather(specs: Sequence[str]) -> dict[str, list[Report]]:
     """Read the results to compare.
@@ -109,22 +105,21 @@ def compare(runs: Runs) -> Comparison:
     """
     if len(runs) < 2:
         raise OptionError(
-            f"compare: needs at least two results, got {len(runs)}; runs that differ in their seed count as one: name them a=... b=..."
+            "compare: needs at least two results; runs that differ in their seed count as one, name them a=... b=..."
         )
     baseline, *others = runs
     reports = [report for some in runs.values() for report in some]
     first = reports[0]
-    for name, some in runs.items():
-        for report in some:
-            _check_same_data(baseline, first, name, report)
+    for name, report in ((name, report) for name, some in runs.items() for report in some):
+        _check_same_data(baseline, first, name, report)
     rows = [row for row in first.methods if all(row in report.methods for report in reports)]
     if not rows:
         raise InputError("compare: the results have no method in common")
-    columns = {("group", name): sets for name, sets in first.benchmark.groups.items()}
-    columns |= {("set", name): [name] for sets in first.benchmark.groups.values() for name in sets}
-    pairs = {name: _Pair(runs[baseline], runs[name], rows) for name in others}
+    columns = [("group", name, sets) for name, sets in first.benchmark.groups.items()]
+    columns += [("set", name, [name]) for name in ood_weights(first)]
+    tests = {name: _paired_test(runs[baseline], runs[name], rows) for name in others}
 
-    def line(row: str, metric: str, kind: str, name: str) -> Line:
+    def line(row: str, metric: str, kind: str, name: str, sets: Sequence[str]) -> Line:
         numbers = {
             run: [float(getattr(getattr(report.methods[row], f"{kind}s")[name], metric)) for report in some]
             for run, some in runs.items()
@@ -132,20 +127,16 @@ def compare(runs: Runs) -> Comparison:
         values = [Value(float(np.mean(n)), float(np.std(n, ddof=1)) if len(n) > 1 else None) for n in numbers.values()]
         changes = []
         for run in others:
-            seeds = min(len(numbers[run]), len(numbers[baseline])) > 1
-            plain = float(np.mean(numbers[run]) - np.mean(numbers[baseline]))
-            found = (
-                compare_runs(numbers[run], numbers[baseline])
-                if seeds
-                else pairs[run].test(row, metric, columns[kind, name], plain)
-            )
+            new, old = numbers[run], numbers[baseline]
+            plain, seeds = float(np.mean(new) - np.mean(old)), min(len(new), len(old)) > 1
+            found = compare_runs(new, old) if seeds else tests[run](row, metric, sets, plain)
             changes.append(Change(*found, verdict=verdict(metric, found)) if found else Change(plain))
         return Line(row, tuple(values), tuple(changes))
 
     blocks = tuple(
-        Block(metric, kind, name, tuple(line(row, metric, kind, name) for row in rows))
+        Block(metric, kind, name, tuple(line(row, metric, kind, name, sets) for row in rows))
         for metric in WITH_INTERVAL
-        for kind, name in columns
+        for kind, name, sets in columns
     )
     counts = tuple(len(some) for some in runs.values())
     return Comparison(tuple(runs), counts, first.recall, blocks, tuple(_notes(runs, rows)))
@@ -158,31 +149,30 @@ def verdict(metric: str, change: Difference) -> Literal["", "better", "worse"]:
     return "better" if (change.value < 0) == (metric in LOWER) else "worse"
 
 
-class _Pair:
-    """Two single results with scores of the same images; tests nothing if one has several runs or no scores."""
+def _paired_test(
+    old: Sequence[Report], new: Sequence[Report], rows: Sequence[str]
+) -> Callable[[str, str, Sequence[str], float], Difference | None]:
+    """Return a test of a method's difference in a metric over some sets, of two single results.
 
-    def __init__(self, old: Sequence[Report], new: Sequence[Report], rows: Sequence[str]) -> None:
-        self.reports = [*new, *old]
-        self.able = len(self.reports) == 2 and all(report.has_scores for report in self.reports)
-        if self.able:
-            self.sets = [name for sets in old[0].benchmark.groups.values() for name in sets]
-            scores = {
-                f"{side}/{row}": (report.scores.of(row, "id_test"), [report.scores.of(row, name) for name in self.sets])
-                for side, report in enumerate(self.reports)
-                for row in rows
-            }
-            self.draws = {str(metric): fpr_draws(scores, metric, old[0].recall, draws=DRAWS) for metric in FPRS}
+    It returns None if one has several runs or no scores, or if there are too few images.
+    """
+    reports = [*new, *old]
+    if len(reports) != 2 or not all(report.has_scores for report in reports):
+        return lambda *_: None
+    names = list(ood_weights(reports[0]))
+    # The same seed draws the same images from both.
+    draws = {str(metric): [draw_fprs(report, metric, rows, DRAWS) for report in reports] for metric in FPRS}
 
-    def test(self, row: str, metric: str, sets: Sequence[str], difference: float) -> Difference | None:
-        """Return the paired difference of a method over some sets; None if there are no scores or too few images."""
-        if not self.able or (metric in FPRS and not {"id_test", *sets}.isdisjoint(too_few(self.reports[0], metric))):
-            return None
+    def test(row: str, metric: str, sets: Sequence[str], difference: float) -> Difference | None:
         if metric == "auroc":
-            new, old = (row_ranks(report, row, dict.fromkeys(sets, 1.0)) for report in self.reports)
-            return mean_auroc_difference(new, old)
-        columns = [self.sets.index(name) for name in sets]
-        drawn = [self.draws[metric][f"{side}/{row}"][:, columns].mean(axis=1) for side in (0, 1)]
-        return difference_of_draws(difference, *drawn)
+            one, other = (row_ranks(report, row, dict.fromkeys(sets, 1.0)) for report in reports)
+            return mean_auroc_difference(one, other)
+        if not {"id_test", *sets}.isdisjoint(too_few(reports[0], metric)):
+            return None
+        columns = [names.index(name) for name in sets]
+        return difference_of_draws(difference, *(drawn[row][:, columns].mean(axis=1) for drawn in draws[metric]))
+
+    return test
 
 
 def _check_same_data(name_a: str, a: Report, name_b: str, b: Report) -> None:
@@ -190,10 +180,9 @@ def _check_same_data(name_a: str, a: Report, name_b: str, b: Report) -> None:
     if a is b:
         return
     faults = []
-    if a.recall != b.recall:
-        faults.append(f"the recall ({a.recall:g} and {b.recall:g})")
-    if a.benchmark.groups != b.benchmark.groups:
-        faults.append(f"the groups ({a.benchmark.groups} and {b.benchmark.groups})")
+    for what, one, other in (("recall", a.recall, b.recall), ("groups", a.benchmark.groups, b.benchmark.groups)):
+        if one != other:
+            faults.append(f"the {what} ({one} and {other})")
     tested_a, tested_b = ({k: v for k, v in report.sets.items() if v.role in TESTED} for report in (a, b))
     for name in dict.fromkeys([*tested_a, *tested_b]):
         if name not in tested_a or name not in tested_b:
@@ -224,15 +213,9 @@ def _notes(runs: Runs, rows: Sequence[str]) -> list[str]:
         notes.append(f"the options differ, each chosen on its own network: {', '.join(changed)}")
     bare = [name for name, some in runs.items() if not all(report.has_scores for report in some)]
     if bare:
-        notes.append(
-            f"the differences of {', '.join(bare)} have no interval: paired tests need the scores.safetensors that idness bench"
-            " writes beside results.json"
-        )
+        notes.append(f"the differences of {', '.join(bare)} have no interval: tests need their scores.safetensors")
     if len(reports) == len(runs) and len({report.model.weights_sha256 for report in reports}) > 1:
-        notes.append(
-            "each result is a single training run: the intervals do not include the variation between seeds; compare several"
-            " seeds of each, as name=folder,folder"
-        )
+        notes.append("each result is a single training run: the intervals leave out the variation between seeds")
     notes += without_interval(reports[0])
     missing = {row for report in reports for row in report.methods} - set(rows)
     if missing:

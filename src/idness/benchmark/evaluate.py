@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from idness.benchmark.protocol import GROUPS
 from idness.benchmark.results import Metrics, Sweep, Wrong
 from idness.core.errors import DataError
-from idness.core.files import sha256_of
 from idness.core.types import Activations, Head
-from idness.data import ActivationsSet, ImageSet
-from idness.data.duplicates import DIGEST, EXACT
+from idness.data import ActivationsSet
 from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
 from idness.detectors.kernels import sharing
 from idness.intervals import mean_auroc_interval, mean_fpr_interval, ranks
@@ -34,25 +33,18 @@ Swept = tuple[str, float]
 class SetScores:
     """The scores of one set and what else is needed after its activations are gone: a few numbers per image."""
 
-    scores: dict[str, Array]
+    source: ActivationsSet
     index: Array
     digests: Array
-    role: str = ""
-    images: ImageSet | None = None
-    sha256: str = ""
-    skipped: list[tuple[int, str]] = field(default_factory=list)
+    scores: dict[str, Array] = field(default_factory=dict)
     swept: dict[Swept, Array] = field(default_factory=dict)
     predicted: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     labels: Array | None = None
     shaped_right: dict[str, int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        """Set the hash of the images in order, unless that of a file of activations is given."""
-        self.sha256 = self.sha256 or sha256_of(self.digests[:, :EXACT].tobytes())
-
     def item(self, index: int) -> str:
         """The name of an image."""
-        return str(index) if self.images is None else self.images.item(index)
+        return str(index) if self.source.images is None else self.source.images.item(index)
 
     @property
     def accuracy(self) -> float | None:
@@ -64,80 +56,66 @@ class SetScores:
         return self.shaped_right[row] / len(self.index) if row in self.shaped_right else self.accuracy
 
 
-class Scorer:
-    """Scores sets with fitted methods and with the variants of the sweep, and adds up the time of each method."""
+def score_set(
+    source: ActivationsSet, choices: Mapping[str, Choice], sweep: Mapping[Swept, Detector] | None = None
+) -> SetScores:
+    """Score a set with fitted methods, one shard in memory at a time; of training images, only hashes are needed.
 
-    def __init__(self, choices: Mapping[str, Choice], sweep: Mapping[Swept, Detector] | None = None) -> None:
-        self.choices, self.sweep = choices, dict(sweep or {})
-
-    def score(self, source: ActivationsSet) -> SetScores:
-        """Score a set with one shard in memory at a time; of training images, only hashes are needed.
-
-        Test sets are also scored with the variants of the sweep; for ID test images, the correct predictions of edited networks are
-        counted.
-        """
-        count, swept = source.count, self.sweep if source.role in ("id_test", *GROUPS) else {}
-        digests = np.zeros((count, DIGEST), np.uint8)
-        if source.role == "id_train" and source.index is not None and source.hashes is not None:  # loaded before
-            known = len(source.index)
-            digests[:known, : source.hashes.shape[1]] = source.hashes
-            index, hashes = source.index.numpy(), digests[:known]
-            return SetScores({}, index, hashes, source.role, source.images, source.sha256, source.skipped)
-        # All memory is allocated before the first shard, so that it is not fragmented.
-        keys: list[str | Swept] = [*self.choices, *swept]
-        scores = {key: np.empty(count, np.float32) for key in keys}
-        index, predicted, labels = (np.empty(count, np.int64) for _ in range(3))
-        skipped, right, labelled, end = list[tuple[int, str]](), dict[str, int](), True, 0
-        for shard in source.shards():
-            skipped += shard.skipped
-            if not len(shard):
-                continue
-            assert shard.index is not None
-            assert shard.hashes is not None
-            span = slice(end, end + len(shard))
-            end = span.stop
-            self._score_shard(shard, scores, span)
-            index[span], predicted[span] = shard.index, shard.logits.argmax(dim=1)
-            digests[span, : shard.hashes.shape[1]] = shard.hashes
-            if shard.labels is None:
-                labelled = False
-                continue
-            labels[span] = shard.labels
-            if source.role == "id_test":
-                self._count_right(shard, right)
-        if not end:
-            raise DataError(f"{source.name}: none of its images can be used; first reason: {skipped[0][1]}")
-        cut = {key: values[:end] for key, values in scores.items()}
-        return SetScores(
-            scores={row: cut[row] for row in self.choices},
-            index=index[:end],
-            digests=digests[:end],
-            role=source.role,
-            images=source.images,
-            sha256=source.sha256,
-            skipped=skipped,
-            swept={key: cut[key] for key in swept},
-            predicted=predicted[:end],
-            labels=labels[:end] if labelled else None,
-            shaped_right=right,
-        )
-
-    @sharing()
-    def _score_shard(self, acts: Activations, scores: Mapping[str | Swept, Array], span: slice) -> None:
-        for row, choice in self.choices.items():
-            start = time.perf_counter()
-            scores[row][span] = score_many([choice.detector], acts)[0].detach().cpu()
-            choice.seconds["score"] = choice.seconds.get("score", 0.0) + time.perf_counter() - start
-        swept = {key: detector for key, detector in self.sweep.items() if key in scores}
-        for key, found in zip(swept, score_many(list(swept.values()), acts), strict=True):
-            scores[key][span] = found.detach().cpu()
-
-    def _count_right(self, acts: Activations, counts: dict[str, int]) -> None:
-        assert acts.labels is not None
-        for row, choice in self.choices.items():
+    Test sets are also scored with the variants of the sweep. For ID test images, the correct predictions of edited networks are
+    counted.
+    """
+    if source.role == "id_train" and source.index is not None and source.hashes is not None:  # loaded before
+        return SetScores(source, source.index.numpy(), source.hashes.numpy())
+    count, swept = source.count, dict(sweep or {}) if source.role in ("id_test", *GROUPS) else {}
+    # All memory is allocated before the first shard, so that it is not fragmented.
+    scores: dict[Any, Array] = {key: np.empty(count, np.float32) for key in (*choices, *swept)}
+    index, predicted, labels = (np.empty(count, np.int64) for _ in range(3))
+    digests, right, labelled, end = list[Array](), dict[str, int](), True, 0
+    source.skipped = []
+    for shard in source.shards():
+        source.skipped += shard.skipped
+        if not len(shard):
+            continue
+        assert shard.index is not None
+        assert shard.hashes is not None
+        span = slice(end, end + len(shard))
+        end = span.stop
+        _score_shard(shard, choices, swept, {key: values[span] for key, values in scores.items()})
+        index[span], predicted[span] = shard.index, shard.logits.argmax(dim=1)
+        digests.append(shard.hashes.numpy().copy())  # a view would keep the shard in memory
+        if shard.labels is None:
+            labelled = False
+            continue
+        labels[span] = shard.labels
+        for row, choice in choices.items() if source.role == "id_test" else ():
             if isinstance(choice.detector, Enhancer):
-                right = choice.detector.shaped_logits(acts).argmax(dim=1).cpu().eq(acts.labels)
-                counts[row] = counts.get(row, 0) + int(right.sum())
+                hits = choice.detector.shaped_logits(shard).argmax(dim=1).cpu().eq(shard.labels)
+                right[row] = right.get(row, 0) + int(hits.sum())
+    if not end:
+        raise DataError(f"{source.name}: none of its images can be used; first reason: {source.skipped[0][1]}")
+    cut = {key: values[:end] for key, values in scores.items()}
+    return SetScores(
+        source,
+        index[:end],
+        np.concatenate(digests),
+        {row: cut[row] for row in choices},
+        {key: cut[key] for key in swept},
+        predicted[:end],
+        labels[:end] if labelled else None,
+        right,
+    )
+
+
+@sharing()
+def _score_shard(
+    acts: Activations, choices: Mapping[str, Choice], sweep: Mapping[Swept, Detector], into: Mapping[Any, Array]
+) -> None:
+    for row, choice in choices.items():
+        start = time.perf_counter()
+        into[row][:] = score_many([choice.detector], acts)[0].detach().cpu()
+        choice.seconds["score"] = choice.seconds.get("score", 0.0) + time.perf_counter() - start
+    for key, found in zip(sweep, score_many(list(sweep.values()), acts), strict=True):
+        into[key][:] = found.detach().cpu()
 
 
 def make_sweep(

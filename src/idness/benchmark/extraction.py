@@ -41,32 +41,27 @@ def benchmark_network(
     settings: Settings,
     progress: Progress,
 ) -> tuple[Head, Network | None, ModelInfo]:
-    """Open the network of a benchmark and check that it matches the sets.
+    """Open the network of a benchmark, check that it matches the sets, and return its head, itself and its description.
 
-    Returns:
-        The head, the network (None if all sets are activations and no model is given), and its description.
+    The network is None if all sets are activations and no model is given.
     """
     images = {entry.name: entry.data for entry in sets if isinstance(entry.data, ImageSet)}
     if model is None and not images:
         if bench.head is None:
             raise DataError(
-                f"benchmark {bench.name}: all sets are activations, so it needs head = a safetensors or .npz file with weight and"
-                " bias, or model="
+                f"benchmark {bench.name}: has activations only; needs head = a file with weight and bias, or model="
             )
         path = bench.root(settings.data) / bench.head
         head, digest = read_head(path)
         _check_classes(bench, sets, head)
-        sizes = {"features": head.width, "classes": head.classes, "parameters": 0}
-        return head, None, ModelInfo(spec="activations", weights=path.name, weights_sha256=digest, layer="", **sizes)
+        about: dict[str, Any] = {"spec": "activations", "weights": path.name, "weights_sha256": digest, "layer": ""}
+        return head, None, ModelInfo(**about, features=head.width, classes=head.classes, parameters=0)
     if model is None:
         if bench.name not in embedded.NETWORKS:
             raise ModelError(f"benchmark {bench.name}: needs model= (torchvision:NAME, timm:NAME or file.py:function)")
         model = embedded.default_model(bench.name)
-    options = replace(
-        settings.model_options(model),
-        preprocessing=None if bench.preprocessing is None else Preprocessing.from_dict(bench.preprocessing),
-        class_names=bench.class_names,
-    )
+    how = None if bench.preprocessing is None else Preprocessing.from_dict(bench.preprocessing)
+    options = replace(settings.model_options(model), preprocessing=how, class_names=bench.class_names)
     first = next((images[name] for name in ("id_test", "id_train", "id_val", *images) if name in images), None)
     network = _opened(options, first, sum(map(len, images.values())), settings, progress)
     head = network.split.head
@@ -106,15 +101,14 @@ def _check_classes(bench: Benchmark, sets: Sequence[OpenSet], head: Head, networ
     declared = len(bench.class_names) if bench.class_names else bench.classes
     if declared is not None and declared != classes:
         raise DataError(f"benchmark {bench.name}: has {declared} classes, the network {classes}; use another network")
-    for name, data, is_id in ((entry.name, entry.data, entry.is_id) for entry in sets):
+    for entry in sets:
+        name, data, is_id = entry.name, entry.data, entry.role.startswith("id_")
         labels: tuple[int, int] | None = None
         if isinstance(data, ActivationsFile):
             logits = classes if data.classes is None else data.classes
             if (data.features, logits) != (head.width, classes):
-                raise DataError(
-                    f"{name}: has {data.features} features and {logits} logits per image, the head {head.width} and {classes};"
-                    " use activations of the same network"
-                )
+                sizes = f"{data.features} features and {logits} logits per image, the head {head.width} and {classes}"
+                raise DataError(f"{name}: has {sizes}; use activations of the same network")
             data.head = Head(head.weight.cpu(), head.offset.cpu())  # computes the logits if the file has none
             labels = data.label_range() if is_id else None
         elif is_id and data.labels is not None and network is not None:
@@ -127,16 +121,11 @@ def _check_classes(bench: Benchmark, sets: Sequence[OpenSet], head: Head, networ
 
 def _unknown_classes(images: ImageSet, network: Network, classes: int, highest: int) -> str:
     """Return which classes of a set are not those of the network, and what to do."""
-    if highest >= (len(images.classes) or classes):
-        return f"has {highest + 1} classes, the network {classes}; use another network"
-    text = f"has {len(images.classes)} classes, the network {classes}"
-    if network.class_names is not None:
-        other = [name for name in images.classes if places_of([name], network.class_names, 0) is None]
-        known = len(images.classes) - len(other)
-        text += f"; {known} are names of its classes, {len(other)} are not ({abridged(other)})"
+    other = [name for name in images.classes if places_of([name], network.class_names or (), 0) is None]
+    which = f"; not among its class names: {abridged(other)}" if network.class_names else ""
     return (
-        f"{text}; write classes = [...] in the benchmark's file, the names of all {classes} in the order of the outputs"
-        " or a text file with one per line, or remove the folders of other classes"
+        f"has {max(len(images.classes), highest + 1)} classes, the network {classes}{which}; write classes = [...] in the benchmark's"
+        f" file, the names of all {classes} in the order of the outputs, remove other folders, or use another network"
     )
 
 
@@ -148,9 +137,10 @@ class Pass:
     sets: Sequence[ActivationsSet]
 
     def __post_init__(self) -> None:
-        most = {"id_train": TRAIN_SAMPLE}
-        fitted = [part for part in self.sets if part.role in ("id_train", "id_val", "ood_val")]
-        self.fitted_on = {part.name: part.load(most.get(part.role)) for part in fitted}
+        parts = {role: [part for part in self.sets if part.role == role] for role in ("id_train", "id_val", "ood_val")}
+        self.train = parts["id_train"][0].load(TRAIN_SAMPLE) if parts["id_train"] else None
+        self.val = parts["id_val"][0].load() if parts["id_val"] else None
+        self.ood_val = {part.name: part.load() for part in parts["ood_val"]}
 
 
 def run_passes(
@@ -158,9 +148,8 @@ def run_passes(
 ) -> tuple[list[Pass], dict[str, float]]:
     """Run the network over all images that are not in the store yet, once, and again for methods that edit images.
 
-    Returns:
-        The passes, that of the unedited images first, and the seconds (`extract`) and numbers of images that were run (`images`) and
-        found in the store (`cached`). Methods that edit images have no pass if some sets are activations.
+    Return the passes, that of the unedited images first, with the seconds and numbers of images that were run and found in the store.
+    Methods that edit images have no pass if some sets are activations.
     """
     start, store, counts = time.perf_counter(), FeatureStore(settings.cache), {"images": 0.0, "cached": 0.0}
     how: dict[str, Any] = {"batch_size": settings.batch_size, "workers": settings.workers, "progress": progress}
@@ -228,8 +217,7 @@ class Filled:
     unread: int
     first: str = ""
 
-    def describe(self) -> str:
-        """Return the numbers in one line."""
+    def __str__(self) -> str:
         left = f", {self.unread:,} skipped; first: {self.first}" if self.unread else ""
         return f"{self.name}: {self.images:,} images, {self.ran:,} run, {self.cached:,} found in the store{left}"
 
@@ -237,45 +225,41 @@ class Filled:
 def prepare_extraction(
     model: str | ModelOptions, sets: Sequence[str], settings: Settings, *, progress: Progress | None = None
 ) -> Extraction:
-    """Open the sets and the network, and build the engine.
+    """Open the sets, or all those of a benchmark by its name or TOML file, and the network, and build the engine.
 
-    Args:
-        model: the network's name, as `load_model` takes it, or its options, which replace those of `settings`.
-        sets: a benchmark's name or TOML file, for all its sets; or sets, as `open_set` takes them. A benchmark has its own
-            preprocessing and class names.
-        settings: the options of the run; `cache` is the store.
-        progress: progress callback.
+    A benchmark has its own preprocessing and class names; `settings.cache` is the store.
     """
-    options = settings.model_options(model)
-    progress, store = progress or Progress(), FeatureStore(settings.cache)
-    network: Network | None
+    options, progress = settings.model_options(model), progress or Progress()
+    network: Network | None = None
+    found: list[tuple[str, ImageSet | ActivationsFile]]
     if len(sets) == 1 and (sets[0] in names() or sets[0].endswith(".toml")):
         if options.preprocessing is not None or options.class_names:
             raise OptionError("preprocessing= and class_names= are part of the benchmark; write them into its file")
         bench = Benchmark.load(sets[0])
         opened = bench.open(settings.data, partial=settings.partial)
         _, network, _ = benchmark_network(bench, opened, options, settings, progress)
-        images = [(entry.name, entry.data) for entry in opened if isinstance(entry.data, ImageSet)]
+        found = [(entry.name, entry.data) for entry in opened]
     else:
-        images = [(found.source, found) for found in (_open_images(value, options.class_names) for value in sets)]
-        network = _opened(options, images[0][1], sum(len(found) for _, found in images), settings, progress)
-    if not images or network is None:
-        raise DataError(f"{listed(list(sets))}: has activations only; pass sets of images")
+        found = [(data.source, data) for data in (_open_argument(value, options.class_names) for value in sets)]
+    images = [(name, data) for name, data in found if isinstance(data, ImageSet)]
+    if not images or (network is None and len(images) < len(found)):
+        raise DataError(f"{listed(list(sets))}: has activations; pass sets of images")
+    if network is None:
+        network = _opened(options, images[0][1], sum(len(data) for _, data in images), settings, progress)
     sample = read_sample(images[0][1], network.preprocessing, FEW, workers=settings.workers)[1].pixels[:FEW]
     if network.split.runner is not None:
         inputs = as_input(network.split.model, network.preprocessing.normalize(sample))
         network = replace(network, engine=network.split.runner.prepare(network.split, inputs))
-    return Extraction(network, options, images, store, settings, sample)
+    return Extraction(network, options, images, FeatureStore(settings.cache), settings, sample)
 
 
 def run_extraction(job: Extraction, progress: Progress | None = None) -> list[Filled]:
     """Run the network over all images that are not in the store yet, in this process."""
-    progress = progress or Progress()
+    progress, found = progress or Progress(), []
     progress.phase("network", job.images)
-    found = []
+    how: dict[str, Any] = {"batch_size": job.settings.batch_size, "workers": job.settings.workers, "progress": progress}
     for name, images in job.sets:
-        batch_size, workers = job.settings.batch_size, job.settings.workers
-        key, ran = extract(job.network, images, job.store, batch_size=batch_size, workers=workers, progress=progress)
+        key, ran = extract(job.network, images, job.store, **how)
         found.append(filled(job.store, name, images, key, ran))
     return found
 
@@ -287,11 +271,8 @@ def filled(store: FeatureStore, name: str, images: ImageSet, key: str, ran: int)
     return Filled(name, len(images), ran, len(images) - ran, len(skipped), first)
 
 
-def _open_images(value: str, classes: Sequence[str]) -> ImageSet:
+def _open_argument(value: str, classes: Sequence[str]) -> ImageSet | ActivationsFile:
     """Open a set; folders of the network's classes are read in their order, as in a benchmark."""
     found = open_argument("sets", value)
-    if isinstance(found, ImageSet) and found.classes and set(found.classes) <= set(classes):
-        found = open_argument("sets", value, classes)
-    if not isinstance(found, ImageSet):
-        raise DataError(f"{value}: is a file of activations; pass a set of images")
-    return found
+    ordered = isinstance(found, ImageSet) and found.classes and set(found.classes) <= set(classes)
+    return open_argument("sets", value, classes) if ordered else found

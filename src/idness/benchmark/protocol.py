@@ -33,11 +33,6 @@ class OpenSet:
     role: str
     data: ImageSet | ActivationsFile
 
-    @property
-    def is_id(self) -> bool:
-        """Whether its images are in-distribution."""
-        return self.role.startswith("id_")
-
 
 @dataclass(frozen=True)
 class Benchmark:
@@ -81,12 +76,9 @@ class Benchmark:
             raise DataError(f"benchmark {self.name}: needs at least one set in [near] or [far]")
         names = [*(f"id_{part}" for part in self.id), *self.ood_val, *self.near, *self.far]
         for name in names:
-            if not NAME.fullmatch(name):
-                raise DataError(
-                    f"benchmark {self.name}: the name of a set has letters, digits, dots and dashes only, got {name!r}"
-                )
-            if names.count(name) > 1:
-                raise DataError(f"benchmark {self.name}: the names of sets must be unique, got {name!r} twice")
+            if not NAME.fullmatch(name) or names.count(name) > 1:
+                rule = "names of sets must be unique, of letters, digits, dots and dashes"
+                raise DataError(f"benchmark {self.name}: {rule}, got {name!r}")
 
     @classmethod
     def load(cls, name: str | Path) -> Benchmark:
@@ -98,12 +90,9 @@ class Benchmark:
                 raise unknown_name("benchmark", str(name), [*sorted(known), "path/to/file.toml"])
             path = known[str(name)]
             base = path.parent if path.stem in embedded.NETWORKS else None
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            what = "cannot be read" if path.exists() else "does not exist"
-            raise DataError(f"{path} {what}; idness bench --init writes a template") from error
-        return cls.from_text(text, path.stem, base)
+        if not path.is_file():
+            raise DataError(f"{path} does not exist; idness bench --init writes a template")
+        return cls.from_text(path.read_text(encoding="utf-8", errors="replace"), path.stem, base)
 
     @classmethod
     def from_text(cls, text: str, name: str, base: Path | None = None) -> Benchmark:
@@ -112,21 +101,18 @@ class Benchmark:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise DataError(f"benchmark {name}: is not TOML ({error})") from error
-        for key in table:
+        for key, value in table.items():
             if key not in KEYS:
                 raise DataError(f"benchmark {name}: unknown key {key!r}; known keys are {', '.join(KEYS)}")
-        for key in ("id", "ood_val", "preprocessing", *GROUPS):
-            if not isinstance(table.get(key, {}), dict):
-                raise DataError(f"benchmark {name}: [{key}] must be a table, got {table[key]!r}")
+            if key in ("id", "ood_val", "preprocessing", *GROUPS) and not isinstance(value, dict):
+                raise DataError(f"benchmark {name}: [{key}] must be a table, got {value!r}")
         classes = table.get("classes")
         if isinstance(classes, str):
-            classes = list(read_classes(classes, base))
-        if isinstance(classes, list) and all(isinstance(item, str) for item in classes):
+            classes = read_classes(classes, base)
+        elif isinstance(classes, list) and all(isinstance(item, str) for item in classes):
             classes = tuple(classes)
-        if not (classes is None or isinstance(classes, int | tuple)):
-            raise DataError(
-                f"benchmark {name}: classes must be a list of names, a text file of them, or their number, got {classes!r}"
-            )
+        elif not isinstance(classes, int | None):
+            raise DataError(f"benchmark {name}: classes must be names, a text file or a number, got {classes!r}")
         own = str(table.get("name", name))
         table |= {"name": own, "title": str(table.get("title", own)), "id": table.get("id", {}), "classes": classes}
         return cls(**table, base=base)
@@ -140,8 +126,7 @@ class Benchmark:
         """Return the folder that relative paths start from."""
         if data is not None:
             if not Path(data).is_dir():
-                what = "is not a folder" if Path(data).exists() else "does not exist"
-                raise DataError(f"data={str(data)!r} {what}; pass the folder that relative paths start from")
+                raise DataError(f"data={str(data)!r} is not a folder; pass the one that relative paths start from")
             return Path(data)
         if self.base is not None:
             return self.base
@@ -171,10 +156,11 @@ class Benchmark:
         enough = partial and "id_test" in roles and not roles.isdisjoint(GROUPS) and absent == set(problems)
         if problems and not enough:
             listed = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-            raise DataError(
-                f"benchmark {self.name}: {len(problems)} of {len(opened) + len(problems)} sets cannot be used: {listed};"
-                " data= is the folder that relative paths start from, partial=True leaves out missing sets"
+            count, hint = (
+                f"{len(problems)} of {len(wanted)}",
+                "data= is their folder, partial=True leaves out missing ones",
             )
+            raise DataError(f"benchmark {self.name}: {count} sets cannot be used: {listed}; {hint}")
         for name, problem in problems.items():
             warnings.warn(f"{name} is left out: {problem}", IdnessWarning, stacklevel=2)
         return opened
@@ -232,8 +218,8 @@ class Settings:
         """Return the options of the network; a `ModelOptions` is returned unchanged."""
         if isinstance(model, ModelOptions):
             return model
-        own = ("layer", "multi_label", "precision", "engine", "device", "threads")
-        return ModelOptions(model, self.weights, **{name: getattr(self, name) for name in own})
+        own = ("weights", "layer", "multi_label", "precision", "engine", "device", "threads")
+        return ModelOptions(model, **{name: getattr(self, name) for name in own})
 
 
 def _definitions() -> dict[str, Path]:

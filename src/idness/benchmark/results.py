@@ -13,7 +13,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,16 +32,10 @@ TABLES, PAGE = ("results.csv", "results.md", "results.tex"), "report.html"
 DERIVED = (*TABLES, PAGE)
 """Files that are made from a report."""
 
-Mark = Literal["best", "tie"]
-"""The best method in a metric, or one that is not significantly different from it."""
-
 
 @dataclass(kw_only=True)
 class Metrics:
-    """The five metrics of one set or group, and with labels two of a classifier that rejects images.
-
-    `intervals` are 95 % intervals (low, high) of three of them; `marks` name the metrics in which the method is the `best` or a `tie`.
-    """
+    """The metrics of one set or group, 95 % intervals of three, and `marks` of those in which the method is `best` or a `tie`."""
 
     auroc: float
     fpr_at_id_recall: float
@@ -52,20 +45,15 @@ class Metrics:
     aurc: float | None = None
     accepted_accuracy: float | None = None
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
-    marks: dict[str, Mark] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
-class Trial:
-    """A setting that the search tried, and its AUROC on validation data."""
-
-    options: dict[str, Any]
-    auroc: float
+    marks: dict[str, Literal["best", "tie"]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
 class MethodResult:
-    """The results of one method, and how its options were chosen; `degenerate` if nearly all images have the same score."""
+    """The results of one method, and how its options were chosen; `degenerate` if nearly all images have the same score.
+
+    `tried` are the settings that the search tried: their `options`, and their `auroc` on validation data.
+    """
 
     method: str
     label: str
@@ -73,7 +61,7 @@ class MethodResult:
     options: dict[str, Any]
     chosen_by: str
     validation_auroc: float | None = None
-    tried: list[Trial] = field(default_factory=list)
+    tried: list[dict[str, Any]] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     id_accuracy_shaped: float | None = None
     degenerate: bool = False
@@ -83,22 +71,14 @@ class MethodResult:
 
 
 @dataclass(kw_only=True)
-class Skipped:
-    """An image that could not be used, and the reason."""
-
-    item: str
-    reason: str
-
-
-@dataclass(kw_only=True)
 class SetInfo:
-    """A data set: its role, number of images, origin, and the hash of its images in order."""
+    """A data set: its role, number of images, origin, hash of its images in order, and each `item` skipped with the `reason`."""
 
     role: str
     images: int
     source: str
     sha256: str
-    skipped: list[Skipped] = field(default_factory=list)
+    skipped: list[dict[str, str]] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -230,11 +210,6 @@ class Report:
         """Read the JSON of `to_json`; `name` is the name of the file in errors."""
         return _DOCUMENT.parse(text, name)
 
-    @staticmethod
-    def schema() -> dict[str, Any]:
-        """Return the JSON Schema of `results.json`."""
-        return _DOCUMENT.schema()
-
     def attach(self, scores: Mapping[str, NDArray[Any]], thumbs: Mapping[str, NDArray[np.uint8]]) -> None:
         """Add scores and thumbnails, named as in their files."""
         self.__dict__["scores"], self.__dict__["thumbs"] = ScoreArrays(scores), dict(thumbs)
@@ -247,10 +222,7 @@ class Report:
         detected when it is read.
         """
         target = results_folder(folder)
-        arrays = {
-            SCORES: self.scores.arrays if self.has_scores else {},
-            THUMBS: self.thumbs if self._has(THUMBS) else {},
-        }
+        arrays = {SCORES: self.scores.arrays if self.has_scores else {}, THUMBS: self.thumbs}
         contents = {name: packed(found) for name, found in arrays.items() if found}
         self.files = {name: sha256_of(content) for name, content in contents.items()}
         target.write({**contents, RESULTS: self.to_json()})
@@ -316,17 +288,12 @@ class Report:
         return needed("pandas", "to_dataframe", "tables", StoreError).DataFrame(self.lines())
 
     def __repr__(self) -> str:
-        rows = [(self.methods[row].label, self.methods[row].groups) for row in best_first(self)]
-        table = [["AUROC %", *self.benchmark.groups]]
-        table += [[label, *(percentage(found.auroc) for found in groups.values())] for label, groups in rows]
-        width = max(len(shorten(label)) for label, *_ in table)
-        lines = [
-            f"{shorten(first):{width}}{''.join(f'{shorten(cell):>10}' for cell in cells)}" for first, *cells in table
-        ]
-        return "\n".join([f"Report: {shorten(self.benchmark.title)}, {shorten(self.model.spec)}", *lines])
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(repr(self))}</pre>"
+        lines = [f"Report: {shorten(self.benchmark.title)}, {shorten(self.model.spec)}"]
+        lines.append("AUROC %".ljust(40) + "".join(f"{shorten(group):>10}" for group in self.benchmark.groups))
+        for method in (self.methods[row] for row in best_first(self)):
+            cells = (f"{percentage(found.auroc):>10}" for found in method.groups.values())
+            lines.append(shorten(method.label).ljust(40) + "".join(cells))
+        return "\n".join(lines)
 
 
 class ScoreArrays:
@@ -342,10 +309,6 @@ class ScoreArrays:
     def index(self, name: str) -> NDArray[np.int64]:
         """Return the position of each image in its set."""
         return self._get(f"index/{name}")
-
-    def labels(self, name: str = "id_test") -> NDArray[np.int64] | None:
-        """Return the labels of a set, or None if they are unknown."""
-        return self._get(f"labels/{name}") if f"labels/{name}" in self.arrays else None
 
     def _get(self, name: str) -> NDArray[Any]:
         if name not in self.arrays:
@@ -368,16 +331,13 @@ def ood_weights(report: Report) -> dict[str, float]:
     return {name: 1 / (len(groups) * len(sets)) for sets in groups.values() for name in sets}
 
 
-def mean_auroc(report: Report, row: str) -> float:
-    """Return a method's mean AUROC, the mean of its group means."""
-    return sum(weight * report.methods[row].sets[name].auroc for name, weight in ood_weights(report).items())
-
-
 def best_first(report: Report) -> list[str]:
-    """Return the methods by mean AUROC, degenerate ones last."""
+    """Return the methods by mean AUROC, the mean of the group means, degenerate ones last."""
+    weights = ood_weights(report)
 
     def standing(row: str) -> tuple[bool, float]:
-        return not report.methods[row].degenerate, mean_auroc(report, row)
+        found = report.methods[row]
+        return not found.degenerate, sum(weight * found.sets[name].auroc for name, weight in weights.items())
 
     return sorted(report.methods, key=standing, reverse=True)
 
@@ -386,17 +346,12 @@ def describe_duplicates(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return `Report.duplicates` in words, near-duplicates within several sets in one line."""
     lines, within = [], []
     for pair in pairs:
-        names, same, near, parts = list(map(shorten, pair["sets"])), pair["images"], pair.get("near", 0), []
-        alone = len(names) == 1
-        if same:
-            where = f"again in {names[0]}" if alone else f"in both {' and '.join(names)}"
-            parts.append(f"{same} {'image occurs' if same == 1 else 'images occur'} {where}")
-        if near and alone and not same:
-            within.append(f"{names[0]} ({near})")
-        elif near:
-            where = f"within {names[0]}" if alone else f"between {' and '.join(names)}"
-            parts.append(f"{near} near-duplicate{'' if near == 1 else 's'} {where}")
-        lines += ["; ".join(parts)] if parts else []
+        names, same, near = " and ".join(map(shorten, pair["sets"])), pair["images"], pair.get("near", 0)
+        where = "twice in" if len(pair["sets"]) == 1 else "in both"
+        if where == "twice in" and not same:
+            within.append(f"{names} ({near})")
+        else:
+            lines.append(f"{same:,} images and {near:,} near-duplicates occur {where} {names}")
     return [*lines, f"near-duplicates within {', '.join(within)}"] if within else lines
 
 

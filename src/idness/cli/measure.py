@@ -136,7 +136,7 @@ def extract(
         print(json.dumps([asdict(entry) for entry in found], indent=1))
     else:
         for entry in found:
-            print(entry.describe())
+            print(entry)
     print_note(f"wrote {out}; use it with idness bench --cache {out}", quiet=quiet)
 
 
@@ -164,7 +164,7 @@ def compare(
         folder.check()
     found = compared(gather(results))
     if as_json:
-        print(json.dumps(found.to_dict(), indent=1, allow_nan=False))
+        print(json.dumps(asdict(found), indent=1, allow_nan=False))
     else:
         console = open_console()
         print_tables(console, comparison.tables(found, metrics, ("group", "set") if by_set else ("group",)))

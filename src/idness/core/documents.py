@@ -86,10 +86,6 @@ class Document(Generic[T]):
         """Write a file in one step."""
         return atomic_write(path, self.text(values))
 
-    def schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of the content."""
-        return self._adapter.json_schema()
-
     def bytes_of(self, path: Path, sha256: str | None = None) -> bytes:
         """Read the file or one that it names, and check its hash if given."""
         try:

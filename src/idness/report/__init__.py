@@ -14,6 +14,7 @@ __all__ = ["write_html"]
 
 def write_html(folder: str | os.PathLike[str], report: Report | None = None) -> Path:
     """Write `report.html` into a folder, of a report or of the results in the folder; return its path."""
-    from idness.report.page import write_html as write
+    from idness.benchmark.results import PAGE, Report, results_folder
+    from idness.report.page import render
 
-    return write(folder, report)
+    return results_folder(folder).write({PAGE: render(report or Report.load(os.fspath(folder)))})[0]

@@ -27,18 +27,13 @@ def legend(comparison: Comparison) -> list[str]:
     several = [shorten(name) for name, runs in zip(comparison.names, comparison.runs, strict=True) if runs > 1]
     changes = [change for block in comparison.blocks for line in block.lines for change in line.changes]
     tested = any(change.low is not None for change in changes)
-    how = (
-        ", with 95 % intervals; ✓ better and ✗ worse if the interval excludes zero"
-        if tested
-        else "; without intervals, their significance is unknown"
-    )
-    lines = [f"Percent. Differences are from {shorten(comparison.names[0])}, in points{how}."]
+    how = "with 95 % intervals; ✓ better and ✗ worse if the interval excludes zero"
+    how = how if tested else "without intervals, their significance is unknown"
+    lines = [f"Percent. Differences are from {shorten(comparison.names[0])}, in points, {how}."]
     if tested and len(several) < len(comparison.names):
         lines.append("Paired tests on the same images: DeLong for AUROC, bootstrap for FPR.")
     if several:
-        lines.append(
-            f"Mean ± standard deviation over seeds for {listed(several)}; seeds against seeds by Welch's test."
-        )
+        lines.append(f"Mean ± standard deviation over seeds for {listed(several)}; compared by Welch's test.")
     if 0 < len(several) < len(comparison.names):
         lines.append("One run against several has no interval; measure more seeds.")
     return [*lines, *(shorten(f"{sentence(note)}.", 400) for note in comparison.notes)]

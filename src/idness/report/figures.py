@@ -39,11 +39,8 @@ def looks(report: Report) -> dict[str, style.Mark]:
 
     These are the recommended one, the best ones, and well-known ones.
     """
-    ranked = best_first(report)
-    leaders = [
-        max(contenders(report), key=lambda row: report.methods[row].groups[group].auroc)
-        for group in report.benchmark.groups
-    ]
+    ranked, able = best_first(report), contenders(report)
+    leaders = [max(able, key=lambda row: report.methods[row].groups[group].auroc) for group in report.benchmark.groups]
     familiar = [row for row in BASELINES if row in report.methods]
     use = [report.answer.use] if report.answer else []
     chosen = dict.fromkeys([*use, *ranked[:1], *leaders, *familiar, *ranked[1:]])
@@ -243,7 +240,7 @@ def score_ridges(report: Report, row: str, prefix: str = "ridges") -> str:
         alt=f"Histograms of the scores of {shorten(row)}. Share of each OOD set that passes: {alt}",
         ids=ids, oods=oods, downs=[f"{foot - feet[0]:.1f}" for foot in feet[1:]],
         threshold=across(threshold) if low <= threshold <= high else "",
-        dashes=" ".join(f"{1.1 * part:g}" for part in style.LINES[1][1]),
+        dashes=style.dash_array(style.LINES[1], 1.1),
         lines=[(f"{foot - 0.12 * step:.1f}", *line) for foot, *line in zip(feet, labels, ["passes", *passed], strict=True)],
         ticks=[(across(value), text) for value, text in ticks], factor=factor,
         captions=[f"ID-ness score of {shorten(row, 24)}{outside}", f"{100 * report.recall:g} % of ID images are right of the line"],

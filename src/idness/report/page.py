@@ -5,37 +5,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from markupsafe import Markup
-from numpy.typing import NDArray
 from PIL import Image
 
 from idness.benchmark.answer import conclude, setting
-from idness.benchmark.results import PAGE, Report, best_first, describe_duplicates, ood_weights, results_folder
+from idness.benchmark.results import Report, best_first, describe_duplicates, ood_weights
 from idness.core.options import plain
 from idness.core.text import duration, listed, percentage, sentence, shorten, size
 from idness.metrics import SELECTIVE, WITH_INTERVAL, id_threshold, meaning, title
 from idness.report import figures, style
 from idness.report.tables import Cell, Heading, Table, by_set, left_out, options, selective, summary
 
-NAV = (
-    ("answer", "Answer"),
-    ("groups", "Groups"),
-    ("sets", "Sets"),
-    ("scores", "Scores"),
-    ("roc", "ROC"),
-    ("tradeoff", "Trade-off"),
-    ("percentiles", "Percentiles"),
-    ("mistakes", "Mistakes"),
-    ("cost", "Cost"),
-    ("provenance", "Provenance"),
-)
+SECTIONS = ("answer", "groups", "sets", "scores", "roc", "tradeoff", "percentiles", "mistakes", "cost", "provenance")
+NAV = [(name, {"roc": "ROC", "tradeoff": "Trade-off"}.get(name, name.capitalize())) for name in SECTIONS]
 BADGES = {
     "clear": "clear lead",
     "tie": "ties with others",
@@ -45,16 +31,10 @@ BADGES = {
 }
 BUDGET = 1_200_000
 """Bytes of all thumbnails of a page, as text."""
+QUALITY = 75
+"""Quality of the thumbnails, which are WebP images."""
 TINY = 64
 """Images of at most this many pixels are enlarged without smoothing."""
-QUALITIES = (90, 75, 55, 30)
-"""WebP qualities; the highest that fits the budget is used."""
-
-
-def write_html(folder: str | os.PathLike[str], report: Report | None = None) -> Path:
-    """Write `report.html` into a folder, of a report or of the results in the folder; return its path."""
-    (path,) = results_folder(folder).write({PAGE: render(report or Report.load(os.fspath(folder)))})
-    return path
 
 
 def render(report: Report) -> str:
@@ -63,15 +43,13 @@ def render(report: Report) -> str:
     assert found is not None
     order = best_first(report)
     first = [found.use, *(row for row in order if row != found.use)]
-    images = shown_images(report, first)
-    urls = data_urls(images)
+    urls = shown_images(report, first)
     ids = {name: f"t{index}" for index, name in enumerate(urls)}
     groups = report.benchmark.groups
     members = "; ".join(f"{shorten(group)}: {', '.join(map(shorten, names))}" for group, names in groups.items())
     means = f"Means over {len(ood_weights(report))} OOD sets, percent."
     labelled = report.id_accuracy is not None
-    if labelled:
-        means += f" ID accuracy of the plain network: {percentage(report.id_accuracy)} %."
+    means += f" ID accuracy of the plain network: {percentage(report.id_accuracy)} %." if labelled else ""
     return render_page(
         "report.html",
         title=f"{shorten(report.benchmark.title)}: {shorten(report.model.spec)} – idness",
@@ -86,11 +64,7 @@ def render(report: Report) -> str:
         badge=BADGES[found.kind],
         facts=facts(report),
         warnings=warnings(report),
-        ranking=_svg(
-            figures.ranking(report),
-            "rank",
-            "AUROC of each method with its 95 % interval; the next table has the numbers",
-        ),
+        ranking=_svg(figures.ranking(report), "rank", "AUROC of each method; the next table has the numbers"),
         groups_title=sentence(f"{listed([shorten(group) for group in groups])} OOD"),
         meanings={name: meaning(name, report.recall) for name in WITH_INTERVAL},
         main_table=replace(summary(report), notes=[means]),
@@ -104,18 +78,21 @@ def render(report: Report) -> str:
         ],
         shown_first=[shorten(row) for row in first],
         ridges=[Markup(figures.score_ridges(report, row, f"ridge{index}")) for index, row in enumerate(first)],
-        legend=[(shorten(row), _line_sample(mark)) for row, mark in figures.looks(report).items()],
+        legend=[
+            (shorten(row), style.LIGHTENED.get(mark.colour, mark.colour), style.dash_array(mark.line, 2))
+            for row, mark in figures.looks(report).items()
+        ],
         rocs=_svgs(report, figures.roc_curves, ood_weights(report), "ROC curves"),
         tradeoffs=_svgs(report, figures.tradeoff, groups if labelled else (), "ID accuracy against AUROC"),
         sweeps=_svgs(report, figures.percentile_sweep, groups if report.sweep else (), "AUROC against the percentile"),
-        thumbs=[(ids[name], Markup(url), max(images[name].shape) <= TINY) for name, url in urls.items()],
+        thumbs=[(ids[name], url, max(report.thumbs[name].shape) <= TINY) for name, url in urls.items()],
         mistakes=[mistakes(report, row, ids) for row in first] if report.wrong else [],
         cost=cost_sentence(report),
         cost_table=cost_table(report, order),
         provenance=provenance_section(report),
         set_table=set_table(report),
         skipped={
-            shorten(name): [f"{shorten(bad.item, 120)}: {shorten(bad.reason, 200)}" for bad in item.skipped[:100]]
+            shorten(name): [f"{shorten(bad['item'], 120)}: {shorten(bad['reason'], 200)}" for bad in item.skipped[:100]]
             for name, item in report.sets.items()
             if item.skipped
         },
@@ -145,14 +122,6 @@ def _svgs(report: Report, draw: Callable[[Report, str], Any], names: Iterable[st
         _svg(draw(report, name), f"{draw.__name__}{index}", f"{words}, {shorten(name)}; the tables have the numbers")
         for index, name in enumerate(names)
     ]
-
-
-def _line_sample(mark: style.Mark) -> Markup:
-    dashes = "" if isinstance(mark.line, str) else " ".join(f"{2 * part:g}" for part in mark.line[1])
-    return Markup(
-        '<svg width="34" height="8" aria-hidden="true"><line x1="0" x2="34" y1="4" y2="4" style="stroke: {}" stroke-width="2.4"'
-        ' stroke-dasharray="{}"/></svg>'
-    ).format(style.LIGHTENED.get(mark.colour, mark.colour), dashes)
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
@@ -194,9 +163,8 @@ def cost_sentence(report: Report) -> str:
     images, cached, network = (report.time[name] for name in ("images", "cached", "extract"))
     parts = []
     if images:
-        parts.append(
-            f"The network ran once over {images:,.0f} images in {duration(network)}, {images / network:,.0f} per second."
-        )
+        speed = f"{duration(network)}, {images / network:,.0f} per second"
+        parts.append(f"The network ran once over {images:,.0f} images in {speed}.")
     if cached:
         parts.append(f"Activations of {cached:,.0f} images were cached.")
     tried = sum(_tried(report, row) for row in report.methods)
@@ -254,34 +222,24 @@ def _pairs(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {'none' if value is None else plain(value)}" for key, value in values.items()) or "–"
 
 
-def shown_images(report: Report, rows: Sequence[str]) -> dict[str, NDArray[np.uint8]]:
-    """Return the thumbnails that the page shows, each once, those of the first methods first."""
+def shown_images(report: Report, rows: Sequence[str], budget: int = BUDGET) -> dict[str, Markup]:
+    """Return the thumbnails that the page shows as data URLs, those of the first methods first, until the budget is spent."""
     wanted = [f"{e.set}/{e.index}" for row in rows for part in report.wrong.get(row, {}).values() for e in part]
-    return {name: report.thumbs[name] for name in dict.fromkeys(wanted) if name in report.thumbs}
-
-
-def data_urls(images: Mapping[str, NDArray[np.uint8]], budget: int = BUDGET) -> dict[str, str]:
-    """Encode images as WebP data URLs in the best quality that fits the budget; the last ones are dropped if none does."""
-    urls: dict[str, str] = {}
-    for quality in QUALITIES:
-        urls = {name: _data_url(image, quality) for name, image in images.items()}
-        if sum(map(len, urls.values())) <= budget:
-            break
-    sizes = np.cumsum([len(url) for url in urls.values()])
-    return dict(list(urls.items())[: int((sizes <= budget).sum())])
-
-
-def _data_url(image: NDArray[np.uint8], quality: int) -> str:
-    stream = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(image)).save(stream, "WEBP", quality=quality, method=4)
-    return "data:image/webp;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
+    urls: dict[str, Markup] = {}
+    for name in dict.fromkeys(wanted):
+        if name in report.thumbs:
+            stream = io.BytesIO()
+            Image.fromarray(report.thumbs[name]).save(stream, "WEBP", quality=QUALITY)
+            url = "data:image/webp;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
+            budget -= len(url)
+            if budget < 0:
+                break
+            urls[name] = Markup(url)
+    return urls
 
 
 def mistakes(report: Report, row: str, ids: Mapping[str, str]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return the images with the worst scores of a method and their captions, under a title per group.
-
-    `ids` are the ids of the thumbnails on the page.
-    """
+    """Return the images with the worst scores of a method and their captions, under a title per group."""
     threshold = id_threshold(report.scores.of(row, "id_test"), report.recall)
     classes = dict(enumerate(shorten(name, 24) for name in report.benchmark.classes))
     found = []

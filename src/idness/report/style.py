@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
@@ -46,47 +45,37 @@ LINES: tuple[Any, ...] = (
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
+_INKED = (
+    "axes.labelcolor",
+    "axes.titlecolor",
+    "legend.labelcolor",
+    "text.color",
+    "xtick.labelcolor",
+    "ytick.labelcolor",
+)
+_MUTED = ("axes.edgecolor", "grid.color", "xtick.color", "ytick.color")
 _RC: dict[str, Any] = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": MUTED,
+    **dict.fromkeys(_INKED, INK),
+    **dict.fromkeys(_MUTED, MUTED),
+    **dict.fromkeys(("axes.labelsize", "font.size"), 9),
+    **dict.fromkeys(("legend.fontsize", "xtick.labelsize", "ytick.labelsize"), 8),
+    **dict.fromkeys(("axes.axisbelow", "axes.grid", "figure.constrained_layout.use"), True),
+    **dict.fromkeys(("axes.spines.right", "axes.spines.top", "legend.frameon"), False),
+    **dict.fromkeys(("grid.linewidth", "hatch.linewidth"), 0.6),
     "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.labelcolor": INK,
-    "axes.labelsize": 9,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
     "axes.titlelocation": "left",
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
-    "axes.titlecolor": INK,
-    "figure.constrained_layout.use": True,
     "figure.facecolor": PAPER,
-    # DejaVu comes with matplotlib, so the layout is the same everywhere.
-    "font.family": ["DejaVu Sans"],
-    "font.size": 9,
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib, so the layout is the same everywhere
     "grid.alpha": 0.28,
-    "grid.color": MUTED,
-    "grid.linewidth": 0.6,
-    "hatch.linewidth": 0.6,
-    "legend.fontsize": 8,
-    "legend.frameon": False,
-    "legend.labelcolor": INK,
     "lines.linewidth": 1.8,
     "lines.markersize": 5,
     "patch.linewidth": 0.8,
     "savefig.dpi": 150,
     "svg.fonttype": "none",
     "svg.hashsalt": "idness",
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "xtick.labelsize": 8,
-    "ytick.color": MUTED,
-    "ytick.labelcolor": INK,
-    "ytick.labelsize": 8,
 }
-
-
 _FONTS = re.compile(r"font-family: [^;\"]+")
 _COORDINATES = re.compile(r'\b(?:d|x|y|transform)="[^"]+"')
 _UNUSED = re.compile(r"<metadata>.*?</metadata>\s*", re.DOTALL)
@@ -107,16 +96,16 @@ def mark(index: int) -> Mark:
     return Mark(PALETTE[index % size], LINES[other], MARKERS[other])
 
 
+def dash_array(line: Any, width: float) -> str:
+    """Return a line style as an SVG stroke-dasharray of a line of this width."""
+    return "" if isinstance(line, str) else " ".join(f"{width * part:g}" for part in line[1])
+
+
 @cache
 def templates() -> Environment:
     """Return the environment of the page's templates, which escapes values by default."""
-    return Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+    return Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, **blocks)
 
 
 @contextmanager
@@ -128,12 +117,7 @@ def house_style() -> Iterator[None]:
 
 
 def new_figure(
-    rows: int = 1,
-    columns: int = 1,
-    *,
-    size: tuple[float, float] = (5.2, 3.2),
-    layout: Any = None,
-    **options: Any,
+    rows: int = 1, columns: int = 1, *, size: tuple[float, float] = (5.2, 3.2), layout: Any = None, **options: Any
 ) -> tuple[Any, Any]:
     """Return a new figure in the house style, outside pyplot, and its axes as `Figure.subplots` returns them."""
     with house_style():
@@ -146,9 +130,9 @@ def axes_or_new(ax: Any = None, *, size: tuple[float, float] = (5.2, 3.2)) -> An
     return new_figure(size=size)[1] if ax is None else ax
 
 
-def figure_of(ax: Axes) -> Any:
-    """Return the figure that axes belong to."""
-    return ax.get_figure(root=True) if hasattr(ax, "get_figure") else ax
+def figure_of(ax: Any) -> Any:
+    """Return the figure that axes belong to, or a figure itself."""
+    return ax.get_figure(root=True)
 
 
 def figure_svg(figure: Any, *, alt: str = "", prefix: str = "", adaptive: bool = True) -> str:
@@ -178,17 +162,9 @@ def figure_svg(figure: Any, *, alt: str = "", prefix: str = "", adaptive: bool =
 
 
 def save(figure: Any, path: str | Path, *, alt: str = "") -> list[Path]:
-    """Write a figure as SVG and PNG, each atomically, and return both paths.
-
-    Args:
-        figure: the figure, or axes of it.
-        path: the files without their suffix.
-        alt: a text alternative.
-    """
-    return [
-        atomic_write(Path(path).with_name(name), content)
-        for name, content in figure_files(figure, Path(path).name, alt=alt).items()
-    ]
+    """Write a figure (or axes of it) as SVG and PNG, each atomically, and return both paths; `path` has no suffix."""
+    files = figure_files(figure, Path(path).name, alt=alt)
+    return [atomic_write(Path(path).with_name(name), content) for name, content in files.items()]
 
 
 def figure_files(figure: Any, name: str, *, alt: str = "") -> dict[str, bytes]:
@@ -202,10 +178,9 @@ def figure_files(figure: Any, name: str, *, alt: str = "") -> dict[str, bytes]:
 
 def draw_legend(ax: Any, *, outside: bool = False, **options: Any) -> Any:
     """Add a legend without a frame, beside the axes if `outside`."""
+    beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0} if outside else {}
     with house_style():
-        if outside:
-            return ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, **options)
-        return ax.legend(**options)
+        return ax.legend(**beside, **options)
 
 
 def headline(ax: Any, title: str, *, x: str = "", y: str = "", at_top: bool = False) -> Any:

@@ -22,14 +22,12 @@ if TYPE_CHECKING:
 SIGNS = {"best": ("★ ", ""), "tie": ("≈ ", ""), "better": ("", " ✓"), "worse": ("", " ✗")}
 """What stands before and after a marked cell in text."""
 BOLD = ("best", "leads")
-LONG = 9
-"""Headings of the terminal that are longer than this are broken at dashes."""
+LONG, COLUMN = 9, 11
+"""Length of a heading in the terminal from which it is broken at dashes, and the width of its column."""
 WIDE, NARROW = 100, 80
 """Columns of a terminal from which all intervals are shown, and columns that tables by set may take at least."""
-ROWS = 20
-"""Rows of the main table in the terminal, which fit on a screen."""
-ALWAYS = ("msp", "ebo", "scale")
-"""Methods that are always shown: the baselines, and the one that the package is built on."""
+ROWS, ALWAYS = 18, ("msp", "ebo", "scale")
+"""Rows of the main table in the terminal, and methods that are always shown: the baselines, and the package's own."""
 _LATEX = {
     "\\": r"\textbackslash ", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde ", "^": r"\textasciicircum ", "\n": " ", "±": r"$\pm$", "·": r"$\cdot$", "–": "--", "−": "$-$",
@@ -151,12 +149,6 @@ def _texts(row: Sequence[Cell], escape: Callable[[str], str], bold: str) -> list
     return [bold.format(escape(str(cell))) if cell.mark in BOLD else escape(str(cell)) for cell in row]
 
 
-def _width(table: Table) -> int:
-    """Return the width of a table in the terminal."""
-    columns = zip(map(_broken, table.headings), *([str(cell) for cell in row] for row in table.rows), strict=True)
-    return sum(max(len(line) for text in column for line in text.split("\n")) + 2 for column in columns) - 2
-
-
 def _broken(heading: Heading) -> str:
     text = str(heading)
     return text.replace("-", "-\n") if len(text) > LONG else text
@@ -181,10 +173,7 @@ def fpr_name(fpr: str) -> str:
 def summary(report: Report, fpr: str = "id", *, wide: bool = True) -> Table:
     """Return the main table: AUROC and FPR of every method by group, and its ID accuracy, best method first.
 
-    Args:
-        report: the results.
-        fpr: the FPR convention, `id` or `ood`.
-        wide: whether text forms have all intervals, or only those of the first column.
+    `fpr` is the FPR convention, `id` or `ood`. Unless `wide`, text forms have intervals in the first column only.
     """
     name, rows, found, columns = fpr_name(fpr), best_first(report), report.answer, list[Column]()
     methods = [report.methods[row] for row in rows]
@@ -197,16 +186,15 @@ def summary(report: Report, fpr: str = "id", *, wide: bool = True) -> Table:
         metrics = [method.groups[group] for method in methods]
         errors = wide or not columns
         columns.append(_column(Heading(f"{shorten(group)}\nAUROC"), _numbers(metrics, "auroc"), errors=errors))
-        heading = Heading(f"{shorten(group)}\nFPR", at, "ascending")
-        columns.append(_column(heading, _numbers(metrics, name), errors=wide))
-    accuracy = ""
+        rate = Heading(f"{shorten(group)}\nFPR", at, "ascending")
+        columns.append(_column(rate, _numbers(metrics, name), errors=wide))
+    heading = f"{report.benchmark.title} · {report.model.spec}"
     if report.id_accuracy is not None:
-        accuracy = f" · ID accuracy {percentage(report.id_accuracy)} %"
-        shaped: list[Number] = [(method.id_accuracy_shaped, None, "") for method in methods]
-        columns.append(_column(Heading("ID acc.\nshaped"), shaped))
+        heading += f" · ID accuracy {percentage(report.id_accuracy)} %"
+        columns.append(_column(Heading("ID acc.\nshaped"), [(each.id_accuracy_shaped, None, "") for each in methods]))
     signs = "★ best of its column, ≈ not significantly different from it." if found else "best of each column in bold."
     notes = [f"FPR: {meaning(name, report.recall)} ({name}).", f"Percent; ± half of a 95 % interval; {signs}"]
-    return _by_method(report, f"{report.benchmark.title} · {report.model.spec}{accuracy}", columns, notes)
+    return _by_method(report, heading, columns, notes)
 
 
 def by_set(report: Report, metric: str = "auroc", sets: Sequence[str] | None = None) -> Table:
@@ -249,23 +237,13 @@ def csv_text(report: Report) -> str:
 
 
 def terminal_tables(report: Report, columns: int, fpr: str = "id", *, sets: bool = False) -> list[Table]:
-    """Return the tables that fit a terminal.
-
-    Args:
-        report: the results.
-        columns: the width of the terminal.
-        fpr: the FPR convention, `id` or `ood`.
-        sets: whether to show every method with its options and its numbers by set, instead of the best ones in the main table.
-    """
+    """Return the tables that fit a terminal: the main one with the best methods, or with `sets` all methods, options and sets."""
     main = summary(report, fpr, wide=columns >= WIDE)
     if sets:
-        room = max(columns, NARROW)
-        by_sets = [*_cut_by_set(report, "auroc", room), *_cut_by_set(report, fpr_name(fpr), room)]
-        return [options(report), *by_sets, main]
+        by_sets = [_cut_by_set(report, metric, max(columns, NARROW)) for metric in ("auroc", fpr_name(fpr))]
+        return [options(report), *by_sets[0], *by_sets[1], main]
     wanted = {*ALWAYS, report.answer.use if report.answer else ""}
-    asked = [row[0].text for row in main.rows if row[0].text in wanted]
-    room = ROWS - sum(name not in {row[0].text for row in main.rows[:ROWS]} for name in asked)
-    kept = [row for place, row in enumerate(main.rows) if place < room or row[0].text in wanted]
+    kept = [row for place, row in enumerate(main.rows) if place < ROWS or row[0].text in wanted]
     hidden = len(main.rows) - len(kept)
     more = [f"{hidden} more methods are in results.md; --by-set prints all methods and sets."] if hidden else []
     return [replace(main, rows=kept, notes=[*main.notes, *left_out(report.failed), *more])]
@@ -276,7 +254,7 @@ def write_tables(report: Report, folder: str | os.PathLike[str], fpr: str = "id"
     metrics = ("auroc", fpr_name(fpr), *selective(report))
     tables = [summary(report, fpr), *(by_set(report, metric) for metric in metrics), options(report)]
     answer = [] if report.answer is None else [report.answer.sentence, report.answer.cost, *report.answer.evidence]
-    said = "\n\n".join(filter(None, (" ".join(answer[:2]), " ".join(answer[2:])))) + "\n\n" if answer else ""
+    said = f"{' '.join(answer[:2])}\n\n{' '.join(answer[2:])}\n\n" if answer else ""
     comment = "".join(f"% {line}\n" for line in answer if line)
     texts = csv_text(report), said + "\n".join(map(markdown, tables)), comment + "\n".join(map(latex, tables))
     return results_folder(folder).write(dict(zip(TABLES, texts, strict=True)))
@@ -290,14 +268,11 @@ def left_out(failed: Mapping[str, str]) -> list[str]:
     return [f"left out: {', '.join(listed)} ({reason})" for reason, listed in reasons.items()]
 
 
-def _cut_by_set(report: Report, metric: str, room: int) -> list[Table]:
+def _cut_by_set(report: Report, metric: str, columns: int) -> list[Table]:
     """Return the table by set, or several tables if there is no room for all sets."""
-    parts: list[list[str]] = [[]]
-    for name in ood_weights(report):
-        if parts[-1] and _width(by_set(report, metric, [*parts[-1], name])) > room:
-            parts.append([])
-        parts[-1].append(name)
-    return [by_set(report, metric, part) for part in parts]
+    names, room = list(ood_weights(report)), columns - max(len(shorten(row, 60)) for row in report.methods)
+    most = max(room // COLUMN, 1)
+    return [by_set(report, metric, names[start : start + most]) for start in range(0, len(names), most)]
 
 
 def _by_method(report: Report, title: str, columns: Sequence[Column], notes: Sequence[str] = ()) -> Table:
