@@ -87,7 +87,8 @@ def test_template(tmp_path: Path) -> None:
         (("--precision", "fp8"), "precision must be one of"),
         (("--fpr", "95"), "fpr must be"),
         (("--batch-size", "0"), "greater than or equal to 1"),
-        (("--data", "nowhere"), "--data nowhere is not a folder"),
+        (("--data", "nowhere"), "--data nowhere does not exist"),
+        (("--data", "net.py"), "--data net.py is not a folder"),
         (("--device", "abacus"), "device must be"),
     ],
 )
