@@ -47,7 +47,7 @@ def test_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
     assert Benchmark.load("cifar10").root() == Path("data")
     assert Benchmark.load("cifar10").root(tmp_path) == tmp_path
-    with pytest.raises(DataError, match="nowhere. is not a folder"):
+    with pytest.raises(DataError, match="nowhere. does not exist"):
         bench.root(tmp_path / "nowhere")
 
 

@@ -126,7 +126,8 @@ class Benchmark:
         """Return the folder that relative paths start from."""
         if data is not None:
             if not Path(data).is_dir():
-                raise DataError(f"data={str(data)!r} is not a folder; pass the one that relative paths start from")
+                what = "is not a folder" if Path(data).exists() else "does not exist"
+                raise DataError(f"data={str(data)!r} {what}; pass the folder that relative paths start from")
             return Path(data)
         if self.base is not None:
             return self.base
