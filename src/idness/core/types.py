@@ -258,7 +258,8 @@ def check_match(owner: object, what: str, acts: Activations, head: Head) -> None
     # Allows for networks that ran in bfloat16; a wrong head is far off.
     if error > 0.05 * (1.0 + float(logits.abs().max())):
         where = f"{owner_name(owner)}: {what}"
-        raise InputError(f"{where} logits must be the head's for these features, got values off by {error:.3g}")
+        why = f"logits must be the head's for these features, got values off by {error:.3g}"
+        raise InputError(f"{where} {why}; are they of another network?")
 
 
 def is_signed(acts: Activations) -> bool:
