@@ -166,8 +166,15 @@ def page(result: dict[str, Any]) -> str:
     gaps = [(g, label, row["ish minus plain"][g]) for label, row in result["methods"].items() for g in SETS]
     better = [f"{label} ({g})" for g, label, gap in gaps if gap["low"] > 0]
     worse = [f"{label} ({g})" for g, label, gap in gaps if gap["high"] < 0]
+    largest = max(100 * abs(gap["auroc"]) for _, _, gap in gaps)
+    tuned = [
+        100 * (row["plain"][g]["auroc"] - row["base"][g]["auroc"]) for row in result["methods"].values() for g in SETS
+    ]
     lines += [
         "## Does ISH help here?",
+        "",
+        f"The largest difference between ISH and the plain fine-tune is {largest:.2f} points of AUROC; the plain fine-tune itself"
+        f" moves the methods by {min(tuned):+.2f} to {max(tuned):+.2f}.",
         "",
         f"Better than the plain fine-tune, interval above zero: {', '.join(better) or 'none'}.",
         "",

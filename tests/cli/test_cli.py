@@ -212,3 +212,40 @@ def test_one_thing_has_one_name_in_every_command():
         arguments = [each.name for each in made.params if each.param_type_name == "argument" and not each.hidden]
         assert ("model" in arguments) == (name in ("extract", "doctor", "calibrate"))  # if it is required
         assert ("--model" in flags[name]) == (name in ("bench", "score", "export", "serve", "train", "analyze"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("score guard . --batch=8", "--batch is now --batch-size"),
+        ("serve guard --batch 8", "--batch is now --batch-size"),
+        ("compare nosuch --sets", "--sets is now --by-set"),
+        ("train --data nosuch --out x --arch tiny_resnet", "--arch is now --model"),
+        ("data nosuch --set isun", "--set is now --sets"),
+        ("export guard guard.onnx", "the argument OUT is now --out"),
+        ("analyze cifar6:base nosuch.toml", "the argument MODEL is now --model"),
+    ],
+)
+def test_names_of_the_last_release_work_with_a_warning(old, new, tmp_path):
+    done = idness(*old.split(), cwd=tmp_path)
+    warning, error = done.stderr.splitlines()
+    assert warning == f"idness: warning: {new}; the old form works in this release only"
+    assert re.search("exist|unknown benchmark|no image", error)
+    assert done.returncode == 2
+
+
+def test_standard_error_may_be_closed(tmp_path: Path) -> None:
+    command = f"{shlex.join(PROCESS)} bench --init {tmp_path / 'b.toml'} 2>&-"
+    assert subprocess.run(command, shell=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("goes", "message"),
+    [(">/dev/full", "cannot write to standard output: No space left"), (">&-", "standard output is closed")],
+)
+def test_standard_output_that_takes_nothing_is_one_line(goes: str, message: str) -> None:
+    command = f"{shlex.join(PROCESS)} list {goes}"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"idness: {message}")
+    assert len(done.stderr.splitlines()) == 1

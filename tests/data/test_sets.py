@@ -4,6 +4,8 @@ import io
 import json
 import os
 import tarfile
+import tracemalloc
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from idness.data import (
 from idness.data.activations import read_head
 from idness.data.duplicates import digest
 from idness.data.open import _wrapped, object_set, open_images
+from idness.data.packed import NpzSet
 from idness.data.sets import find_images
 from idness.training import image_folder
 
@@ -443,3 +446,50 @@ def test_files_of_version_0_1_are_read(name: str, count: int) -> None:
         read_head(SAMPLES / f"{name}.npz")
     with pytest.raises(StoreError, match="must contain weight"):
         read_head(SAMPLES / f"{name}.safetensors")
+
+
+def test_a_maze_of_links_is_walked_once(tmp_path: Path) -> None:
+    """Each of 40 folders leads to the next by three ways: 3 to the power of 40 paths."""
+    (tmp_path / "a").mkdir()
+    write_images(tmp_path / "f0", 1)
+    for number in range(1, 40):
+        (tmp_path / f"f{number}").mkdir()
+        for link in "xyz":
+            (tmp_path / f"f{number}" / link).symlink_to(tmp_path / f"f{number - 1}")
+    (tmp_path / "a" / "in").symlink_to(tmp_path / "f39")
+    assert len(list(find_images([str(tmp_path / "a")]))) == len(folder_set(tmp_path / "a")) == 1
+
+
+@pytest.mark.parametrize("kind", ["labels", "images", "head"])
+def test_an_array_that_unpacks_to_gigabytes_is_refused_by_its_header(tmp_path: Path, kind: str) -> None:
+    """Archives of 1 MB whose members claim, and would unpack to, more than the process may have."""
+    bomb = {"labels": "labels", "images": "images", "head": "weight"}[kind]
+    others = {"labels": {"images": pixels(2)}, "images": {}, "head": {"bias": np.zeros(3)}}[kind]
+    np.savez(tmp_path / "x.npz", **others)
+    shape = (2, 40_000, 12_500) if kind == "images" else (1_000_000_000,)
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    with (
+        zipfile.ZipFile(tmp_path / "x.npz", "a", zipfile.ZIP_DEFLATED) as archive,
+        archive.open(f"{bomb}.npy", "w", force_zip64=True) as member,
+    ):
+        np.lib.format.write_array_header_1_0(member, header)
+        for _ in range(1000):
+            member.write(bytes(1_000_000))
+    tracemalloc.start()
+    with pytest.raises(
+        IdnessError, match=r"one label per image|at most 64,000,000 pixels|must contain weight \(C, D\)"
+    ):
+        read_head(tmp_path / "x.npz") if kind == "head" else NpzSet(tmp_path / "x.npz")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 20_000_000
+
+
+def test_damaged_npz_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, images=np.concatenate([pixels(200)] * 100))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="is damaged at image 199"):
+        NpzSet(path).stamp(0, 20_000)

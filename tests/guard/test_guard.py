@@ -3,13 +3,14 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import colour_world as world
 import pytest
 import torch
 from colour_world import HOW, known_tensors, ood_tensors
-from torch import nn
+from torch import Tensor, nn
 
 from idness.core.errors import ExportError, IdnessWarning, InputError, NotFittedError, OptionError
 from idness.detectors.registry import rows
@@ -285,3 +286,26 @@ def test_scores_far_above_calibration_get_a_caution(guard: Guard) -> None:
     verdict = guard.decide(acts)
     assert [record["caution"] is None for record in verdict.records()] == [True, False]
     assert "far above" in verdict[1]._repr_html_()
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+@pytest.mark.parametrize("method", ["scale", "vim", "weiper"])
+def test_default_dtype_changes_nothing(precision: torch.dtype, method: str, trained: nn.Module, tmp_path: Path) -> None:
+    model = copy.deepcopy(trained).to(precision)
+
+    def saved(folder: Path) -> list[Tensor]:
+        made = Guard(model, method, preprocessing=HOW).fit([known_tensors(120, first=3_000)])
+        made.calibrate([known_tensors(120)[0]]).save(folder)
+        if method == "scale":
+            with pytest.raises(ExportError, match="float64") if precision == torch.float64 else nullcontext():
+                made.to_onnx(folder / "guard.onnx")
+        return [known.judge(world.known("red", 5)).score for known in (made, Guard.load(folder, model))]
+
+    expected = saved(tmp_path / "float32")
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = saved(tmp_path / "float64")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(torch.cat(expected), torch.cat(found))
+    assert found[0].dtype == torch.float32

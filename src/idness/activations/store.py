@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
 from idness.core.documents import Document, packed
 from idness.core.errors import IdnessWarning
@@ -27,17 +28,28 @@ from idness.core.types import Activations
 FORMAT = 1
 
 
+class ShardName(TypedDict):
+    """The key of a shard and the hash of its file."""
+
+    key: str
+    sha256: str
+
+
 @dataclass(frozen=True)
 class StoreManifest:
-    """The shards of a finished set, each with its `key` and the `sha256` of its file, and where they come from."""
+    """The shards of a finished set, and where they come from."""
 
     key: str
     about: dict[str, Any]
-    shards: list[dict[str, str]]
+    shards: list[ShardName]
 
 
-_AGAIN = "delete it and run again to compute it again"
-_DOCUMENT = Document(content=StoreManifest, version=FORMAT, absent="run the benchmark to compute it", remedy=_AGAIN)
+_DOCUMENT = Document(
+    content=StoreManifest,
+    version=FORMAT,
+    absent="run the benchmark to compute it",
+    remedy="delete it and run again to compute it again",
+)
 
 
 class FeatureStore:
@@ -49,6 +61,7 @@ class FeatureStore:
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
         self.root = Path(root) if root is not None else default_root()
+        self._verified: dict[str, tuple[int, ...]] = {}
 
     def check(self, *, resume: bool) -> None:
         """Raise unless the folder is new or empty, or with `resume` a store."""
@@ -65,7 +78,9 @@ class FeatureStore:
         for path in sorted(self._shard(key, "").parent.glob(f"{key}-{'[0-9a-f]' * 64}.safetensors")):
             digest = path.stem.partition("-")[2]
             with suppress(OSError):  # another process may have removed it
+                state = _state(path)
                 if sha256(path) == digest:
+                    self._verified[digest] = state
                     return digest
             warnings.warn(
                 f"FeatureStore: {path.name} is damaged; it is removed and computed again", IdnessWarning, stacklevel=2
@@ -85,7 +100,7 @@ class FeatureStore:
 
     def finish(self, key: str, shards: Mapping[str, str], about: dict[str, Any]) -> None:
         """Write the manifest of a set whose shards, hashes by key, are all stored."""
-        names = [{"key": shard, "sha256": digest} for shard, digest in shards.items()]
+        names = [ShardName(key=shard, sha256=digest) for shard, digest in shards.items()]
         _DOCUMENT.write(self._manifest(key), StoreManifest(key, about, names))
         for folder in {self._shard(shard, "").parent for shard in shards}:
             remove_stale(folder)
@@ -103,21 +118,31 @@ class FeatureStore:
             yield self.read(shard, digest)
 
     def read(self, key: str, digest: str) -> Activations:
-        """Read one shard and verify its hash."""
+        """Read one shard; its hash is verified unless this object did so before and the file has not changed since."""
         path = self._shard(key, digest)
-        tensors, texts = _DOCUMENT.tensors_and_texts(path, digest)
+        state: tuple[int, ...] = ()
+        with suppress(OSError):
+            state = _state(path)
+        known = bool(state) and self._verified.get(digest) == state
+        tensors, texts = _DOCUMENT.tensors_and_texts(path, None if known else digest)
+        self._verified[digest] = state
         try:
+            skipped = [(int(place), str(reason)) for place, reason in json.loads(texts["about"])["skipped"]]
             acts = Activations(tensors["features"], tensors["logits"], tensors.get("labels"))
-            return replace(acts, index=tensors["index"], hashes=tensors["digests"], skipped=_skipped(texts))
+            return replace(acts, index=tensors["index"], hashes=tensors["digests"], skipped=skipped)
         except (KeyError, ValueError, TypeError) as error:
             raise _DOCUMENT.damaged(path, f"of another version: {error}") from error
 
     def skipped(self, key: str) -> list[tuple[int, str]]:
         """Return the images of a finished set without activations, and the reasons, by the headers of its shards alone."""
         found: list[tuple[int, str]] = []
-        for name in self.names(key).items():
-            with safe_open(self._shard(*name), framework="pt") as opened:
-                found += _skipped(opened.metadata())
+        for path in (self._shard(*name) for name in self.names(key).items()):
+            try:
+                with safe_open(path, framework="pt") as opened:
+                    about = json.loads((opened.metadata() or {})["about"])
+                found += [(int(place), str(reason)) for place, reason in about["skipped"]]
+            except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+                raise _DOCUMENT.damaged(path, f"{type(error).__name__}: {error}") from error
         return found
 
     def load(self, key: str) -> Activations:
@@ -131,11 +156,16 @@ class FeatureStore:
         return self.root / "shards" / key[:2] / f"{key}-{digest}.safetensors"
 
 
-def _skipped(texts: Mapping[str, str]) -> list[tuple[int, str]]:
-    return [(int(place), str(reason)) for place, reason in json.loads(texts["about"])["skipped"]]
+def _state(path: Path) -> tuple[int, ...]:
+    """Return what changes whenever a file does."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def default_root() -> Path:
     """Return the folder that is used by default."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "idness"
-    return Path(os.environ.get("IDNESS_CACHE") or cache).expanduser()
+    named = os.environ.get("IDNESS_CACHE")
+    if named:
+        return Path(named).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "idness"

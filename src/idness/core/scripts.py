@@ -82,7 +82,7 @@ class Script:
 
     def make(self, kind: type) -> Any:
         """Run the file and call the object with the arguments; an object of this kind is returned as it is."""
-        options = self.options  # errors in them are reported before the file runs
+        options = self.options  # read before the file runs
         with _importing_from(self.file):
             found = self.load()
             if isinstance(found, kind) and not options:
@@ -101,17 +101,26 @@ class Script:
 
 def approve(spec: str) -> None:
     """Remember that the user named this model; does nothing for models that are not Python files."""
-    if (script := Script.named(spec)) is not None:
+    script = Script.named(spec)
+    if script is None:
+        return
+    # Without a writable home the user names the model each time, as the error then says.
+    with suppress(IdnessError):
         entry = {script.key: sha256(script.file)}
-        with suppress(IdnessError):  # without a writable home the user names the model each time
-            atomic_write(_approvals_file(), json.dumps(_approvals() | entry, indent=1, sort_keys=True))
+        atomic_write(_approvals_file(), json.dumps(_approvals() | entry, indent=1, sort_keys=True))
 
 
 def approved(spec: str, what: str = "the guard's network", more: str = "", code: str = "") -> str:
     """Return a model with its file's folder, and refuse a Python file that the user has not named before.
 
-    Guards name a file without its folder: among the approved files of that name, the one with the identity `code` is preferred,
-    then the one in the current folder. The message names `what` the network belongs to, and `more` arguments to pass.
+    Guards name a file without its folder. Among the approved files of that name the one with the same content is preferred, if
+    that is known, then the one in the current folder.
+
+    Args:
+        spec: the model.
+        what: whose network it is, for the message.
+        more: what the user has to pass beside the model.
+        code: the script's identity, if it is known.
     """
     script = Script.named(spec)
     if script is None:
@@ -120,17 +129,26 @@ def approved(spec: str, what: str = "the guard's network", more: str = "", code:
     if script.file.parent == Path():
         ending = f"/{script.file.name}:{script.call}"
         keys += [key for key in known if key.replace(os.sep, "/").endswith(ending)]
-    present = [one for key in keys if (one := Script.named(key)) and one.file.is_file()]
-    found = [one for one in present if sha256(one.file) == known.get(one.key)]
+    found = [
+        one
+        for key in keys
+        if (one := Script.named(key)) and one.file.is_file() and sha256(one.file) == known.get(one.key)
+    ]
     if found:
         return next((one for one in found if code and one.identity() == code), found[0]).key
-    named = present[0].key if present else f"path/to/{script.file.name}:{script.call}"
-    why = "a Python file that you have not run with idness in its present form"
-    raise ModelError(f"{what} is made by {spec}, {why}; read it, then pass model={named!r}{more}")
+    if not script.file.is_file() and script.file.parent != Path():
+        raise ModelError(f"{what} is made by {spec}, which does not exist; pass model='path/to/file.py:FUNCTION'")
+    named = spec if script.file.is_file() else f"path/to/{spec}"
+    edited = [one for key in keys if key in known and (one := Script.named(key)) is not None and one.file.is_file()]
+    if edited:
+        why, named = "that has changed since you last ran it", spec if script.file.is_file() else edited[0].key
+    else:
+        why = "that you have not run with idness in its present form"
+    raise ModelError(f"{what} is made by {spec}, a Python file {why}; read it, then pass model={named!r}{more}")
 
 
 def _approvals() -> dict[str, Any]:
-    """Return the approved calls, each with the hash of its file; none if the list is missing or damaged."""
+    """Read the approved calls, each with the hash of its file; empty if the list is missing or damaged."""
     try:
         return dict(json.loads(_approvals_file().read_bytes()))
     except (OSError, ValueError, TypeError):
@@ -144,7 +162,7 @@ def _approvals_file() -> Path:
 
 @contextmanager
 def _importing_from(path: Path) -> Iterator[None]:
-    """Let the block import files beside this one, as `python file.py` would."""
+    """Let the block import the files beside this one, as `python file.py` would."""
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
     importlib.invalidate_caches()

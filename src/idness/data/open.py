@@ -21,7 +21,7 @@ from idness.core.errors import DataError, MissingError, needed, unknown_name
 from idness.core.text import masked
 from idness.data import embedded, sets
 from idness.data.decoding import SUFFIXES
-from idness.data.packed import TABLES, TableSet, npz_set, tar_set
+from idness.data.packed import TABLES, NpzSet, TableSet, tar_set
 from idness.data.sets import SET_SUFFIXES, ArraySet, FileSet, ImageSet
 from idness.data.urls import exists, explained, first_line, is_url, located, name_of, suffix_of
 
@@ -82,7 +82,7 @@ def open_set(
     openers: dict[str, Callable[[], ImageSet]] = {
         "folder": lambda: sets.folder_set(place, classes),
         "list": lambda: _list_set(place, table, base),
-        "npz": lambda: npz_set(_local(place), *names, classes),
+        "npz": lambda: NpzSet(_local(place), *names, classes),
         "parquet": lambda: TableSet(place, *names, table.get("split")),
         "webdataset": lambda: tar_set(place, classes, names[0]),
         "torchvision": lambda: _torchvision_set(str(place), base, table),

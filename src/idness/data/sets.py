@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 import os
 import re
 from bisect import bisect_right
@@ -22,7 +23,7 @@ from PIL import Image
 from idness.core.errors import DataError, StoreError
 from idness.core.files import atomic_write, key_of, sha256_of
 from idness.core.text import abridged, readable
-from idness.data.decoding import SUFFIXES, contents, decode_picture, to_rgb
+from idness.data.decoding import MAX_PIXELS, SUFFIXES, contents, decode_picture, to_rgb
 from idness.data.urls import explained, is_dated, listing, name_of, state_of
 
 if TYPE_CHECKING:
@@ -337,7 +338,10 @@ def check_images(name: str, dtype: Any, shape: tuple[int, ...]) -> int:
     axis = _channel_axis(shape[1:]) if len(shape) == 4 else None
     if dtype != np.uint8 or (len(shape) != 3 and axis is None) or 0 in shape[1:]:
         raise DataError(f"{name}: images must be uint8 (N, H, W) or with channels, got {dtype} of shape {shape}")
-    return 3 if axis is None or shape[1 + axis] == 1 else shape[1 + axis]
+    found = 1 if axis is None else shape[1 + axis]
+    if math.prod(shape[1:]) > found * MAX_PIXELS:
+        raise DataError(f"{name}: images must have at most {MAX_PIXELS:,} pixels, got shape {shape}; make them smaller")
+    return 3 if found == 1 else found
 
 
 def channels_last(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
