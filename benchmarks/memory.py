@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 
 from idness.data import embedded
-from idness.data.preprocess import encoded
 from ratios import report
 
 FEW, TIMES, TURNS = 1200, 10, 2
@@ -31,11 +28,11 @@ std = [0.2023, 0.1994, 0.2010]
 [id]
 train = "train.npz"
 val = "val.npz"
-test = "test.parquet"
+test = "test.npz"
 [ood_val]
 horse = "horse.npz"
 [far]
-many = "many.parquet"
+many = "many.npz"
 """
 RUN = """
 import sys, torch
@@ -63,8 +60,7 @@ def write(folder: Path, count: int) -> None:
         copies = [
             np.roll(images[:, :, :: 1 - 2 * (turn % 2)], turn, axis=1) for turn in range(-(-count // len(images)))
         ]
-        table = pyarrow.table({"image": [encoded(image)[0] for image in np.concatenate(copies)[:count]]})
-        pyarrow.parquet.write_table(table, folder / f"{name}.parquet", row_group_size=1024)
+        np.savez(folder / f"{name}.npz", images=np.concatenate(copies)[:count])
 
 
 def peak(count: int) -> int:

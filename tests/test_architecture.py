@@ -176,11 +176,11 @@ def test_the_tests_mirror_the_rooms():
 
 
 LARGEST = {
-    "src lines": 23_950,
-    "src modules": 150,
+    "src lines": 22_550,
+    "src modules": 148,
     "modules of bench": 90,
-    "tests lines": 20_350,
-    "tools lines": 6_350,
+    "tests lines": 19_340,
+    "tools lines": 6_010,
 }
 """Ceilings of the project's size; they go down, never up. The goals are 20,000, 140, 90, 18,000 and 6,000."""
 

@@ -78,9 +78,8 @@ class Mutant:
 
     def wrong(self, noticed: str) -> str:
         """Return why a run fails that noticed it or did not; empty if that is as expected."""
-        if noticed:
-            return "NOT EQUIVALENT" if self.equivalent else ""
-        return "" if self.equivalent else "SURVIVED"
+        expected = bool(noticed) != bool(self.equivalent)
+        return "" if expected else "NOT EQUIVALENT" if noticed else "SURVIVED"
 
     def line(self, noticed: str) -> str:
         """Write one line for the terminal."""
@@ -123,13 +122,11 @@ class FirstFailure:
 
     name = ""
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if report.failed:
             self.name = self.name or report.nodeid
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self.name = self.name or report.nodeid
+    pytest_collectreport = pytest_runtest_logreport
 
 
 def child(copy: Path, tests: Sequence[str], answer: Connection) -> None:

@@ -75,7 +75,7 @@ def test_all_that_is_missing_is_reported_at_once(tmp_path: Path) -> None:
     ("far", "message"),
     [
         ('{ pth = "far.npz" }', "grey: a set takes path, kind.*; got 'pth'"),
-        ('{ path = "far.npz", kind = "foldr" }', "grey: kind must be one of folder, list.*; got 'foldr'"),
+        ('{ path = "far.npz", kind = "foldr" }', "grey: kind must be one of folder, npz, list.*; got 'foldr'"),
         ("5", "grey: a set is a path or a table with a path, got 5"),
         (
             '"torchvision:LSUN"',

@@ -157,22 +157,26 @@ def test_unusable_npz_files_are_reported(tmp_path: Path) -> None:
     np.savez(tmp_path / "short.npz", images=pixels(2), labels=np.arange(3))
     (tmp_path / "bad.npz").write_bytes(b"not a zip")
     np.savez(tmp_path / "shapes.npz", images=pixels(2), labels=np.zeros((2, 2)))
+    np.savez_compressed(tmp_path / "large.npz", images=np.zeros((1, 8001, 8000), np.uint8))
     np.savez(tmp_path / "object.npz", images=np.array([{"a": 1}], dtype=object))
-    np.savez(tmp_path / "damaged.npz", images=np.concatenate([pixels(200)] * 100))
-    content = bytearray((tmp_path / "damaged.npz").read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    (tmp_path / "damaged.npz").write_bytes(content)
     for name, message in (
         ("float", "uint8"),
         ("names", "which array"),
-        ("short", "one whole number per image as labels"),
+        ("short", "one label per image"),
         ("bad", "is not an .npz"),
-        ("object", "is not an .npz file of uint8 images .Object arrays cannot be loaded"),
-        ("shapes", "one whole number per image as labels"),
-        ("damaged", "is not an .npz file of uint8 images .Bad CRC-32"),
+        ("object", "contains Python objects, which could run code"),
+        ("shapes", "labels must be a list of whole numbers"),
+        ("large", "at most 64,000,000 pixels"),
     ):
         with pytest.raises(DataError, match=message):
-            open_set(f"{name}.npz", tmp_path)
+            NpzSet(tmp_path / f"{name}.npz")
+    for count in (-3, 1_000_000_000):
+        with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive, archive.open("images.npy", "w") as member:
+            header = {"descr": "|u1", "fortran_order": False, "shape": (count, 6, 6, 3)}
+            np.lib.format.write_array_header_1_0(member, header)
+            member.write(pixels(2).tobytes())
+        with pytest.raises(DataError, match="array images is shorter than its shape"):
+            NpzSet(tmp_path / "x.npz")
 
 
 def test_image_list_as_openood_writes_it(tmp_path: Path) -> None:
@@ -358,14 +362,23 @@ def test_files_without_activations_are_reported(
 
 def test_damaged_files_of_activations_are_reported(tmp_path: Path) -> None:
     np.savez(tmp_path / "both.npz", features=np.zeros((3, 4)), images=pixels(3))
-    assert isinstance(open_set({"path": "both.npz", "images": "images"}, tmp_path), ArraySet)
+    assert isinstance(open_set({"path": "both.npz", "images": "images"}, tmp_path), NpzSet)
     for name in ("c.safetensors", "c.npz"):
         (tmp_path / name).write_bytes(b"junk")
         with pytest.raises(DataError, match="is not a safetensors or .npz file of activations"):
             open_set({"path": name, "kind": "activations"}, tmp_path)
     np.savez(tmp_path / "d.npz", features=np.array([{}, {}], dtype=object))
-    with pytest.raises(DataError, match="file of activations .Object arrays cannot be loaded"):
+    with pytest.raises(DataError, match="contains Python objects, which could run code"):
         open_set("d.npz", tmp_path)
+    np.savez_compressed(tmp_path / "e.npz", features=np.random.default_rng(0).random((50, 40)))
+    content = bytearray((tmp_path / "e.npz").read_bytes())
+    content[len(content) // 2] ^= 255
+    (tmp_path / "e.npz").write_bytes(content)
+    data = open_set("e.npz", tmp_path)
+    assert isinstance(data, ActivationsFile)
+    data.head = Head(torch.rand(3, 40))
+    with pytest.raises(DataError, match=r"e\.npz: is damaged"):
+        data.load()
 
 
 def save_arrays(path: Path, **arrays: torch.Tensor) -> None:

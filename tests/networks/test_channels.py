@@ -99,7 +99,7 @@ def test_a_network_of_many_channels_takes_arrays() -> None:
     assert torch.allclose(acts.logits, expected, atol=1e-5)
     with pytest.raises(ModelError, match="takes images of 5 channels, mean and std have 3 numbers"):
         open_network(ModelOptions(model, preprocessing=Preprocessing(resize=(8, 8), mean=(0.5, 0.5, 0.5))))
-    with pytest.raises(DataError, match=r"of shape \(height, width, 3\), one channel per number of mean and std"):
+    with pytest.raises(DataError, match=r"must be uint8 \(height, width, 3\), got uint8 of shape"):
         open_network(ModelOptions(model, preprocessing=Preprocessing(mean=(0.5, 0.5, 0.5))), images=last)
 
 

@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from colour_world import known
 
@@ -36,45 +38,85 @@ print("ended", flush=True)
 """
 
 
-@pytest.mark.fault(
-    "SIGTERM or SIGINT while requests are in progress",
-    does="every request whose connection was accepted is answered; no process is left",
-)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_loses_no_accepted_request_and_leaves_nothing_behind(
-    guard: Guard, number: signal.Signals, tmp_path: Path
-) -> None:
-    """The network waits before every batch, so that many requests are in progress when the signal arrives."""
-    words = [sys.executable, "-c", CODE, str(guard.save(tmp_path / "guard", bundle=True)), str(SAMPLES), "0.15"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment
-    ) as started, ExitStack() as stack:  # fmt: skip
-        stack.callback(started.kill)
-        assert started.stdout is not None
+@contextmanager
+def server_process(guard: Guard, folder: Path, seconds: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Serve a guard in a process whose network waits before every batch; yield the process and its address."""
+    started = subprocess.Popen(
+        [sys.executable, "-c", CODE, str(guard.save(folder, bundle=True)), str(SAMPLES), str(seconds)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert started.stdout is not None
+    with started.stdout:
         address = started.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", address)
-        place = "127.0.0.1", int(address.rpartition(":")[2])
-        in_transit, _ = (stack.enter_context(socket.create_connection(place, timeout=60)) for _ in range(2))
-        in_transit.sendall(request(RED)[:200])  # the other stays idle, and does not delay the stop
-        time.sleep(0.3)
-        sent = [stack.enter_context(socket.create_connection(place, timeout=60)) for _ in range(24)]
-        for seed, link in enumerate(sent):
-            link.sendall(request(png(known("red", seed))))
-        # Some requests are in the queue, some still in socket buffers. Six batches take about a second.
-        started.send_signal(number)
-        time.sleep(0.3)
-        in_transit.sendall(request(RED)[200:])
-        for link in (*sent, in_transit):
-            answer = b"".join(iter(lambda link=link: link.recv(65536), b""))
-            assert answer.startswith(b"HTTP/1.1 200")
-            assert b'"is_ood"' in answer
-        assert started.wait(20) == 0
-        assert started.stdout.read().strip().endswith("ended")
-        with pytest.raises(ProcessLookupError):
-            os.killpg(started.pid, 0)
+        yield started, address
+        if started.poll() is None:
+            started.kill()
+        started.wait()
+
+
+@pytest.fixture
+def process(guard: Guard, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A slow server, so that many requests are in progress when a signal arrives."""
+    with server_process(guard, tmp_path / "guard", 0.15) as found:
+        yield found
 
 
 def request(body: bytes) -> bytes:
     kind = b"Content-Type: image/png\r\nConnection: close"
     return b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\n%s\r\nContent-Length: %d\r\n\r\n" % (kind, len(body)) + body
+
+
+def read_all(link: socket.socket) -> bytes:
+    answer = b""
+    while piece := link.recv(65536):
+        answer += piece
+    return answer
+
+
+@pytest.mark.fault(
+    "SIGTERM or SIGINT while requests are in progress",
+    does="every request whose connection was accepted is answered; no process is left",
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_loses_no_accepted_request_and_leaves_nothing_behind(process, number: signal.Signals) -> None:
+    started, address = process
+    host, port = address.removeprefix("http://").split(":")
+    with ExitStack() as stack:
+        links = [stack.enter_context(socket.create_connection((host, int(port)), timeout=60)) for _ in range(24)]
+        for seed, link in enumerate(links):
+            link.sendall(request(png(known("red", seed))))
+        # Some requests are in the queue, some still in socket buffers. Six batches take about a second.
+        started.send_signal(number)
+        answers = [read_all(link) for link in links]
+    assert all(answer.startswith(b"HTTP/1.1 200") and b'"is_ood"' in answer for answer in answers)
+    assert started.wait(20) == 0
+    assert started.stdout.read().strip().endswith("ended")
+    with pytest.raises(ProcessLookupError):
+        os.killpg(started.pid, 0)
+
+
+def test_a_request_in_transit_is_answered_after_the_signal(process) -> None:
+    started, address = process
+    host, port = address.removeprefix("http://").split(":")
+    whole = request(RED)
+    with socket.create_connection((host, int(port)), timeout=20) as link:
+        link.sendall(whole[:200])
+        time.sleep(0.3)
+        started.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        link.sendall(whole[200:])
+        assert link.recv(65536).startswith(b"HTTP/1.1 200")
+    assert started.wait(20) == 0
+
+
+def test_an_idle_client_does_not_delay_the_stop(process) -> None:
+    started, address = process
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20), httpx.Client() as client:
+        assert client.get(f"{address}/healthz").status_code == 200  # and this one stays open, idle
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(10) == 0

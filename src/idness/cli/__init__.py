@@ -182,7 +182,7 @@ def _named() -> str | None:
 
 def _with_new_names(words: list[str]) -> list[str]:
     """Replace options and positions of 0.1 by those of today, with a warning."""
-    named, found = _named(), []
+    named, found = _named(), list[str]()
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         new = RENAMED.get(named or "", {}).get(name)
