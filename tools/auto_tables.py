@@ -189,7 +189,7 @@ def details(name: str, network: Network) -> str:
         f" accuracy {100 * network['accuracy']:.1f} %. ID: {images['train']} images to learn from, {images['val']} to compare on"
         f" ({stand_in} of them for pseudo-OOD images), {images['test']} to test. Near: {sets['near']}. Far: {sets['far']}."
         + (f" Methods of two passes (odin, adascale) saw one in {every} of these." if every > 1 else "")
-        + f" `auto`: {network['auto']['why']}; {network['auto']['risk']}."
+        + f" `auto`: {network['auto']['why'].rstrip('.')}; {network['auto']['risk'].rstrip('.')}."
     )
 
 
