@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ratios import RESULTS
@@ -31,10 +32,15 @@ class Goal:
 
     def line(self) -> str:
         """Return the row of the table."""
-        values = self.found(json.loads((RESULTS / f"{self.file}.json").read_text())["rows"])
+        values, before = self.values(RESULTS), self.values(RESULTS / "before")
         verdict = "" if self.met is None else self._verdict(self.met(values))
         said = "; ".join(filter(None, (verdict, self.remark)))
-        return f"| {self.work} (`{self.file}.json`) | {self.wanted} | {self.shown.format(*values)} | {said} |"
+        measured = " | ".join(self.shown.format(*each) if each else "–" for each in (before, values))
+        return f"| {self.work} (`{self.file}.json`) | {self.wanted} | {measured} | {said} |"
+
+    def values(self, folder: Path) -> list[float]:
+        """Return the numbers that were measured; none if an earlier run did not measure them."""
+        return self.found(json.loads((folder / f"{self.file}.json").read_text())["rows"])
 
     def _verdict(self, met: list[bool]) -> str:
         if len(set(met)) == 1:
@@ -142,10 +148,11 @@ def text(goals: Iterable[Goal]) -> str:
         "# Goals of speed, and what was reached",
         "",
         "Made by `python benchmarks/goals.py` from the other files of this folder; `make speed` measures them all again. CPU seconds of one"
-        f" thread, in turns within one run, on {machine['cores']} cores of {machine['processor']}. Each file says how far turns differ.",
+        f" thread, in turns within one run, on {machine['cores']} cores of {machine['processor']}. Each file says how far turns differ."
+        " Before: measured before the package was restructured (`before/`).",
         "",
-        "| work | wanted | reached | |",
-        "|---|--:|--:|---|",
+        "| work | wanted | before | now | |",
+        "|---|--:|--:|--:|---|",
         *(goal.line() for goal in goals),
         "",
     ]

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import spearmanr
 from torch import Tensor
 
 import auto_tables
@@ -148,7 +147,6 @@ def study(setup: Setup) -> tuple[dict[str, Any], Scored]:
     # By their gain on their own images, which are fewer for some methods of two passes.
     singles = {row: item["difference to ebo"][0] for row, item in methods.items() if row not in FUSED}
     best = max(singles, key=lambda row: singles[row])
-    order = [(methods[row]["stand-ins"], value) for row, value in singles.items() if "stand-ins" in methods[row]]
     rival = ranks_of(scored.scores[best], setup)
     ours = beside[best][1] if best in beside else ranks_of(scored.scores["auto"], setup)
     assert setup.test.labels is not None
@@ -166,7 +164,6 @@ def study(setup: Setup) -> tuple[dict[str, Any], Scored]:
         "best single": best,
         "regret": _rounded(*mean_auroc_difference(rival, ours)[:3]),
         "fuse with energy": with_energy(scored.scores, setup, plain),
-        "spearman": round(float(spearmanr(*zip(*order, strict=True)).statistic), 3),
         **advised,
         "methods": methods,
         "left out": scored.failed,
@@ -209,23 +206,21 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PLANS)}; all if not given")
     parser.add_argument("--data", type=Path, default=REPOSITORY / ".data", help="folder of tools/fetch.py")
     parser.add_argument("--shared", type=Path, default=SHARED, help="folder of real data beside the repository")
-    parser.add_argument("--nets", type=Path, default=NETS, help="folder of tools/auto_networks.py")
     parser.add_argument(
         "--keep", action="store_true", help="keep the last figures of networks that are not available now"
     )
     parser.add_argument("--tables", action="store_true", help="only write the tables again from auto.json")
-    parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the results")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    place = given.to / "auto.json"
+    place = RESULTS / "auto.json"
     former = json.loads(place.read_text(encoding="utf-8")) if (given.keep or given.tables) and place.is_file() else None
     if given.tables and former is not None:
-        write(former, given.to)
+        write(former, RESULTS)
         return 0
     networks = {}
     for name in given.names or PLANS:
         try:
-            setup = open_setup(name, Places(given.data, given.shared, given.nets))
+            setup = open_setup(name, Places(given.data, given.shared, NETS))
         except TURNED_BACK as error:
             print(f"{name}: skipped: {error}", flush=True)
             continue
@@ -239,7 +234,7 @@ def main() -> int:
         networks = _with_former(networks, former)
     missing = {name: plan.about for name, plan in PLANS.items() if name not in networks}
     command = " ".join(["python tools/auto_study.py", *given.names, *(["--keep"] if given.keep else [])])
-    write({"command": command, "networks": networks, "passed over": missing}, given.to)
+    write({"command": command, "networks": networks, "passed over": missing}, RESULTS)
     return 0
 
 
