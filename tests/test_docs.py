@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import inspect
 import os
 import re
@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,17 +19,9 @@ from tests.cli.running import idness
 from .code_blocks import ROOT, Block, blocks_of, run_document
 from .workspace import make_workspace
 
-
-def _tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-PAGES = _tool("docs_pages")
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(ROOT / "tools"))
+    PAGES = importlib.import_module("docs_pages")
 WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOCUMENTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in WRITTEN if path.is_file()}
 DOCUMENTS |= {f"docs/{name}": text for name, text in PAGES.pages().items() if name != "results.md"}

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import json
 import re
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -94,6 +95,7 @@ class Outline(HTMLParser):
     """The structure of a page: headings, column titles, row titles, links, and how many there are of each element."""
 
     HEADINGS = ("h1", "h2", "h3", "summary", "legend")
+    COUNTED = "a caption details figure h2 h3 image input section symbol table td th tr"
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,24 +124,12 @@ def outline(page: str) -> Any:
     """Return the structure of a page; `<use>`, `<g>` and the like, of which figures are drawn, are left out."""
     parser = Outline()
     parser.feed(page)
-    counted = (
-        "a",
-        "caption",
-        "details",
-        "figure",
-        "h2",
-        "h3",
-        "image",
-        "input",
-        "section",
-        "symbol",
-        "table",
-        "td",
-        "th",
-        "tr",
-    )
     texts = {kind: dict(sorted(Counter(map(str.strip, found)).items())) for kind, found in parser.texts.items()}
-    return {"elements": {tag: parser.count[tag] for tag in counted}, "links": parser.links, "texts": texts}
+    return {
+        "elements": {tag: parser.count[tag] for tag in parser.COUNTED.split()},
+        "links": parser.links,
+        "texts": texts,
+    }
 
 
 COLOURS = """
@@ -189,19 +179,7 @@ def commands(folder: Path) -> Documents:
         "extract again": ("extract", NETWORK, "test", "--weights", WEIGHTS, "--out", "store", "--resume", *EAGER),
         "data": ("data", "cifar10", "--root", ".", "-q"),
         "reproduce": ("reproduce", "cifar10", "--data", ".", "--out", "tables", "-q"),
-        "analyze": (
-            "analyze",
-            "colours.toml",
-            "--model",
-            NETWORK,
-            "--weights",
-            WEIGHTS,
-            "--out",
-            "studies",
-            "--limit",
-            20,
-            "-q",
-        ),
+        "analyze": ("analyze", "colours.toml", *network, WEIGHTS, "--out", "studies", "--limit", 20, "-q"),
     }.items():
         found[name] = json.loads(run(*words, "--json", cwd=folder))
     return {"commands": normalised(found, folder)}
@@ -256,25 +234,10 @@ def train(folder: Path) -> Documents:
     """Train one epoch with each method, ISH twice."""
     images(folder)
     found: Documents = {"machine": machine()}
-    words = (
-        "train",
-        "--data",
-        "train",
-        "--val",
-        "val",
-        "--model",
-        NETWORK,
-        "--init",
-        WEIGHTS,
-        "--epochs",
-        1,
-        "--threads",
-        1,
-        "-q",
-    )
+    options = shlex.split("--data train --val val --epochs 1 --threads 1 --lr 0.01 --batch-size 32 -q")
+    words = ("train", "--model", NETWORK, "--init", WEIGHTS, *options)
     for method in (*training.METHODS, "ish again"):
-        name = method.split()[0]
-        run(*words, "--method", name, "--lr", 0.01, "--batch-size", 32, "--out", method, cwd=folder)
+        run(*words, "--method", method.split()[0], "--out", method, cwd=folder)
         weights = load_file(folder / method / "weights.safetensors")
         digest = hashlib.sha256(b"".join(weights[key].numpy().tobytes() for key in sorted(weights))).hexdigest()
         with (folder / method / "log.csv").open() as file:
@@ -337,17 +300,7 @@ def old_files(folder: Path) -> Documents:
     found["store"] = {"features": acts.features[:, ::8].tolist(), "logits": acts.logits.tolist()}
     shutil.copytree(SAMPLES / "activations-v1", folder / "activations")
     (folder / "activations" / "old.toml").write_text(ACTIVATIONS)
-    words = (
-        "bench",
-        "activations/old.toml",
-        "--methods",
-        "ebo,scale,knn(k=5)",
-        "--out",
-        "out",
-        "--any-accuracy",
-        "--json",
-        "-q",
-    )
+    words = shlex.split("bench activations/old.toml --methods ebo,scale,knn(k=5) --out out --any-accuracy --json -q")
     results = json.loads(run(*words, cwd=folder))
     found["activations"] = {row: method["sets"]["b"]["auroc"] for row, method in results["methods"].items()}
     report = api.Report.load(SAMPLES / "results-v1")
@@ -361,16 +314,9 @@ def old_files(folder: Path) -> Documents:
     data = training.TrainingSet(
         (noise + labels.view(-1, 1, 1, 1) * 70).to(torch.uint8), labels, ("dark", "grey", "bright")
     )
-    options = {
-        "epochs": 2,
-        "lr": 0.05,
-        "warmup": 0.5,
-        "milestones": (),
-        "ema": 0.9,
-        "checkpoint_every": 2,
-        "batch_size": 8,
-    }
-    done = training.finetune(Small(), data, "confbranch", out=folder / "run", **options)
+    schedule = {"epochs": 2, "lr": 0.05, "warmup": 0.5, "milestones": ()}
+    others = {"ema": 0.9, "checkpoint_every": 2, "batch_size": 8}
+    done = training.finetune(Small(), data, "confbranch", out=folder / "run", **schedule, **others)
     found["training"] = [{"step": row.step, "loss": row.loss} for row in done.log]
     for name in ("weights.safetensors", "method.safetensors"):
         whole, resumed = load_file(SAMPLES / "training-v1" / name), load_file(folder / "run" / name)
