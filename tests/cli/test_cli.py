@@ -183,13 +183,6 @@ def test_the_first_progress_comes_before_torch(words: list[str], tmp_path: Path)
     assert float(seconds) < 1.5
 
 
-def test_a_full_disk_behind_standard_output_is_one_line() -> None:
-    command = f"{shlex.join(PROCESS)} list >/dev/full"
-    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 2
-    assert re.fullmatch("idness: cannot write to standard output: No space left.*\n", done.stderr)
-
-
 def test_secrets_of_urls_are_not_shown(tmp_path: Path) -> None:
     url = "nosuch://key:secret@bucket/x"
     for words in (["score", "guard", url, "-o", "out"], ["doctor", "net.py:make", "--data", url], ["data", url]):
@@ -212,26 +205,6 @@ def test_one_thing_has_one_name_in_every_command():
         arguments = [each.name for each in made.params if each.param_type_name == "argument" and not each.hidden]
         assert ("model" in arguments) == (name in ("extract", "doctor", "calibrate"))  # if it is required
         assert ("--model" in flags[name]) == (name in ("bench", "score", "export", "serve", "train", "analyze"))
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("score guard . --batch=8", "--batch is now --batch-size"),
-        ("serve guard --batch 8", "--batch is now --batch-size"),
-        ("compare nosuch --sets", "--sets is now --by-set"),
-        ("train --data nosuch --out x --arch tiny_resnet", "--arch is now --model"),
-        ("data nosuch --set isun", "--set is now --sets"),
-        ("export guard guard.onnx", "the argument OUT is now --out"),
-        ("analyze cifar6:base nosuch.toml", "the argument MODEL is now --model"),
-    ],
-)
-def test_names_of_the_last_release_work_with_a_warning(old, new, tmp_path):
-    done = idness(*old.split(), cwd=tmp_path)
-    warning, error = done.stderr.splitlines()
-    assert warning == f"idness: warning: {new}; the old form works in this release only"
-    assert re.search("exist|unknown benchmark|no image", error)
-    assert done.returncode == 2
 
 
 def test_standard_error_may_be_closed(tmp_path: Path) -> None:

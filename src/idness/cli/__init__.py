@@ -49,14 +49,6 @@ KEPT = {
     "reproduce": "finished tables are kept; run the same command again to continue",
 }
 """What remains of a subcommand that was stopped; the others leave nothing."""
-RENAMED = {
-    "score": {"--batch": "--batch-size"},
-    "serve": {"--batch": "--batch-size"},
-    "compare": {"--sets": "--by-set"},
-    "train": {"--arch": "--model"},
-    "data": {"--set": "--sets"},
-}
-"""Options of 0.1 that have new names; to be removed after the next release."""
 ALIASES = {"key": "token_file", "arch": "model", "batch": "batch_size"}
 """Names of arguments in the library, and of the parameters of subcommands that set them."""
 SHOW = warnings.showwarning
@@ -129,7 +121,7 @@ def main() -> None:
         _stop("standard output is closed; redirect it to a file or to /dev/null", 2)
     try:
         # A fixed name, which completion in the shell depends on.
-        result = command()(_with_new_names(sys.argv[1:]), prog_name="idness", standalone_mode=False)
+        result = command()(prog_name="idness", standalone_mode=False)
         if result == STOPPED:  # newer versions of typer return it after Ctrl-C
             raise KeyboardInterrupt
         sys.stdout.flush()
@@ -178,25 +170,6 @@ def with_flags(message: str) -> str:
 
 def _named() -> str | None:
     return next((word for word in sys.argv[1:] if word in COMMANDS), None)
-
-
-def _with_new_names(words: list[str]) -> list[str]:
-    """Replace options and positions of 0.1 by those of today, with a warning."""
-    named, found = _named(), list[str]()
-    for place, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        new = RENAMED.get(named or "", {}).get(name)
-        if place == 2 and named == "export" and not word.startswith("-") and not words[1].startswith("-"):
-            name, found = "the argument OUT", [*found, "--out"]
-        elif place == 1 and named == "analyze" and ":" in word:
-            name, found = "the argument MODEL", [*found, "--model"]
-        elif new is None:
-            found.append(word)
-            continue
-        text = f"{name} is now {new or found[-1]}; the old form works in this release only"
-        warnings.warn(text, IdnessWarning, stacklevel=2)
-        found.append(f"{new}{equals}{value}" if new else word)
-    return found
 
 
 def _stop(message: str, code: int) -> None:
