@@ -171,7 +171,7 @@ class _Lab:
     def _p_values(self, table: PaperTable, where: Located) -> tuple[list[Entry], list[str]]:
         """Compute the mean p-value of each set, and the terms of the paper's proposition as notes."""
         from idness.paper.studies import load_study_data, scaling
-        from idness.paper.studies.gaussian import gaussianity, proposition_study
+        from idness.paper.studies.gaussian import chi_square_p_values, proposition_study
 
         found: dict[str, float] = {}
         notes: list[str] = []
@@ -181,7 +181,8 @@ class _Lab:
             data = load_study_data(model, where.benchmark, settings, limit=P_VALUE_IMAGES, progress=self.progress)
             printed = {data.ids.name if name == table.id else name.lower(): name for name in table.values}
             values = data.before_relu
-            found = {printed[name]: gaussianity(name, values[name]).mean_p for name in values.keys() & printed.keys()}
+            known = values.keys() & printed.keys()
+            found = {printed[name]: float(chi_square_p_values(values[name]).mean()) for name in known}
             notes = [f"section 3: {step(data).line}" for step in (proposition_study, scaling.ratios)]
         return [Entry("chi-square", name, P_VALUE, p, found.get(name)) for name, p in table.values.items()], notes
 
