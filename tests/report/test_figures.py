@@ -23,7 +23,6 @@ from idness.report.figures import lowest_shown, score_ridges
 
 SVG = "{http://www.w3.org/2000/svg}"
 DRAWINGS: dict[str, Callable[..., Any]] = {
-    "histogram": lambda report, ax=None: figures.score_histogram(report, "scale", "pale", ax=ax),
     "roc": lambda report, ax=None: figures.roc_curves(report, "pale", ax=ax),
     "some rocs": lambda report, ax=None: figures.roc_curves(report, "pale", ["ash-p", "knn"], ax=ax),
     "trade-off": lambda report, ax=None: figures.tradeoff(report, "near", ax=ax),
@@ -211,7 +210,7 @@ def test_ridges_of_unusual_scores_and_names(report: Report) -> None:
 
 def test_an_inlined_svg_uses_the_pages_colour_and_escapes(report: Report) -> None:
     before = dict(mpl.rcParams)
-    svg = style.figure_svg(DRAWINGS["histogram"](report), alt='a "quoted" <b>', prefix="one")
+    svg = style.figure_svg(DRAWINGS["roc"](report), alt='a "quoted" <b>', prefix="one")
     assert dict(mpl.rcParams) == before
     assert ElementTree.fromstring(svg).get("aria-label") == 'a "quoted" <b>'
     assert "currentColor" in svg
@@ -224,7 +223,7 @@ def test_an_inlined_svg_uses_the_pages_colour_and_escapes(report: Report) -> Non
 
 
 def test_save_writes_svg_and_png_on_white_and_nothing_else(report: Report, tmp_path: Path) -> None:
-    paths = style.save(DRAWINGS["histogram"](report), tmp_path / "a.b")
+    paths = style.save(DRAWINGS["roc"](report), tmp_path / "a.b")
     assert sorted(tmp_path.iterdir()) == sorted(paths) == [tmp_path / "a.b.png", tmp_path / "a.b.svg"]
     assert paths[0].read_text().startswith("<?xml")
     assert style.PAPER in paths[0].read_text()

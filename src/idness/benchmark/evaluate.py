@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
+import torch
 
 from idness.benchmark.protocol import GROUPS
 from idness.benchmark.results import Metrics, Sweep, Wrong
@@ -66,56 +67,46 @@ def score_set(
     """
     if source.role == "id_train" and source.index is not None and source.hashes is not None:  # loaded before
         return SetScores(source, source.index.numpy(), source.hashes.numpy())
-    count, swept = source.count, dict(sweep or {}) if source.role in ("id_test", *GROUPS) else {}
-    # All memory is allocated before the first shard, so that it is not fragmented.
-    scores: dict[Any, Array] = {key: np.empty(count, np.float32) for key in (*choices, *swept)}
-    index, predicted, labels = (np.empty(count, np.int64) for _ in range(3))
-    digests, right, labelled, end = list[Array](), dict[str, int](), True, 0
-    source.skipped = []
+    swept = sweep or {} if source.role in ("id_test", *GROUPS) else {}
+    parts, source.skipped = list[SetScores](), []
     for shard in source.shards():
         source.skipped += shard.skipped
-        if not len(shard):
-            continue
-        assert shard.index is not None
-        assert shard.hashes is not None
-        span = slice(end, end + len(shard))
-        end = span.stop
-        _score_shard(shard, choices, swept, {key: values[span] for key, values in scores.items()})
-        index[span], predicted[span] = shard.index, shard.logits.argmax(dim=1)
-        digests.append(shard.hashes.numpy().copy())  # a view would keep the shard in memory
-        if shard.labels is None:
-            labelled = False
-            continue
-        labels[span] = shard.labels
-        for row, choice in choices.items() if source.role == "id_test" else ():
-            if isinstance(choice.detector, Enhancer):
-                hits = choice.detector.shaped_logits(shard).argmax(dim=1).cpu().eq(shard.labels)
-                right[row] = right.get(row, 0) + int(hits.sum())
-    if not end:
+        if len(shard):
+            parts.append(_score_shard(source, shard, choices, swept))
+    if not parts:
         raise DataError(f"{source.name}: none of its images can be used; first reason: {source.skipped[0][1]}")
-    cut = {key: values[:end] for key, values in scores.items()}
-    return SetScores(
-        source,
-        index[:end],
-        np.concatenate(digests),
-        {row: cut[row] for row in choices},
-        {key: cut[key] for key in swept},
-        predicted[:end],
-        labels[:end] if labelled else None,
-        right,
-    )
+    joined = {each.name: _joined([getattr(part, each.name) for part in parts]) for each in fields(SetScores)[1:]}
+    return SetScores(source, **joined)
 
 
 @sharing()
 def _score_shard(
-    acts: Activations, choices: Mapping[str, Choice], sweep: Mapping[Swept, Detector], into: Mapping[Any, Array]
-) -> None:
+    source: ActivationsSet, shard: Activations, choices: Mapping[str, Choice], sweep: Mapping[Swept, Detector]
+) -> SetScores:
+    scores, right = dict[str, Array](), dict[str, int]()
     for row, choice in choices.items():
         start = time.perf_counter()
-        into[row][:] = score_many([choice.detector], acts)[0].detach().cpu()
+        scores[row] = score_many([choice.detector], shard)[0].detach().float().cpu().numpy()
         choice.seconds["score"] = choice.seconds.get("score", 0.0) + time.perf_counter() - start
-    for key, found in zip(sweep, score_many(list(sweep.values()), acts), strict=True):
-        into[key][:] = found.detach().cpu()
+        if source.role == "id_test" and shard.labels is not None and isinstance(choice.detector, Enhancer):
+            hits = choice.detector.shaped_logits(shard).argmax(dim=1).cpu().eq(shard.labels)
+            right[row] = int(hits.sum())
+    found = score_many(list(sweep.values()), shard)
+    swept = {key: values.detach().float().cpu().numpy() for key, values in zip(sweep, found, strict=True)}
+    # Copies: a view would keep the shard in memory.
+    columns = (shard.index, shard.hashes, shard.logits.argmax(dim=1))
+    index, digests, predicted = (torch.as_tensor(part).numpy().copy() for part in columns)
+    labels = None if shard.labels is None else shard.labels.numpy().copy()
+    return SetScores(source, index, digests, scores, swept, predicted, labels, right)
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Join what several shards have: arrays, numbers, or dictionaries of them; None if one has none."""
+    if isinstance(parts[0], dict):
+        return {key: _joined([part[key] for part in parts]) for key in parts[0]}
+    if isinstance(parts[0], int):
+        return sum(parts)
+    return None if any(part is None for part in parts) else np.concatenate(parts)
 
 
 def make_sweep(

@@ -34,19 +34,13 @@ def calibrate(
     method: Annotated[str, typer.Option(help="A method such as 'scale(percentile=85)', or auto.")] = "auto",
     ood: Annotated[str | None, typer.Option(help="OOD images to choose the method and measure detection.")] = None,
     train: Annotated[str | None, typer.Option(help="Images or activations to fit on; default: half of --data.")] = None,
-    recall: Annotated[
-        list[float] | None, typer.Option(help="Fraction of ID images to accept; may be repeated.")
-    ] = None,
-    false_alarm: Annotated[
-        list[float] | None, typer.Option(help="Fraction of ID images that may be flagged, instead of --recall.")
-    ] = None,
+    recall: Annotated[list[float] | None, typer.Option(help="Fraction of ID images to accept; repeatable.")] = None,
+    false_alarm: Annotated[list[float] | None, typer.Option(help="Fraction to flag, instead of --recall.")] = None,
     per_class: Annotated[bool, typer.Option("--per-class", help="Use a threshold for each predicted class.")] = False,
     confidence: Annotated[
         float | None, typer.Option(help="Probability that this guard, not just the average guard, keeps its rate.")
     ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Print how many calibration images are needed, and exit.")
-    ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print how many calibration images are needed.")] = False,
     fdr: Annotated[float, typer.Option(help="With --plan: false discovery rate of idness score --fdr.")] = 0.1,
     screen: Annotated[int, typer.Option(min=1, help="With --plan: number of images screened together.")] = 1000,
     ood_fraction: Annotated[float, typer.Option(help="With --plan: fraction of them expected to be OOD.")] = 0.01,
@@ -131,9 +125,7 @@ def score(
         typer.Option("--out", "-o", help="A .csv, .json, .jsonl or .parquet file, or a folder for many images."),
     ] = None,
     resume: o.Resume = False,
-    keep: Annotated[
-        str, typer.Option(help="Table columns or WebDataset fields (__key__: the key) to add to each row, as in a,b.")
-    ] = "",
+    keep: Annotated[str, typer.Option(help="Columns or WebDataset fields to add, as in a,b; __key__: the key.")] = "",
     image_column: Annotated[str | None, typer.Option(help="Column (or array of an .npz file) with the images.")] = None,
     batch_size: o.BatchSize = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
@@ -279,9 +271,7 @@ def serve(
     weights: o.GuardWeights = None,
     token_file: Annotated[Path | None, typer.Option(help="File with the token that clients send as X-API-Key.")] = None,
     no_token: Annotated[bool, typer.Option("--no-token", help="Require no token, even on a public address.")] = False,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="Additional host name to accept; may be repeated.")
-    ] = None,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Additional host name to accept; repeatable.")] = None,
     engine: o.Engine = "auto",
     threads: o.Threads = None,
     device: o.Device = "auto",

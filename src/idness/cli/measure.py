@@ -85,9 +85,7 @@ def bench(
 
 def extract(
     model: o.Model,
-    sets: Annotated[
-        list[str], typer.Argument(help="A benchmark, or data sets: folders, image lists, Parquet, WebDataset, .npz.")
-    ],
+    sets: Annotated[list[str], typer.Argument(help="A benchmark, or folders, lists, Parquet, WebDataset, .npz.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the store, for idness bench --cache.")],
     weights: o.Weights = None,
     layer: o.Layer = "",
@@ -141,9 +139,7 @@ def extract(
 
 
 def compare(
-    results: Annotated[
-        list[str], typer.Argument(help="Folders written by bench, or name=folder,folder for several seeds.")
-    ],
+    results: Annotated[list[str], typer.Argument(help="Folders of bench, or name=folder,folder for several seeds.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for compare.md and compare.html.")] = None,
     fpr: o.Fpr = "id",
     by_set: Annotated[bool, typer.Option("--by-set", help="Print results by set, not only by group.")] = False,

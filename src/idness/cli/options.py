@@ -31,8 +31,7 @@ Std = Annotated[str | None, typer.Option(help="Standard deviation of each channe
 Layer = Annotated[str, typer.Option(help="Name of the final linear layer; found automatically by default.")]
 ClassNames = Annotated[str | None, typer.Option("--classes", help="Class names in order: a,b,c, a file, or imagenet.")]
 MultiLabel = Annotated[
-    bool | None,
-    typer.Option("--multi-label/--single-label", help="Whether an image may have several labels, or none."),
+    bool | None, typer.Option("--multi-label/--single-label", help="Whether an image may have several labels or none.")
 ]
 Benchmark = Annotated[str, typer.Argument(help="Name or TOML file of a benchmark; by default the embedded one.")]
 Data = Annotated[Path | None, typer.Option(help="Base folder for relative paths in the benchmark file.")]
@@ -46,9 +45,7 @@ BatchSize = Annotated[int | None, typer.Option(min=1, help="Images per batch; by
 Workers = Annotated[int | None, typer.Option(help="Threads that decode images.")]
 Cache = Annotated[Path | None, typer.Option(help="Folder for caching activations between runs.")]
 Fpr = Annotated[str, typer.Option(help="Positive class of the FPR in the tables: id or ood.")]
-Force = Annotated[
-    bool, typer.Option("--force", help="Write into a folder with other files; replace files of the same name.")
-]
+Force = Annotated[bool, typer.Option("--force", help="Write into a folder with other files; replace same names.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue in an existing folder; finished parts are kept.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print neither progress nor notes.")]

@@ -12,9 +12,7 @@ from idness.cli.terminal import open_console
 
 
 def train(
-    data: Annotated[
-        str, typer.Option(help="Folder with a subfolder per class, image list, .npz, Parquet, WebDataset, or cifar6.")
-    ],
+    data: Annotated[str, typer.Option(help="Class folders, image list, .npz, Parquet, WebDataset, or cifar6.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Output folder: checkpoints, log.csv, weights.safetensors.")],
     val: Annotated[str, typer.Option(help="Validation images, to measure accuracy after each epoch.")] = "",
     root: Annotated[Path | None, typer.Option(help="Base folder for the paths of an image list.")] = None,
@@ -33,11 +31,9 @@ def train(
     warmup: Annotated[float | None, typer.Option(help="Warm-up epochs of the learning rate.")] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     size: Annotated[int | None, typer.Option(help="Side of the input in pixels; default: the network's own.")] = None,
-    crops: Annotated[
-        str, typer.Option(help="shift (by up to 4 pixels), resized, or auto (depends on the input size).")
-    ] = "auto",
+    crops: Annotated[str, typer.Option(help="shift (by up to 4 pixels), resized, or auto (by input size).")] = "auto",
     workers: Annotated[
-        int | None, typer.Option(help="Processes that read images; by default, small images are held in memory.")
+        int | None, typer.Option(help="Processes that read images; default: none if they are small.")
     ] = None,
     precision: Annotated[str | None, typer.Option(help="32-true, bf16-mixed, 16-mixed or auto.")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Batches whose gradients are summed for one step.")] = None,

@@ -47,19 +47,6 @@ def looks(report: Report) -> dict[str, style.Mark]:
     return {row: style.mark(index) for index, row in enumerate(list(chosen)[:HIGHLIGHTED])}
 
 
-def score_histogram(report: Report, row: str, name: str, ax: Any = None) -> Any:
-    """Draw the scores of the ID test set and of one OOD set, with the threshold at the report's ID recall."""
-    ax = style.axes_or_new(ax)
-    ids, oods = report.scores.of(row, "id_test"), report.scores.of(row, name)
-    with style.house_style():
-        style.two_histograms(ax, ids, oods, ("ID", drawn(name)))
-        threshold, label = id_threshold(ids, report.recall), f"{100 * report.recall:g} % of ID above"
-        ax.axvline(threshold, color=style.INK, linewidth=1.1, linestyle=style.LINES[1], label=label)
-        style.draw_legend(ax)
-        style.headline(ax, f"{drawn(row)}: ID against {drawn(name)}", x="ID-ness score")
-    return ax
-
-
 def roc_curves(report: Report, name: str, rows: Sequence[str] | None = None, ax: Any = None) -> Any:
     """Draw the fraction of ID images accepted against that of one OOD set, for some methods or for all."""
     if ax is None:
