@@ -220,16 +220,6 @@ def test_bootstrap_draws_hold_at_any_recall_and_in_blocks(name, recall, held, mo
                 assert draws[draw, 0] == pytest.approx(metric(ids[one], ood[other], recall), abs=1e-12)
 
 
-@EACH_FPR
-def test_the_interval_of_a_mean_fpr_is_that_of_drawn_images(name):
-    """Of many images, on which the bootstrap can be trusted."""
-    rng = np.random.default_rng(6)
-    ids, oods = rng.normal(1, 1, 1500), [rng.normal(0, 1, 1000), rng.normal(1, 1, 1000)]
-    draws = fpr_draws({"a": (ids, oods)}, name, 0.8, draws=2000, seed=9)["a"].mean(axis=1)
-    found = mean_fpr_interval(name, ids, oods, 0.8, 0.9)
-    assert found == pytest.approx(np.quantile(draws, [0.05, 0.95]), abs=0.006)
-
-
 @pytest.mark.parametrize("value", [-690.0, -37.0, -3.0, -1e-9, 0.0, 0.7, 9.0, 800.0])
 def test_the_logistic_function_is_scipys(value):
     share = intervals.expit(value)

@@ -58,25 +58,6 @@ def test_what_is_noticed_and_what_is_equivalent_is_written_down(
     assert capsys.readouterr().out == "2 mutations, 0 wrong\n"
 
 
-def test_the_test_that_noticed_last_time_is_asked_first(
-    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tree(tmp_path, NOTICED)
-    assert tool.main([], root) == 0
-    asked: list[list[str]] = []
-    run = tool.run_tests
-    monkeypatch.setattr(tool, "run_tests", lambda copy, tests: asked.append(list(tests)) or run(copy, tests))
-    named = "tests/test_maths.py::test_double"
-    (root / "src/idness/more.py").write_text("")  # another tree: nothing is taken from the first run
-    assert tool.main([], root) == 0
-    assert asked == [[named], [named]]  # broken, and as it is
-    # Where that test is gone, all are run.
-    asked.clear()
-    (root / "tests/test_maths.py").write_text(TESTS.replace("test_double", "test_twice"))
-    assert tool.main([], root) == 0
-    assert asked == [[named], ["tests/test_maths.py"], ["tests/test_maths.py::test_twice"]]
-
-
 def test_what_survives_and_what_is_wrongly_called_equivalent_fails(
     tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,17 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from markupsafe import escape
 
 from idness.benchmark.answer import _best_by_fpr, answer, conclude, contenders, joint_level
 from idness.benchmark.results import Report, ood_weights
 from idness.core.errors import StoreError
 from idness.intervals import compare_auroc
 from idness.metrics import FPRS
-from idness.report import write_html
 from tests.measured import bench
-
-SAMPLES = Path(__file__).parents[1] / "samples"
 
 
 def test_groups_count_alike_and_so_do_the_sets_within_one(report: Report) -> None:
@@ -124,14 +120,6 @@ def test_what_version_0_1_wrote_gets_answer_and_marks_from_its_scores(report: Re
     (tmp_path / "scores.safetensors").unlink()
     with pytest.raises(StoreError, match=r"holds no scores\.safetensors"):
         conclude(Report.load(tmp_path / "results.json"))
-
-
-def test_a_folder_of_version_0_1_has_a_page_with_its_answer(tmp_path: Path) -> None:
-    old = Report.load(SAMPLES / "results-v1")
-    assert old.answer is None
-    path = write_html(tmp_path, old)
-    assert old.answer is not None
-    assert escape(old.answer.sentence) in path.read_text(encoding="utf-8")
 
 
 def test_each_column_marks_its_best_and_those_level_with_it(report: Report) -> None:

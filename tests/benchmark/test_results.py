@@ -22,8 +22,6 @@ from idness.benchmark.results import (
 from idness.core.errors import StoreError
 from idness.metrics import NAMES
 
-SAMPLES = Path(__file__).parents[1] / "samples"
-
 
 def metrics(value: float) -> Metrics:
     return Metrics(**dict.fromkeys(NAMES, value), intervals={"auroc": (value - 0.01, value + 0.01)})
@@ -161,16 +159,6 @@ def test_a_disk_that_is_really_full_never_mixes_two_runs(tmp_path: Path) -> None
         assert Report.load(tmp_path).scores.of("msp", "cat").tolist() == [0, 1, 2]
     with_scores(first=7.0).save(tmp_path)
     assert Report.load(tmp_path).scores.of("msp", "cat").tolist() == [7, 8, 9]
-
-
-def test_results_of_version_0_1_are_read(tmp_path: Path) -> None:
-    report = Report.load(SAMPLES / "results-v1")
-    assert report.files is None
-    assert all(report.thumbs[f"{entry.set}/{entry.index}"].ndim == 3 for entry in report.wrong["msp"]["near"])
-    report.save(tmp_path)
-    for name in (SCORES, THUMBS):
-        assert (tmp_path / name).read_bytes() == (SAMPLES / "results-v1" / name).read_bytes()
-    assert Report.load(tmp_path) == report
 
 
 def test_notebook_and_table_views() -> None:

@@ -40,15 +40,6 @@ def test_the_doctor_judges_a_structure() -> None:
     assert "by its structure, SCALE does not suit this network" in said
 
 
-def test_the_doctor_on_the_embedded_network_and_ood_images() -> None:
-    done = idness("doctor", "cifar6:base", "--ood", "embedded:traffic-lights", "--limit", "200", COLUMNS="80")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Recommended: ")
-    assert "% on OOD validation images)" in " ".join(done.stdout.split())
-    assert "AUROC on your OOD images, best first:" in " ".join(done.stdout.split())
-    assert max(map(len, done.stdout.splitlines())) <= 80
-
-
 def test_analyze_writes_figures_and_prints_a_line_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {name: STUDIES[name] for name in ("Gaussianity", "Scale ratio")}  # drawing all of them takes long
     monkeypatch.setattr("idness.paper.studies.analyze.STUDIES", few)

@@ -11,7 +11,6 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import idness as api
 from idness import metrics, training
 from tests.cli.running import idness
 from tests.golden.values import normalised
+from tests.report.test_html import outline
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 NETWORK = f"{SAMPLES / 'tiny_net.py'}:make"
@@ -67,7 +67,7 @@ def bench(folder: Path) -> Documents:
         for row in results["methods"]
     }
     documents = {"scores": scores, "intervals": intervals(results), "results": normalised(results, folder)}
-    documents["report"] = outline((folder / "out" / "report.html").read_text(encoding="utf-8"))
+    documents["report"] = structure((folder / "out" / "report.html").read_text(encoding="utf-8"))
     with (folder / "out" / "results.csv").open() as file:
         table = list(csv.reader(file))
     documents["results"]["csv"] = {"columns": table[0], "rows": len(table) - 1}
@@ -91,45 +91,20 @@ def intervals(results: Any) -> Any:
     return taken
 
 
-class Outline(HTMLParser):
-    """The structure of a page: headings, column titles, row titles, links, and how many there are of each element."""
-
-    HEADINGS = ("h1", "h2", "h3", "summary", "legend")
-    COUNTED = "a caption details figure h2 h3 image input section symbol table td th tr"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Counter[str] = Counter()
-        self.texts: dict[str, list[str]] = {}
-        self.links: list[str] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.count[tag] += 1
-        self.links += [value or "" for name, value in attrs if tag == "a" and name == "href"]
-        if tag in (*self.HEADINGS, "th"):
-            self.open.append("column" if tag == "th" and dict(attrs).get("scope") != "row" else tag)
-            self.texts.setdefault(self.open[-1], []).append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in (*self.HEADINGS, "th"):
-            self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        for kind in self.open:
-            self.texts[kind][-1] += data
+HEADINGS = ("h1", "h2", "h3", "summary", "legend")
+COUNTED = "a caption details figure h2 h3 image input section symbol table td th tr"
 
 
-def outline(page: str) -> Any:
-    """Return the structure of a page; `<use>`, `<g>` and the like, of which figures are drawn, are left out."""
-    parser = Outline()
-    parser.feed(page)
-    texts = {kind: dict(sorted(Counter(map(str.strip, found)).items())) for kind, found in parser.texts.items()}
-    return {
-        "elements": {tag: parser.count[tag] for tag in parser.COUNTED.split()},
-        "links": parser.links,
-        "texts": texts,
-    }
+def structure(page: str) -> Any:
+    """Return the headings, column titles, row titles and links of a page, and how many there are of each element."""
+    found, texts = outline(page), dict[str, Counter[str]]()
+    for (tag, attrs), parts in zip(found.tags, found.texts, strict=True):
+        if tag in (*HEADINGS, "th"):
+            kind = "column" if tag == "th" and attrs.get("scope") != "row" else tag
+            texts.setdefault(kind, Counter())["".join(parts).strip()] += 1
+    count = Counter(tag for tag, _ in found.tags)
+    links = [attrs["href"] for tag, attrs in found.tags if tag == "a" and "href" in attrs]
+    return {"elements": {tag: count[tag] for tag in COUNTED.split()}, "links": links, "texts": texts}
 
 
 COLOURS = """

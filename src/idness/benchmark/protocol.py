@@ -157,11 +157,8 @@ class Benchmark:
         enough = partial and "id_test" in roles and not roles.isdisjoint(GROUPS) and absent == set(problems)
         if problems and not enough:
             listed = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-            count, hint = (
-                f"{len(problems)} of {len(wanted)}",
-                "data= is their folder, partial=True leaves out missing ones",
-            )
-            raise DataError(f"benchmark {self.name}: {count} sets cannot be used: {listed}; {hint}")
+            count, hint = len(problems), "data= is their folder, partial=True leaves out missing ones"
+            raise DataError(f"benchmark {self.name}: {count} of {len(wanted)} sets cannot be used: {listed}; {hint}")
         for name, problem in problems.items():
             warnings.warn(f"{name} is left out: {problem}", IdnessWarning, stacklevel=2)
         return opened

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from idness.cli import options as o
-from idness.cli.terminal import command_line, open_console, print_note, print_tables
+from idness.cli.terminal import open_console, print_note, print_tables
 
 
 def bench(
@@ -116,12 +116,9 @@ def extract(
     with show_progress(quiet=quiet) as progress:
         from idness.activations.store import FeatureStore
         from idness.benchmark.extraction import prepare_extraction, run_extraction
-        from idness.benchmark.protocol import Settings
 
         FeatureStore(out).check(resume=resume)
-        settings = Settings(
-            data=data, batch_size=batch_size, workers=workers, cache=out, partial=partial, command=command_line()
-        )
+        settings = o.settings_of(locals(), cache=out)
         with report_warnings(progress.warn):
             job = prepare_extraction(o.model_options(locals()), sets, settings, progress=progress)
             if pool is None:
@@ -212,30 +209,22 @@ def doctor(
 
 def list_methods(as_json: o.Json = False) -> None:
     """List every method: what it does, its options with defaults, what it needs and what it costs."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from idness.core.options import write_options
     from idness.detectors.registry import available, describe_method
+    from idness.report.tables import Cell, Heading, Table
 
     if as_json:
         print(json.dumps([describe_method(name) for name in available()], indent=2))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("method", no_wrap=True, style="bold")
-    table.add_column("description and options")
-    table.add_column("training\nimages", no_wrap=True)
-    table.add_column("negative\nfeatures", no_wrap=True)
-    table.add_column("passes", no_wrap=True)
+    rows = []
     for name, cls in available().items():
-        options = escape(write_options(cls().options())) or "no options"
+        options = write_options(cls().options()) or "no options"
         learns_from = "labelled" if cls.needs_labels else "yes" if cls.needs_train else "no"
         signed = "unsuited" if cls.assumes_nonnegative else "fine"
-        table.add_row(name, f"{escape(cls.summary())}\n[dim]{options}[/dim]", learns_from, signed, cls.passes())
-    console = open_console()
-    console.print(table)
-    console.print(
-        "\n[dim]Set options as in[/dim] scale(percentile=95)[dim]; a search tries them on validation data. Passes: forward +"
-        " backward passes per image; one forward pass serves all methods that need no more, and a comparison includes the others"
-        " only if they are named.[/dim]"
+        rows.append([*map(Cell, (name, f"{cls.summary()}\n{options}", learns_from, signed, cls.passes()))])
+    titles = ("method", "description and options", "training\nimages", "negative\nfeatures", "passes")
+    note = (
+        "Set options as in scale(percentile=95); a search tries them on validation data. Passes: forward + backward passes per"
+        " image; one forward pass serves all methods that need no more, and a comparison includes the others only if they are named."
     )
+    print_tables(open_console(), [Table("Methods", [Heading(title, words=True) for title in titles], rows, [note])])

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from idness.cli import options as o
-from idness.cli.terminal import open_console, print_note
+from idness.cli.terminal import open_console, print_note, print_tables
 
 
 def data(
@@ -26,7 +26,6 @@ def data(
     from idness.core.files import check_writable
     from idness.core.progress import show_progress
     from idness.paper import datasets
-    from idness.report.tables import rich_table
 
     if download:
         check_writable(root)
@@ -38,8 +37,7 @@ def data(
     if as_json:
         sys.stdout.write(json.dumps([item.to_dict() for item in found], indent=1) + "\n")
     else:
-        open_console().print(rich_table(datasets.sets_table(found)))
-        open_console().print("images are counted, not compared with the originals", style="dim")
+        print_tables(open_console(), [datasets.sets_table(found)])
     if check and any(item.available and not item.complete for item in found):
         raise typer.Exit(1)
 
@@ -64,7 +62,6 @@ def reproduce(
     from idness.core.progress import show_progress
     from idness.paper.reproduce import PAGE, SUMMARY
     from idness.paper.reproduce import reproduce as run
-    from idness.report.tables import rich_table
 
     folder = OutputFolder(out, force=force)
     folder.check()
@@ -74,14 +71,7 @@ def reproduce(
     if as_json:
         sys.stdout.write(done.to_json())
     else:
-        console = open_console()
-        for title, content in done.sections(commands=False):
-            console.print(f"\n{title}", style="bold", markup=False, soft_wrap=True)
-            for part in content:
-                if isinstance(part, str):
-                    console.print(part, style="dim", markup=False, soft_wrap=True)
-                else:
-                    console.print(rich_table(part))
+        print_tables(open_console(), done.tables(commands=False))
     folders = [f"{outcome.folder}/" for outcome in done.outcomes if outcome.folder]
     names = ", ".join(dict.fromkeys([SUMMARY, PAGE, *folders]))
     print_note(f"wrote {names} to {out}; {PAGE} lists how to get missing data", quiet=quiet)

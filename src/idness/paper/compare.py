@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from idness.benchmark.results import MethodResult
 from idness.paper.datasets import DataSet
 from idness.paper.tables import PRINTED, PaperTable, listed_slips
-from idness.report.tables import Cell, Heading, Table, markdown_lines
+from idness.report.tables import Cell, Heading, Table, markdown
 
 ACCURACY, P_VALUE = "id_accuracy", "mean_p"
 
@@ -154,7 +154,7 @@ def printed_table(table: PaperTable) -> Table:
     """Return a table of the paper as it is printed."""
     if table.values:
         headings = [Heading("set", words=True), Heading("mean p-value")]
-        return Table(table.title, headings, [[Cell(name), Cell(f"{p:.3f}")] for name, p in table.values.items()])
+        return Table("As printed", headings, [[Cell(name), Cell(f"{p:.3f}")] for name, p in table.values.items()])
     headings = [Heading("method", words=True), *(Heading(column) for column in table.columns)]
     rows = []
     for row in table.rows:
@@ -179,14 +179,13 @@ def missing(outcomes: Sequence[TableOutcome], *, commands: bool = True) -> Table
     return Table("Missing data", headings, [row[: len(titles)] for row in rows]) if rows else None
 
 
-def slips(outcomes: Sequence[TableOutcome]) -> list[str]:
-    """List where the paper contradicts itself, in these tables and in its text."""
-    asked = {outcome.table.name for outcome in outcomes}
-    return [
-        ": ".join(slip[key] for key in ("table", "row", "note") if slip.get(key))
-        for slip in listed_slips()
-        if slip.get("table", "") in {"", *asked}
-    ]
+def slips(outcomes: Sequence[TableOutcome]) -> Table:
+    """Return a table of the places where the paper contradicts itself, in these tables and in its text."""
+    asked = {"", *(outcome.table.name for outcome in outcomes)}
+    found = [slip for slip in listed_slips() if slip.get("table", "") in asked]
+    keys = ("table", "row", "note")
+    rows = [[Cell(slip.get(key, "")) for key in keys] for slip in found]
+    return Table("Where the paper contradicts itself", [Heading(key, words=True) for key in keys], rows)
 
 
 @dataclass
@@ -195,16 +194,17 @@ class Reproduction:
 
     outcomes: list[TableOutcome]
 
-    def sections(self, *, commands: bool = True) -> Iterator[tuple[str, list[Table | str]]]:
-        """Yield titles with tables and lines: each table, the missing data, and where the paper contradicts itself."""
+    def tables(self, *, commands: bool = True) -> list[Table]:
+        """Return the tables of every outcome, of the missing data, and of the paper's contradictions."""
+        found = []
         for outcome in self.outcomes:
             table = outcome.table
-            content: list[Table | str] = [*(comparison_tables(outcome) or [printed_table(table)]), *outcome.remarks]
-            note = [table.note] if table.note else []
-            yield f"{table.name}: {table.title} ({table.where}): {outcome.status}", [*note, *content]
-        if (gaps := missing(self.outcomes, commands=commands)) is not None:
-            yield "Missing data", [gaps]
-        yield "Where the paper contradicts itself", [*slips(self.outcomes)]
+            parts = comparison_tables(outcome) or [printed_table(table)]
+            parts[0].title = f"{table.name}: {table.title} ({table.where}): {outcome.status}. {parts[0].title}"
+            parts[-1].notes += [*([table.note] if table.note else []), *outcome.remarks]
+            found += parts
+        gaps = missing(self.outcomes, commands=commands)
+        return [*found, *([gaps] if gaps else []), slips(self.outcomes)]
 
     def to_json(self) -> str:
         """Return all numbers as JSON."""
@@ -213,15 +213,7 @@ class Reproduction:
 
     def to_markdown(self) -> str:
         """Return the page as Markdown."""
-        lines = ["# The paper, reproduced"]
-        for title, content in self.sections():
-            lines += ["", f"## {title}", ""]
-            for part in content:
-                if isinstance(part, str):
-                    lines.append(f"- {part}")
-                else:
-                    lines += ["", f"{part.title}:", "", *markdown_lines(part), ""]
-        return "\n".join(lines) + "\n"
+        return "\n".join(["# The paper, reproduced\n", *map(markdown, self.tables())])
 
 
 def _fpr(table: PaperTable) -> str:

@@ -18,7 +18,7 @@ from idness.benchmark.protocol import GROUPS, Benchmark
 from idness.core.errors import DataError, IdnessError, unknown_name
 from idness.core.files import discard, locked, opened_for_download, unpack_archive
 from idness.core.progress import Progress
-from idness.data import embedded, open_set
+from idness.data import open_set
 from idness.paper.tables import read_toml
 from idness.report.tables import Cell, Heading, Table
 
@@ -137,15 +137,10 @@ def archives() -> dict[str, Archive]:
 
 def list_sets(roots: Sequence[Path], benchmarks: Sequence[str] = ()) -> list[DataSet]:
     """List every set of these benchmarks, by default of all."""
-    known = (*embedded.NETWORKS, *BENCHMARKS)
     for name in benchmarks:
-        if name not in known:
-            raise unknown_name("benchmark with sources", name, known)
-    found = [
-        _embedded(name) if name in embedded.NETWORKS else locate(name, roots, whole=True).sets
-        for name in benchmarks or known
-    ]
-    return [item for sets in found for item in sets]
+        if name not in BENCHMARKS:
+            raise unknown_name("benchmark with sources", name, BENCHMARKS)
+    return [item for name in benchmarks or BENCHMARKS for item in locate(name, roots, whole=True).sets]
 
 
 def sets_table(sets: Sequence[DataSet]) -> Table:
@@ -155,7 +150,8 @@ def sets_table(sets: Sequence[DataSet]) -> Table:
         for item in sets
     ]
     headings = [Heading(text, words=True) for text in ("benchmark", "set", "here", "size", "licence", "how to get it")]
-    return Table("Data of the shipped benchmarks", headings, [[Cell(text) for text in row] for row in rows])
+    cells, note = [[Cell(text) for text in row] for row in rows], "Images are counted, not compared with the originals."
+    return Table("Data of the shipped benchmarks", headings, cells, [note])
 
 
 def download(
@@ -272,12 +268,3 @@ def _entry(benchmark: str, name: str, about: Mapping[str, Any], roots: Sequence[
     archive = next((item for item in archives().values() if name in item.sets.get(benchmark, ())), None)
     expected = int(about["images"]) if "images" in about else None
     return DataSet(benchmark, name, str(about.get("size", "unknown")), command, archive, expected)
-
-
-def _embedded(benchmark: str) -> list[DataSet]:
-    command, found = "part of idness; licences in its data card", []
-    for name, entry in embedded.manifest(root=embedded.HOME / benchmark)["sets"].items():
-        count, shape = entry["count"], entry["shape"]
-        size = f"{count:,} images of {shape[0]} x {shape[1]}" if len(shape) > 1 else f"activations of {count:,} images"
-        found.append(DataSet(benchmark, name, size, command, None, count, count, available=True))
-    return found

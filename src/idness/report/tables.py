@@ -99,17 +99,11 @@ Number = tuple[float | None, tuple[float, float] | None, str]
 
 def markdown(table: Table) -> str:
     """Return a table as Markdown, with its title and notes."""
-    return "\n".join(
-        [f"### {_md(table.title)}", "", *markdown_lines(table), "", *(f"{_md(note)}  " for note in table.notes), ""]
-    )
-
-
-def markdown_lines(table: Table) -> list[str]:
-    """Return the lines of a Markdown table, without its title and notes."""
     rule = "|".join("---" if heading.words else "--:" for heading in table.headings)
     rows = [[_md(str(heading)) for heading in table.headings], *(_texts(row, _md, "**{}**") for row in table.rows)]
     first, *rest = (f"| {' | '.join(row)} |" for row in rows)
-    return [first, f"|{rule}|", *rest]
+    notes = (f"{_md(note)}  " for note in table.notes)
+    return "\n".join([f"### {_md(table.title)}", "", first, f"|{rule}|", *rest, "", *notes, ""])
 
 
 def latex(table: Table) -> str:

@@ -13,7 +13,7 @@ from idness.detectors.kernels import scale_ratio
 from idness.detectors.registry import build
 from idness.metrics import accuracy, auroc
 from idness.paper.studies import StudyData, scaling
-from idness.paper.studies.scaling import ish_weights, measure_tradeoff, sweep, weight_extremes
+from idness.paper.studies.scaling import ish_weights, measure_tradeoff, sweep
 from idness.report.style import figure_svg
 from tests.rectified import World
 
@@ -86,9 +86,10 @@ def test_ish_weights_are_relative_scale_factors(world: World) -> None:
     factors = scaled.shape(world.inside.features) / world.inside.features.clamp(min=1e-9)  # type: ignore[attr-defined]
     expected = factors.amax(dim=1).double().numpy()
     np.testing.assert_allclose(weights, expected / expected.mean(), rtol=1e-4)
-    most, least = weight_extremes(weights, 5)
-    assert weights[most[0]] == weights.max()
-    assert weights[least[0]] == weights.min()
+    data = StudyData("", world.head, in_memory("ID", world.inside), {})
+    numbers = scaling.ish_study(data).numbers
+    assert weights[numbers["most"][0]] == weights.max()
+    assert weights[numbers["least"][0]] == weights.min()
 
 
 @pytest.mark.shared

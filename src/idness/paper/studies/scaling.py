@@ -34,7 +34,8 @@ BINS = 20
 ISH_PERCENTILE = 85.0
 """The percentile at which ISH trains in the paper."""
 Array = NDArray[np.float64]
-Reader = Callable[[NDArray[np.int64]], Sequence[NDArray[np.uint8]]]
+Indices = NDArray[np.int64]
+Reader = Callable[[Indices], Sequence[NDArray[np.uint8]]]
 
 
 def sweep(
@@ -205,7 +206,7 @@ def _shifts(numbers: Mapping[str, Any]) -> str:
     return "; ".join(written)
 
 
-def _bins(first: Array, second: Array) -> list[NDArray[np.int64]]:
+def _bins(first: Array, second: Array) -> list[Indices]:
     """Return the energy bin of each image; together, the bins have equal numbers of images."""
     edges = np.quantile(np.concatenate([first, second]), np.linspace(0, 1, BINS + 1)[1:-1])
     return [np.searchsorted(edges, energy) for energy in (first, second)]
@@ -221,12 +222,6 @@ def ish_weights(acts: Activations, percentile: float = ISH_PERCENTILE) -> Array:
     return _array(factors / factors.mean())
 
 
-def weight_extremes(weights: Array, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows with the largest weights, largest first, and with the smallest, smallest first."""
-    order = np.argsort(weights, kind="stable")
-    return order[::-1][:count].copy(), order[:count].copy()
-
-
 def plot_weights(weights: Array, spread: float) -> Any:
     """Draw the distribution of the weights."""
     ax = style.axes_or_new()
@@ -239,12 +234,12 @@ def plot_weights(weights: Array, spread: float) -> Any:
     return style.headline(ax, title, x=f"exp(Q/Q_p) relative to its mean, p = {ISH_PERCENTILE:g}")
 
 
-def plot_extremes(weights: Array, read: Reader, labels: Sequence[str]) -> Any:
-    """Draw the ten images with the largest and the smallest weights; `read` returns the images of some rows."""
-    count = min(10, len(weights))
+def plot_extremes(weights: Array, extremes: Mapping[str, Indices], read: Reader, labels: Sequence[str]) -> Any:
+    """Draw the images with the largest and the smallest weights, by name; `read` returns the images of some rows."""
+    count = min(map(len, extremes.values()))
     figure, axes = style.new_figure(2, count, size=(0.92 * count + 0.4, 2.9), squeeze=False)
     with style.house_style():
-        for row, (rows, name) in enumerate(zip(weight_extremes(weights, count), ("largest", "smallest"), strict=True)):
+        for row, (name, rows) in enumerate(extremes.items()):
             for ax, index, image in zip(axes[row], rows, read(rows), strict=True):
                 ax.imshow(image, interpolation="nearest")
                 ax.set(xticks=[], yticks=[])
@@ -268,21 +263,21 @@ def ish_study(data: StudyData) -> Study:
         f" weighs {spread:.2f} times that at the 5th"
     )
     drawn = {"ish-weights": (style.figure_of(plot_weights(weights, spread)), f"Distribution of ISH's weights. {line}")}
-    most, least = weight_extremes(weights, 10)
+    order, tenth = np.argsort(weights, kind="stable"), max(1, len(weights) // 10)
+    extremes = {"largest": order[::-1][:10], "smallest": order[:10]}
     labels: list[str] = []
     if part.acts.labels is not None:
         known = data.classes
         labels = [known[int(n)] if int(n) < len(known) else str(int(n)) for n in part.acts.labels]
     if part.images is not None:
-        figure = plot_extremes(weights, part.thumbnails, labels)
+        figure = plot_extremes(weights, extremes, part.thumbnails, labels)
         drawn["ish-images"] = (figure, "The images with the largest and smallest weights in ISH")
     if labels:
-        common = [Counter(labels[row] for row in rows).most_common(3) for rows in (most, least)]
+        common = [Counter(labels[row] for row in rows).most_common(3) for rows in extremes.values()]
         first, last = (", ".join(f"{number} {label}" for label, number in found) for found in common)
         line += f"; largest: {first}, smallest: {last}"
-    sure = torch.softmax(part.acts.logits, dim=1).amax(dim=1)
-    tenths = weight_extremes(weights, max(1, len(sure) // 10))
-    heavy, light = (float(sure[torch.from_numpy(rows)].mean()) for rows in tenths)
+    sure = torch.softmax(part.acts.logits, dim=1).amax(dim=1).numpy()
+    heavy, light = (float(sure[rows].mean()) for rows in (order[-tenth:], order[:tenth]))
     line += f"; mean largest probability {heavy:.2f} on the tenth with the largest weights, {light:.2f} on the smallest"
     numbers = {"percentile": ISH_PERCENTILE, "spread": spread, "sure": [heavy, light]}
-    return Study(line, numbers | {"most": most.tolist(), "least": least.tolist()}, drawn)
+    return Study(line, numbers | {"most": extremes["largest"].tolist(), "least": extremes["smallest"].tolist()}, drawn)
