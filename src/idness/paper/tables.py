@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass, field
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -14,7 +14,8 @@ from idness.core.errors import unknown_name
 Pair = tuple[float, float]
 """FPR at 95 % recall, in the table's convention, and AUROC; both in percent, as printed."""
 PRINTED = ("fpr", "auroc")
-OTHER_FILES = ("archives.toml", "slips.toml", "sources.toml")
+OTHER_FILES = ("archives", "slips", "sources")
+HOME = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,7 @@ _TABLE = TypeAdapter(PaperTable)
 
 def names() -> list[str]:
     """List the tables."""
-    folder = files("idness.paper")
-    return sorted(
-        entry.name.removesuffix(".toml")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".toml") and entry.name not in OTHER_FILES
-    )
+    return sorted(path.stem for path in HOME.glob("*.toml") if path.stem not in OTHER_FILES)
 
 
 def load(name: str) -> PaperTable:
@@ -103,4 +99,4 @@ def listed_slips() -> list[dict[str, Any]]:
 
 def read_toml(name: str) -> dict[str, Any]:
     """Read a TOML file of this package."""
-    return tomllib.loads((files("idness.paper") / f"{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((HOME / f"{name}.toml").read_text(encoding="utf-8"))
