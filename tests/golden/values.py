@@ -19,7 +19,7 @@ VOLATILE = {
 """Keys whose values depend on the machine, the time, or the installed versions."""
 
 COARSE = re.compile(r"fpr_at_|accepted|accuracy|rejected|share")
-"""Shares of images: one image whose score lies at the threshold moves them by a step of 1/500."""
+"""Shares of images: each image whose score lies at the threshold moves them by a step of 1/500, and on other processors two may."""
 
 
 def normalised(value: Any, folder: Path | None = None) -> Any:
@@ -53,7 +53,7 @@ def differences(stored: Any, found: Any, path: str = "") -> list[str]:
         return [line for row, pair in enumerate(pairs) for line in differences(*pair, f"{path}[{row}]")]
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (stored, found))
     if numbers and not (isinstance(stored, int) and isinstance(found, int)):
-        allowed = 2.1e-3 if COARSE.search(path) else 2e-4
+        allowed = 4.1e-3 if COARSE.search(path) else 2e-4
         same = math.isclose(stored, found, rel_tol=1e-4, abs_tol=allowed)
     else:
         same = stored == found and type(stored) is type(found)
