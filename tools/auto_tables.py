@@ -35,7 +35,7 @@ Nothing here is fitted on test images, but people make choices too, and the figu
 - **Not used for any choice**: {fresh}.
 
 As a check, all of this was chosen again without each network and its family in turn, and measured on the network that was left out
-(commit 871f8bb has the tool, `tools/auto_left_out.py`, and its table). `auto` was then 0.3 to 8.9 points above EBO, and between 2.2 below
+(commit 6af243e has the tool, `tools/auto_left_out.py`, and its table). `auto` was then 0.3 to 8.9 points above EBO, and between 2.2 below
 and 0.8 above the best single method.
 
 Features are no substitute for images: pseudo-OOD features (blended, mixed or permuted) rank methods with a Spearman correlation of 0.1 to
