@@ -147,7 +147,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        remove_stale(target.parent)
+        _remove_stale(target.parent)
         yield part
         with part.open("rb+") as file:
             os.fsync(file.fileno())
@@ -158,7 +158,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def remove_stale(folder: Path) -> None:
+def _remove_stale(folder: Path) -> None:
     """Delete temporary files of idness whose writer was killed."""
     for left in folder.glob(".*.part"):
         with suppress(OSError):  # another process was faster
