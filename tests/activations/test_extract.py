@@ -23,7 +23,8 @@ from idness.activations.extract import collect, extract, run_images
 from idness.activations.store import FeatureStore
 from idness.core.errors import DataError
 from idness.core.progress import Progress
-from idness.data import ActivationsSet, ArraySet, FileSet, ImageSet, Preprocessing, folder_set, open_set, urls
+from idness.data import ArraySet, FileSet, ImageSet, Preprocessing, folder_set, open_set, urls
+from idness.data.activations import ActivationsSet
 from idness.networks.engines import ChosenPrecision
 from idness.networks.open import Network
 from idness.networks.split import SplitModel

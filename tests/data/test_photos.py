@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from idness.core.errors import DataError
-from idness.data import ActivationsFile, embedded, open_set
+from idness.data import embedded, open_set
+from idness.data.activations import ActivationsFile
 from idness.networks.load import load_model
 
 HOME = embedded.HOME / "photos"

@@ -18,20 +18,10 @@ from safetensors.torch import save_file
 
 from idness.core.errors import DataError, IdnessError, StoreError
 from idness.core.types import Head
-from idness.data import (
-    ActivationsFile,
-    ArraySet,
-    ImageSet,
-    Preprocessing,
-    activations,
-    folder_set,
-    open_set,
-    read_batches,
-    urls,
-)
-from idness.data.activations import read_head
+from idness.data import ArraySet, ImageSet, Preprocessing, activations, folder_set, open_set, read_batches, urls
+from idness.data.activations import ActivationsFile, read_head
 from idness.data.duplicates import digest
-from idness.data.open import _wrapped, object_set, open_images
+from idness.data.open import object_set, open_images
 from idness.data.packed import NpzSet
 from idness.data.sets import find_images
 from idness.training import image_folder
@@ -296,19 +286,23 @@ def test_torchvision_set_by_name(tmp_path: Path) -> None:
 
 def test_torchvision_sets_of_arrays_and_of_single_images() -> None:
     class InArray:
-        data, targets, classes = pixels(3), [2, 0, 1], ["a", "b", "c"]
+        data, targets, classes, transform = pixels(3), [2, 0, 1], ["a", "b", "c"], None
 
         def __len__(self) -> int:
             return 3
 
+        __getitem__ = data.__getitem__
+
     class ByPlace:
+        transform = None
+
         def __len__(self) -> int:
             return 3
 
         def __getitem__(self, place: int) -> tuple[Image.Image, int]:
             return Image.fromarray(pixels(3)[place]), 0
 
-    first, second = _wrapped(InArray(), "a"), _wrapped(ByPlace(), "b")
+    first, second = object_set("a", InArray()), object_set("b", ByPlace())
     assert isinstance(first, ArraySet)
     assert np.array_equal(first.labels, [2, 0, 1])
     for data in (first, second):

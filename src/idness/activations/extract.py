@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -48,7 +47,7 @@ def run_images(
 
     Yields each batch and the activations of its images, which have index and hashes; none if no image can be read.
 
-    `spans` are the ranges to run, each one batch, possibly computed on the way; by default all images in batches of `batch_size`.
+    `spans` are the ranges to run, each one batch; by default all images in batches of `batch_size`.
     `distinct` leaves out repeated images, and `pre_relu` keeps the input of the final ReLU. `edit` changes the network's input; it gets
     a batch and the position of its first image. `edit_with` does so for a second pass, as `Detector.input_edit`; not with `pre_relu`.
     """
@@ -119,36 +118,20 @@ def extract(
     The network runs over the images that are missing; the arguments are those of `run_images`. Returns the key of the set in the
     store, and the number of images that the network ran over.
     """
-    known, progress, ran = network.labels_of(images), progress or Progress(), 0
-    names, ends = dict[str, str](), dict[int, str]()
-
-    def missing() -> Iterator[Span]:
-        nonlocal ran
-        for span in plan_spans(network, images, known, store, edit_with):
-            found = store.find(span.key)
-            names[span.key] = found or ""
-            if found is None:
-                ran += span.stop - span.start
-                ends[span.stop] = span.key
-                yield span
-            else:
-                progress.advance(span.stop - span.start)
-
-    # Files are hashed just before they are decoded, so that they are read from disk once. A set that is read in order has one
-    # position in its file and is hashed first.
-    spans = missing() if images.parallel else iter(list(missing()))
-    first = next(spans, None)
-    if first is not None:
-        size = batch_size or network.batch
-        cut = (part for span in chain([first], spans) for part in spans_of(span.stop, size, span.start))
-        parts: list[Activations] = []
-        for batch, acts in run_images(
-            network, images, spans=cut, workers=workers, edit_with=edit_with, progress=progress
-        ):
-            parts.append(acts if edit_with is None else _edited(acts))
-            if batch.stop in ends:
-                names[ends[batch.stop]] = store.put(ends[batch.stop], _shard(known, parts))
-                parts = []
+    known, progress = network.labels_of(images), progress or Progress()
+    names, ran = dict[str, str](), 0
+    # The files of a shard are hashed just before they are decoded, so that they are read from disk once.
+    for span in plan_spans(network, images, known, store, edit_with):
+        found = store.find(span.key)
+        if found is None:
+            spans = spans_of(span.stop, batch_size or network.batch, span.start)
+            run = run_images(network, images, spans=spans, workers=workers, edit_with=edit_with, progress=progress)
+            parts = [acts if edit_with is None else _edited(acts) for _, acts in run]
+            found = store.put(span.key, _shard(known, parts))
+            ran += span.stop - span.start
+        else:
+            progress.advance(span.stop - span.start)
+        names[span.key] = found
     return finish(network, images, store, names), ran
 
 

@@ -74,9 +74,8 @@ class FeatureStore:
                 if sha256(path) == digest:
                     self._verified[digest] = state
                     return digest
-            warnings.warn(
-                f"FeatureStore: {path.name} is damaged; it is removed and computed again", IdnessWarning, stacklevel=2
-            )
+            why = f"{path.name} is damaged; it is removed and computed again"
+            warnings.warn(f"FeatureStore: {why}", IdnessWarning, stacklevel=2)
             discard(path)
         return None
 

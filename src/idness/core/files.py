@@ -81,11 +81,7 @@ class OutputFolder(os.PathLike[str]):
         return set(found["files"] if found is not None else self.recognise(self.path))
 
     def check(self, *, resume: bool | None = None) -> None:
-        """Raise unless the folder can be written to; creates nothing.
-
-        Args:
-            resume: whether a folder that idness wrote to may be continued; `None` if it may always.
-        """
+        """Raise unless the folder can be written to; creates nothing. With `resume=False` a folder of ours must not be continued."""
         check_writable(self.path)
         ours = self.listing() is not None or bool(self.recognise(self.path))
         entries = sorted(self.path.iterdir()) if self.path.is_dir() else []
@@ -113,9 +109,7 @@ class OutputFolder(os.PathLike[str]):
             if path.is_file() and path.read_bytes() == _bytes(contents[name]):
                 del new[name]  # a file of the user's that has this content already stays the user's
             elif not self.force:
-                raise StoreError(
-                    f"{path}: exists and was not written by idness; move it, choose another folder or pass force=True"
-                )
+                raise StoreError(f"{path}: exists and was not written by idness; move it or pass force=True")
         if self.listed and not set(new) <= files:
             self.record(files | set(new))  # first: after a kill, every file of ours is listed
         with ExitStack() as parts:  # what is entered first takes its place last
@@ -196,11 +190,9 @@ def _bytes(content: Content) -> bytes | memoryview:
 
 @contextmanager
 def locked(folder: Path | None, *, wait: bool = False) -> Iterator[None]:
-    """Lock a folder against other processes while the block runs, if the system has file locks; leaves no file.
+    """Lock a folder, which is created, against other processes while the block runs; leaves no file. `None` locks nothing.
 
-    Args:
-        folder: the folder, which is created; `None` locks nothing.
-        wait: whether to wait for another process instead of raising.
+    Another process with the lock is an error, or with `wait` is waited for. Windows has no such locks.
     """
     if folder is None or os.name == "nt":
         yield

@@ -144,12 +144,10 @@ class ActivationsFile(ActivationsSet):
         if "features" not in shapes:
             raise DataError(f"{path.name}: must contain features (N, D)")
         for array, shape in shapes.items():
-            axes = 1 if array == "labels" else 2
+            axes, wanted = (1, "number") if array == "labels" else (2, "row")
             if len(shape) != axes or shape[:1] != shapes["features"][:1]:
-                wanted = "one row per image" if axes == 2 else "one number per image"
-                raise DataError(
-                    f"{path.name}: {array} must be {wanted}, got shape {shape} beside {shapes['features']} features"
-                )
+                given = f"shape {shape} beside {shapes['features']} features"
+                raise DataError(f"{path.name}: {array} must be one {wanted} per image, got {given}")
         super().__init__(path.name, shapes["features"][0], self._read)
         self.features, self.classes = shapes["features"][1], shapes["logits"][1] if "logits" in shapes else None
 

@@ -179,10 +179,8 @@ class TarSet(ImageSet):
                 key, kind = str(place.with_name(stem)), kind.lower()
                 if f".{kind.rpartition('.')[2]}" in SUFFIXES and images in (None, kind):
                     if key in found and found[key][0] != member.name:
-                        both = f"{found[key][0]} and {member.name}"
-                        raise DataError(
-                            f"{self.source}: sample {key} has several images, {both}; pass --image-column {kind}"
-                        )
+                        both = f"{found[key][0]} and {member.name}; pass --image-column {kind}"
+                        raise DataError(f"{self.source}: sample {key} has several images, {both}")
                     found[key] = (member.name, member.offset_data, member.size)
                 elif kind in ("cls", "json"):
                     content = archive.extractfile(member)
@@ -249,7 +247,6 @@ def _pick(
     if found or possible is None:
         return found
     if len(possible) != 1:
-        raise DataError(
-            f"{source}: which {kind} contains the images, {', '.join(names)}? pass --image-column, or set images"
-        )
+        which = f"which {kind} contains the images, {', '.join(names)}"
+        raise DataError(f"{source}: {which}? pass --image-column, or set images")
     return possible[0]

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 Picture = Image.Image | NDArray[np.uint8]
 AT_ONCE = 1024
 """Images that are hashed together."""
-SET_SUFFIXES = frozenset({".npz", ".txt", ".parquet", ".tar"})
-"""Suffixes of files that contain or list many images."""
 
 
 class ImageSet:
@@ -206,19 +204,16 @@ class ArraySet(ImageSet):
             return decode_picture(image, name=str(index))
         pixels = np.asarray(image)
         if pixels.ndim not in (2, 3) or pixels.dtype.kind not in "uf":
-            raise DataError(
-                f"{self.source}: image {index} must be a path, bytes, a PIL image or an array (H, W), (H, W, 3) or (3, H, W), got"
-                f" {type(image).__name__}" + (f" of shape {pixels.shape}" if pixels.ndim else "")
-            )
+            given = type(image).__name__ + (f" of shape {pixels.shape}" if pixels.ndim else "")
+            wanted = "a path, bytes, a PIL image or an array (H, W), (H, W, 3) or (3, H, W)"
+            raise DataError(f"{self.source}: image {index} must be {wanted}, got {given}")
         if pixels.dtype.kind == "f":
             if self.normalised is not None:
                 mean, std = (np.reshape(numbers, (-1, 1, 1)) for numbers in self.normalised)
                 pixels = pixels * std + mean
             if pixels.size and not (pixels.min() > -0.02 and pixels.max() < 1.02):
-                raise DataError(
-                    f"{self.source}: values of image {index} must be in [0, 1], got {pixels.min():.3g} to {pixels.max():.3g}; if it is"
-                    " normalised, pass preprocessing= with its mean and std, or call guard(images)"
-                )
+                given = f"{pixels.min():.3g} to {pixels.max():.3g}; if it is normalised, pass preprocessing= with its mean and std"
+                raise DataError(f"{self.source}: values of image {index} must be in [0, 1], got {given}")
             pixels = np.clip(np.rint(pixels * 255), 0, 255).astype(np.uint8)
         return channels_last(pixels)
 
@@ -458,7 +453,6 @@ def read_classes(given: str | Sequence[str], base: Path | None = None) -> tuple[
             lines = file.read_text(encoding="utf-8-sig").splitlines()
     names = tuple(name.strip() for name in lines if name.strip())
     if len(names) < 2:
-        raise DataError(
-            f"classes must be a text file with one name per line, names separated by commas, or 'imagenet'; got {given!r}"
-        )
+        forms = "a text file with one name per line, names separated by commas, or 'imagenet'"
+        raise DataError(f"classes must be {forms}; got {given!r}")
     return names
