@@ -96,10 +96,7 @@ class OutputFolder(os.PathLike[str]):
             raise StoreError(f"{self.path}: contains {those}; choose a new or empty folder{more}")
 
     def write(self, contents: Mapping[str, Content]) -> list[Path]:
-        """Write files and return their paths.
-
-        All are written before the first takes its place, in the given order, so a full disk leaves the folder unchanged.
-        """
+        """Write files and return their paths; all are written before the first takes its place, in the given order."""
         self.check()
         files, new = self.files, dict(contents)
         for name in contents:
@@ -133,10 +130,7 @@ class OutputFolder(os.PathLike[str]):
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside `path` and move it to `path` at the end of the block.
-
-    After an error the temporary file is removed and `path` is unchanged.
-    """
+    """Yield a temporary path, which is moved to `path` at the end of the block, or after an error removed."""
     target = Path(path)
     part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:

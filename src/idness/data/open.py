@@ -214,10 +214,8 @@ def object_set(name: str, value: Any, normalised: tuple[Sequence[float], Sequenc
         wanted = "a folder, a list of images or a data set with a length"
         raise DataError(f"{name}= must be {wanted}, got {type(value).__name__}")
     names = [str(each) for each in (getattr(value, "classes", ()) or ())]
-    listed = (getattr(value, key, None) for key in ("targets", "labels", "_labels"))
-    labels = sets.known_labels(
-        next((found for found in listed if found is not None and len(found) == len(value)), None)
-    )
+    listed = [found for key in ("targets", "labels", "_labels") if (found := getattr(value, key, None)) is not None]
+    labels = sets.known_labels(next((found for found in listed if len(found) == len(value)), None))
     if getattr(value, "transform", value) is None and (known := _torchvision_images(value)) is not None:
         known.source, known.labels, known.classes = name, labels, tuple(names)
         return known
@@ -263,6 +261,6 @@ def _torchvision_images(dataset: Any) -> ImageSet | None:
         return ArraySet(np.asarray(data))
     samples = getattr(dataset, "samples", None) or getattr(dataset, "_samples", None) or []
     files = getattr(dataset, "_image_files", None) or [pair[0] for pair in samples]
-    if len(files) != len(dataset):
+    if not files or len(files) != len(dataset):
         return None
     return FileSet(Path(dataset.root), [str(Path(file).relative_to(dataset.root)) for file in files], "")

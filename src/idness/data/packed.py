@@ -60,16 +60,14 @@ class TableSet(ImageSet):
     ) -> None:
         super().__init__((), name_of(path))
         self._groups: list[tuple[Place, int, int]] = []
-        """Of each row group its file, its number there and the number of its first row there."""
+        """Of each row group its file, its number there, and the place of the file's first row in the set."""
         self._starts, self._held, self.columns = [0], dict[int, Any](), list[str]()
         for file in _tables(path, split):
             with explained(name_of(file), "is not a Parquet table"), _parquet(file) as table:
-                schema, first = table.schema_arrow, 0
+                schema, begin = table.schema_arrow, self._starts[-1]
                 for number in range(table.num_row_groups):
-                    count = table.metadata.row_group(number).num_rows
-                    self._groups.append((file.absolute(), number, first))
-                    self._starts.append(self._starts[-1] + count)
-                    first += count
+                    self._groups.append((file.absolute(), number, begin))
+                    self._starts.append(self._starts[-1] + table.metadata.row_group(number).num_rows)
             self.columns = self.columns or schema.names
             binary = [name for name, kind in zip(schema.names, schema.types, strict=True) if "binary" in str(kind)]
             self.reads = self.reads or _pick(self.source, "column", images, IMAGE_COLUMNS, schema.names, binary)
@@ -86,9 +84,8 @@ class TableSet(ImageSet):
         return list(self._starts)
 
     def item(self, index: int) -> str:
-        group = self._group(index)
-        file, _, first = self._groups[group]
-        return f"{name_of(file)}#{first + index - self._starts[group]}"
+        file, _, begin = self._groups[self._group(index)]
+        return f"{name_of(file)}#{index - begin}"
 
     def encoded(self, index: int) -> bytes:
         group = self._group(index)

@@ -106,10 +106,9 @@ class ImageSet:
             return sha256_of(str(error))
 
     def stamp(self, start: int, stop: int, memory: Path | None = None) -> str:
-        """Return a hash of the content of a range of images.
+        """Return a hash of the content of a range of images, or of the state of files in an object store.
 
-        Files in an object store are not read: the store itself sets their modification time on every change. `memory` is a folder that
-        remembers the hash for each state of local files, so that unchanged files are not read again.
+        `memory` is a folder that remembers the hash for each state of local files, so that unchanged files are not read again.
         """
         state = self.state(start, stop)
         if state is not None and all(map(is_dated, self.files(start, stop))):
@@ -297,11 +296,7 @@ def part_of(whole: ImageSet, places: Sequence[int], note: str) -> ImageSet:
 
 
 def select(images: ImageSet, options: Mapping[str, Any]) -> ImageSet:
-    """Return part of a set.
-
-    First the range `rows = [start, stop]`, then the first `per_class` images of each class if the set has labels, then every n-th image
-    so that at most `sample` are left; each if given.
-    """
+    """Return the range `rows`, of that the first `per_class` images of each class, of these every n-th for at most `sample`; if given."""
     rows, per_class, sample = (options.get(name) for name in ("rows", "per_class", "sample"))
     if rows is not None:
         whole = isinstance(rows, Sequence) and len(rows) == 2 and all(type(value) is int for value in rows)
