@@ -23,7 +23,8 @@ from idness.activations.extract import collect, extract, run_images
 from idness.activations.store import FeatureStore
 from idness.core.errors import DataError
 from idness.core.progress import Progress
-from idness.data import ActivationsSet, ArraySet, FileSet, ImageSet, Preprocessing, folder_set, open_set, urls
+from idness.data import ArraySet, FileSet, ImageSet, Preprocessing, folder_set, open_set, urls
+from idness.data.activations import ActivationsSet
 from idness.networks.engines import ChosenPrecision
 from idness.networks.open import Network
 from idness.networks.split import SplitModel
@@ -354,12 +355,3 @@ def test_the_chosen_precision_is_used() -> None:
     fine, coarse = (collect(each, known(5)).acts.logits for each in (net, half))
     assert not torch.equal(fine, coarse)
     assert torch.allclose(fine, coarse, rtol=0.05, atol=0.1)
-
-
-def test_the_code_of_a_network_counts(tmp_path: Path) -> None:
-    split = made()[0].split
-    file = tmp_path / "net.py"
-    file.write_text("a = 1")
-    first = Network(split, SETTING, spec=f"{file}:make").identity
-    file.write_text("a = 2")
-    assert Network(split, SETTING, spec=f"{file}:make").identity != first

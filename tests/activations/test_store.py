@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -96,12 +95,7 @@ def test_missing_sets_shards_and_damaged_manifests_are_reported(tmp_path: Path) 
     files(tmp_path)[0].unlink()
     with pytest.raises(StoreError, match=r"holds no \w+-\w+\.safetensors; run the benchmark"):
         store.load("whole")
-    manifest = tmp_path / "sets" / "whole.json"
-    newer = json.loads(manifest.read_text()) | {"format": 99}
-    manifest.write_text(json.dumps(newer))
-    with pytest.raises(StoreError, match="format 99 is newer than 1; update idness"):
-        store.load("whole")
-    manifest.write_text("{")
+    (tmp_path / "sets" / "whole.json").write_text("{")
     with pytest.raises(StoreError, match="is damaged"):
         store.load("whole")
 

@@ -8,7 +8,7 @@ import torch
 
 from idness.benchmark.evaluate import mean_metrics, score_set
 from idness.core.types import Activations
-from idness.data import ActivationsSet
+from idness.data.activations import ActivationsSet
 from idness.detectors.registry import build
 from idness.metrics import NAMES, all_metrics
 from idness.selection.search import Choice

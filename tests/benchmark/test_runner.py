@@ -20,7 +20,7 @@ from idness.core.errors import DataError, IdnessError, ModelError
 from idness.core.files import key_of
 from idness.core.progress import Progress
 from idness.core.types import Activations, Head
-from idness.data import ActivationsSet
+from idness.data.activations import ActivationsSet
 from idness.detectors.detector import Detector, Enhancer
 from idness.detectors.registry import build, parse, rows
 from idness.metrics import accepted_accuracy, all_metrics, aurc

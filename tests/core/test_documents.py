@@ -85,13 +85,12 @@ def test_what_is_no_file_is_told_at_once(tmp_path: Path) -> None:
             PLAIN.read(tmp_path / name)
 
 
-def test_tensors_come_back_with_their_texts(tmp_path: Path) -> None:
+def test_tensors_come_back(tmp_path: Path) -> None:
     shared = torch.arange(6.0).reshape(2, 3)
     given = {"a": shared, "tied": shared, "turned": shared.T, "array": np.ones(2, np.uint8), "half": shared.bfloat16()}
-    content = packed(given, {"about": "x"})
+    content = packed(given)
     (tmp_path / "t.safetensors").write_bytes(content)
-    tensors, texts = PLAIN.tensors_and_texts(tmp_path / "t.safetensors", sha256_of(content))
-    assert texts == {"about": "x"}
+    tensors = PLAIN.tensors(tmp_path / "t.safetensors", sha256_of(content))
     assert tensors.keys() == given.keys()
     assert all(torch.equal(tensors[name], torch.as_tensor(value)) for name, value in given.items())
     with pytest.raises(StoreError, match="its sha256 is not the one that was saved"):

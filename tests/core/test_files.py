@@ -122,13 +122,3 @@ def test_a_locked_folder_is_free_after_its_process_was_killed(tmp_path: Path) ->
     with locked(tmp_path):
         pass
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("mask", [0o077, 0o022])
-def test_the_umask_is_honoured(mask, tmp_path):
-    before = os.umask(mask)
-    try:
-        target = atomic_write(tmp_path / "a.txt", "one")
-    finally:
-        os.umask(before)
-    assert target.stat().st_mode & 0o777 == 0o666 & ~mask

@@ -4,8 +4,6 @@ import io
 import json
 import os
 import tarfile
-import tracemalloc
-import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,20 +18,10 @@ from safetensors.torch import save_file
 
 from idness.core.errors import DataError, IdnessError, StoreError
 from idness.core.types import Head
-from idness.data import (
-    ActivationsFile,
-    ArraySet,
-    ImageSet,
-    Preprocessing,
-    activations,
-    folder_set,
-    open_set,
-    read_batches,
-    urls,
-)
-from idness.data.activations import read_head
+from idness.data import ArraySet, ImageSet, Preprocessing, activations, folder_set, open_set, read_batches, urls
+from idness.data.activations import ActivationsFile, read_head
 from idness.data.duplicates import digest
-from idness.data.open import _wrapped, object_set, open_images
+from idness.data.open import object_set, open_images
 from idness.data.packed import NpzSet
 from idness.data.sets import find_images
 from idness.training import image_folder
@@ -159,24 +147,22 @@ def test_unusable_npz_files_are_reported(tmp_path: Path) -> None:
     np.savez(tmp_path / "shapes.npz", images=pixels(2), labels=np.zeros((2, 2)))
     np.savez_compressed(tmp_path / "large.npz", images=np.zeros((1, 8001, 8000), np.uint8))
     np.savez(tmp_path / "object.npz", images=np.array([{"a": 1}], dtype=object))
+    np.savez(tmp_path / "flipped.npz", images=pixels(200))
+    content = bytearray((tmp_path / "flipped.npz").read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    (tmp_path / "flipped.npz").write_bytes(content)
     for name, message in (
         ("float", "uint8"),
         ("names", "which array"),
-        ("short", "one label per image"),
+        ("short", "one whole number per image"),
         ("bad", "is not an .npz"),
-        ("object", "contains Python objects, which could run code"),
-        ("shapes", "labels must be a list of whole numbers"),
+        ("object", "Object arrays cannot be loaded"),
+        ("shapes", "one whole number per image"),
         ("large", "at most 64,000,000 pixels"),
+        ("flipped", "flipped.npz: .*Bad CRC-32"),
     ):
         with pytest.raises(DataError, match=message):
             NpzSet(tmp_path / f"{name}.npz")
-    for count in (-3, 1_000_000_000):
-        with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive, archive.open("images.npy", "w") as member:
-            header = {"descr": "|u1", "fortran_order": False, "shape": (count, 6, 6, 3)}
-            np.lib.format.write_array_header_1_0(member, header)
-            member.write(pixels(2).tobytes())
-        with pytest.raises(DataError, match="array images is shorter than its shape"):
-            NpzSet(tmp_path / "x.npz")
 
 
 def test_image_list_as_openood_writes_it(tmp_path: Path) -> None:
@@ -299,23 +285,13 @@ def test_torchvision_set_by_name(tmp_path: Path) -> None:
 
 
 def test_torchvision_sets_of_arrays_and_of_single_images() -> None:
-    class InArray:
-        data, targets, classes = pixels(3), [2, 0, 1], ["a", "b", "c"]
+    class InArray(list):  # type: ignore[type-arg]
+        data, targets, transform = pixels(3), [2, 0, 1], None
 
-        def __len__(self) -> int:
-            return 3
-
-    class ByPlace:
-        def __len__(self) -> int:
-            return 3
-
-        def __getitem__(self, place: int) -> tuple[Image.Image, int]:
-            return Image.fromarray(pixels(3)[place]), 0
-
-    first, second = _wrapped(InArray(), "a"), _wrapped(ByPlace(), "b")
-    assert isinstance(first, ArraySet)
-    assert np.array_equal(first.labels, [2, 0, 1])
-    for data in (first, second):
+    by_place = [(Image.fromarray(array), label) for array, label in zip(pixels(3), [2, 0, 1], strict=True)]
+    for data in (object_set("a", InArray([None] * 3)), object_set("b", by_place)):
+        assert isinstance(data, ArraySet)
+        assert np.array_equal(data.labels, [2, 0, 1])
         assert np.array_equal(images_of(data), pixels(3))
 
 
@@ -339,7 +315,7 @@ def test_activations_file(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyP
     with pytest.raises(DataError, match="has no logits, and there is no head to compute them"):
         bare.load()
     bare.head = head
-    assert torch.equal(bare.load().logits, head(features.float()))
+    assert torch.allclose(bare.load().logits, head(features.float()))
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
@@ -368,17 +344,8 @@ def test_damaged_files_of_activations_are_reported(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="is not a safetensors or .npz file of activations"):
             open_set({"path": name, "kind": "activations"}, tmp_path)
     np.savez(tmp_path / "d.npz", features=np.array([{}, {}], dtype=object))
-    with pytest.raises(DataError, match="contains Python objects, which could run code"):
+    with pytest.raises(DataError, match="Object arrays cannot be loaded"):
         open_set("d.npz", tmp_path)
-    np.savez_compressed(tmp_path / "e.npz", features=np.random.default_rng(0).random((50, 40)))
-    content = bytearray((tmp_path / "e.npz").read_bytes())
-    content[len(content) // 2] ^= 255
-    (tmp_path / "e.npz").write_bytes(content)
-    data = open_set("e.npz", tmp_path)
-    assert isinstance(data, ActivationsFile)
-    data.head = Head(torch.rand(3, 40))
-    with pytest.raises(DataError, match=r"e\.npz: is damaged"):
-        data.load()
 
 
 def save_arrays(path: Path, **arrays: torch.Tensor) -> None:
@@ -459,50 +426,3 @@ def test_files_of_version_0_1_are_read(name: str, count: int) -> None:
         read_head(SAMPLES / f"{name}.npz")
     with pytest.raises(StoreError, match="must contain weight"):
         read_head(SAMPLES / f"{name}.safetensors")
-
-
-def test_a_maze_of_links_is_walked_once(tmp_path: Path) -> None:
-    """Each of 40 folders leads to the next by three ways: 3 to the power of 40 paths."""
-    (tmp_path / "a").mkdir()
-    write_images(tmp_path / "f0", 1)
-    for number in range(1, 40):
-        (tmp_path / f"f{number}").mkdir()
-        for link in "xyz":
-            (tmp_path / f"f{number}" / link).symlink_to(tmp_path / f"f{number - 1}")
-    (tmp_path / "a" / "in").symlink_to(tmp_path / "f39")
-    assert len(list(find_images([str(tmp_path / "a")]))) == len(folder_set(tmp_path / "a")) == 1
-
-
-@pytest.mark.parametrize("kind", ["labels", "images", "head"])
-def test_an_array_that_unpacks_to_gigabytes_is_refused_by_its_header(tmp_path: Path, kind: str) -> None:
-    """Archives of 1 MB whose members claim, and would unpack to, more than the process may have."""
-    bomb = {"labels": "labels", "images": "images", "head": "weight"}[kind]
-    others = {"labels": {"images": pixels(2)}, "images": {}, "head": {"bias": np.zeros(3)}}[kind]
-    np.savez(tmp_path / "x.npz", **others)
-    shape = (2, 40_000, 12_500) if kind == "images" else (1_000_000_000,)
-    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-    with (
-        zipfile.ZipFile(tmp_path / "x.npz", "a", zipfile.ZIP_DEFLATED) as archive,
-        archive.open(f"{bomb}.npy", "w", force_zip64=True) as member,
-    ):
-        np.lib.format.write_array_header_1_0(member, header)
-        for _ in range(1000):
-            member.write(bytes(1_000_000))
-    tracemalloc.start()
-    with pytest.raises(
-        IdnessError, match=r"one label per image|at most 64,000,000 pixels|must contain weight \(C, D\)"
-    ):
-        read_head(tmp_path / "x.npz") if kind == "head" else NpzSet(tmp_path / "x.npz")
-    most = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert most < 20_000_000
-
-
-def test_damaged_npz_is_reported(tmp_path: Path) -> None:
-    path = tmp_path / "x.npz"
-    np.savez(path, images=np.concatenate([pixels(200)] * 100))
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content)
-    with pytest.raises(DataError, match="is damaged at image 199"):
-        NpzSet(path).stamp(0, 20_000)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from idness.data.activations import SHARD, ActivationsFile, ActivationsSet, in_m
 from idness.data.duplicates import EXACT
 from idness.data.sets import select
 from idness.networks.open import Network
-from idness.networks.split import SplitModel, unpack
+from idness.networks.split import SplitModel
 
 ACTIVATIONS = {
     "relu", "relu6", "hardtanh", "leaky_relu", "silu", "gelu", "hardswish", "elu", "selu", "mish", "softplus", "tanh", "sigmoid"
@@ -46,20 +45,11 @@ def run_images(
 ) -> Iterator[tuple[Batch, Activations]]:
     """Read, preprocess and run images batch by batch, in order; the next batches are decoded while the network runs.
 
-    Args:
-        network: the network.
-        images: the images.
-        spans: the ranges to run, each one batch, possibly computed on the way; by default all images in batches of `batch_size`.
-        batch_size: by default that of the network.
-        workers: the number of threads that decode images.
-        distinct: whether to leave out repeated images.
-        pre_relu: whether to keep the input of the final ReLU.
-        edit: changes the network's input; gets a batch and the position of its first image.
-        edit_with: changes the input for a second pass, as `Detector.input_edit` does; not with `pre_relu`.
-        progress: receives the progress; the phase is the caller's.
+    Yields each batch and the activations of its images, which have index and hashes; none if no image can be read.
 
-    Yields:
-        Each batch and the activations of its images, which have index and hashes; none if no image can be read.
+    `spans` are the ranges to run, each one batch; by default all images in batches of `batch_size`.
+    `distinct` leaves out repeated images, and `pre_relu` keeps the input of the final ReLU. `edit` changes the network's input; it gets
+    a batch and the position of its first image. `edit_with` does so for a second pass, as `Detector.input_edit`; not with `pre_relu`.
     """
     progress, seen, how, split = progress or Progress(), set[bytes](), network.preprocessing, network.split
     ranges = spans if spans is not None else spans_of(len(images), batch_size or network.batch)
@@ -107,14 +97,10 @@ def collect(
     images = data if limit is None else select(data, {"sample": limit})
     progress = progress or Progress()
     progress.phase(name, len(images))
-    parts = [acts for _, acts in run_images(network, images, progress=progress, **options)]
-    skipped = [entry for acts in parts for entry in acts.skipped]
-    read = [acts for acts in parts if len(acts)]
-    if not read:
-        why = skipped[0][1] if skipped else "it is empty"
-        raise DataError(f"{name}: none of its {len(images)} images can be read; the first: {why}")
-    whole = _labelled(Activations.concat(read), network.labels_of(images))
-    return in_memory(name, replace(whole, skipped=skipped), images, len(images))
+    run = run_images(network, images, progress=progress, **options)
+    found = ActivationsSet(name, len(images), lambda: (acts for _, acts in run), images)
+    whole = _labelled(found.load(), network.labels_of(images))
+    return in_memory(name, replace(whole, skipped=found.skipped), images, len(images))
 
 
 def extract(
@@ -129,44 +115,23 @@ def extract(
 ) -> tuple[str, int]:
     """Make sure that a store has the activations of a set, or of its images as an editor changes them.
 
-    The network runs over the images that are missing; the arguments are those of `run_images`.
-
-    Returns:
-        The key of the set in the store, and the number of images that the network ran over.
+    The network runs over the images that are missing; the arguments are those of `run_images`. Returns the key of the set in the
+    store, and the number of images that the network ran over.
     """
-    known = network.labels_of(images)
-    progress = progress or Progress()
-    names: dict[str, str] = {}
-    ends: dict[int, str] = {}
-    ran = 0
-
-    def missing() -> Iterator[Span]:
-        nonlocal ran
-        for span in plan_spans(network, images, known, store, edit_with):
-            found = store.find(span.key)
-            names[span.key] = found or ""
-            if found is None:
-                ran += span.stop - span.start
-                ends[span.stop] = span.key
-                yield span
-            else:
-                progress.advance(span.stop - span.start)
-
-    # Files are hashed just before they are decoded, so that they are read from disk once. A set that is read in order has one
-    # position in its file and is hashed first.
-    spans = missing() if images.parallel else iter(list(missing()))
-    first = next(spans, None)
-    if first is not None:
-        size = batch_size or network.batch
-        cut = (part for span in chain([first], spans) for part in spans_of(span.stop, size, span.start))
-        parts: list[Activations] = []
-        for batch, acts in run_images(
-            network, images, spans=cut, workers=workers, edit_with=edit_with, progress=progress
-        ):
-            parts.append(acts if edit_with is None else _edited(acts))
-            if batch.stop in ends:
-                names[ends[batch.stop]] = store.put(ends[batch.stop], _shard(known, parts))
-                parts = []
+    known, progress = network.labels_of(images), progress or Progress()
+    names, ran = dict[str, str](), 0
+    # The files of a shard are hashed just before they are decoded, so that they are read from disk once.
+    for span in plan_spans(network, images, known, store, edit_with):
+        found = store.find(span.key)
+        if found is None:
+            spans = spans_of(span.stop, batch_size or network.batch, span.start)
+            run = run_images(network, images, spans=spans, workers=workers, edit_with=edit_with, progress=progress)
+            parts = [acts if edit_with is None else _edited(acts) for _, acts in run]
+            found = store.put(span.key, _shard(known, parts))
+            ran += span.stop - span.start
+        else:
+            progress.advance(span.stop - span.start)
+        names[span.key] = found
     return finish(network, images, store, names), ran
 
 
@@ -249,19 +214,16 @@ def _fresh(batch: Batch, seen: set[bytes]) -> Batch:
     return replace(batch, pixels=batch.pixels[rows], index=batch.index[rows], digests=batch.digests[rows])
 
 
-def capture(split: SplitModel, batch: Any) -> tuple[Activations, str]:
-    """Run one batch, in any form that `SplitModel.extract` takes, and return its activations and the last activation function's name.
+def capture(split: SplitModel, images: Tensor) -> tuple[Activations, str]:
+    """Run one batch, and return its activations and the last activation function's name.
 
     If the features are the pooled output of a final ReLU, the activations have `pre_relu` and `rectifier`. The forward pass is observed
     call by call, so nothing depends on names, and functional ReLUs (DenseNet) are found as well as modules (ResNet). The paper does not
     say how its "pre-ReLU activations" are pooled: here as the network pools the output of the ReLU.
     """
-    watch = _Watch(split.width)
-    images, labels = unpack(batch)
-    with watch:
+    with _Watch(split.width) as watch:
         # The network as it is: other engines call no function that could be watched.
-        found = split.run(images)
-    acts = replace(Activations(*found).to("cpu"), labels=labels)
+        acts = Activations(*split.run(images)).to("cpu")
     # The last one is nearly always it; an auxiliary branch may come after.
     for cap, before in reversed(watch.seen):
         for pooling, pool in _POOLINGS.items():

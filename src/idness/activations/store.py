@@ -18,30 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
 from idness.core.documents import Document, packed
 from idness.core.errors import IdnessWarning
-from idness.core.files import OutputFolder, atomic_write, discard, remove_stale, sha256, sha256_of
+from idness.core.files import OutputFolder, atomic_write, discard, sha256, sha256_of
 from idness.core.types import Activations
 
 FORMAT = 1
 
 
-class ShardName(TypedDict):
-    """The key of a shard and the hash of its file."""
-
-    key: str
-    sha256: str
-
-
 @dataclass(frozen=True)
 class StoreManifest:
-    """The shards of a finished set, and where they come from."""
+    """The shards of a finished set, each with `key` and `sha256`, and where they come from."""
 
     key: str
     about: dict[str, Any]
-    shards: list[ShardName]
+    shards: list[dict[str, str]]
 
 
 _DOCUMENT = Document(
@@ -82,9 +74,8 @@ class FeatureStore:
                 if sha256(path) == digest:
                     self._verified[digest] = state
                     return digest
-            warnings.warn(
-                f"FeatureStore: {path.name} is damaged; it is removed and computed again", IdnessWarning, stacklevel=2
-            )
+            why = f"{path.name} is damaged; it is removed and computed again"
+            warnings.warn(f"FeatureStore: {why}", IdnessWarning, stacklevel=2)
             discard(path)
         return None
 
@@ -100,10 +91,8 @@ class FeatureStore:
 
     def finish(self, key: str, shards: Mapping[str, str], about: dict[str, Any]) -> None:
         """Write the manifest of a set whose shards, hashes by key, are all stored."""
-        names = [ShardName(key=shard, sha256=digest) for shard, digest in shards.items()]
+        names = [{"key": shard, "sha256": digest} for shard, digest in shards.items()]
         _DOCUMENT.write(self._manifest(key), StoreManifest(key, about, names))
-        for folder in {self._shard(shard, "").parent for shard in shards}:
-            remove_stale(folder)
 
     def __contains__(self, key: str) -> bool:
         return self._manifest(key).is_file()
@@ -120,30 +109,16 @@ class FeatureStore:
     def read(self, key: str, digest: str) -> Activations:
         """Read one shard; its hash is verified unless this object did so before and the file has not changed since."""
         path = self._shard(key, digest)
-        state: tuple[int, ...] = ()
-        with suppress(OSError):
-            state = _state(path)
+        state = _state(path) if path.is_file() else ()
         known = bool(state) and self._verified.get(digest) == state
-        tensors, texts = _DOCUMENT.tensors_and_texts(path, None if known else digest)
+        tensors = _DOCUMENT.tensors(path, None if known else digest)
         self._verified[digest] = state
-        try:
-            skipped = [(int(place), str(reason)) for place, reason in json.loads(texts["about"])["skipped"]]
-            acts = Activations(tensors["features"], tensors["logits"], tensors.get("labels"))
-            return replace(acts, index=tensors["index"], hashes=tensors["digests"], skipped=skipped)
-        except (KeyError, ValueError, TypeError) as error:
-            raise _DOCUMENT.damaged(path, f"of another version: {error}") from error
+        acts = Activations(tensors["features"], tensors["logits"], tensors.get("labels"))
+        return replace(acts, index=tensors["index"], hashes=tensors["digests"], skipped=_skipped(path))
 
     def skipped(self, key: str) -> list[tuple[int, str]]:
         """Return the images of a finished set without activations, and the reasons, by the headers of its shards alone."""
-        found: list[tuple[int, str]] = []
-        for path in (self._shard(*name) for name in self.names(key).items()):
-            try:
-                with safe_open(path, framework="pt") as opened:
-                    about = json.loads((opened.metadata() or {})["about"])
-                found += [(int(place), str(reason)) for place, reason in about["skipped"]]
-            except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-                raise _DOCUMENT.damaged(path, f"{type(error).__name__}: {error}") from error
-        return found
+        return [entry for shard in self.names(key).items() for entry in _skipped(self._shard(*shard))]
 
     def load(self, key: str) -> Activations:
         """Read all activations of a finished set into memory."""
@@ -154,6 +129,16 @@ class FeatureStore:
 
     def _shard(self, key: str, digest: str) -> Path:
         return self.root / "shards" / key[:2] / f"{key}-{digest}.safetensors"
+
+
+def _skipped(path: Path) -> list[tuple[int, str]]:
+    """Return the images that a shard lacks, by its header."""
+    try:
+        with safe_open(path, framework="pt") as opened:
+            about = json.loads(opened.metadata()["about"])
+        return [(int(place), str(reason)) for place, reason in about["skipped"]]
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise _DOCUMENT.damaged(path, f"{type(error).__name__}: {error}") from error
 
 
 def _state(path: Path) -> tuple[int, ...]:

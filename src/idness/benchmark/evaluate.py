@@ -14,7 +14,7 @@ from idness.benchmark.protocol import GROUPS
 from idness.benchmark.results import Metrics, Sweep, Wrong
 from idness.core.errors import DataError
 from idness.core.types import Activations, Head
-from idness.data import ActivationsSet
+from idness.data.activations import ActivationsSet
 from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
 from idness.detectors.kernels import sharing
 from idness.intervals import mean_auroc_interval, mean_fpr_interval, ranks

@@ -21,8 +21,8 @@ from idness.core.errors import DataError, ModelError, OptionError
 from idness.core.progress import Progress
 from idness.core.text import abridged, listed, without_folder
 from idness.core.types import Head, InputEditor
-from idness.data import ActivationsFile, ActivationsSet, ImageSet, Preprocessing, embedded, read_batches
-from idness.data.activations import read_head
+from idness.data import ImageSet, Preprocessing, embedded, read_batches
+from idness.data.activations import ActivationsFile, ActivationsSet, read_head
 from idness.data.batches import read_sample
 from idness.data.open import open_argument
 from idness.networks.engines import FEW

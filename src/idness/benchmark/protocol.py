@@ -14,7 +14,8 @@ from torch import nn
 
 from idness.core.errors import DataError, IdnessError, IdnessWarning, MissingError, unknown_name
 from idness.core.options import check_count, check_fraction
-from idness.data import ActivationsFile, ImageSet, embedded, open_set
+from idness.data import ImageSet, embedded, open_set
+from idness.data.activations import ActivationsFile
 from idness.data.sets import read_classes
 from idness.networks.open import ModelOptions
 from idness.selection.search import Method

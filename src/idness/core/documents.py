@@ -101,10 +101,6 @@ class Document(Generic[T]):
 
     def tensors(self, path: Path, sha256: str | None = None) -> dict[str, Tensor]:
         """Read a safetensors file that the document names, and check its hash if given."""
-        return self.tensors_and_texts(path, sha256)[0]
-
-    def tensors_and_texts(self, path: Path, sha256: str | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Read a safetensors file and the metadata in its header."""
         from safetensors import SafetensorError
         from safetensors.torch import load
 
@@ -113,8 +109,7 @@ class Document(Generic[T]):
             tensors: dict[str, Tensor] = load(content)
         except SafetensorError as error:
             raise self.damaged(path, str(error)) from error
-        end = 8 + int.from_bytes(content[:8], "little")
-        return tensors, json.loads(content[8:end]).get("__metadata__", {})
+        return tensors
 
     @cached_property
     def _adapter(self) -> TypeAdapter[T]:

@@ -81,11 +81,7 @@ class OutputFolder(os.PathLike[str]):
         return set(found["files"] if found is not None else self.recognise(self.path))
 
     def check(self, *, resume: bool | None = None) -> None:
-        """Raise unless the folder can be written to; creates nothing.
-
-        Args:
-            resume: whether a folder that idness wrote to may be continued; `None` if it may always.
-        """
+        """Raise unless the folder can be written to; creates nothing. With `resume=False` a folder of ours must not be continued."""
         check_writable(self.path)
         ours = self.listing() is not None or bool(self.recognise(self.path))
         entries = sorted(self.path.iterdir()) if self.path.is_dir() else []
@@ -100,10 +96,7 @@ class OutputFolder(os.PathLike[str]):
             raise StoreError(f"{self.path}: contains {those}; choose a new or empty folder{more}")
 
     def write(self, contents: Mapping[str, Content]) -> list[Path]:
-        """Write files and return their paths.
-
-        All are written before the first takes its place, in the given order, so a full disk leaves the folder unchanged.
-        """
+        """Write files and return their paths; all are written before the first takes its place, in the given order."""
         self.check()
         files, new = self.files, dict(contents)
         for name in contents:
@@ -113,9 +106,7 @@ class OutputFolder(os.PathLike[str]):
             if path.is_file() and path.read_bytes() == _bytes(contents[name]):
                 del new[name]  # a file of the user's that has this content already stays the user's
             elif not self.force:
-                raise StoreError(
-                    f"{path}: exists and was not written by idness; move it, choose another folder or pass force=True"
-                )
+                raise StoreError(f"{path}: exists and was not written by idness; move it or pass force=True")
         if self.listed and not set(new) <= files:
             self.record(files | set(new))  # first: after a kill, every file of ours is listed
         with ExitStack() as parts:  # what is entered first takes its place last
@@ -139,15 +130,12 @@ class OutputFolder(os.PathLike[str]):
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside `path` and move it to `path` at the end of the block.
-
-    After an error the temporary file is removed and `path` is unchanged.
-    """
+    """Yield a temporary path, which is moved to `path` at the end of the block, or after an error removed."""
     target = Path(path)
     part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        remove_stale(target.parent)
+        _remove_stale(target.parent)
         yield part
         with part.open("rb+") as file:
             os.fsync(file.fileno())
@@ -158,7 +146,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def remove_stale(folder: Path) -> None:
+def _remove_stale(folder: Path) -> None:
     """Delete temporary files of idness whose writer was killed."""
     for left in folder.glob(".*.part"):
         with suppress(OSError):  # another process was faster
@@ -196,11 +184,9 @@ def _bytes(content: Content) -> bytes | memoryview:
 
 @contextmanager
 def locked(folder: Path | None, *, wait: bool = False) -> Iterator[None]:
-    """Lock a folder against other processes while the block runs, if the system has file locks; leaves no file.
+    """Lock a folder, which is created, against other processes while the block runs; leaves no file. `None` locks nothing.
 
-    Args:
-        folder: the folder, which is created; `None` locks nothing.
-        wait: whether to wait for another process instead of raising.
+    Another process with the lock is an error, or with `wait` is waited for. Windows has no such locks.
     """
     if folder is None or os.name == "nt":
         yield

@@ -57,9 +57,8 @@ def check_fraction(owner: object, name: str, value: float) -> None:
 def check_at_most_images(owner: object, name: str, images: int) -> None:
     """Raise if an option counts more neighbours or clusters than there are training images."""
     if (value := getattr(owner, name)) > images:
-        raise InputError(
-            f"{owner_name(owner)}: {name} must be at most the number of training images ({images}), got {value}"
-        )
+        most = f"at most the number of training images ({images})"
+        raise InputError(f"{owner_name(owner)}: {name} must be {most}, got {value}")
 
 
 def check_options(owner: object) -> None:

@@ -113,38 +113,23 @@ def approve(spec: str) -> None:
 def approved(spec: str, what: str = "the guard's network", more: str = "", code: str = "") -> str:
     """Return a model with its file's folder, and refuse a Python file that the user has not named before.
 
-    Guards name a file without its folder. Among the approved files of that name the one with the same content is preferred, if
-    that is known, then the one in the current folder.
-
-    Args:
-        spec: the model.
-        what: whose network it is, for the message.
-        more: what the user has to pass beside the model.
-        code: the script's identity, if it is known.
+    Guards name a file without its folder. Among the approved files of that name the one with the identity `code` is preferred, if
+    that is known, then the one in the current folder. `what` and `more` are for the message: whose network it is, and what else to pass.
     """
     script = Script.named(spec)
     if script is None:
         return spec
-    known, keys = _approvals(), [script.key]
-    if script.file.parent == Path():
-        ending = f"/{script.file.name}:{script.call}"
-        keys += [key for key in known if key.replace(os.sep, "/").endswith(ending)]
-    found = [
-        one
-        for key in keys
-        if (one := Script.named(key)) and one.file.is_file() and sha256(one.file) == known.get(one.key)
-    ]
+    known, bare = _approvals(), script.file.parent == Path()
+    alike = [key for key in known if bare and key.replace(os.sep, "/").endswith(f"/{script.file.name}:{script.call}")]
+    present = [one for key in (script.key, *alike) if (one := Script.named(key)) and one.file.is_file()]
+    found = [one for one in present if sha256(one.file) == known.get(one.key)]
     if found:
         return next((one for one in found if code and one.identity() == code), found[0]).key
-    if not script.file.is_file() and script.file.parent != Path():
+    if not present and not bare:
         raise ModelError(f"{what} is made by {spec}, which does not exist; pass model='path/to/file.py:FUNCTION'")
-    named = spec if script.file.is_file() else f"path/to/{spec}"
-    edited = [one for key in keys if key in known and (one := Script.named(key)) is not None and one.file.is_file()]
-    if edited:
-        why, named = "that has changed since you last ran it", spec if script.file.is_file() else edited[0].key
-    else:
-        why = "that you have not run with idness in its present form"
-    raise ModelError(f"{what} is made by {spec}, a Python file {why}; read it, then pass model={named!r}{more}")
+    why = "that you have not run with idness in its present form; read it, then pass"
+    named = present[0].key if present else f"path/to/{spec}"
+    raise ModelError(f"{what} is made by {spec}, a Python file {why} model={named!r}{more}")
 
 
 def _approvals() -> dict[str, Any]:

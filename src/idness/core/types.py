@@ -75,9 +75,8 @@ class Activations:
         if self.labels is not None:
             labels = torch.as_tensor(self.labels).detach()
             if labels.is_floating_point() or labels.dtype == torch.bool or labels.shape != (len(features),):
-                raise InputError(
-                    f"Activations: labels must be {len(features)} integers, got {labels.dtype} of shape {tuple(labels.shape)}"
-                )
+                given = f"{labels.dtype} of shape {tuple(labels.shape)}"
+                raise InputError(f"Activations: labels must be {len(features)} integers, got {given}")
             object.__setattr__(self, "labels", labels.long())
 
     def __len__(self) -> int:
@@ -225,10 +224,8 @@ def check_acts(owner: object, what: str, acts: Activations, head: Head) -> None:
 def check_edited(owner: object, what: str, acts: Activations, head: Head) -> None:
     """Raise unless the activations of the edited images exist, are finite and as wide as the head."""
     if acts.edited is None:
-        where = f"{owner_name(owner)}: {what}"
-        raise InputError(
-            f"{where} must carry those of the changed images, got none; score images with a Guard or bench"
-        )
+        why = "must carry those of the changed images, got none; score images with a Guard or bench"
+        raise InputError(f"{owner_name(owner)}: {what} {why}")
     check_acts(owner, f"{what} of the changed images", acts.edited, head)
 
 

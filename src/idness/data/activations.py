@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,6 @@ from idness.core.errors import DataError, StoreError
 from idness.core.files import sha256
 from idness.core.types import Activations, Head
 from idness.data.duplicates import EXACT, common, near, stacked
-from idness.data.packed import StoredArray, array_names
 from idness.data.preprocess import thumbnail
 from idness.data.sets import ImageSet
 from idness.data.urls import explained
@@ -141,22 +140,20 @@ class ActivationsFile(ActivationsSet):
         self.path = path
         with explained(path.name, "is not a safetensors or .npz file of activations"):
             self.arrays = _arrays(path, "features", "logits", "labels")
-        shapes = {name: tuple(array.get_shape()) for name, array in self.arrays.items()}
+        shapes = _shapes(self.arrays)
         if "features" not in shapes:
             raise DataError(f"{path.name}: must contain features (N, D)")
         for array, shape in shapes.items():
-            axes = 1 if array == "labels" else 2
+            axes, wanted = (1, "number") if array == "labels" else (2, "row")
             if len(shape) != axes or shape[:1] != shapes["features"][:1]:
-                wanted = "one row per image" if axes == 2 else "one number per image"
-                raise DataError(
-                    f"{path.name}: {array} must be {wanted}, got shape {shape} beside {shapes['features']} features"
-                )
+                given = f"shape {shape} beside {shapes['features']} features"
+                raise DataError(f"{path.name}: {array} must be one {wanted} per image, got {given}")
         super().__init__(path.name, shapes["features"][0], self._read)
         self.features, self.classes = shapes["features"][1], shapes["logits"][1] if "logits" in shapes else None
 
     def label_range(self) -> tuple[int, int] | None:
         """Return the lowest and the highest label; None if there are no labels."""
-        labels = _rows(self.arrays["labels"], 0, self.count) if "labels" in self.arrays and self.count else None
+        labels = self.arrays["labels"][:] if "labels" in self.arrays and self.count else None
         return None if labels is None else (int(labels.min()), int(labels.max()))
 
     def fingerprint(self) -> str:
@@ -167,7 +164,7 @@ class ActivationsFile(ActivationsSet):
         for start in range(0, self.count, SHARD):
             index = torch.arange(start, min(start + SHARD, self.count))
             with explained(self.name, "is damaged"):
-                part = {name: _rows(array, start, start + len(index)) for name, array in self.arrays.items()}
+                part = {name: array[start : start + len(index)] for name, array in self.arrays.items()}
             if "logits" not in part:
                 if self.head is None:
                     raise DataError(f"{self.name}: has no logits, and there is no head to compute them; add logits")
@@ -186,26 +183,22 @@ def read_head(path: Path) -> tuple[Head, str]:
     remedy = "give a safetensors or .npz file with weight and bias as head"
     with explained(path.name, "is missing or not a safetensors or .npz file", remedy):
         arrays = _arrays(path, "weight", "bias")
-        shapes = {name: tuple(array.get_shape()) for name, array in arrays.items()}
+        shapes = _shapes(arrays)
         weight = shapes.get("weight", ())
         if len(weight) != 2 or shapes.get("bias", weight[:1]) != weight[:1]:
             raise StoreError(f"{path.name}: must contain weight (C, D) and bias (C,), got {shapes or 'neither'}")
-        tensors = {name: _rows(array, 0, weight[0]) for name, array in arrays.items()}
+        tensors = {name: array[:] for name, array in arrays.items()}
         return Head(tensors["weight"], tensors.get("bias")), sha256(path)
 
 
 def _arrays(path: Path, *names: str) -> dict[str, Any]:
-    """Open those of these arrays that a file has, by their headers alone; `_rows` reads them."""
+    """Open those of these arrays that a file has; those of a safetensors file are read when they are sliced."""
     if path.suffix == ".npz":
-        known = array_names(path)
-        arrays = {name: StoredArray(path, name) for name in names if name in known}
-        if wrong := [f"{name} is {array.kind}" for name, array in arrays.items() if array.kind.kind not in "fiu"]:
-            raise DataError(f"{path.name}: must have arrays of numbers, but {wrong[0]}")
-        return arrays
+        with np.load(path, allow_pickle=False) as file:
+            return {name: torch.from_numpy(file[name]) for name in names if name in file}
     opened: Any = safe_open(path, framework="pt")
     return {name: opened.get_slice(name) for name in names if name in opened.keys()}  # noqa: SIM118
 
 
-def _rows(array: Any, start: int, stop: int) -> Tensor:
-    found = array[start:stop]
-    return found if isinstance(found, Tensor) else torch.tensor(found)
+def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(one.shape if isinstance(one, Tensor) else one.get_shape()) for name, one in arrays.items()}

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +36,8 @@ class Batch:
 
 _LIMIT: dict[str, int] = {}
 """The number of threads that decode images, if `limit_threads` was called."""
-Read = tuple[int, NDArray[np.uint8] | None, bytes | str]
-"""The position of an image, its pixels, and its digest, or the reason why it cannot be read."""
+Read = tuple[int, NDArray[np.uint8], bytes]
+"""The position of an image, its pixels and its digest."""
 
 
 def limit_threads(count: int | None) -> None:
@@ -57,11 +58,11 @@ def read_batches(
 ) -> Iterator[Batch]:
     """Yield a batch for every span (start, stop), in order; the next ones are read while the last is used.
 
-    Images are resized and cropped, not normalised, so that batches stay small. `workers` is the number of threads that decode, by
-    default as many as cores, or as `limit_threads` says; a set that is read in order needs one.
+    Images are resized and cropped, not normalised, so that batches stay small. `workers` is the number of threads that decode; a set
+    that is read in order needs one.
     """
     threads = (workers or _LIMIT.get("decoders") or min(8, os.cpu_count() or 1)) if images.parallel else 1
-    waiting: deque[tuple[int, int, list[Future[list[Read]]]]] = deque()
+    waiting: deque[tuple[int, int, list[Future[Any]]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
             for start, stop in spans:
@@ -79,10 +80,7 @@ def read_batches(
 def read_sample(
     images: ImageSet, preprocessing: Preprocessing, count: int, *, workers: int | None = None
 ) -> tuple[ImageSet, Batch]:
-    """Read at most so many images from all over a set, or from the beginning of one that is read in order.
-
-    Returns that part of the set, and its images as one batch.
-    """
+    """Return a part of a set, from all over it or, if it is read in order, from its beginning, and the part's images as one batch."""
     if len(images) == 0:
         raise DataError(f"{images.source}: must contain at least one image, got none; check the folder or file")
     part = select(images, {"sample": count} if images.parallel else {"rows": [0, min(count, len(images))]})
@@ -92,29 +90,29 @@ def read_sample(
     return part, batch
 
 
-def _read(images: ImageSet, preprocessing: Preprocessing, part: range) -> list[Read]:
-    found: list[Read] = []
+def _read(images: ImageSet, preprocessing: Preprocessing, part: range) -> tuple[list[Read], list[tuple[int, str]]]:
+    read, skipped = list[Read](), list[tuple[int, str]]()
     for index in part:
         try:
             picture = images.picture(index)
-            found.append((index, preprocessing.pixels(picture), digest(picture)))
+            read.append((index, preprocessing.pixels(picture), digest(picture)))
         except DataError as error:
-            found.append((index, None, str(error)))
-    return found
+            skipped.append((index, str(error)))
+    return read, skipped
 
 
-def _batch(images: ImageSet, start: int, stop: int, parts: list[Future[list[Read]]]) -> Batch:
-    read = [item for part in parts for item in part.result()]
-    pixels = [found for _, found, _ in read if found is not None]
-    shapes = {array.shape for array in pixels}
+def _batch(images: ImageSet, start: int, stop: int, parts: list[Future[Any]]) -> Batch:
+    done = [part.result() for part in parts]
+    read: list[Read] = [entry for found, _ in done for entry in found]
+    shapes = sorted({pixels.shape for _, pixels, _ in read})
     if len(shapes) > 1:
-        sizes = " and ".join(f"{shape[0]} x {shape[1]}" for shape in sorted(shapes)[:2])
+        sizes = " and ".join(f"{shape[0]} x {shape[1]}" for shape in shapes[:2])
         raise DataError(f"{images.source}: images must have one size after preprocessing, got {sizes}; set crop")
     return Batch(
         start,
         stop,
-        np.stack(pixels) if pixels else np.zeros((0, 1, 1, 3), np.uint8),
-        np.array([index for index, _, known in read if isinstance(known, bytes)], dtype=np.int64),
-        np.frombuffer(b"".join(known for *_, known in read if isinstance(known, bytes)), np.uint8).reshape(-1, DIGEST),
-        [(index, reason) for index, _, reason in read if isinstance(reason, str)],
+        np.stack([pixels for _, pixels, _ in read]) if read else np.zeros((0, 1, 1, 3), np.uint8),
+        np.array([index for index, *_ in read], dtype=np.int64),
+        np.frombuffer(b"".join(known for *_, known in read), np.uint8).reshape(-1, DIGEST),
+        [entry for _, skipped in done for entry in skipped],
     )

@@ -22,8 +22,8 @@ NEAR = 8
 """Bits of 64 in which the perceptual hashes of near-duplicates may differ."""
 STRUCTURE = 8
 """Bits that must be 0, and 1: the perceptual hash of a plain image carries no information."""
-PAIRS, BLOCK = 400_000_000, 128
-"""The most hashes that are compared (of larger sets evenly spaced ones), and the rows compared at a time."""
+PAIRS = 400_000_000
+"""The most pairs of hashes that are compared, of larger sets evenly spaced ones."""
 Places = NDArray[np.int64]
 COMPARED = 400
 """The most pairs of images that are compared pixel by pixel."""
@@ -99,12 +99,9 @@ def candidates(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> list[tupl
     rows = np.flatnonzero((bits >= STRUCTURE) & (bits <= 8 * LOOK - STRUCTURE))
     rows = rows[:: max(1, -(-len(rows) * len(others) // PAIRS))]
     found: list[tuple[int, int, int]] = []
-    for start in range(0, len(rows), BLOCK):
-        block = rows[start : start + BLOCK]
-        apart = np.bitwise_count(ones[block, None] ^ others[None, :])
-        for place in np.flatnonzero(apart <= NEAR).tolist():
-            row, other = divmod(place, len(others))
-            found.append((int(apart[row, other]), int(block[row]), other))
+    for row in rows.tolist():
+        apart = np.bitwise_count(ones[row] ^ others)
+        found += [(int(apart[other]), row, other) for other in np.flatnonzero(apart <= NEAR).tolist()]
         if len(found) > 100 * COMPARED:
             break  # sets of one plain kind, such as digits on black
     return [(a, b) for _, a, b in sorted(found) if first[a, :EXACT].tobytes() != second[b, :EXACT].tobytes()]
@@ -118,11 +115,11 @@ def near(
     `first` and `second` are digests of the two `sets`, and `places` the position of each row in its set.
     """
     pairs = candidates(first, second)[:COMPARED]
-    # Each set is read in order, since an image of a compressed array costs all that is before it.
     small: list[dict[int, NDArray[np.float32]]] = []
     for images, known, column in zip(sets, places, zip(*pairs, strict=True) if pairs else ((), ()), strict=True):
-        wanted = {row: images.picture(int(known[row])) for row in sorted(set(column), key=lambda row: known[row])}
-        small.append({row: np.asarray(_shrunk(image, SIDE, SIDE), np.float32) for row, image in wanted.items()})
+        rows = sorted(set(column), key=lambda row: known[row])  # so that each block of a table is read once
+        read = ((row, images.picture(int(known[row]))) for row in rows)
+        small.append({row: np.asarray(_shrunk(picture, SIDE, SIDE), np.float32) for row, picture in read})
     return len({row for row, other in pairs if same_look(small[0][row], small[1][other])})
 
 

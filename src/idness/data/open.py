@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import numpy as np
-from numpy.typing import NDArray
 
 from idness.core.errors import DataError, MissingError, needed, unknown_name
 from idness.core.text import masked
 from idness.data import embedded, sets
 from idness.data.decoding import SUFFIXES
 from idness.data.packed import TABLES, NpzSet, TableSet, tar_set
-from idness.data.sets import SET_SUFFIXES, ArraySet, FileSet, ImageSet
+from idness.data.sets import ArraySet, FileSet, ImageSet
 from idness.data.urls import exists, explained, first_line, is_url, located, name_of, suffix_of
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def open_images(arguments: Iterable[str], column: str | None = None) -> ImageSet
         if is_url(text) or text.partition(":")[0] in PREFIXES or (place.is_dir() and kind_of(place) != "folder"):
             found.append((True, text))
         else:
-            found += [(path.suffix.lower() in SET_SUFFIXES, str(path)) for path in sets.find_images([text])]
+            found += [(path.suffix.lower() in SUFFIX_KINDS, str(path)) for path in sets.find_images([text])]
     parts: list[tuple[ImageSet, str]] = []
     for is_set, group in groupby(found, key=itemgetter(0)):
         names = [name for _, name in group]
@@ -182,10 +181,7 @@ def kind_of(place: Place, images: bool = False) -> str:
     if suffix not in SUFFIX_KINDS:
         raise DataError(f"{name}: must be a folder or end in {', '.join(SUFFIX_KINDS)}; or set kind")
     if suffix == ".npz" and isinstance(place, Path) and not images:
-        with (
-            suppress(OSError, zipfile.BadZipFile),
-            zipfile.ZipFile(place) as archive,
-        ):  # opening it reports what is wrong
+        with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(place) as archive:  # reading it reports faults
             return "activations" if "features.npy" in archive.namelist() else "npz"
     return SUFFIX_KINDS[suffix]
 
@@ -215,14 +211,15 @@ def object_set(name: str, value: Any, normalised: tuple[Sequence[float], Sequenc
     """Return a list, array, data set, Hugging Face Dataset or DataLoader as a set of images, with labels if it has them."""
     value = value.dataset if type(value).__name__ == "DataLoader" else value
     if not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
-        raise DataError(
-            f"{name}= must be a folder, a list of images or a data set with a length, got {type(value).__name__}"
-        )
-    if getattr(value, "transform", value) is None:
-        return _wrapped(value, name)
-    items = [value[place] for place in range(min(len(value), SOME))]
+        wanted = "a folder, a list of images or a data set with a length"
+        raise DataError(f"{name}= must be {wanted}, got {type(value).__name__}")
     names = [str(each) for each in (getattr(value, "classes", ()) or ())]
-    labels = _listed_labels(value)
+    listed = [found for key in ("targets", "labels", "_labels") if (found := getattr(value, key, None)) is not None]
+    labels = sets.known_labels(next((found for found in listed if len(found) == len(value)), None))
+    if getattr(value, "transform", value) is None and (known := _torchvision_images(value)) is not None:
+        known.source, known.labels, known.classes = name, labels, tuple(names)
+        return known
+    items = [value[place] for place in range(min(len(value), SOME))]
     if items and isinstance(items[0], Mapping):
         key = next((key for key in ("label", "labels", "fine_label") if key in items[0]), None)
         rows = isinstance(value, list | tuple)
@@ -234,13 +231,6 @@ def object_set(name: str, value: Any, normalised: tuple[Sequence[float], Sequenc
     floats = bool(images) and images[0].dtype.kind == "f"
     plain = floats and all(image.min() >= 0 and image.max() <= 1 for image in images)  # not normalised
     return ArraySet(value, name, labels, names, None if plain or not floats else normalised, floats)
-
-
-def _listed_labels(dataset: Any) -> NDArray[np.int64] | None:
-    """Return the labels that a data set lists, without reading its images; `None` if it lists none."""
-    given = (getattr(dataset, name, None) for name in ("targets", "labels", "_labels"))
-    listed = (values for values in given if values is not None and len(values) == len(dataset))
-    return sets.known_labels(next(listed, None))
 
 
 def _torchvision_set(name: str, root: Path, table: Mapping[str, Any]) -> ImageSet:
@@ -261,19 +251,16 @@ def _torchvision_set(name: str, root: Path, table: Mapping[str, Any]) -> ImageSe
     except (RuntimeError, OSError, ValueError, TypeError) as error:
         remedy = "set download = true or " if "download" in takes and not table.get("download") else ""
         raise MissingError(f"{source}: cannot be opened ({first_line(error)}); {remedy}check its folder") from error
-    return _wrapped(dataset, source)
+    return object_set(source, dataset)
 
 
-def _wrapped(dataset: Any, source: str) -> ImageSet:
-    """Read a torchvision data set by its array or its files, if it has them."""
-    classes = [str(name) for name in (getattr(dataset, "classes", ()) or ())]
-    labels = _listed_labels(dataset)
+def _torchvision_images(dataset: Any) -> ImageSet | None:
+    """Return the array or the files of a torchvision data set; `None` if it has neither."""
     data = getattr(dataset, "data", None)
     if data is not None and hasattr(data, "shape") and len(data) == len(dataset):
-        return ArraySet(np.asarray(data), source, labels, classes)
+        return ArraySet(np.asarray(data))
     samples = getattr(dataset, "samples", None) or getattr(dataset, "_samples", None) or []
     files = getattr(dataset, "_image_files", None) or [pair[0] for pair in samples]
-    if files and len(files) == len(dataset):
-        base = Path(dataset.root)
-        return FileSet(base, [str(Path(file).relative_to(base)) for file in files], source, labels, classes)
-    return ArraySet(dataset, source, labels, classes)
+    if not files or len(files) != len(dataset):
+        return None
+    return FileSet(Path(dataset.root), [str(Path(file).relative_to(dataset.root)) for file in files], "")

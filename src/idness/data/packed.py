@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import tarfile
-import weakref
-import zipfile
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from idness.core.errors import DataError, needed
-from idness.core.files import sha256_of
 from idness.data.decoding import SUFFIXES
-from idness.data.sets import ImageSet, Picture, View, channels_last, check_images, known_labels
+from idness.data.sets import ArraySet, ImageSet, View, check_images, known_labels
 from idness.data.urls import explained, name_of
 
 if TYPE_CHECKING:
@@ -31,31 +26,24 @@ LABELS = ("label", "cls", "class")
 """Fields of a sample's .json that may contain its class."""
 
 
-class NpzSet(ImageSet):
-    """Images of an array in an .npz file, read row by row: the file is never in memory as a whole.
-
-    The arrays of images and labels are found by their usual names if they are not given.
-    """
+class NpzSet(ArraySet):
+    """Images of an array in an .npz file; arrays of images and labels are found by their usual names if they are not given."""
 
     def __init__(
         self, path: Path, images: str | None = None, labels: str | None = None, classes: Sequence[str] = ()
     ) -> None:
-        self.path = path.absolute()
-        with explained(path.name, "is not an .npz file of uint8 images"):
-            names = array_names(path)
-            self.reads = _pick(path.name, "array", images, ("images", "data", "x", "arr_0"), names, names)
-            label = _pick(path.name, "array", labels, ("labels", "label", "y", "targets"), names, None)
-            array = StoredArray(self.path, self.reads)
-            self.channels = check_images(f"{path.name}: array {self.reads}", array.kind, array.shape)
-            super().__init__(array, path.name, _read_labels(path, label, len(array)) if label else None, classes)
-
-    def picture(self, index: int) -> Picture:
-        with explained(self.path.name, f"is damaged at image {index}"):
-            return channels_last(self.items[index : index + 1][0])
-
-    def digest(self, index: int) -> str:
-        # Raises, unlike that of other sets: if one image is damaged, others may be, too.
-        return sha256_of(np.asarray(self.picture(index)).tobytes())
+        name, self.path = path.name, path.absolute()
+        with explained(name, "is not an .npz file of uint8 images"), np.load(path, allow_pickle=False) as arrays:
+            chosen = _pick(name, "array", images, ("images", "data", "x", "arr_0"), arrays.files, arrays.files)
+            pixels, known = arrays[chosen], None
+            check_images(f"{name}: array {chosen}", pixels.dtype, pixels.shape)
+            if label := _pick(name, "array", labels, ("labels", "label", "y", "targets"), arrays.files, None):
+                known = arrays[label]
+                if known.shape != (len(pixels),) or known.dtype.kind not in "iu":
+                    given = f"{known.dtype} of shape {known.shape} for {len(pixels)} images"
+                    raise DataError(f"{name}: labels must be one whole number per image, got {given}")
+        super().__init__(pixels, name, known_labels(known), classes)
+        self.reads = chosen
 
     def files(self, start: int, stop: int) -> Sequence[Place]:
         return (self.path,)
@@ -72,16 +60,14 @@ class TableSet(ImageSet):
     ) -> None:
         super().__init__((), name_of(path))
         self._groups: list[tuple[Place, int, int]] = []
-        """Of each row group its file, its number there and the number of its first row there."""
+        """Of each row group its file, its number there, and the place of the file's first row in the set."""
         self._starts, self._held, self.columns = [0], dict[int, Any](), list[str]()
         for file in _tables(path, split):
             with explained(name_of(file), "is not a Parquet table"), _parquet(file) as table:
-                schema, first = table.schema_arrow, 0
+                schema, begin = table.schema_arrow, self._starts[-1]
                 for number in range(table.num_row_groups):
-                    count = table.metadata.row_group(number).num_rows
-                    self._groups.append((file.absolute(), number, first))
-                    self._starts.append(self._starts[-1] + count)
-                    first += count
+                    self._groups.append((file.absolute(), number, begin))
+                    self._starts.append(self._starts[-1] + table.metadata.row_group(number).num_rows)
             self.columns = self.columns or schema.names
             binary = [name for name, kind in zip(schema.names, schema.types, strict=True) if "binary" in str(kind)]
             self.reads = self.reads or _pick(self.source, "column", images, IMAGE_COLUMNS, schema.names, binary)
@@ -98,9 +84,8 @@ class TableSet(ImageSet):
         return list(self._starts)
 
     def item(self, index: int) -> str:
-        group = self._group(index)
-        file, _, first = self._groups[group]
-        return f"{name_of(file)}#{first + index - self._starts[group]}"
+        file, _, begin = self._groups[self._group(index)]
+        return f"{name_of(file)}#{index - begin}"
 
     def encoded(self, index: int) -> bytes:
         group = self._group(index)
@@ -191,10 +176,8 @@ class TarSet(ImageSet):
                 key, kind = str(place.with_name(stem)), kind.lower()
                 if f".{kind.rpartition('.')[2]}" in SUFFIXES and images in (None, kind):
                     if key in found and found[key][0] != member.name:
-                        both = f"{found[key][0]} and {member.name}"
-                        raise DataError(
-                            f"{self.source}: sample {key} has several images, {both}; pass --image-column {kind}"
-                        )
+                        both = f"{found[key][0]} and {member.name}; pass --image-column {kind}"
+                        raise DataError(f"{self.source}: sample {key} has several images, {both}")
                     found[key] = (member.name, member.offset_data, member.size)
                 elif kind in ("cls", "json"):
                     content = archive.extractfile(member)
@@ -246,60 +229,6 @@ def _fields(data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {LABELS[0]: found}
 
 
-def array_names(path: Path) -> list[str]:
-    """Return the names of the arrays of an .npz file."""
-    with zipfile.ZipFile(path) as archive:
-        return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-
-
-class StoredArray:
-    """An array of an .npz file whose rows are read on demand, as `array[start:stop]`; arrays of Python objects are refused."""
-
-    def __init__(self, path: Path, name: str) -> None:
-        self.path, self.name = path, name
-        with zipfile.ZipFile(path) as archive:
-            size = archive.getinfo(f"{name}.npy").file_size
-            self._file = archive.open(f"{name}.npy")  # stays readable: the archive closes with its last member
-        weakref.finalize(self, self._file.close)
-        version = np.lib.format.read_magic(self._file)
-        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        self.shape, fortran, self.kind = header(self._file)
-        self._start = self._file.tell()
-        if self.kind.hasobject:
-            raise DataError(f"{path.name}: array {name} contains Python objects, which could run code; save numbers")
-        if min(self.shape, default=0) < 0 or math.prod(self.shape) * self.kind.itemsize > size:
-            raise DataError(f"{path.name}: array {name} is shorter than its shape {self.shape} says; save it again")
-        if fortran and len(self.shape) > 1:
-            raise DataError(f"{path.name}: array {name} must be in C order; save np.ascontiguousarray of it")
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def get_shape(self) -> tuple[int, ...]:
-        """Return the shape, as the slices of safetensors do."""
-        return self.shape
-
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        start, stop, _ = rows.indices(self.shape[0])
-        size = math.prod(self.shape[1:]) * self.kind.itemsize
-        self._file.seek(self._start + start * size)
-        values = np.frombuffer(self._file.read((stop - start) * size), self.kind)
-        return values.reshape(stop - start, *self.shape[1:]).astype(self.kind.newbyteorder("="), copy=False)
-
-    def __reduce__(self) -> tuple[type[StoredArray], tuple[Path, str]]:
-        return StoredArray, (self.path, self.name)
-
-
-def _read_labels(path: Path, name: str, count: int) -> NDArray[np.int64] | None:
-    """Return the labels of `count` images, `None` if some are below zero; the header is checked before anything is decompressed."""
-    array = StoredArray(path, name)
-    if len(array.shape) != 1 or not np.issubdtype(array.kind, np.integer):
-        raise DataError(f"{path.name}: labels must be a list of whole numbers, got {array.kind} of shape {array.shape}")
-    if array.shape != (count,):
-        raise DataError(f"{path.name}: must have one label per image, got {array.shape[0]} for {count} images")
-    return known_labels(array[:])
-
-
 def _pick(
     source: str,
     kind: str,
@@ -315,7 +244,6 @@ def _pick(
     if found or possible is None:
         return found
     if len(possible) != 1:
-        raise DataError(
-            f"{source}: which {kind} contains the images, {', '.join(names)}? pass --image-column, or set images"
-        )
+        which = f"which {kind} contains the images, {', '.join(names)}"
+        raise DataError(f"{source}: {which}? pass --image-column, or set images")
     return possible[0]

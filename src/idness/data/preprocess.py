@@ -94,13 +94,12 @@ class Preprocessing:
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (3, self.channels):
                 given = f"{image.dtype} of shape {image.shape}"
                 raise DataError(f"Preprocessing: an array must be uint8 (height, width, {self.channels}), got {given}")
-            if image.shape[2] == self.channels:
-                return fitted(image, self.resize, self.crop, self.interpolation)
-            image = Image.fromarray(image)
-        if self.channels not in MODES:
-            raise DataError(f"Preprocessing: mean and std are of {self.channels} channels, got an image file; use .npz")
-        mode = MODES[self.channels]
-        image = image if image.mode == mode else image.convert(mode)  # which would copy it
+            image = image if image.shape[2] == self.channels else Image.fromarray(image)
+        if isinstance(image, Image.Image):
+            if (mode := MODES.get(self.channels)) is None:
+                given = f"{self.channels} channels, got an image file"
+                raise DataError(f"Preprocessing: mean and std are of {given}; use .npz")
+            image = image if image.mode == mode else image.convert(mode)  # which would copy it
         return fitted(image, self.resize, self.crop, self.interpolation)
 
     def normalize(self, pixels: NDArray[np.uint8] | Tensor) -> Tensor:
@@ -126,10 +125,8 @@ class Preprocessing:
         """Describe the preprocessing in one line."""
         steps = []
         if self.resize is not None:
-            size = (
-                "{} x {}".format(*self.resize) if isinstance(self.resize, tuple) else f"shorter side to {self.resize}"
-            )
-            steps.append(f"resize {size} ({self.interpolation})")
+            size = "{} x {}" if isinstance(self.resize, tuple) else "shorter side to {}"
+            steps.append(f"resize {size.format(*_pair(self.resize))} ({self.interpolation})")
         if self.crop is not None:
             steps.append("centre crop {} x {}".format(*_pair(self.crop)))
         mean, std = (", ".join(f"{value:g}" for value in part) for part in (self.mean, self.std))
@@ -224,14 +221,14 @@ def _channels(name: str, value: object) -> tuple[float, ...]:
 def fitted(picture: Image.Image | Pixels, resize: Size, crop: Size, interpolation: str) -> Pixels:
     """Resize and crop an image, or an array (height, width, channels), to such an array: by torch if it is imported, else by Pillow."""
     height, width = picture.shape[:2] if isinstance(picture, np.ndarray) else (picture.height, picture.width)
-    if _target(resize, height, width) == (height, width):
-        return _cropped(_array(picture), crop)
     if isinstance(resize, int) and crop is not None and max(height, width) > STRETCHED * min(height, width):
         # Only the centre survives the crop, so the rest of a strip need not be enlarged.
         keep = STRETCHED * min(height, width)
         picture = _cropped(_array(picture), (min(height, keep), min(width, keep)))
         height, width = picture.shape[:2]
     target = _target(resize, height, width)
+    if target == (height, width):
+        return _cropped(_array(picture), crop)
     if sys.modules.get("torch") is not None and interpolation in ALIKE:
         return _cropped(_by_torch(_array(picture), target, interpolation), crop)
     if isinstance(picture, np.ndarray) and picture.shape[2] != 3:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 Picture = Image.Image | NDArray[np.uint8]
 AT_ONCE = 1024
 """Images that are hashed together."""
-SET_SUFFIXES = frozenset({".npz", ".txt", ".parquet", ".tar"})
-"""Suffixes of files that contain or list many images."""
 
 
 class ImageSet:
@@ -108,10 +106,9 @@ class ImageSet:
             return sha256_of(str(error))
 
     def stamp(self, start: int, stop: int, memory: Path | None = None) -> str:
-        """Return a hash of the content of a range of images.
+        """Return a hash of the content of a range of images, or of the state of files in an object store.
 
-        Files in an object store are not read: the store itself sets their modification time on every change. `memory` is a folder that
-        remembers the hash for each state of local files, so that unchanged files are not read again.
+        `memory` is a folder that remembers the hash for each state of local files, so that unchanged files are not read again.
         """
         state = self.state(start, stop)
         if state is not None and all(map(is_dated, self.files(start, stop))):
@@ -206,19 +203,16 @@ class ArraySet(ImageSet):
             return decode_picture(image, name=str(index))
         pixels = np.asarray(image)
         if pixels.ndim not in (2, 3) or pixels.dtype.kind not in "uf":
-            raise DataError(
-                f"{self.source}: image {index} must be a path, bytes, a PIL image or an array (H, W), (H, W, 3) or (3, H, W), got"
-                f" {type(image).__name__}" + (f" of shape {pixels.shape}" if pixels.ndim else "")
-            )
+            given = type(image).__name__ + (f" of shape {pixels.shape}" if pixels.ndim else "")
+            wanted = "a path, bytes, a PIL image or an array (H, W), (H, W, 3) or (3, H, W)"
+            raise DataError(f"{self.source}: image {index} must be {wanted}, got {given}")
         if pixels.dtype.kind == "f":
             if self.normalised is not None:
                 mean, std = (np.reshape(numbers, (-1, 1, 1)) for numbers in self.normalised)
                 pixels = pixels * std + mean
             if pixels.size and not (pixels.min() > -0.02 and pixels.max() < 1.02):
-                raise DataError(
-                    f"{self.source}: values of image {index} must be in [0, 1], got {pixels.min():.3g} to {pixels.max():.3g}; if it is"
-                    " normalised, pass preprocessing= with its mean and std, or call guard(images)"
-                )
+                given = f"{pixels.min():.3g} to {pixels.max():.3g}; if it is normalised, pass preprocessing= with its mean and std"
+                raise DataError(f"{self.source}: values of image {index} must be in [0, 1], got {given}")
             pixels = np.clip(np.rint(pixels * 255), 0, 255).astype(np.uint8)
         return channels_last(pixels)
 
@@ -302,11 +296,7 @@ def part_of(whole: ImageSet, places: Sequence[int], note: str) -> ImageSet:
 
 
 def select(images: ImageSet, options: Mapping[str, Any]) -> ImageSet:
-    """Return part of a set.
-
-    First the range `rows = [start, stop]`, then the first `per_class` images of each class if the set has labels, then every n-th image
-    so that at most `sample` are left; each if given.
-    """
+    """Return the range `rows`, of that the first `per_class` images of each class, of these every n-th for at most `sample`; if given."""
     rows, per_class, sample = (options.get(name) for name in ("rows", "per_class", "sample"))
     if rows is not None:
         whole = isinstance(rows, Sequence) and len(rows) == 2 and all(type(value) is int for value in rows)
@@ -458,7 +448,6 @@ def read_classes(given: str | Sequence[str], base: Path | None = None) -> tuple[
             lines = file.read_text(encoding="utf-8-sig").splitlines()
     names = tuple(name.strip() for name in lines if name.strip())
     if len(names) < 2:
-        raise DataError(
-            f"classes must be a text file with one name per line, names separated by commas, or 'imagenet'; got {given!r}"
-        )
+        forms = "a text file with one name per line, names separated by commas, or 'imagenet'"
+        raise DataError(f"classes must be {forms}; got {given!r}")
     return names

@@ -72,10 +72,9 @@ def listing(folder: UPath, endings: tuple[str, ...]) -> list[str]:
 
 
 def state_of(file: Place) -> str | None:
-    """Describe a file by what changes whenever its content does; `None` if nothing is known to.
+    """Describe a file by what changes whenever its content does; `None` if nothing is known to, as just after a change.
 
-    No program can set the change time (ctime) of a local file. Within its resolution a second change would not show, so a file that
-    has just been changed is not trusted. On Windows it is the time of creation.
+    No program can set the change time (ctime) of a local file, but within its resolution a second change would not show.
     """
     try:
         found = file.stat()

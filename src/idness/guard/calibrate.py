@@ -15,7 +15,8 @@ from idness.core.errors import DataError, InputError, OptionError
 from idness.core.options import read_method
 from idness.core.progress import Progress, report_warnings
 from idness.core.types import Activations, InputEditor
-from idness.data import ActivationsSet, ArraySet, ImageSet, Preprocessing
+from idness.data import ArraySet, ImageSet, Preprocessing
+from idness.data.activations import ActivationsSet
 from idness.data.duplicates import common
 from idness.data.open import open_argument
 from idness.data.preprocess import preprocessing_for

@@ -15,7 +15,7 @@ from torch.nn import functional
 from idness.activations.extract import collect
 from idness.core.progress import Progress
 from idness.core.types import Activations
-from idness.data import ActivationsSet
+from idness.data.activations import ActivationsSet
 from idness.data.sets import part_of
 from idness.networks.open import Network
 

@@ -23,7 +23,8 @@ from idness.core.errors import IdnessError, IdnessWarning, InputError
 from idness.core.progress import Progress
 from idness.core.text import listed
 from idness.core.types import Activations, Head, check_acts, is_signed
-from idness.data import ActivationsSet, ImageSet, embedded
+from idness.data import ImageSet, embedded
+from idness.data.activations import ActivationsSet
 from idness.data.duplicates import EXACT
 from idness.data.open import open_argument
 from idness.detectors.detector import Detector, fit_many, score_many

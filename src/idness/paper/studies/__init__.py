@@ -14,7 +14,7 @@ from idness.benchmark.extraction import benchmark_network
 from idness.benchmark.protocol import GROUPS, Benchmark, Settings
 from idness.core.progress import Progress
 from idness.core.types import Activations, Head
-from idness.data import ActivationsSet
+from idness.data.activations import ActivationsSet
 from idness.metrics import Scores, auroc
 from idness.report import style
 
