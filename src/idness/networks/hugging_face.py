@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from logging import ERROR, getLogger
 from typing import Any
 
 import numpy as np
@@ -120,16 +119,14 @@ def _side(size: Any) -> int | tuple[int, int] | None:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Silence progress bars and remarks of transformers and its hub; errors are raised."""
-    logging, hub = transformers.utils.logging, getLogger("huggingface_hub")
-    before = logging.get_verbosity(), hub.level, logging.is_progress_bar_enabled()
+    """Silence progress bars and remarks of transformers; errors are raised."""
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     try:
         logging.set_verbosity_error()
-        hub.setLevel(ERROR)
         logging.disable_progress_bar()
         yield
     finally:
-        logging.set_verbosity(before[0])
-        hub.setLevel(before[1])
-        if before[2]:
+        logging.set_verbosity(verbosity)
+        if bars:
             logging.enable_progress_bar()

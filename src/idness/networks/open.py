@@ -174,8 +174,8 @@ def open_network(
     spec, weights = options.located()
     model = options.model
     loaded = (load_model(spec, weights) if isinstance(model, str) else model).to(find_device(options.device))
-    name, taken, facts = spec or type(loaded).__name__, input_channels(loaded), facts_of(weights)
-    own = facts.preprocessing or preprocessing_for(loaded, spec, None if weights is None else str(weights))
+    name, taken, (_, trained_names, own) = spec or type(loaded).__name__, input_channels(loaded), facts_of(weights)
+    own = own or preprocessing_for(loaded, spec, None if weights is None else str(weights))
     how = options.preprocessing or own
     channels = 1 if taken == 1 else 3 if images is None else images.channels
     if how is not None and channels != 3:
@@ -203,7 +203,7 @@ def open_network(
         raise DataError(
             f"class_names= must name the network's {split.classes} classes, got {len(given)}; is it of other classes?"
         )
-    names = given or facts.class_names or class_names_for(loaded, spec, split.classes)
+    names = given or trained_names or class_names_for(loaded, spec, split.classes)
     if options.engine is not None and precision.used == "fp32":
         split.runner = engines.EngineRunner(
             options.engine, expected or (engines.UNKNOWN if images is None else len(images))

@@ -41,7 +41,6 @@ from idness.training.objective import CIFAR_MEAN, CIFAR_STD, METHODS, Objective,
 
 PREPARE = 512
 """Training images that a method may initialise itself from."""
-SETTING_NAMES = frozenset(option.name for option in fields(Settings))
 
 
 @dataclass(frozen=True)
@@ -103,19 +102,17 @@ def finetune(
     if method not in METHODS:
         raise unknown_name("training method", method, METHODS)
     kind = METHODS[method]
-    own = {name: value for name, value in options.items() if name not in SETTING_NAMES}
     folder = None if out is None else run_folder(out)
-    chosen = {name: value for name, value in options.items() if name in SETTING_NAMES}
+    chosen = {option.name: options.pop(option.name) for option in fields(Settings) if option.name in options}
     settings = Settings(**{**_normalisation(model, arch, folder), **kind.recipe, **chosen})
     known = [option.name for option in fields(kind) if option.init and option not in fields(Objective)]
-    for name in own:
-        if name not in known:
-            takes = f"it takes {', '.join(known)} and" if known else "it takes"
-            raise OptionError(f"{method}: unknown option {name!r}; {takes} the fields of training.Settings")
+    if unknown := sorted(options.keys() - set(known)):
+        takes = ", ".join([*known, "the fields of training.Settings"])
+        raise OptionError(f"{method}: unknown option {unknown[0]!r}; it takes {takes}")
     # Searched with images of the right size: many networks accept no other.
-    found = {"layer": final_linear(model, example=data.example())[1]} if "layer" in known and "layer" not in own else {}
-    objective = kind(model, len(data.classes), settings.mean, settings.std, **found, **own)
-    facts = {"method": method, "options": own, "classes": list(data.classes)}
+    found = {"layer": final_linear(model, example=data.example())[1]} if "layer" in set(known) - options.keys() else {}
+    objective = kind(model, len(data.classes), settings.mean, settings.std, **found, **options)
+    facts = {"method": method, "options": options, "classes": list(data.classes)}
     with show_progress(quiet=isinstance(progress, Progress) or not progress) as bars:
         report = progress if isinstance(progress, Progress) else bars
         trainer = Trainer(objective, data, settings, val, folder, facts, report, arch=arch, device=device)
@@ -145,11 +142,11 @@ def make_fabric(precision: str, device: str = "auto") -> Any:
     if precision == "auto":  # CPUs announce bf16 that makes training slower
         precision = "32-true" if not gpu else "bf16-mixed" if torch.cuda.is_bf16_supported() else "16-mixed"
     world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    if "TORCHELASTIC_RUN_ID" not in os.environ or world == 1:
-        return fabric.Fabric(accelerator=device, devices=1, precision=precision)
-    strategy = fabric.strategies.DDPStrategy(process_group_backend=None if gpu else "gloo")
-    nodes = world // local
-    return fabric.Fabric(accelerator=device, devices=local, num_nodes=nodes, strategy=strategy, precision=precision)
+    several: dict[str, Any] = {"devices": 1}
+    if "TORCHELASTIC_RUN_ID" in os.environ and world > 1:
+        strategy = fabric.strategies.DDPStrategy(process_group_backend=None if gpu else "gloo")
+        several = {"devices": local, "num_nodes": world // local, "strategy": strategy}
+    return fabric.Fabric(accelerator=device, precision=precision, **several)
 
 
 @dataclass
@@ -179,9 +176,10 @@ class Trainer:
             keep_memory()  # a fifth of the time of a step
         if not self.fabric.is_global_zero:
             self.progress = Progress()
-        with locked(self.out.path if self.out is not None and self.fabric.is_global_zero else None):
-            if self.out is not None and self.fabric.is_global_zero:
-                self.out.check()
+        own = self.out if self.fabric.is_global_zero else None
+        with locked(None if own is None else own.path):
+            if own is not None:
+                own.check()
             try:
                 return self._train()
             except RuntimeError as error:
@@ -222,8 +220,7 @@ class Trainer:
         self.identity = {"settings": _plain(s), "world_size": world, "data": fingerprint, **self.facts}
         self._resume()
         numbers = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in sgd.items())
-        count = sum(p.numel() for p in self.named.values())
-        note(f"{count:,} parameters in {len(self.named)} tensors: {numbers}")
+        note(f"{sum(p.numel() for p in self.named.values()):,} parameters in {len(self.named)} tensors: {numbers}")
         if self.step:
             note(f"resuming at step {self.step:,} of {self.total:,}")
         self.progress.phase("steps", self.total)
@@ -256,10 +253,8 @@ class Trainer:
         loss, accuracy = log.loss_sum / log.steps, log.right / log.seen
         row = Epoch(epoch + 1, self.step, rate, loss, accuracy, val, round(speed, 1), round(waited, 4))
         self.log = LogState([*log.rows, row])
-        shown_val = "" if val is None else f"  validation {val:.2%}"
-        self.progress.note(
-            f"epoch {epoch + 1}: loss {loss:.4f}  accuracy {accuracy:.2%}{shown_val}  {speed:,.0f} images/s, {waited:.1%} waiting"
-        )
+        shown = f"loss {loss:.4f}  accuracy {accuracy:.2%}" + ("" if val is None else f"  validation {val:.2%}")
+        self.progress.note(f"epoch {epoch + 1}: {shown}  {speed:,.0f} images/s, {waited:.1%} waiting")
         self._checkpoint()
         if skipped := self.train.skipped:
             self.progress.note(
@@ -366,9 +361,8 @@ class Trainer:
             self.objective.load_state_dict(self.ema)
         model = self.objective.finish()
         if self.out is not None and self.fabric.is_global_zero:
-            s = self.settings
-            how = replace(self.train.how, mean=tuple(s.mean), std=tuple(s.std))
-            about = {**self.facts, "mean": s.mean, "std": s.std, "size": how.size, "preprocessing": how.to_dict()}
+            how = replace(self.train.how, mean=tuple(self.settings.mean), std=tuple(self.settings.std))
+            about = {**self.facts, "preprocessing": how.to_dict()}
             about |= {"arch": without_folder(self.arch)} if self.arch else {}
             metadata = {name: json.dumps(value) for name, value in about.items()}
             contents = {
