@@ -55,7 +55,7 @@ def train(
     from idness.core.progress import show_progress
     from idness.core.scripts import approve
     from idness.training import finetune, open_training
-    from idness.training.checkpoint import run_folder
+    from idness.training.loop import run_folder
 
     folder = run_folder(out, force=force)
     folder.check()

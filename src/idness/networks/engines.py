@@ -44,10 +44,8 @@ AT_ONCE = 4
 """Images per thread that onnxruntime gets at once: the layers' activations stay in the cache."""
 SIDE, LARGE_BATCH, SMALL_BATCH = 64, 64, 16
 """Images of up to this height and width run in large batches, others in small ones."""
-MEMORY = 1 << 30
-"""Most bytes that the layers of one batch may take."""
-BYTES_PER_PIXEL = 768
-"""Bytes that a network needs for each input pixel: about 64 float32 channels, of which three layers are kept at once."""
+PIXELS = 1_400_000
+"""Most input pixels of a batch, about 1 GB: 64 float32 channels for each, of which three layers are kept at once."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
@@ -136,7 +134,7 @@ class EngineRunner:
 def batch_for(size: Sequence[int]) -> int:
     """Return the batch size for inputs of this height and width: it suits a CPU's cache, and its layers fit in memory."""
     usual = LARGE_BATCH if max(size, default=0) <= SIDE else SMALL_BATCH
-    return max(1, min(usual, MEMORY // max(1, BYTES_PER_PIXEL * prod(size))))
+    return max(1, min(usual, PIXELS // max(1, prod(size))))
 
 
 @cache

@@ -54,14 +54,10 @@ def load_hugging_face(name: str, pretrained: bool = True) -> HuggingFaceClassifi
                 model, loaded = auto.from_config(transformers.AutoConfig.from_pretrained(name)), {}
     except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise ModelError(
-            f"{spec}: cannot be loaded ({reason}); is it an image classifier of the hub or a folder?"
-        ) from error
+        raise ModelError(f"{spec}: cannot be loaded ({reason}); is it an image classifier of the hub?") from error
     missing = sorted(loaded.get("missing_keys", ()))
     if missing:
-        raise ModelError(
-            f"{spec}: has no trained classifier ({', '.join(missing[:2])} missing); use a fine-tuned network"
-        )
+        raise ModelError(f"{spec}: has no trained classifier ({', '.join(missing[:2])} missing); fine-tune it first")
     made = HuggingFaceClassifier(model.eval())
     try:
         with _quiet(transformers):

@@ -65,9 +65,7 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
     try:
         model = _made(spec, pretrained=weights is None) if script is None else script.make(nn.Module)
     except OSError as error:
-        raise ModelError(
-            f"{spec}: its pretrained weights could not be downloaded ({error}); pass a file as weights=, or weights='none'"
-        ) from error
+        raise ModelError(f"{spec}: weights cannot be downloaded ({error}); pass weights=FILE or 'none'") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{script} must return an nn.Module, got {type(model).__name__}")
     if weights is not None and str(weights) != "none":
@@ -169,9 +167,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             loaded = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        raise ModelError(
-            f"{file}: is not a readable weights file ({reason}); save the network's state_dict as safetensors"
-        ) from error
+        raise ModelError(f"{file}: is not a readable weights file ({reason}); save it as safetensors") from error
     for key in ("state_dict", "model_state_dict", "model", "net"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
@@ -231,9 +227,7 @@ def trained_on(weights: str | Path | None) -> NDArray[np.uint8] | None:
     try:
         found: NDArray[np.uint8] = load_arrays(file)[DIGESTS]
     except (OSError, SafetensorError, KeyError) as error:
-        raise ModelError(
-            f"{file}: is damaged ({shorten(str(error), 200)}); delete it to continue without the check for training images"
-        ) from error
+        raise ModelError(f"{file}: is damaged ({error}); delete it to skip the check for training images") from error
     return found
 
 

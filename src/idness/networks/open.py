@@ -191,10 +191,8 @@ def open_network(
     except ModelError as error:
         if how is None or taken in (None, how.channels):
             raise
-        raise ModelError(
-            f"{name}: takes images of {taken} channels, mean and std have {how.channels} numbers;"
-            " pass preprocessing= with one number per channel"
-        ) from error
+        sizes = f"takes images of {taken} channels, mean and std have {how.channels} numbers"
+        raise ModelError(f"{name}: {sizes}; pass preprocessing= with one number per channel") from error
     if spec and example is not None:
         best_layout(loaded, as_input(loaded, example[:2]))
     precision = engines.choose_precision(options.precision, split.device.type)
@@ -205,9 +203,8 @@ def open_network(
         )
     names = given or trained_names or class_names_for(loaded, spec, split.classes)
     if options.engine is not None and precision.used == "fp32":
-        split.runner = engines.EngineRunner(
-            options.engine, expected or (engines.UNKNOWN if images is None else len(images))
-        )
+        known = engines.UNKNOWN if images is None else len(images)
+        split.runner = engines.EngineRunner(options.engine, expected or known)
     network = Network(split, how, precision, spec, names)
     if images is None or how is None or sample is None or example is None:
         return network
@@ -285,10 +282,8 @@ def check_accuracy(source: str, labels: Numbers, predicted: Numbers, classes: in
     right, count = int((labels == predicted).sum()), len(labels)
     if count < ENOUGH or not by_chance(right, count, classes):
         return ""
-    text = (
-        f"{source}: accuracy is {100 * right / count:.1f} % on {count:,} labelled images, chance level for {classes} classes;"
-        " check the weights, the order of the classes and the preprocessing"
-    )
+    text = f"{source}: accuracy is {100 * right / count:.1f} % on {count:,} labelled images, chance level for {classes} classes"
+    text += "; check the weights, the order of the classes and the preprocessing"
     if not any_accuracy:
         raise ModelError(f"{text}, or pass any_accuracy=True to continue")
     return text

@@ -45,8 +45,6 @@ EVALUATED = 64
 """Batch size without gradients."""
 KNOWN = 10_000
 """Training images whose hashes are stored at most, to recognise them among other images."""
-NEIGHBOURS = 100
-"""Unreadable images in a row after which training stops."""
 USUAL = Preprocessing(resize=256, crop=224)
 """The preprocessing of validation images, scaled to the size of the input, if the network does not define it."""
 SHIFT = 4
@@ -135,14 +133,12 @@ class TrainingSet:
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != 3 or not len(images):
-            raise DataError(
-                f"images must be uint8 (N, H, W, 3) and at least one, got {images.dtype} {tuple(images.shape)}"
-            )
+            shape = tuple(images.shape)
+            raise DataError(f"images must be uint8 (N, H, W, 3) and at least one, got {images.dtype} {shape}")
         one_each = labels.shape == (len(images),) and not labels.is_floating_point()
         if not one_each or not 0 <= int(labels.min()) <= int(labels.max()) < len(self.classes):
-            raise DataError(
-                f"labels must be whole numbers of 0 to {len(self.classes) - 1}, one per image; got {labels}"
-            )
+            most = len(self.classes) - 1
+            raise DataError(f"labels must be whole numbers of 0 to {most}, one per image; got {labels}")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -317,16 +313,16 @@ class _Samples(Dataset[tuple[Tensor, int, dict[int, str]]]):
         return image, int(self.labels[found]), {place: problem} if problem else {}
 
 
-def _readable(images: ImageSet, place: int) -> tuple[int, Picture, str]:
-    """Read an image, or the next readable one: always the same one for the same unreadable image."""
+def _readable(images: ImageSet, place: int, most: int = 100) -> tuple[int, Picture, str]:
+    """Read an image, or the next readable one of `most`: always the same one for the same unreadable image."""
     problem = ""
-    for further in range(min(NEIGHBOURS, len(images))):
+    for further in range(min(most, len(images))):
         found = (place + further) % len(images)
         try:
             return found, images.picture(found), problem
         except DataError as error:
             problem = problem or _named(images, place, error)
-    raise DataError(f"{images.source}: {NEIGHBOURS} images in a row cannot be read; the first: {problem}")
+    raise DataError(f"{images.source}: {most} images in a row cannot be read; the first: {problem}")
 
 
 def _named(images: ImageSet, place: int, error: DataError) -> str:
@@ -407,9 +403,8 @@ def _held(images: ImageSet, size: tuple[int, int] | None, progress: Progress | N
         listed = abridged([f"{width} x {height}" for width, height in sizes])
         raise DataError(f"{images.source}: images have {len(sizes)} sizes ({listed}); set size= to resize them")
     assert images.labels is not None
-    return TrainingSet(
-        torch.from_numpy(np.stack(arrays)), torch.from_numpy(images.labels), images.classes, stacked(hashes)
-    )
+    held, labels = torch.from_numpy(np.stack(arrays)), torch.from_numpy(images.labels)
+    return TrainingSet(held, labels, images.classes, stacked(hashes))
 
 
 def _spacing(images: int) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from idness.core.errors import OptionError
+from idness.core.options import check_percent
 from idness.detectors.kernels import kept_count
 from idness.networks.split import final_linear
 from idness.training.objective import Objective, method
@@ -108,11 +108,9 @@ class IshLinear(nn.Linear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if not 0 <= percentile < 100 or 0 < percentile < 1:
-            raise OptionError(f"IshLinear: percentile must be in percent, 0 or in [1, 100), got {percentile}")
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.percentile = float(percentile)
-        self.prune = prune
+        self.percentile, self.prune = float(percentile), prune
+        check_percent(self, "percentile")
 
     @classmethod
     def sharing(cls, linear: nn.Linear, percentile: float = 85.0, prune: bool = False) -> IshLinear:
