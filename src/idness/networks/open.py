@@ -144,10 +144,9 @@ class Network:
         """Refuse images of another size than those that the network was opened with."""
         found = pixels.shape[1:3]
         if self.size is not None and len(pixels) and found != self.size:
-            raise DataError(
-                f"{source}: images must be {self.size[0]} x {self.size[1]} after preprocessing, like those of the other sets,"
-                f" got {found[0]} x {found[1]}; pass preprocessing= with resize or crop"
-            )
+            wanted, got = (f"{height} x {width}" for height, width in (self.size, found))
+            like = f"{wanted} after preprocessing, like those of the other sets"
+            raise DataError(f"{source}: images must be {like}, got {got}; pass preprocessing= with resize or crop")
 
 
 def open_network(
@@ -198,9 +197,7 @@ def open_network(
     precision = engines.choose_precision(options.precision, split.device.type)
     given = tuple(options.class_names)
     if given and len(given) != split.classes:
-        raise DataError(
-            f"class_names= must name the network's {split.classes} classes, got {len(given)}; is it of other classes?"
-        )
+        raise DataError(f"class_names= must name the network's {split.classes} classes, got {len(given)}")
     names = given or trained_names or class_names_for(loaded, spec, split.classes)
     if options.engine is not None and precision.used == "fp32":
         known = engines.UNKNOWN if images is None else len(images)

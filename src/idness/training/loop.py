@@ -407,8 +407,7 @@ class Trainer:
             raise StoreError(f"{self.out}: contains a run with other {', '.join(differing)}; choose another folder")
         parts: dict[str, dict[str, Tensor]] = {"objective": {}, "momentum": {}, "ema": {}}
         for name, value in tensors.items():
-            part, _, own = name.partition(".")
-            parts[part][own] = value
+            parts[name.partition(".")[0]][name.partition(".")[2]] = value
         try:
             self.objective.load_state_dict(parts["objective"])
             for name, value in parts["momentum"].items():
