@@ -56,11 +56,6 @@ def test_checkpoints_are_unwrapped(file, tmp_path, wrap):
     assert not model.training
 
 
-def test_safetensors_are_read(file, tmp_path):
-    save_file(trained().state_dict(), tmp_path / "w.safetensors")
-    assert torch.equal(load_model(f"{file}:make", tmp_path / "w.safetensors")[1].bias, trained()[1].bias)
-
-
 class Evil:
     def __reduce__(self):
         return (Path.touch, (Path("pwned"),))
