@@ -286,8 +286,7 @@ def _trained(name: str, places: Places) -> nn.Module:
 
 
 def _densenet(classes: int, places: Places) -> nn.Module:
-    make = {10: densenet.cifar10, 100: densenet.cifar100}[classes]
-    return load_weights(make(), places.shared / f"densenet101_cifar{classes}.pth.tar")
+    return load_weights(densenet.DenseNet(classes), places.shared / f"densenet101_cifar{classes}.pth.tar")
 
 
 def _cut(about: str, make: Callable[[Path], nn.Module], *, every: int = 1, **more: object) -> Plan:

@@ -51,7 +51,7 @@ NETWORKS = {"base": "before fine-tuning", "plain": "plain fine-tune", "ish": "IS
 
 def network() -> nn.Module:
     """Return the paper's network."""
-    return load_model(f"{densenet.__file__}:cifar10", WEIGHTS)
+    return load_model(f"{densenet.__file__}:DenseNet(classes=10)", WEIGHTS)
 
 
 def train(method: str, archive: Path, out: Path, epochs: int, precision: str) -> None:

@@ -101,9 +101,7 @@ def test_networks_loaded_by_name_run_channels_last_unless_they_flatten_with_view
 
 
 @pytest.mark.fault("`--device cuda` on a machine without one", does="one line that says to use cpu")
-@pytest.mark.parametrize("device", ["cuda", "cuda:7", "meta:x", "nonsense", "xpu"])
+@pytest.mark.parametrize("device", ["cuda:77", "nonsense"])
 def test_a_device_that_is_not_there_is_told(device: str) -> None:
-    if device.startswith("cuda") and torch.cuda.is_available():
-        pytest.skip("there is one")
     with pytest.raises(ModelError, match=r"^device must be available, got .*use device='cpu'$"):
         open_network(ModelOptions("cifar6:base", device=device))

@@ -13,7 +13,7 @@ from idness.benchmark import run as bench
 from idness.core.errors import ModelError
 from idness.core.scripts import approve
 from idness.data import Preprocessing
-from idness.networks.load import Facts, facts_of, load_model, located_model
+from idness.networks.load import facts_of, load_model, located_model
 from idness.networks.open import ModelOptions, open_network
 from tests.cli.running import idness
 
@@ -39,11 +39,10 @@ def train(images: Path, out: Path, arch: str) -> Path:
 
 def test_every_command_takes_what_train_makes(images: Path, tmp_path: Path) -> None:
     run, guard = train(images, tmp_path / "run", "tiny_resnet"), tmp_path / "guard"
-    facts = facts_of(run / "weights.safetensors")
-    assert facts.architecture == "tiny_resnet"
-    assert facts.class_names == ("blue", "green", "red", "yellow")
-    assert facts.preprocessing is not None
-    assert facts.preprocessing.resize == (16, 16)
+    architecture, class_names, preprocessing = facts_of(run / "weights.safetensors")
+    assert (architecture, class_names) == ("tiny_resnet", ("blue", "green", "red", "yellow"))
+    assert preprocessing is not None
+    assert preprocessing.resize == (16, 16)
     made = idness("calibrate", run, "--data", images, "--method", "msp", "-o", guard)
     assert made.returncode == 0, made.stderr
     run.rename(tmp_path / "gone")  # the guard has all it needs
@@ -93,7 +92,7 @@ def test_weights_say_what_they_are_of_wherever_they_are_given(tmp_path: Path) ->
 
 
 def test_weights_of_another_number_of_classes_bring_their_final_layer(tmp_path: Path) -> None:
-    assert facts_of(None) == facts_of(tmp_path / "none.safetensors") == Facts()
+    assert facts_of(None) == facts_of(tmp_path / "none.safetensors") == ("", (), None)
     tuned = load_model("tiny_resnet", "none")
     tuned.fc = torch.nn.Linear(64, 9)
     save_file(tuned.state_dict(), tmp_path / "w.safetensors")
@@ -113,4 +112,4 @@ def test_what_is_no_run_is_told(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="small_resnet: has no pretrained weights; pass weights="):
         load_model("small_resnet")
     (tmp_path / "weights.safetensors").write_bytes(b"junk")
-    assert facts_of(tmp_path / "weights.safetensors") == Facts()
+    assert facts_of(tmp_path / "weights.safetensors") == ("", (), None)

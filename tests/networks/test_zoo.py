@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from idness.networks.head_search import ENDINGS, answers, as_rows, close
+from idness.networks.head_search import answers
 from idness.networks.modules import module_fingerprint
 from idness.networks.split import SplitModel
 from tests.networks.zoo import COLUMNS, PAGE, Network, images_for, judged, line, made, zoo
 
 ROWS = [row for row in PAGE.read_text().partition(line(COLUMNS))[2].splitlines() if row.startswith("| ")]
 ZOO = zoo()
-LOW = {"half precision", "bfloat16"}
 
 
 def test_the_table_lists_all_of_them():
@@ -39,10 +38,3 @@ def test_the_table_is_right_and_features_and_head_explain_the_output(network: Ne
         after = answers(model(images))
     assert module_fingerprint(model) == state
     assert all(torch.equal(after[name], before[name]) for name in before)
-    # The network's answer is among what follows from the logits, by one of the endings.
-    logits = (
-        acts.logits[:, 1:] - acts.logits[:, :1] if as_rows(next(iter(before.values()))).shape[1] == 1 else acts.logits
-    )
-    made_of = [end(logits) for end in ENDINGS.values()]
-    tolerance = 0.1 if network.name in LOW else 1e-5
-    assert any(close(end, as_rows(answer), tolerance) for end in made_of for answer in before.values())

@@ -31,7 +31,7 @@ def corner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(root / "cifar10.npz", test_images=known, test_labels=labels)
     np.savez(root / "isun.npz", images=embedded.load("textures").images[:COUNT])
     torch.manual_seed(0)
-    torch.save({"state_dict": densenet.cifar10().state_dict()}, root / "densenet101_cifar10.pth.tar")
+    torch.save({"state_dict": densenet.DenseNet(10).state_dict()}, root / "densenet101_cifar10.pth.tar")
     return root
 
 
@@ -67,7 +67,7 @@ def test_a_table_is_reproduced_as_far_as_the_data_goes(corner: Path, tmp_path: P
 
 
 def by_hand(corner: Path) -> tuple[Activations, Activations, Head]:
-    model = densenet.cifar10().eval()
+    model = densenet.DenseNet(10).eval()
     model.load_state_dict(torch.load(corner / "densenet101_cifar10.pth.tar", weights_only=True)["state_dict"])
     mean, std = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.2023, 0.1994, 0.2010])
     split = SplitModel(model, "fc")

@@ -51,7 +51,7 @@ def train(
     from idness.core.progress import show_progress
     from idness.core.scripts import approve
     from idness.training import finetune, open_training
-    from idness.training.checkpoint import run_folder
+    from idness.training.loop import run_folder
 
     folder = run_folder(out, force=force)
     folder.check()
@@ -63,11 +63,9 @@ def train(
         torch.set_num_threads(threads)
     source = {"val": val, "root": root, "init": init, "size": size, "crops": crops, "workers": workers, "seed": seed}
     with show_progress(quiet=quiet) as progress:
-        opened = open_training(data, model, **source, archive=archive, progress=progress)  # type: ignore[arg-type]
+        network, images, validation = open_training(data, model, **source, archive=archive, progress=progress)  # type: ignore[arg-type]
         approve(model)  # so that the run's folder can be opened again
-        done = finetune(
-            opened.model, opened.train, method, val=opened.val, out=folder, arch=model, progress=progress, **options
-        )
+        done = finetune(network, images, method, val=validation, out=folder, arch=model, progress=progress, **options)
     last = done.log[-1]
     accuracy = "" if last.val_accuracy is None else f", {last.val_accuracy:.2%} validation accuracy"
     console = open_console()

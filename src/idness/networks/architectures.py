@@ -145,8 +145,8 @@ def unpacked(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 # CIDER
 
-BACKBONE, FIRST, LAST = "backbone.", "projection.0.weight", "fc.weight"
-"""The prefix of the weights of CIDER's network, and two of them that no other network has together."""
+BACKBONE, LAST = "backbone.", "fc.weight"
+"""The prefix of the weights of the classifier inside CIDER's network, and its final layer."""
 
 
 class ProjectedNetwork(nn.Module):
@@ -177,4 +177,4 @@ class ProjectedNetwork(nn.Module):
 
 def is_projected(state: Mapping[str, Tensor]) -> bool:
     """Whether weights are of a `ProjectedNetwork`."""
-    return {FIRST, LAST} <= state.keys() and any(name.startswith(BACKBONE) for name in state)
+    return {"projection.0.weight", LAST} <= state.keys() and any(name.startswith(BACKBONE) for name in state)

@@ -59,13 +59,3 @@ class DenseNet(nn.Module):
         x = self.trans2(self.block2(self.trans1(self.block1(self.conv1(x)))))
         out: Tensor = self.fc(self.bn1(self.block3(x)).relu().mean(dim=(2, 3)))
         return out
-
-
-def cifar10() -> DenseNet:
-    """Return the CIFAR-10 network."""
-    return DenseNet(10)
-
-
-def cifar100() -> DenseNet:
-    """Return the CIFAR-100 network."""
-    return DenseNet(100)

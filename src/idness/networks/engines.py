@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from threading import Lock
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -44,10 +44,8 @@ AT_ONCE = 4
 """Images per thread that onnxruntime gets at once: the layers' activations stay in the cache."""
 SIDE, LARGE_BATCH, SMALL_BATCH = 64, 64, 16
 """Images of up to this height and width run in large batches, others in small ones."""
-MEMORY = 1 << 30
-"""Most bytes that the layers of one batch may take."""
-BYTES_PER_PIXEL = 768
-"""Bytes that a network needs for each input pixel: about 64 float32 channels, of which three layers are kept at once."""
+PIXELS = 1_400_000
+"""Most input pixels of a batch, about 1 GB: 64 float32 channels for each, of which three layers are kept at once."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
@@ -128,13 +126,15 @@ class EngineRunner:
                 text = f"engine {used} cannot run the network, eager is used: {error}"
                 warnings.warn(text, IdnessWarning, stacklevel=4)
             used, run = "eager", build_engine("eager", split, images)
-        return ChosenEngine(self.asked, used, engine_version(used), batch_for(images.shape[2:]), why, self.images), run
+        package = "torch" if used == "eager" else used
+        version = next((found.version for found in importlib.metadata.distributions(name=package)), "")
+        return ChosenEngine(self.asked, used, version, batch_for(images.shape[2:]), why, self.images), run
 
 
 def batch_for(size: Sequence[int]) -> int:
     """Return the batch size for inputs of this height and width: it suits a CPU's cache, and its layers fit in memory."""
     usual = LARGE_BATCH if max(size, default=0) <= SIDE else SMALL_BATCH
-    return max(1, min(usual, MEMORY // max(1, BYTES_PER_PIXEL * prod(size))))
+    return max(1, min(usual, PIXELS // max(1, prod(size))))
 
 
 @cache
@@ -179,23 +179,13 @@ def build_engine(name: str, split: SplitModel, images: Tensor) -> Run:
     return run
 
 
-def engine_version(name: str) -> str:
-    """Return the version of the package behind an engine; empty if it is not installed."""
-    try:
-        return importlib.metadata.version("torch" if name == "eager" else name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
 def distance(found: Tensor, expected: Tensor) -> float:
     """Return the largest difference of features, relative to the largest feature; images that give NaN or Inf do not count."""
-    if found.shape != expected.shape:
-        return float("inf")
     finite = torch.isfinite(expected).all(dim=1)
-    if not bool(finite.any()):
+    if found.shape != expected.shape or not bool(finite.any()):
         return float("inf")
-    found, expected = found[finite], expected[finite]
-    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+    apart = (found - expected)[finite].abs().max()
+    return float(apart / expected[finite].abs().max().clamp(min=1e-12))
 
 
 # Engines
@@ -267,20 +257,12 @@ def exported(split: SplitModel, images: Tensor) -> bytes:
     needed("onnx", "engine", "onnx", ModelError)
     file, graph = io.BytesIO(), _FeaturesModule(split.copy())
     few = torch.cat([images, images])[:2]  # the exporter takes a batch of one for a fixed size
+    names: dict[str, Any] = {"input_names": ["images"], "output_names": ["features"]}
     axes = {"images": {0: "batch"}, "features": {0: "batch"}}
     with inference(graph), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # By tracing, which takes a second; torch's newer exporter takes ten.
-        torch.onnx.export(
-            graph,
-            (few,),
-            file,  # type: ignore[arg-type]
-            dynamo=False,
-            opset_version=OPSET,
-            input_names=["images"],
-            output_names=["features"],
-            dynamic_axes=axes,
-        )
+        # By tracing (`dynamo=False`), which takes a second; torch's newer exporter takes ten.
+        torch.onnx.export(graph, (few,), file, **names, dynamic_axes=axes, opset_version=OPSET, dynamo=False)  # type: ignore[arg-type]
     return file.getvalue()
 
 
@@ -293,18 +275,18 @@ PRECISIONS = ("fp32", "bf16", "auto")
 class ChosenPrecision:
     """The precision that was asked for, the one that is used, and the reason."""
 
-    asked: str
-    used: Precision
-    why: str
+    asked: str = "fp32"
+    used: Precision = "fp32"
+    why: str = "as asked"
 
 
-AS_ASKED = ChosenPrecision("fp32", "fp32", "as asked")
+AS_ASKED = ChosenPrecision()
 
 
 def choose_precision(asked: str, device: str) -> ChosenPrecision:
     """Choose the precision of forward passes: as asked, or for `auto` bf16 on a GPU and fp32 on a CPU."""
     if asked not in PRECISIONS:
         raise OptionError(f"precision must be one of {', '.join(PRECISIONS)}, got {asked!r}")
-    if asked == "auto":
-        return ChosenPrecision(asked, "fp32" if device == "cpu" else "bf16", f"the network is on {device}")
-    return ChosenPrecision(asked, "bf16" if asked == "bf16" else "fp32", "as asked")
+    bf16 = asked == "bf16" or (asked == "auto" and device != "cpu")
+    why = f"the network is on {device}" if asked == "auto" else "as asked"
+    return ChosenPrecision(asked, "bf16" if bf16 else "fp32", why)

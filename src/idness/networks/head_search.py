@@ -345,15 +345,15 @@ def _allowed(wanted: Tensor, *steps: Step) -> float:
 def _tensors(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(output, Tensor):
         yield path, output
-    elif isinstance(output, Mapping):
-        for key, value in output.items():
-            yield from _tensors(value, f"{path}.{key}" if path else str(key))
-    elif hasattr(output, "_asdict"):  # a named tuple
-        yield from _tensors(output._asdict(), path)
+        return
+    if hasattr(output, "_asdict"):  # a named tuple
+        output = output._asdict()
     elif isinstance(output, tuple | list):
-        yield from _tensors(dict(enumerate(output)), path)
-    elif is_dataclass(output) or hasattr(output, "logits"):
-        yield from _tensors(vars(output), path)
+        output = dict(enumerate(output))
+    elif not isinstance(output, Mapping):
+        output = vars(output) if is_dataclass(output) or hasattr(output, "logits") else {}
+    for key, value in output.items():
+        yield from _tensors(value, f"{path}.{key}" if path else str(key))
 
 
 def _output_step(output: Any) -> Step:
@@ -373,17 +373,17 @@ def explain(steps: Sequence[Step], output: Any, layer: str | None = None) -> Rec
     outputs = answers(output)
     if layer is None and "logits" in outputs:  # others may be anything
         outputs = {"logits": outputs["logits"]}
-    found: list[tuple[Recipe, Head]] = []
+    found: list[tuple[Recipe, tuple[int, int]]] = []
     for name, tensor in outputs.items():
         rows = as_rows(tensor)
         usable = {key: step for key, step in candidates.items() if (len(step.features), len(step.weight)) == rows.shape}
-        recipe = _fitting(usable, rows)
-        if recipe is not None:
-            found.append((replace(recipe, answer=name), recipe.head(recipe.steps(steps, output))))
+        if recipe := _fitting(usable, rows):
+            width = sum(step.weight.shape[1] for step in recipe.steps(steps, output))
+            found.append((replace(recipe, answer=name), (rows.shape[1], width)))
     # Features beside logits are not logits: outputs from which others are computed do not count.
     ends: dict[str, Recipe] = {}
-    for recipe, head in found:
-        if not any(head.classes == other.width for _, other in found if other is not head):
+    for recipe, (classes, _) in found:
+        if all(classes != width for other, (_, width) in found if other is not recipe):
             ends.setdefault(recipe.layer, recipe)
     if len(ends) > 1:
         listed = ", ".join(f"layer={name!r}" for name in ends)
@@ -414,13 +414,11 @@ def _fitting(usable: Mapping[str, Step], wanted: Tensor) -> Recipe | None:
                 return Recipe({name: 1.0}, ending)
     single = [{name: step} for name, step in usable.items()]
     layers = {name: step for name, step in usable.items() if not is_function(step.key)}
-    for groups, constants in ((single, False), (single, True), ([layers] if len(layers) > 1 else [], False)):
-        for ending in ENDINGS:
-            for group in groups:
-                recipe = _fitted(group, wanted, ending, constants=constants)
-                if recipe is not None:
-                    return recipe
-    return None
+    tries = ((single, False), (single, True), ([layers] if len(layers) > 1 else [], False))
+    fits = (
+        _fitted(group, wanted, end, constants=plus) for groups, plus in tries for end in ENDINGS for group in groups
+    )
+    return next((recipe for recipe in fits if recipe is not None), None)
 
 
 def _fitted(group: Mapping[str, Step], wanted: Tensor, ending: str, *, constants: bool) -> Recipe | None:

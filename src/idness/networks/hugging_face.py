@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from logging import ERROR, getLogger
 from typing import Any
 
 import numpy as np
@@ -55,14 +54,10 @@ def load_hugging_face(name: str, pretrained: bool = True) -> HuggingFaceClassifi
                 model, loaded = auto.from_config(transformers.AutoConfig.from_pretrained(name)), {}
     except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise ModelError(
-            f"{spec}: cannot be loaded ({reason}); is it an image classifier of the hub or a folder?"
-        ) from error
+        raise ModelError(f"{spec}: cannot be loaded ({reason}); is it an image classifier of the hub?") from error
     missing = sorted(loaded.get("missing_keys", ()))
     if missing:
-        raise ModelError(
-            f"{spec}: has no trained classifier ({', '.join(missing[:2])} missing); use a fine-tuned network"
-        )
+        raise ModelError(f"{spec}: has no trained classifier ({', '.join(missing[:2])} missing); fine-tune it first")
     made = HuggingFaceClassifier(model.eval())
     try:
         with _quiet(transformers):
@@ -120,16 +115,14 @@ def _side(size: Any) -> int | tuple[int, int] | None:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Silence progress bars and remarks of transformers and its hub; errors are raised."""
-    logging, hub = transformers.utils.logging, getLogger("huggingface_hub")
-    before = logging.get_verbosity(), hub.level, logging.is_progress_bar_enabled()
+    """Silence progress bars and remarks of transformers; errors are raised."""
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     try:
         logging.set_verbosity_error()
-        hub.setLevel(ERROR)
         logging.disable_progress_bar()
         yield
     finally:
-        logging.set_verbosity(before[0])
-        hub.setLevel(before[1])
-        if before[2]:
+        logging.set_verbosity(verbosity)
+        if bars:
             logging.enable_progress_bar()

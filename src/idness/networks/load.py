@@ -6,7 +6,6 @@ import json
 import pickle
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +65,7 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
     try:
         model = _made(spec, pretrained=weights is None) if script is None else script.make(nn.Module)
     except OSError as error:
-        raise ModelError(
-            f"{spec}: its pretrained weights could not be downloaded ({error}); pass a file as weights=, or weights='none'"
-        ) from error
+        raise ModelError(f"{spec}: weights cannot be downloaded ({error}); pass weights=FILE or 'none'") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{script} must return an nn.Module, got {type(model).__name__}")
     if weights is not None and str(weights) != "none":
@@ -98,8 +95,7 @@ def _made(spec: str, *, pretrained: bool) -> nn.Module:
         timm = needed("timm", spec, "models", ModelError)
         if not timm.is_model(name.partition(".")[0]):
             raise unknown_name("timm model", name, timm.list_models())
-        found = timm.create_model(name, pretrained=pretrained)
-        return found
+        return timm.create_model(name, pretrained=pretrained)  # type: ignore[no-any-return]
     if source == "hf" and name:
         return load_hugging_face(name, pretrained)
     if source in embedded.NETWORKS:
@@ -171,9 +167,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             loaded = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        raise ModelError(
-            f"{file}: is not a readable weights file ({reason}); save the network's state_dict as safetensors"
-        ) from error
+        raise ModelError(f"{file}: is not a readable weights file ({reason}); save it as safetensors") from error
     for key in ("state_dict", "model_state_dict", "model", "net"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
@@ -198,26 +192,15 @@ def _fit_heads(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 # Run folders
 
 
-@dataclass(frozen=True)
-class Facts:
-    """The metadata of a weights file; empty if it was not written by `idness train`."""
-
-    architecture: str = ""
-    class_names: tuple[str, ...] = ()
-    preprocessing: Preprocessing | None = None
-
-
-def facts_of(weights: str | Path | None) -> Facts:
-    """Read the metadata of a weights file."""
+def facts_of(weights: str | Path | None) -> tuple[str, tuple[str, ...], Preprocessing | None]:
+    """Return the architecture, class names and preprocessing of a weights file; empty if `idness train` did not write it."""
     file = Path(weights or "")
-    if file.suffix != ".safetensors" or not file.is_file():
-        return Facts()
     try:
         with safe_open(file, framework="pt") as opened:
             values = {name: json.loads(text) for name, text in (opened.metadata() or {}).items() if name in KEPT}
-        return Facts(str(values.get("arch", "")), tuple(map(str, values.get("classes", ()))), _preprocessing(values))
+        return str(values.get("arch", "")), tuple(map(str, values.get("classes", ()))), _preprocessing(values)
     except (SafetensorError, OSError, ValueError, TypeError, IdnessError):
-        return Facts()  # of another program, or damaged, which loading the weights reports
+        return "", (), None  # of another program, or damaged, which loading the weights reports
 
 
 def located_model(model: str, weights: str | Path | None = None) -> tuple[str, str | Path | None]:
@@ -230,7 +213,7 @@ def located_model(model: str, weights: str | Path | None = None) -> tuple[str, s
     file = folder / WEIGHTS
     if not file.is_file():
         raise ModelError(f"{folder}: has no {WEIGHTS}; pass a folder that idness train wrote, once it is done")
-    found = facts_of(file).architecture
+    found = facts_of(file)[0]
     if not found:
         raise ModelError(f"{file}: does not name its network; pass model='NAME', weights={str(file)!r}")
     return approved(found, f"the network of {folder}", f", weights={str(file)!r}"), weights or file
@@ -244,9 +227,7 @@ def trained_on(weights: str | Path | None) -> NDArray[np.uint8] | None:
     try:
         found: NDArray[np.uint8] = load_arrays(file)[DIGESTS]
     except (OSError, SafetensorError, KeyError) as error:
-        raise ModelError(
-            f"{file}: is damaged ({shorten(str(error), 200)}); delete it to continue without the check for training images"
-        ) from error
+        raise ModelError(f"{file}: is damaged ({error}); delete it to skip the check for training images") from error
     return found
 
 

@@ -97,48 +97,39 @@ def entering(layer: nn.Module) -> Iterator[list[Tensor]]:
 def inference(model: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode without gradients, and restore every module's mode afterwards."""
     # The attribute alone: a module's own `eval()` may do more, such as merging weights, which would have to be undone.
-    with _EVALUATED.hold(model.modules()), torch.inference_mode(False), torch.no_grad():
+    with _switched_off("training", model.modules()), torch.inference_mode(False), torch.no_grad():
         yield
 
 
 @contextmanager
 def differentiable(model: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode with gradients for the input but not for the parameters."""
-    with inference(model), _CONSTANT.hold(model.parameters()), torch.enable_grad():
+    with inference(model), _switched_off("requires_grad", model.parameters()), torch.enable_grad():
         yield
 
 
-class _SwitchedOff:
-    """An attribute that stays off until the last thread that asked for it is done.
-
-    If each thread restored what it had found, the first one done would switch it on under the others.
-    """
-
-    def __init__(self, attribute: str) -> None:
-        self._attribute = attribute
-        self._lock = Lock()
-        self._held: dict[int, tuple[Any, bool, int]] = {}
-
-    @contextmanager
-    def hold(self, objects: Iterable[Any]) -> Iterator[None]:
-        """Switch the attribute off while the block runs."""
-        listed = list(objects)
-        with self._lock:
-            for each in listed:
-                _, before, holders = self._held.get(id(each), (each, getattr(each, self._attribute), 0))
-                self._held[id(each)] = each, before, holders + 1
-                if getattr(each, self._attribute):
-                    setattr(each, self._attribute, False)
-        try:
-            yield
-        finally:
-            with self._lock:
-                for each in listed:
-                    _, before, holders = self._held.pop(id(each))
-                    if holders > 1:
-                        self._held[id(each)] = each, before, holders - 1
-                    elif before:
-                        setattr(each, self._attribute, True)
+_LOCK = Lock()
+_OFF: dict[tuple[int, str], tuple[Any, bool, int]] = {}
+"""Objects with an attribute that is off: whether it was on before, and how many blocks need it off."""
 
 
-_EVALUATED, _CONSTANT = _SwitchedOff("training"), _SwitchedOff("requires_grad")
+@contextmanager
+def _switched_off(attribute: str, objects: Iterable[Any]) -> Iterator[None]:
+    """Switch an attribute off until the last thread that asked for it is done, not only until the first is."""
+    listed = [(each, (id(each), attribute)) for each in objects]
+    with _LOCK:
+        for each, key in listed:
+            _, before, blocks = _OFF.get(key, (each, getattr(each, attribute), 0))
+            _OFF[key] = each, before, blocks + 1
+            if getattr(each, attribute):
+                setattr(each, attribute, False)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            for each, key in listed:
+                _, before, blocks = _OFF.pop(key)
+                if blocks > 1:
+                    _OFF[key] = each, before, blocks - 1
+                elif before:
+                    setattr(each, attribute, True)

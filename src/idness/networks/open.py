@@ -144,10 +144,9 @@ class Network:
         """Refuse images of another size than those that the network was opened with."""
         found = pixels.shape[1:3]
         if self.size is not None and len(pixels) and found != self.size:
-            raise DataError(
-                f"{source}: images must be {self.size[0]} x {self.size[1]} after preprocessing, like those of the other sets,"
-                f" got {found[0]} x {found[1]}; pass preprocessing= with resize or crop"
-            )
+            wanted, got = (f"{height} x {width}" for height, width in (self.size, found))
+            like = f"{wanted} after preprocessing, like those of the other sets"
+            raise DataError(f"{source}: images must be {like}, got {got}; pass preprocessing= with resize or crop")
 
 
 def open_network(
@@ -174,8 +173,8 @@ def open_network(
     spec, weights = options.located()
     model = options.model
     loaded = (load_model(spec, weights) if isinstance(model, str) else model).to(find_device(options.device))
-    name, taken, facts = spec or type(loaded).__name__, input_channels(loaded), facts_of(weights)
-    own = facts.preprocessing or preprocessing_for(loaded, spec, None if weights is None else str(weights))
+    name, taken, (_, trained_names, own) = spec or type(loaded).__name__, input_channels(loaded), facts_of(weights)
+    own = own or preprocessing_for(loaded, spec, None if weights is None else str(weights))
     how = options.preprocessing or own
     channels = 1 if taken == 1 else 3 if images is None else images.channels
     if how is not None and channels != 3:
@@ -191,23 +190,18 @@ def open_network(
     except ModelError as error:
         if how is None or taken in (None, how.channels):
             raise
-        raise ModelError(
-            f"{name}: takes images of {taken} channels, mean and std have {how.channels} numbers;"
-            " pass preprocessing= with one number per channel"
-        ) from error
+        sizes = f"takes images of {taken} channels, mean and std have {how.channels} numbers"
+        raise ModelError(f"{name}: {sizes}; pass preprocessing= with one number per channel") from error
     if spec and example is not None:
         best_layout(loaded, as_input(loaded, example[:2]))
     precision = engines.choose_precision(options.precision, split.device.type)
     given = tuple(options.class_names)
     if given and len(given) != split.classes:
-        raise DataError(
-            f"class_names= must name the network's {split.classes} classes, got {len(given)}; is it of other classes?"
-        )
-    names = given or facts.class_names or class_names_for(loaded, spec, split.classes)
+        raise DataError(f"class_names= must name the network's {split.classes} classes, got {len(given)}")
+    names = given or trained_names or class_names_for(loaded, spec, split.classes)
     if options.engine is not None and precision.used == "fp32":
-        split.runner = engines.EngineRunner(
-            options.engine, expected or (engines.UNKNOWN if images is None else len(images))
-        )
+        known = engines.UNKNOWN if images is None else len(images)
+        split.runner = engines.EngineRunner(options.engine, expected or known)
     network = Network(split, how, precision, spec, names)
     if images is None or how is None or sample is None or example is None:
         return network
@@ -285,10 +279,8 @@ def check_accuracy(source: str, labels: Numbers, predicted: Numbers, classes: in
     right, count = int((labels == predicted).sum()), len(labels)
     if count < ENOUGH or not by_chance(right, count, classes):
         return ""
-    text = (
-        f"{source}: accuracy is {100 * right / count:.1f} % on {count:,} labelled images, chance level for {classes} classes;"
-        " check the weights, the order of the classes and the preprocessing"
-    )
+    text = f"{source}: accuracy is {100 * right / count:.1f} % on {count:,} labelled images, chance level for {classes} classes"
+    text += "; check the weights, the order of the classes and the preprocessing"
     if not any_accuracy:
         raise ModelError(f"{text}, or pass any_accuracy=True to continue")
     return text

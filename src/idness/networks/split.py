@@ -168,9 +168,7 @@ class SplitModel:
             features, logits = self.look(as_input(self.model, batch.clone()), precision)
             if batch.requires_grad and not logits.requires_grad:
                 name = type(editor).__name__
-                raise ModelError(
-                    f"{name}: the network gives no gradient for its images; use a method of one forward pass"
-                )
+                raise ModelError(f"{name}: the network gives no gradient for its images; use a method of one pass")
             seen.append(Activations(features, logits))
             return features, logits
 
@@ -198,8 +196,8 @@ class SplitModel:
         if not torch.compiler.is_exporting() and not recipe.explains(steps, output):
             after = f" with {recipe.describe()}" if recipe.describe() else ""
             raise ModelError(
-                f"SplitModel: the network's output for these images does not follow from its layer {self.layer!r}{after},"
-                " as it did when it was probed; pass example=, a batch of its images"
+                f"SplitModel: the network's output for these images does not follow from its layer {self.layer!r}{after};"
+                " pass example=, a batch of its images"
             )
         return features, logits if logits.shape[1] > 1 else _two_of(logits, 1)
 
@@ -242,9 +240,8 @@ def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
             return images, labels
     if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor):
         return batch[0], batch[1] if len(batch) > 1 else None
-    raise DataError(
-        f"SplitModel: a batch must be images, (images, labels) or a mapping with 'images', got {type(batch).__name__}"
-    )
+    kind = type(batch).__name__
+    raise DataError(f"SplitModel: a batch must be images, (images, labels) or {{'images': images}}, got {kind}")
 
 
 def _two_of(yes: Tensor, dim: int) -> Tensor:

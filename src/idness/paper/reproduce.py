@@ -19,8 +19,8 @@ from idness.paper.datasets import DataSet, Located, locate
 from idness.paper.tables import PRINTED, PaperRow, PaperTable, load, names
 
 MODELS = {
-    "cifar10": f"{densenet.__file__}:cifar10",
-    "cifar100": f"{densenet.__file__}:cifar100",
+    "cifar10": f"{densenet.__file__}:DenseNet(classes=10)",
+    "cifar100": f"{densenet.__file__}:DenseNet(classes=100)",
     "imagenet": "torchvision:resnet50",
     "imagenet-react": "torchvision:resnet50",
 }

@@ -37,23 +37,20 @@ def operate(image: Tensor, name: str, level: float) -> Tensor:
     """
     tv = needed("torchvision.transforms.v2.functional", "augmix", "train")
     _, height, width = image.shape
-    strength = abs(level)
-    if name in ("autocontrast", "equalize"):
-        changed: Tensor = getattr(tv, name)(image)
-    elif name == "posterize":
-        changed = tv.posterize(image, 4 - int(4 * strength))
-    elif name == "solarize":
-        changed = tv.solarize(image, 256 - int(256 * strength))
-    else:
-        shear = math.degrees(math.atan(0.3 * level))
-        move: dict[str, Any] = {"angle": 0, "translate": [0, 0], "scale": 1.0, "shear": [0.0, 0.0]}
-        if name == "rotate":
-            move["angle"] = int(30 * level)
-        elif name in ("shear_x", "shear_y"):
-            move |= {"shear": [shear, 0.0] if name == "shear_x" else [0.0, shear], "center": [0.0, 0.0]}
-        else:
-            move["translate"] = [int(width / 3 * level), 0] if name == "translate_x" else [0, int(height / 3 * level)]
-        changed = tv.affine(image, **move, interpolation=tv.InterpolationMode.BILINEAR)
+    shear, corner = math.degrees(math.atan(0.3 * level)), [0.0, 0.0]
+    moves: dict[str, dict[str, Any]] = {
+        "rotate": {"angle": int(30 * level)},
+        "shear_x": {"shear": [shear, 0.0], "center": corner},
+        "shear_y": {"shear": [0.0, shear], "center": corner},
+        "translate_x": {"translate": [int(width / 3 * level), 0]},
+        "translate_y": {"translate": [0, int(height / 3 * level)]},
+    }
+    if name in moves:
+        still = {"angle": 0, "translate": [0, 0], "scale": 1.0, "shear": [0.0, 0.0]}
+        changed: Tensor = tv.affine(image, **(still | moves[name]), interpolation=tv.InterpolationMode.BILINEAR)
+        return changed
+    numbers = {"posterize": [4 - int(4 * abs(level))], "solarize": [256 - int(256 * abs(level))]}
+    changed = getattr(tv, name)(image, *numbers.get(name, []))
     return changed
 
 

@@ -11,12 +11,11 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
@@ -29,7 +28,7 @@ from idness.core.text import abridged
 from idness.data import ArraySet, ImageSet, Preprocessing, embedded, open_set, preprocessing_for
 from idness.data.duplicates import exact, exact_digests, stacked
 from idness.data.preprocess import INTERPOLATIONS
-from idness.data.sets import Picture
+from idness.data.sets import Picture, as_image
 from idness.networks.architectures import SmallResNet
 from idness.networks.head_search import noise
 from idness.networks.load import INTERPOLATION, WEIGHTS, facts_of, load_for_training
@@ -46,11 +45,8 @@ EVALUATED = 64
 """Batch size without gradients."""
 KNOWN = 10_000
 """Training images whose hashes are stored at most, to recognise them among other images."""
-NEIGHBOURS = 100
-"""Unreadable images in a row after which training stops."""
 USUAL = Preprocessing(resize=256, crop=224)
 """The preprocessing of validation images, scaled to the size of the input, if the network does not define it."""
-MOST_WORKERS = 8
 SHIFT = 4
 """Pixels by which small images are shifted at most."""
 
@@ -124,27 +120,25 @@ class TrainingSet:
         images: uint8 of shape (N, H, W, 3).
         labels: the class of each image, (N,).
         classes: the names of the classes.
-        hashes: hashes of the images' pixels before they were resized.
+        hashes: hashes of some images' pixels before they were resized.
     """
 
     images: Tensor
     labels: Tensor
     classes: tuple[str, ...]
-    hashes: NDArray[np.uint8] | None = None
+    hashes: NDArray[np.uint8] | None = field(default=None, repr=False)
     blocks: ClassVar[None] = None
     skipped: ClassVar[dict[int, str]] = {}
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != 3 or not len(images):
-            raise DataError(
-                f"images must be uint8 (N, H, W, 3) and at least one, got {images.dtype} {tuple(images.shape)}"
-            )
+            shape = tuple(images.shape)
+            raise DataError(f"images must be uint8 (N, H, W, 3) and at least one, got {images.dtype} {shape}")
         one_each = labels.shape == (len(images),) and not labels.is_floating_point()
         if not one_each or not 0 <= int(labels.min()) <= int(labels.max()) < len(self.classes):
-            raise DataError(
-                f"labels must be whole numbers of 0 to {len(self.classes) - 1}, one per image; got {labels}"
-            )
+            most = len(self.classes) - 1
+            raise DataError(f"labels must be whole numbers of 0 to {most}, one per image; got {labels}")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -166,8 +160,7 @@ class TrainingSet:
 
     def digests(self) -> NDArray[np.uint8]:
         """Return the hashes of some images' pixels before they were resized."""
-        step = max(1, -(-len(self) // KNOWN))
-        return stacked(map(exact, self.images[::step].numpy())) if self.hashes is None else self.hashes[::step]
+        return stacked(map(exact, self.images[:: _spacing(len(self))].numpy())) if self.hashes is None else self.hashes
 
     def evaluated(self, places: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of images, uint8 (N, 3, H, W), and their labels."""
@@ -197,16 +190,12 @@ class TrainingSet:
 
     @classmethod
     def from_arrays(
-        cls,
-        images: NDArray[np.uint8],
-        labels: NDArray[np.integer],
-        classes: tuple[str, ...] = (),
-        hashes: NDArray[np.uint8] | None = None,
+        cls, images: NDArray[np.uint8], labels: NDArray[np.integer], classes: tuple[str, ...] = ()
     ) -> TrainingSet:
         """Create a set from numpy arrays; classes without names are numbered."""
         numbers = labels.astype(np.int64)  # an unsigned type has no -1
-        names = classes or tuple(str(i) for i in range(int(numbers.max(initial=-1)) + 1))
-        return cls(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(numbers), names, hashes)
+        names = classes or tuple(map(str, range(int(numbers.max(initial=-1)) + 1)))
+        return cls(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(numbers), names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,13 +215,10 @@ class StreamedSet:
     skipped: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        images = self.images
-        if not len(images):
-            raise DataError(f"{images.source}: contains no images; check the folder or file")
         if self.how.size is None:
             raise DataError("StreamedSet: how= must bring images to one size; set a crop, or height and width")
-        images.hold = MIXED
-        _name_classes(images)
+        self.images.hold = MIXED
+        _name_classes(self.images)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -327,16 +313,16 @@ class _Samples(Dataset[tuple[Tensor, int, dict[int, str]]]):
         return image, int(self.labels[found]), {place: problem} if problem else {}
 
 
-def _readable(images: ImageSet, place: int) -> tuple[int, Picture, str]:
-    """Read an image, or the next readable one: always the same one for the same unreadable image."""
+def _readable(images: ImageSet, place: int, most: int = 100) -> tuple[int, Picture, str]:
+    """Read an image, or the next readable one of `most`: always the same one for the same unreadable image."""
     problem = ""
-    for further in range(min(NEIGHBOURS, len(images))):
+    for further in range(min(most, len(images))):
         found = (place + further) % len(images)
         try:
             return found, images.picture(found), problem
         except DataError as error:
             problem = problem or _named(images, place, error)
-    raise DataError(f"{images.source}: {NEIGHBOURS} images in a row cannot be read; the first: {problem}")
+    raise DataError(f"{images.source}: {most} images in a row cannot be read; the first: {problem}")
 
 
 def _named(images: ImageSet, place: int, error: DataError) -> str:
@@ -378,12 +364,7 @@ def cifar6(archive: str | Path, split: str = "train") -> TrainingSet:
 
     Validation is the last 84 or 83 training images of each class, which `train` leaves out.
     """
-    return _held(_cifar6(archive, split), None)
-
-
-def _cifar6(archive: str | Path, split: str) -> ImageSet:
-    images, labels = embedded.from_cifar10(Path(archive), split)
-    return ArraySet(images, embedded.NAME, labels, embedded.classes())
+    return TrainingSet.from_arrays(*embedded.from_cifar10(Path(archive), split), embedded.classes())
 
 
 def image_folder(root: str | Path, size: int | None = None) -> TrainingSet:
@@ -392,7 +373,7 @@ def image_folder(root: str | Path, size: int | None = None) -> TrainingSet:
     Without `size` all images must have the same size; with it they are resized to `size` x `size`. Hidden files and folders are
     ignored. All problems are reported in one message.
     """
-    return _held(_listed(str(root)), None if size is None else (size, size))
+    return _held(_listed(str(root), None), None if size is None else (size, size))
 
 
 def _held(images: ImageSet, size: tuple[int, int] | None, progress: Progress | None = None) -> TrainingSet:
@@ -400,17 +381,17 @@ def _held(images: ImageSet, size: tuple[int, int] | None, progress: Progress | N
     report = progress or Progress()
     report.note(f"{images.source}: reading {len(images):,} images into memory")
     report.phase("reading images", len(images))
-    arrays: list[NDArray[np.uint8]] = []
-    hashes: list[bytes] = []
-    wrong: list[str] = []
+    arrays, hashes, wrong = list[NDArray[np.uint8]](), list[bytes](), list[str]()
     for place in range(len(images)):
         try:
             picture = images.picture(place)
-            image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
-            if size is not None and image.size != size[::-1]:
-                image = image.resize(size[::-1], INTERPOLATIONS[INTERPOLATION], reducing_gap=3.0)
-            arrays.append(np.asarray(image, dtype=np.uint8))
-            hashes.append(exact(picture))
+            array = np.asarray(picture, dtype=np.uint8)
+            if place % _spacing(len(images)) == 0:
+                hashes.append(exact(array))
+            if size is not None and array.shape[:2] != size:
+                resized = as_image(picture).resize(size[::-1], INTERPOLATIONS[INTERPOLATION], reducing_gap=3.0)
+                array = np.asarray(resized)
+            arrays.append(array)
         except DataError as error:
             wrong.append(_named(images, place, error))
         report.advance(1)
@@ -422,15 +403,13 @@ def _held(images: ImageSet, size: tuple[int, int] | None, progress: Progress | N
         listed = abridged([f"{width} x {height}" for width, height in sizes])
         raise DataError(f"{images.source}: images have {len(sizes)} sizes ({listed}); set size= to resize them")
     assert images.labels is not None
-    return TrainingSet.from_arrays(np.stack(arrays), images.labels, images.classes, stacked(hashes))
+    held, labels = torch.from_numpy(np.stack(arrays)), torch.from_numpy(images.labels)
+    return TrainingSet(held, labels, images.classes, stacked(hashes))
 
 
-class Opened(NamedTuple):
-    """A network to train, its training images, and its validation images if there are any."""
-
-    model: nn.Module
-    train: Images
-    val: Images | None
+def _spacing(images: int) -> int:
+    """Return the distance between the images whose hashes are stored."""
+    return max(1, -(-images // KNOWN))
 
 
 def open_training(
@@ -446,8 +425,8 @@ def open_training(
     seed: int = 0,
     archive: str | Path = "",
     progress: Progress | None = None,
-) -> Opened:
-    """Open the images and the network of a training run.
+) -> tuple[nn.Module, Images, Images | None]:
+    """Open the images and the network of a training run, and the validation images if there are any.
 
     Images are streamed if `workers` is given, if they are larger than 64 pixels a side, or if they would take more than a gigabyte;
     otherwise they are held in memory.
@@ -466,9 +445,9 @@ def open_training(
         archive: CIFAR-10 as .npz, for `cifar6`.
         progress: progress callback.
     """
-    cifar = data == embedded.NAME
-    listed = _cifar6(archive, "train") if cifar else _listed(data, root)
-    others = _listed(val, root, listed.classes) if val else _cifar6(archive, "val") if cifar else None
+    listed = _listed(data, root, archive)
+    val = val or (data if data == embedded.NAME else "")
+    others = _listed(val, root, archive, listed.classes) if val else None
     height, width = np.asarray(_readable(listed, 0)[1]).shape[:2]
     given = None if size is None else (size, size)
     example = None if arch.startswith(("torchvision:", "timm:")) else noise((3, *(given or (height, width))))
@@ -480,14 +459,17 @@ def open_training(
     final = given or (height, width)
     if workers is None and max(final) <= SMALL and len(listed) * final[0] * final[1] * 3 <= IN_MEMORY:
         held = _held(listed, given, progress)
-        return Opened(model, held, _held(others, given, progress) if others else None)
+        return model, held, _held(others, given, progress) if others else None
     how = _evaluation(own, final, crops)
-    count = min(MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
-    return Opened(model, StreamedSet(listed, how, count), StreamedSet(others, how, count) if others else None)
+    count = min(8, os.cpu_count() or 1) if workers is None else workers
+    return model, StreamedSet(listed, how, count), StreamedSet(others, how, count) if others else None
 
 
-def _listed(data: str, root: str | Path | None = None, classes: tuple[str, ...] = ()) -> ImageSet:
+def _listed(data: str, root: str | Path | None, archive: str | Path = "", classes: tuple[str, ...] = ()) -> ImageSet:
     """Open labelled images without reading any; `classes` are those of the training images, for validation images."""
+    if data == embedded.NAME:
+        images, labels = embedded.from_cifar10(Path(archive), "val" if classes else "train")
+        return ArraySet(images, data, labels, embedded.classes())
     place = Path(data).expanduser()
     if not place.exists():
         raise DataError(f"{data} does not exist; pass a folder with one subfolder of images per class, or another set")
@@ -520,7 +502,7 @@ def _name_classes(images: ImageSet) -> None:
 
 def _own_preprocessing(model: nn.Module, arch: str, init: str) -> Preprocessing | None:
     """Return the network's preprocessing, as its weights or the network itself define it; `None` if it takes any size."""
-    stored = facts_of(Path(init) / WEIGHTS if init and Path(init).is_dir() else init).preprocessing
+    stored = facts_of(Path(init) / WEIGHTS if init and Path(init).is_dir() else init)[2]
     if stored is not None or isinstance(model, SmallResNet):
         return stored
     exact_weights = init.startswith(("torchvision:", "timm:"))

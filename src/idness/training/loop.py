@@ -6,42 +6,99 @@ resumed at any step ends with the same bits, and several processes draw what one
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import os
+import re
 import time
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from idness.core.documents import packed
+from idness.core.documents import Document, packed
 from idness.core.errors import DataError, ModelError, OptionError, StoreError, needed, unknown_name
-from idness.core.files import OutputFolder, locked
+from idness.core.files import OutputFolder, locked, sha256_of
 from idness.core.progress import Progress, show_progress
 from idness.core.text import without_folder
 from idness.data import Preprocessing, preprocessing_for
 from idness.networks.architectures import SmallResNet
 from idness.networks.engines import keep_memory
-from idness.networks.load import DIGESTS, IMAGES, WEIGHTS
+from idness.networks.load import DIGESTS, IMAGES, LOG, WEIGHTS
 from idness.networks.modules import best_layout
 from idness.networks.split import final_linear
-from idness.training.checkpoint import (
-    METHOD,
-    Epoch,
-    LogState,
-    checkpoint_part,
-    load_checkpoint,
-    run_folder,
-    save_checkpoint,
-)
 from idness.training.data import Images, Plan, mix, seeded
 from idness.training.objective import CIFAR_MEAN, CIFAR_STD, METHODS, Objective, Settings
 
 PREPARE = 512
 """Training images that a method may initialise itself from."""
-SETTING_NAMES = frozenset(option.name for option in fields(Settings))
+INDEX, METHOD = "checkpoint.json", "method.safetensors"
+CHECKPOINT = re.compile(r"checkpoint-\d{8,}\.safetensors")
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A row of the log; accuracies are fractions in [0, 1], and `waited` is the fraction of time spent waiting for images."""
+
+    epoch: int
+    step: int
+    lr: float
+    loss: float
+    accuracy: float
+    val_accuracy: float | None
+    images_per_second: float
+    waited: float = 0.0
+
+
+@dataclass
+class LogState:
+    """The rows of the log, and the sums of the current epoch."""
+
+    rows: list[Epoch] = field(default_factory=list)
+    loss_sum: float = 0.0
+    right: int = 0
+    seen: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Index:
+    """The JSON part of a checkpoint: the tensors' file and its hash, the number of steps done, the run's identity and its log."""
+
+    tensors: str
+    sha256: str
+    step: int
+    run: dict[str, Any]
+    log: LogState
+
+
+_REMEDY = "delete the folder to start again"
+# The loss of a run of 0.1 that diverged is not finite.
+_DOCUMENT = Document(content=Index, version=1, absent=_REMEDY, remedy=_REMEDY, finite=False)
+
+
+def run_folder(path: str | os.PathLike[str], *, force: bool = False) -> OutputFolder:
+    """Return the output folder of a training run; those of 0.1.0 are recognised by their checkpoint."""
+
+    def written(folder: Path) -> tuple[str, ...]:
+        try:
+            return (INDEX, Path(_DOCUMENT.read(folder / INDEX).tensors).name, LOG, WEIGHTS, IMAGES, METHOD)
+        except StoreError:
+            return ()
+
+    return OutputFolder.of(path, written, force=force)
+
+
+def load_checkpoint(folder: Path) -> tuple[Index, dict[str, Tensor]] | None:
+    """Read the last checkpoint of a folder; `None` if there is none."""
+    if not (folder / INDEX).is_file():
+        return None
+    index = _DOCUMENT.read(folder / INDEX)
+    return index, _DOCUMENT.tensors(folder / Path(index.tensors).name, index.sha256)
 
 
 @dataclass(frozen=True)
@@ -103,19 +160,17 @@ def finetune(
     if method not in METHODS:
         raise unknown_name("training method", method, METHODS)
     kind = METHODS[method]
-    own = {name: value for name, value in options.items() if name not in SETTING_NAMES}
     folder = None if out is None else run_folder(out)
-    chosen = {name: value for name, value in options.items() if name in SETTING_NAMES}
+    chosen = {option.name: options.pop(option.name) for option in fields(Settings) if option.name in options}
     settings = Settings(**{**_normalisation(model, arch, folder), **kind.recipe, **chosen})
     known = [option.name for option in fields(kind) if option.init and option not in fields(Objective)]
-    for name in own:
-        if name not in known:
-            takes = f"it takes {', '.join(known)} and" if known else "it takes"
-            raise OptionError(f"{method}: unknown option {name!r}; {takes} the fields of training.Settings")
+    if unknown := sorted(options.keys() - set(known)):
+        takes = ", ".join([*known, "the fields of training.Settings"])
+        raise OptionError(f"{method}: unknown option {unknown[0]!r}; it takes {takes}")
     # Searched with images of the right size: many networks accept no other.
-    found = {"layer": final_linear(model, example=data.example())[1]} if "layer" in known and "layer" not in own else {}
-    objective = kind(model, len(data.classes), settings.mean, settings.std, **found, **own)
-    facts = {"method": method, "options": own, "classes": list(data.classes)}
+    found = {"layer": final_linear(model, example=data.example())[1]} if "layer" in set(known) - options.keys() else {}
+    objective = kind(model, len(data.classes), settings.mean, settings.std, **found, **options)
+    facts = {"method": method, "options": options, "classes": list(data.classes)}
     with show_progress(quiet=isinstance(progress, Progress) or not progress) as bars:
         report = progress if isinstance(progress, Progress) else bars
         trainer = Trainer(objective, data, settings, val, folder, facts, report, arch=arch, device=device)
@@ -145,11 +200,11 @@ def make_fabric(precision: str, device: str = "auto") -> Any:
     if precision == "auto":  # CPUs announce bf16 that makes training slower
         precision = "32-true" if not gpu else "bf16-mixed" if torch.cuda.is_bf16_supported() else "16-mixed"
     world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    if "TORCHELASTIC_RUN_ID" not in os.environ or world == 1:
-        return fabric.Fabric(accelerator=device, devices=1, precision=precision)
-    strategy = fabric.strategies.DDPStrategy(process_group_backend=None if gpu else "gloo")
-    nodes = world // local
-    return fabric.Fabric(accelerator=device, devices=local, num_nodes=nodes, strategy=strategy, precision=precision)
+    several: dict[str, Any] = {"devices": 1}
+    if "TORCHELASTIC_RUN_ID" in os.environ and world > 1:
+        strategy = fabric.strategies.DDPStrategy(process_group_backend=None if gpu else "gloo")
+        several = {"devices": local, "num_nodes": world // local, "strategy": strategy}
+    return fabric.Fabric(accelerator=device, precision=precision, **several)
 
 
 @dataclass
@@ -179,9 +234,10 @@ class Trainer:
             keep_memory()  # a fifth of the time of a step
         if not self.fabric.is_global_zero:
             self.progress = Progress()
-        with locked(self.out.path if self.out is not None and self.fabric.is_global_zero else None):
-            if self.out is not None and self.fabric.is_global_zero:
-                self.out.check()
+        own = self.out if self.fabric.is_global_zero else None
+        with locked(None if own is None else own.path):
+            if own is not None:
+                own.check()
             try:
                 return self._train()
             except RuntimeError as error:
@@ -189,8 +245,8 @@ class Trainer:
                 if not str(error).startswith("DataLoader worker"):
                     raise
                 raise DataError(
-                    "training: a worker process that reads images was killed, perhaps for lack of memory; run the same command again"
-                    " to resume from the last checkpoint, with fewer workers= if needed"
+                    "training: a worker process that reads images was killed, perhaps for lack of memory;"
+                    " run the same command again to resume, with fewer workers= if needed"
                 ) from error
 
     def _train(self) -> nn.Module:
@@ -199,9 +255,8 @@ class Trainer:
         self.plan = Plan(len(train), s.batch_size, s.accumulate, s.seed, rank, world, train.blocks)
         self.steps_per_epoch = self.plan.steps_per_epoch
         if self.steps_per_epoch == 0:
-            raise OptionError(
-                f"training: {len(train)} images are fewer than one batch of {self.plan.per_step}; lower batch_size"
-            )
+            few = f"{len(train)} images are fewer than one batch of {self.plan.per_step}"
+            raise OptionError(f"training: {few}; lower batch_size")
         self.total = s.epochs * self.steps_per_epoch
         note(f"{len(train):,} training images of {len(train.classes)} classes")
         self.progress.phase("preparing", None)
@@ -222,8 +277,7 @@ class Trainer:
         self.identity = {"settings": _plain(s), "world_size": world, "data": fingerprint, **self.facts}
         self._resume()
         numbers = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in sgd.items())
-        count = sum(p.numel() for p in self.named.values())
-        note(f"{count:,} parameters in {len(self.named)} tensors: {numbers}")
+        note(f"{sum(p.numel() for p in self.named.values()):,} parameters in {len(self.named)} tensors: {numbers}")
         if self.step:
             note(f"resuming at step {self.step:,} of {self.total:,}")
         self.progress.phase("steps", self.total)
@@ -256,15 +310,12 @@ class Trainer:
         loss, accuracy = log.loss_sum / log.steps, log.right / log.seen
         row = Epoch(epoch + 1, self.step, rate, loss, accuracy, val, round(speed, 1), round(waited, 4))
         self.log = LogState([*log.rows, row])
-        shown_val = "" if val is None else f"  validation {val:.2%}"
-        self.progress.note(
-            f"epoch {epoch + 1}: loss {loss:.4f}  accuracy {accuracy:.2%}{shown_val}  {speed:,.0f} images/s, {waited:.1%} waiting"
-        )
+        shown = f"loss {loss:.4f}  accuracy {accuracy:.2%}" + ("" if val is None else f"  validation {val:.2%}")
+        self.progress.note(f"epoch {epoch + 1}: {shown}  {speed:,.0f} images/s, {waited:.1%} waiting")
         self._checkpoint()
         if skipped := self.train.skipped:
-            self.progress.note(
-                f"{len(skipped)} images could not be read and were replaced by their neighbours; the first: {skipped[min(skipped)]}"
-            )
+            replaced = f"{len(skipped)} images could not be read and were replaced by their neighbours"
+            self.progress.note(f"{replaced}; the first: {skipped[min(skipped)]}")
 
     def _step(self) -> tuple[float, int]:
         s = self.settings
@@ -320,11 +371,11 @@ class Trainer:
 
     def _check_sane(self, sane: bool) -> None:
         if not sane:  # nothing of it is written: what is on disk is from before
-            raise ModelError(
-                f"training has diverged: NaN or Inf after step {self.step} of {self.total}; start again with a lower lr="
-            )
+            where = f"step {self.step} of {self.total}"
+            raise ModelError(f"training has diverged: NaN or Inf after {where}; start again with a lower lr=")
 
     def _checkpoint(self) -> None:
+        """Write tensors, index and log; after a kill at any moment, the previous checkpoint or this one is complete."""
         self._check_sane(all(bool(p.isfinite().all()) for p in self.named.values()))
         if self.out is None:
             return
@@ -333,7 +384,15 @@ class Trainer:
             momentum = {k: self.optimizer.state.get(p, {}).get("momentum_buffer") for k, p in self.named.items()}
             tensors |= {f"momentum.{k}": v for k, v in momentum.items() if v is not None}
             tensors |= {f"ema.{k}": v for k, v in self.ema.items()}
-            save_checkpoint(self.out, tensors, self.step, self.identity, self.log)
+            name, content = f"checkpoint-{self.step:08d}.safetensors", packed(tensors)
+            table = io.StringIO()
+            writer = csv.DictWriter(table, [option.name for option in fields(Epoch)], lineterminator="\n")
+            writer.writeheader()
+            for row in map(asdict, self.log.rows):
+                writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
+            index = _DOCUMENT.text(Index(name, sha256_of(content), self.step, self.identity, self.log))
+            self.out.write({name: content, INDEX: index, LOG: table.getvalue()})
+            self.out.remove(old for old in self.out.files if CHECKPOINT.fullmatch(old) and old != name)
         self.fabric.barrier()
 
     def _resume(self) -> None:
@@ -345,20 +404,19 @@ class Trainer:
         then = {**index.run, "settings": {**_plain(Settings()), **index.run.get("settings", {})}}
         differing = sorted(k for k in then.keys() | self.identity.keys() if then.get(k) != self.identity.get(k))
         if differing:
-            raise StoreError(
-                f"{self.out}: contains a run with other {', '.join(differing)}; choose another folder or delete it"
-            )
+            raise StoreError(f"{self.out}: contains a run with other {', '.join(differing)}; choose another folder")
+        parts: dict[str, dict[str, Tensor]] = {"objective": {}, "momentum": {}, "ema": {}}
+        for name, value in tensors.items():
+            parts[name.partition(".")[0]][name.partition(".")[2]] = value
         try:
-            self.objective.load_state_dict(checkpoint_part(tensors, "objective"))
-            for name, value in checkpoint_part(tensors, "momentum").items():
+            self.objective.load_state_dict(parts["objective"])
+            for name, value in parts["momentum"].items():
                 parameter = self.named[name]  # the buffer gets its memory format
                 self.optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(value)
-            for name, value in checkpoint_part(tensors, "ema").items():
+            for name, value in parts["ema"].items():
                 self.ema[name].copy_(value)
         except (RuntimeError, KeyError) as error:
-            raise StoreError(
-                f"{self.out}: contains a checkpoint of another network; choose another folder or delete it"
-            ) from error
+            raise StoreError(f"{self.out}: contains a checkpoint of another network; choose another folder") from error
         self.step, self.log = index.step, index.log
 
     def _finish(self) -> nn.Module:
@@ -366,9 +424,8 @@ class Trainer:
             self.objective.load_state_dict(self.ema)
         model = self.objective.finish()
         if self.out is not None and self.fabric.is_global_zero:
-            s = self.settings
-            how = replace(self.train.how, mean=tuple(s.mean), std=tuple(s.std))
-            about = {**self.facts, "mean": s.mean, "std": s.std, "size": how.size, "preprocessing": how.to_dict()}
+            how = replace(self.train.how, mean=tuple(self.settings.mean), std=tuple(self.settings.std))
+            about = {**self.facts, "preprocessing": how.to_dict()}
             about |= {"arch": without_folder(self.arch)} if self.arch else {}
             metadata = {name: json.dumps(value) for name, value in about.items()}
             contents = {

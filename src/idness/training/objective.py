@@ -74,9 +74,8 @@ class Settings:
         if self.clip is not None:
             check_positive(self, "clip")
         for name, kind in {"nesterov": bool, "augment": bool, "channels_last": bool, "seed": int}.items():
-            if type(getattr(self, name)) is not kind:
-                wanted = "true or false" if kind is bool else "a whole number"
-                raise OptionError(f"training: {name} must be {wanted}, got {getattr(self, name)!r}")
+            if type(value := getattr(self, name)) is not kind:
+                raise OptionError(f"training: {name} must be of type {kind.__name__}, got {value!r}")
         for name in ("milestones", "mean", "std"):
             values = getattr(self, name)
             if not isinstance(values, tuple | list) or not all(type(value) in (int, float) for value in values):
