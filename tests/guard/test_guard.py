@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from idness.core.errors import ExportError, IdnessWarning, InputError, NotFittedError, OptionError
 from idness.detectors.registry import rows
-from idness.guard import Guard, Verdict
+from idness.guard import Guard
 from idness.selection.recommend import recommend
 
 IMAGES = known_tensors(24, first=5_000)[0]
@@ -50,7 +50,6 @@ def test_scores_do_not_depend_on_the_batch_or_on_other_rows_that_are_not_finite(
     assert sorted(verdict.reasons) == [1, 3]
     assert all("not finite" in reason for reason in verdict.reasons.values())
     assert verdict.is_ood[[1, 3]].all()
-    assert verdict.at(0.5)[[1, 3]].all()
     assert verdict.label[[1, 3]].tolist() == [-1, -1]
     assert verdict.p_value[1] == pytest.approx(1 / 101)
     assert float((verdict.score - whole)[others].abs().max()) / spread < 1e-4
@@ -66,19 +65,6 @@ def test_several_thresholds_are_nested(guard: Guard) -> None:
     assert torch.equal(verdict.is_ood, verdict.levels[0.9])
     assert (verdict.levels[0.95] <= verdict.levels[0.9]).all()
     assert int(verdict.levels[0.5].sum()) > int(verdict.levels[0.9].sum())
-    for recall, flags in verdict.levels.items():
-        assert torch.equal(verdict.at(recall), flags)
-
-
-def test_verdict_at_another_recall_counts_rounded_p_values_and_reasons() -> None:
-    def verdict(*p_values: float, **more: dict[int, str]) -> Verdict:
-        count = len(p_values)
-        none = torch.zeros(count, dtype=torch.bool)
-        return Verdict(torch.zeros(count, dtype=torch.long), torch.zeros(count), torch.tensor(p_values), none, **more)  # type: ignore[arg-type]
-
-    assert float(torch.tensor(1 / 20)) > 0.05  # as float32
-    assert verdict(1 / 20, 1 / 19).at(0.95).tolist() == [True, False]
-    assert verdict(1 / 21, 1 / 21, reasons={1: "not finite"}).at(0.999).tolist() == [False, True]
 
 
 def test_false_alarm_rate_is_one_minus_recall(guard: Guard) -> None:
@@ -251,7 +237,6 @@ def test_values_outside_the_range_at_calibration_are_ood(
     for harm in (BYTES, IMAGES * 1e30, IMAGES - 1e4, BYTES[:1]):
         verdict = guard(harm)
         assert verdict.is_ood.all()
-        assert verdict.at(0.5).all()
         assert (verdict.p_value <= 1 / 61 + 1e-6).all()
         assert "normalise the image in the same way" in verdict.reasons[0] or "not finite" in verdict.reasons[0]
     mixed = guard(torch.stack([IMAGES[0], BYTES[1], IMAGES[2]]))
@@ -280,7 +265,7 @@ def test_missing_normalisation_is_reported_for_large_batches(guard: Guard) -> No
 @pytest.mark.fault("a score far above that of every calibration image", does="a caution beside the verdict")
 def test_scores_far_above_calibration_get_a_caution(guard: Guard) -> None:
     assert not guard(IMAGES).cautions
-    acts = guard.look(IMAGES[:2])
+    acts = guard.split.split(IMAGES[:2])
     acts.features[1] *= 20
     acts.logits[1] *= 20
     verdict = guard.decide(acts)
