@@ -81,7 +81,7 @@ def test_methods_of_two_passes_give_the_same_scores_everywhere(
     assert [record["score"] for record in score_images(guard, open_images(map(str, paths)))] == pytest.approx(
         wanted, rel=1e-4
     )
-    worker = pytest.importorskip("idness.serve.worker").Worker(guard, size=4)
+    worker = pytest.importorskip("idness.serve.service").Worker(guard, size=4)
     waiting = [worker.submit(HOW(Image.open(path))) for path in paths]
     worker.thread.start()
     worker.stop()  # once all is answered

@@ -34,7 +34,6 @@ from idness.guard.conformal import Calibration, calibration_images, false_alarm_
 from idness.guard.inputs import InputRange, InputWatch
 from idness.guard.verdict import FAR_ABOVE, LOWEST, NOT_FINITE, Detection, Verdict, fdr_shortfall
 from idness.networks.engines import UNKNOWN, EngineRunner
-from idness.networks.hugging_face import PREFIX
 from idness.networks.modules import module_fingerprint
 from idness.networks.open import ModelOptions, Network, example_for, find_device
 from idness.networks.split import SplitModel, unpack
@@ -173,10 +172,10 @@ class Guard(nn.Module):
         return None if self._rule is None else self._rule.calibration
 
     @property
-    def groups(self) -> list[list[float]]:
-        """The calibration scores of each group in ascending order, as plain numbers."""
-        known = self.rule().calibration
-        return [part.tolist() for part in torch.split(known.scores, known.sizes.tolist())]
+    def groups(self) -> list[list[float]] | None:
+        """The calibration scores of each group in ascending order, as plain numbers; `None` before `calibrate`."""
+        known = self.calibration
+        return None if known is None else [part.tolist() for part in torch.split(known.scores, known.sizes.tolist())]
 
     @property
     def recalls(self) -> tuple[float, ...]:
@@ -512,13 +511,9 @@ class Guard(nn.Module):
         Returns:
             The address of the commit.
         """
-        from idness.guard.hub import model_card
+        from idness.guard.storage import model_card
 
-        hub, spec = needed("huggingface_hub", "push_to_hub", "hf", StoreError), self.spec or ""
-        if spec.startswith(PREFIX) and Path(local := spec.removeprefix(PREFIX)).is_dir():
-            raise StoreError(
-                f"push_to_hub: the network is the local folder {local}; push it first and calibrate with {PREFIX}NAME"
-            )
+        hub = needed("huggingface_hub", "push_to_hub", "hf", StoreError)
         old = ["tensors-*.safetensors", "weights-*.safetensors"]
         with tempfile.TemporaryDirectory() as name:
             folder = self.save(Path(name) / "guard", bundle=True)
