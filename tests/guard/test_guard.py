@@ -3,14 +3,13 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from contextlib import nullcontext
 from pathlib import Path
 
 import colour_world as world
 import pytest
 import torch
 from colour_world import HOW, known_tensors, ood_tensors
-from torch import Tensor, nn
+from torch import nn
 
 from idness.core.errors import ExportError, IdnessWarning, InputError, NotFittedError, OptionError
 from idness.detectors.registry import rows
@@ -77,19 +76,15 @@ def test_false_alarm_rate_is_one_minus_recall(guard: Guard) -> None:
 
 
 def test_thresholds_per_class(guard: Guard) -> None:
-    made = Guard(guard.split, "msp").calibrate([known_tensors(400)[0]], 0.9, per_class=True)
+    made = Guard(guard.split, "msp", class_names=guard.class_names).calibrate(
+        [known_tensors(400)[0]], 0.9, per_class=True
+    )
     assert made.threshold().shape == (4,)
     verdict = made(known_tensors(400, first=6_000)[0])
     for label in range(4):
         assert float(verdict.is_ood[verdict.label == label].float().mean()) < 0.25
-    with pytest.raises(InputError, match="predicted as each class"):
+    with pytest.raises(InputError, match=r"predicted as each class, got too few in 4 classes \(red: \d+, "):
         made.calibrate([known_tensors(24)[0]], 0.95, per_class=True)
-
-
-def test_batches_and_activations_calibrate_alike(guard: Guard) -> None:
-    images = known_tensors(200)[0]
-    for data in (images.split(32), guard.split.extract([images])):
-        torch.testing.assert_close(Guard(guard.split, "scale").calibrate(data).threshold(), guard.threshold())
 
 
 def test_invalid_calls_get_one_line(trained: nn.Module) -> None:
@@ -271,26 +266,3 @@ def test_scores_far_above_calibration_get_a_caution(guard: Guard) -> None:
     verdict = guard.decide(acts)
     assert [record["caution"] is None for record in verdict.records()] == [True, False]
     assert "far above" in verdict[1]._repr_html_()
-
-
-@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
-@pytest.mark.parametrize("method", ["scale", "vim", "weiper"])
-def test_default_dtype_changes_nothing(precision: torch.dtype, method: str, trained: nn.Module, tmp_path: Path) -> None:
-    model = copy.deepcopy(trained).to(precision)
-
-    def saved(folder: Path) -> list[Tensor]:
-        made = Guard(model, method, preprocessing=HOW).fit([known_tensors(120, first=3_000)])
-        made.calibrate([known_tensors(120)[0]]).save(folder)
-        if method == "scale":
-            with pytest.raises(ExportError, match="float64") if precision == torch.float64 else nullcontext():
-                made.to_onnx(folder / "guard.onnx")
-        return [known.judge(world.known("red", 5)).score for known in (made, Guard.load(folder, model))]
-
-    expected = saved(tmp_path / "float32")
-    torch.set_default_dtype(torch.float64)
-    try:
-        found = saved(tmp_path / "float64")
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert torch.equal(torch.cat(expected), torch.cat(found))
-    assert found[0].dtype == torch.float32

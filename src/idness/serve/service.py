@@ -47,15 +47,9 @@ Job = tuple[NDArray[Any], Future[Outcome]]
 
 
 class Worker:
-    """A bounded queue of images in front of a thread that judges them.
+    """A queue of images with limited room, and a thread that judges them in batches of at most `size`.
 
     A batch consists of what is waiting when the last one is done, so a single image is judged at once.
-
-    Args:
-        guard: the guard.
-        size: maximum images per batch.
-        room: maximum number of reserved places.
-        on_batch: called with the size of each batch.
     """
 
     def __init__(
@@ -144,14 +138,7 @@ class Worker:
 
 
 class Service:
-    """A guard with its worker, decoders and metrics.
-
-    Args:
-        guard: a calibrated guard, or an exported one, which needs no torch.
-        limits: limits on requests.
-        batch: maximum images per batch.
-        name: name of the guard in the Open Inference Protocol.
-    """
+    """A guard with its worker, decoders and metrics; the arguments are those of `serve`."""
 
     def __init__(self, guard: Guard | GraphGuard, limits: Limits, batch: int = BATCH, name: str = "guard") -> None:
         if guard.groups is None or guard.preprocessing is None:
@@ -223,13 +210,7 @@ class Service:
             self._held -= size
 
     async def judge(self, uploads: list[Upload], neighbours: int = 0, picture: bool = False) -> list[dict[str, Any]]:
-        """Return a verdict or an error for each image.
-
-        Args:
-            uploads: the images.
-            neighbours: number of nearest calibration images to name.
-            picture: whether to return each image as the network saw it.
-        """
+        """Return a verdict or an error for each image; `picture` is whether to return it as the network saw it."""
         with self.worker.reserved(len(uploads)):
             # Pixels are counted from the files' headers, before anything is decoded.
             total, most = sum(pixels_of(content or b"") for _, content in uploads), self.limits.request_pixels
