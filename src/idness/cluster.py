@@ -47,7 +47,6 @@ PACKAGES = ("idness", "torch", "numpy", "pillow", "safetensors", "onnxruntime", 
 """Packages that must have the same version on all machines, because they affect values or files."""
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
-    "RAY_BACKEND_LOG_LEVEL": "fatal",  # errors are raised as exceptions
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # parts that are given up when a worker fails
     "RAY_worker_niceness": "0",  # the user waits for the actors
 }
@@ -232,9 +231,8 @@ def run_on_ray(
     with marked(out) as mark, connected(pool, threads) as ray:
         needs = {"num_cpus": pool.cores(threads), "num_gpus": pool.gpus or None}
         kind = ray.remote(**needs, max_restarts=-1, max_task_retries=-1)(Actor)
-        held = ray.put(opener)
         size = min(pool.size(ray, threads), len(missing))
-        actors = [kind.remote(held, threads, out / mark, versions()) for _ in range(size)]
+        actors = [kind.remote(opener, threads, out / mark, versions()) for _ in range(size)]
         # Each is listed twice, so that its next part is waiting when one is done.
         crew = ray.util.ActorPool([*actors, *actors])
         try:
@@ -312,8 +310,7 @@ def connected(pool: Pool, threads: int = 1) -> Iterator[Any]:
         cores = max(os.cpu_count() or 1, (pool.actors or 1) * pool.cores(threads))
         options |= {"address": "local", "num_cpus": cores, "include_dashboard": False, "object_store_memory": STORE}
     try:
-        with _no_stderr():
-            ray.init(**options)
+        ray.init(**options)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = "start Ray" if pool.address is None else f"use Ray at address={pool.address!r}"
         hint = "" if "RAY_AUTH_MODE" in os.environ else "; if it requires a token, set RAY_AUTH_MODE=token"
@@ -322,19 +319,6 @@ def connected(pool: Pool, threads: int = 1) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def _no_stderr() -> Iterator[None]:
-    """Drop what the C++ part of Ray writes to standard error while it starts; errors are raised as exceptions."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def check_answers(pool: Pool) -> None:

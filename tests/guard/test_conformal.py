@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from numpy.typing import NDArray
 
-from idness.core.errors import InputError, OptionError
+from idness.core.errors import InputError
 from idness.guard.conformal import Calibration, calibration_images, false_alarm_rate
 
 ZERO = torch.zeros
@@ -52,12 +54,6 @@ def test_too_few_images_are_refused_with_the_number_needed(recall: float, least:
             Calibration.pooled(torch.arange(float(least - 1))).thresholds(recall)
 
 
-def test_too_few_images_of_a_class_are_refused_by_name() -> None:
-    made = Calibration.by_class(torch.arange(25.0), torch.tensor([0] * 20 + [1] * 5), 2)
-    with pytest.raises(InputError, match=r"predicted as each class, got too few in 1 classes \(cat: 5\)"):
-        made.thresholds(0.95, ["dog", "cat"])
-
-
 @pytest.mark.parametrize(("size", "rank"), [(19, 1), (38, 1), (39, 2), (59, 3), (98, 4), (99, 5), (200, 10)])
 def test_threshold_at_recall_95_is_the_order_statistic(size: int, rank: int) -> None:
     made = Calibration.pooled(torch.arange(1.0, size + 1))
@@ -77,41 +73,23 @@ def test_spread_is_the_interval_of_the_order_statistic(size: int, recall: float)
     assert found == pytest.approx(np.quantile(scores[:, place], (0.025, 0.975)), abs=0.006)
 
 
-def test_invalid_recalls_and_scores_are_refused() -> None:
-    for wrong in (0.0, 1.0, 95, -0.1):
-        with pytest.raises(OptionError, match="recall must be in"):
-            Calibration.pooled(torch.arange(100.0)).thresholds(wrong)
-    with pytest.raises(InputError, match="finite"):
-        Calibration.pooled(torch.tensor([1.0, float("nan")]))
-
-
 @pytest.mark.fault(
-    "ties, 5 calibration images, a threshold per class, heavy tails: 200 calibrations of each",
+    "ties, 5 calibration images, heavy tails: 200 calibrations of each",
     does="the fraction of ID images that is flagged stays within the promise on average",
 )
-@pytest.mark.parametrize("kind", ["ties", "five images", "per class", "heavy tails"])
-def test_false_alarm_rate_over_200_calibrations_is_at_most_the_promised_one(kind: str) -> None:
-    rng = torch.Generator().manual_seed(3)
-    size, fresh, recall = (5, 400, 0.8) if kind == "five images" else (60, 400, 0.9)
-
-    def draw(count: int) -> tuple[Tensor, Tensor]:
-        labels = torch.randint(0, 2, (count,), generator=rng)
-        if kind == "ties":
-            return torch.randint(0, 4, (count,), generator=rng).float(), labels
-        if kind == "heavy tails":
-            return torch.empty(count).cauchy_(generator=rng), labels
-        return torch.randn(count, generator=rng) + 5 * labels, labels
-
-    rates: list[list[float]] = [[], []]
+@pytest.mark.parametrize(
+    ("size", "recall", "draw"),
+    [
+        (60, 0.9, lambda count, rng: rng.integers(0, 4, count).astype(float)),
+        (5, 0.8, lambda count, rng: rng.normal(size=count)),
+        (60, 0.9, lambda count, rng: rng.standard_cauchy(count)),
+    ],
+)
+def test_false_alarm_rate_over_200_calibrations_is_at_most_the_promised_one(
+    size: int, recall: float, draw: Callable[[int, np.random.Generator], NDArray[np.float64]]
+) -> None:
+    rng, rates = np.random.default_rng(3), []
     for _ in range(200):
-        known, groups = draw(size)
-        new, news = draw(fresh)
-        by_class = kind == "per class"
-        made = Calibration.by_class(known, groups, 2) if by_class else Calibration.pooled(known)
-        flagged = new < made.thresholds(recall)[made.group(news)]
-        assert torch.equal(flagged, made.p_values(new, news).double() <= (1 - recall) * (1 + 1e-6))
-        for group in range(2) if by_class else (0,):
-            rates[group].append(float(flagged[news == group].float().mean() if by_class else flagged.float().mean()))
-    for found in rates[: 2 if kind == "per class" else 1]:
-        spread = torch.tensor(found).std() / 200**0.5
-        assert torch.tensor(found).mean() <= (1 - recall) + 3 * spread
+        made = Calibration.pooled(torch.from_numpy(draw(size, rng)))
+        rates.append(np.mean(draw(400, rng).astype(np.float32) < float(made.thresholds(recall)[0])))
+    assert np.mean(rates) <= 1 - recall + 3 * np.std(rates) / 200**0.5

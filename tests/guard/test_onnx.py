@@ -183,11 +183,3 @@ def test_input_size_is_that_of_calibration_or_is_asked_for(trained: nn.Module, t
         Guard(trained, "msp").calibrate(acts).to_onnx(tmp_path / "guard.onnx")
     guard = Guard(trained, "msp").calibrate([known_tensors(40)])
     agree(guard, guard.to_onnx(tmp_path / "guard.onnx"))
-
-
-def test_training_mode_does_not_change_the_graph(guard: Guard, tmp_path: Path) -> None:
-    guard.train()
-    path = guard.to_onnx(tmp_path / "guard.onnx", example=known_tensors(1)[0])
-    assert guard.training
-    guard.eval()
-    agree(guard, path)

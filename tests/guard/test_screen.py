@@ -100,8 +100,8 @@ def test_confidence_is_promised_saved_and_exported(trained: nn.Module, tmp_path:
     assert plain.promise().startswith("On average at most 5 % of in-distribution images")
     assert guard.promise().startswith("With 95 % confidence at most 5 % of in-distribution images")
     loaded = Guard.load(guard.save(tmp_path / "guard"), trained)
-    assert (loaded.confidence, float(loaded.threshold())) == (0.95, float(guard.threshold()))
-    assert loaded.set_recall(0.9).confidence == 0.95
+    assert (loaded.rule().confidence, float(loaded.threshold())) == (0.95, float(guard.threshold()))
+    assert loaded.set_recall(0.9).rule().confidence == 0.95
     graph = GraphGuard(guard.to_onnx(tmp_path / "guard.onnx"))
     images = torch.cat([known_tensors(40, first=900)[0], ood_tensors(20)])
     images[3] = torch.nan

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from idness.core.errors import IdnessError, InputError, ModelError, StoreError
+from idness.data import ArraySet
 from idness.detectors.registry import rows
 from idness.guard import Guard
 from idness.guard.gallery import Gallery
@@ -59,8 +60,7 @@ def test_every_method_loads_as_it_was_saved(name: str, trained: nn.Module, tmp_p
 def test_gallery_is_saved(guard: Guard, tmp_path: Path) -> None:
     pictures = [world.known("red", seed) for seed in range(6)]
     acts = guard.split.split(torch.stack([HOW(picture) for picture in pictures]))
-    verdict = guard.decide(acts)
-    guard.gallery = Gallery.of(pictures, acts.features, verdict.label, verdict.score)
+    guard.gallery = Gallery.of(ArraySet(pictures), replace(acts, index=torch.arange(6)), guard.detector)
     loaded = Guard.load(guard.save(tmp_path), guard.split).gallery
     assert loaded is not None
     assert loaded.thumbnails == guard.gallery.thumbnails

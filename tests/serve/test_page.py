@@ -102,7 +102,7 @@ def test_an_image_is_judged_and_explained(
         assert page.evaluate("[...document.images].every((image) => image.hidden || image.naturalWidth > 0)")
         assert page.locator("#list tbody tr:visible").count() == 2
         assert not overflows(page)
-        assert page.evaluate(TEXT_SIZE) <= 16  # that of the page
+        assert 9 <= page.evaluate(TEXT_SIZE) <= 14.5
         assert visit.troubles == []
         assert visit.asked <= {visit.home.split("/")[2], "local"}
 
@@ -335,8 +335,4 @@ def test_docs_list_every_operation_and_try_it(chromium: Any, served: Served, pic
         assert "200 OK POST /v1/score?neighbours=2&picture=false" in score.locator(".answer p").inner_text()
         [result] = json.loads(score.locator(".answer pre").inner_text())["results"]
         assert (result["class"], len(result["neighbours"])) == ("red", 2)
-        image = visit.page.locator("article", has=visit.page.locator("h3:has-text('/v1/calibration/{index}')"))
-        image.locator("summary").click()
-        image.locator("button").click()
-        image.locator(".answer img").wait_for()
         assert visit.troubles == []

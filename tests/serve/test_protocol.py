@@ -65,7 +65,7 @@ def test_metadata_and_health(served: Served) -> None:
     assert (sum(info["counts"]), len(info["quantiles"])) == (200, 200)
     assert get("/v1/guard").json()["thresholds"]["0.95"][0] == pytest.approx(info["quantiles"][9])
     assert get("/v2").json()["extensions"] == ["binary_tensor_data"]
-    assert [get(f"/v2/health/{state}").json() for state in ("live", "ready")] == [{"live": True}, {"ready": True}]
+    assert all(get(f"/v2/health/{state}").json()[state] is True for state in ("live", "ready"))
     assert get("/v2/models/guard/ready").json() == {"name": "guard", "ready": True}
     about = get("/v2/models/guard").json()
     assert [(entry["name"], entry["datatype"], entry["shape"]) for entry in about["inputs"]] == [

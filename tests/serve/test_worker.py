@@ -13,8 +13,7 @@ from idness.guard import Guard
 from idness.serve.app import Server
 from idness.serve.monitoring import Monitor
 from idness.serve.schemas import Limits
-from idness.serve.service import Service
-from idness.serve.worker import Worker
+from idness.serve.service import Service, Worker
 
 IMAGE = np.array(HOW.pixels(known("red", 3)))
 

@@ -22,7 +22,7 @@ from idness.data.open import open_argument
 from idness.data.preprocess import preprocessing_for
 from idness.detectors.detector import Detector
 from idness.detectors.registry import build, parse
-from idness.guard.gallery import MOST, Gallery
+from idness.guard.gallery import Gallery
 from idness.guard.inputs import InputRange, InputWatch
 from idness.metrics import accuracy
 from idness.networks.hugging_face import preprocessing_of
@@ -100,8 +100,7 @@ def prepare(
     ending = f" ({split.ending})" if split.ending else ""
     notes += [f"network {network.name}, final layer {split.layer!r}{ending}; preprocessing: {how.describe()}", *warned]
     notes += [] if network.engine is None else [f"engine: {network.engine.describe()}"]
-    if split.multi_label:
-        notes.append("multi-label network: an image may have several labels or none, and scores sum over the labels")
+    notes += ["multi-label network: an image may have several labels or none"] if split.multi_label else []
     watch = InputWatch()
     ids = _activations(network, images, notes, progress, editor, watch)
     if images.labels is not None:
@@ -128,16 +127,8 @@ def prepare(
     acts = ids.acts[rows]
     if learn is not None or not detector.fitted:
         detector.fit(split.head, learn)
-    kept = _gallery(images, acts, detector) if gallery else None
+    kept = Gallery.of(images, acts, detector) if gallery else None
     return replace(network, how=full or how), detector, acts, outside, watch.found(how), kept
-
-
-def _gallery(images: ImageSet, acts: Activations, detector: Detector) -> Gallery:
-    count = min(len(acts), MOST)
-    some = acts[torch.arange(count) * len(acts) // count]
-    assert some.index is not None
-    thumbnails = [images.picture(place) for place in some.index.tolist()]
-    return Gallery.of(thumbnails, some.features, some.logits.argmax(dim=1), detector.score(some))
 
 
 def _read_preprocessing(given: Any) -> Preprocessing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from idness.core.types import Activations
 from idness.data.preprocess import encoded
-from idness.data.sets import Picture
+from idness.data.sets import ImageSet
+from idness.detectors.detector import Detector
 
 MOST = 240
 """Number of images kept: enough to show neighbours, in about a megabyte."""
@@ -30,10 +32,14 @@ class Gallery:
         return len(self.thumbnails)
 
     @staticmethod
-    def of(pictures: Sequence[Picture], features: Tensor, labels: Tensor, scores: Tensor) -> Gallery:
-        """Return a gallery of images with their features, predicted classes and scores."""
-        unit = normalize(features.cpu().float(), dim=1).half()
-        return Gallery(tuple(encoded(picture)[0] for picture in pictures), unit, labels.cpu(), scores.cpu())
+    def of(images: ImageSet, acts: Activations, detector: Detector) -> Gallery:
+        """Return a gallery of at most `MOST` images, evenly spaced, given the activations of some of a set's images."""
+        count = min(len(acts), MOST)
+        some = acts[torch.arange(count) * len(acts) // count]
+        assert some.index is not None
+        thumbnails = tuple(encoded(images.picture(place))[0] for place in some.index.tolist())
+        unit, labels = normalize(some.features.cpu().float(), dim=1).half(), some.logits.argmax(dim=1)
+        return Gallery(thumbnails, unit, labels.cpu(), detector.score(some).cpu())
 
     def nearest(self, features: Tensor, count: int) -> list[list[tuple[int, float]]]:
         """Return for each row the images with the largest cosine similarity, as (index, similarity)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import platform
@@ -16,7 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from torch.utils.data import DataLoader
 
 from idness.core.documents import packed
@@ -30,11 +30,10 @@ from idness.data import ArraySet, ImageSet, Preprocessing
 from idness.data.open import open_argument, open_images
 from idness.detectors.detector import Detector, Enhancer
 from idness.detectors.registry import parse
-from idness.guard.conformal import Calibration, calibration_images, check_spread, false_alarm_rate, wanted_recalls
+from idness.guard.conformal import Calibration, calibration_images, false_alarm_rate, wanted_recalls
 from idness.guard.inputs import InputRange, InputWatch
 from idness.guard.verdict import FAR_ABOVE, LOWEST, NOT_FINITE, Detection, Verdict, fdr_shortfall
 from idness.networks.engines import UNKNOWN, EngineRunner
-from idness.networks.hugging_face import PREFIX
 from idness.networks.modules import module_fingerprint
 from idness.networks.open import ModelOptions, Network, example_for, find_device
 from idness.networks.split import SplitModel, unpack
@@ -55,9 +54,14 @@ class Rule:
     calibration: Calibration
     thresholds: Mapping[float, Tensor]
     fingerprint: str
-    confidence: float | None = None
-    made_with: tuple[str, Preprocessing | None] = "", None
+    confidence: float | None
+    made_with: tuple[str, Preprocessing | None]
     """The hash of the detector and the preprocessing at calibration."""
+
+    def at(self, recalls: Sequence[float], names: Sequence[str] | None) -> Rule:
+        """Return the rule at other recalls; `names` are those of the classes."""
+        limits = {recall: self.calibration.thresholds(recall, names, self.confidence) for recall in recalls}
+        return replace(self, thresholds=limits)
 
 
 class Guard(nn.Module):
@@ -174,11 +178,6 @@ class Guard(nn.Module):
         return None if known is None else [part.tolist() for part in torch.split(known.scores, known.sizes.tolist())]
 
     @property
-    def confidence(self) -> float | None:
-        """The probability with which this guard keeps its false-alarm rate; `None` if the rate holds on average."""
-        return None if self._rule is None else self._rule.confidence
-
-    @property
     def recalls(self) -> tuple[float, ...]:
         """The calibrated recalls; the first one decides `Verdict.is_ood`."""
         return () if self._rule is None else tuple(self._rule.thresholds)
@@ -246,62 +245,53 @@ class Guard(nn.Module):
                 f"calibrate: {shared:,} of {len(acts):,} images are among those that {self.detector.name} learned from or was chosen"
                 " on, so the guard would flag more ID images than it promises; calibrate on other images"
             )
-        check_spread(self.method, scores, acts.logits, self.detector.score(self.blank()))
+        if len(acts) > 1 and torch.allclose(acts.logits, acts.logits[:1], rtol=1e-6, atol=0.0):
+            raise InputError(
+                f"calibrate: the network's output is nearly the same for all {len(acts):,} in-distribution images, so that nothing"
+                " could be flagged; check the weights and the preprocessing"
+            )
         fresh = Calibration.by_class(scores, labels, self.split.classes) if per_class else Calibration.pooled(scores)
         self.adopt(fresh, recalls, module_fingerprint(self.model), confidence)
         self.image_shape, self.input_range = watch.shape, watch.found(self.preprocessing)
         return self
 
     def adopt(
-        self,
-        calibration: Calibration,
-        recalls: Sequence[float],
-        fingerprint: str,
-        confidence: float | None = None,
-        made_with: tuple[str, Preprocessing | None] | None = None,
+        self, calibration: Calibration, recalls: Sequence[float], fingerprint: str, confidence: float | None
     ) -> Self:
         """Use an existing calibration, made with the network whose weights have this hash."""
-        limits = {
-            recall: calibration.thresholds(recall, self.class_names, confidence)
-            for recall in wanted_recalls(recalls, None, confidence)
-        }
-        made_with = made_with or (self.detector_hash(), self.preprocessing)
-        self._rule, self.detection = Rule(calibration, limits, fingerprint, confidence, made_with), None
+        rule = Rule(calibration, {}, fingerprint, confidence, (self._detector_hash(), self.preprocessing))
+        self._rule, self.detection = rule.at(recalls, self.class_names), None
         return self
 
-    def detector_hash(self) -> str:
-        """Return a hash of the detector: its options and what it learned."""
+    def _detector_hash(self) -> str:
         options = json.dumps(self.detector.config(), sort_keys=True, default=repr)
         return sha256_of((options, packed(self.detector.state())))
 
     def set_recall(self, *recalls: float) -> Self:
         """Decide at other recalls from now on, with the same calibration images and confidence; thread-safe."""
-        rule = self.rule()
-        return self.adopt(rule.calibration, recalls, rule.fingerprint, rule.confidence, rule.made_with)
+        self._rule, self.detection = self.rule().at(recalls, self.class_names), None
+        return self
 
     def forward(self, images: Tensor) -> Verdict:
         """Decide for a batch of preprocessed images, or for one.
 
         An image with values outside the range at calibration is OOD, with the reason, whatever its score.
         """
-        self.rule()
-        batch = images.unsqueeze(0) if images.ndim == 3 else images
-        rejected = {} if self.input_range is None else self.input_range.rejected(batch)
-        return self.decide(self.look(batch), rejected)
+        return self._judged(images.unsqueeze(0) if images.ndim == 3 else images, self.input_range)[0]
 
     def judge_array(self, images: NDArray[Any]) -> tuple[Verdict, Tensor]:
         """Decide for pixels (N, H, W, C) of uint8, or preprocessed float32 (N, C, H, W), and return their features too."""
-        inputs, rejected = torch.from_numpy(images), dict[int, str]()
-        if images.dtype == np.uint8 and self.preprocessing is not None:
-            inputs = self.preprocessing.normalize(images)  # within the range of the calibration images
-        elif self.input_range is not None:
-            rejected = self.input_range.rejected(inputs)
-        acts = self.look(inputs.to(self.split.device))
-        return self.decide(acts, rejected), acts.features.cpu()
+        if images.dtype == np.uint8 and self.preprocessing is not None:  # within the range of the calibration images
+            verdict, acts = self._judged(self.preprocessing.normalize(images), None)
+        else:
+            verdict, acts = self._judged(torch.from_numpy(images), self.input_range)
+        return verdict, acts.features.cpu()
 
-    def look(self, images: Tensor) -> Activations:
-        """Return the activations of a batch of preprocessed images, with the second pass of detectors that need one."""
-        return self.split.split(images, edit_with=self.detector.input_edit)
+    def _judged(self, images: Tensor, known: InputRange | None) -> tuple[Verdict, Activations]:
+        self.rule()
+        rejected = {} if known is None else known.rejected(images)
+        acts = self.split.split(images.to(self.split.device), edit_with=self.detector.input_edit)
+        return self.decide(acts, rejected), acts
 
     def decide(self, acts: Activations, rejected: Mapping[int, str] | None = None) -> Verdict:
         """Decide from activations.
@@ -434,7 +424,7 @@ class Guard(nn.Module):
                 "Guard: the network's weights have changed since calibration, so the threshold is not valid for it; calibrate again"
             )
         detector, how = rule.made_with
-        if self.detector_hash() != detector or how not in (None, self.preprocessing):
+        if self._detector_hash() != detector or how not in (None, self.preprocessing):
             raise InputError("Guard: the detector or the preprocessing has changed since calibration; calibrate again")
         script = None if spec is None else Script.named(spec)
         return {
@@ -521,13 +511,9 @@ class Guard(nn.Module):
         Returns:
             The address of the commit.
         """
-        from idness.guard.hub import model_card
+        from idness.guard.storage import model_card
 
-        hub, spec = needed("huggingface_hub", "push_to_hub", "hf", StoreError), self.spec or ""
-        if spec.startswith(PREFIX) and Path(local := spec.removeprefix(PREFIX)).is_dir():
-            raise StoreError(
-                f"push_to_hub: the network is the local folder {local}; push it first and calibrate with {PREFIX}NAME"
-            )
+        hub = needed("huggingface_hub", "push_to_hub", "hf", StoreError)
         old = ["tensors-*.safetensors", "weights-*.safetensors"]
         with tempfile.TemporaryDirectory() as name:
             folder = self.save(Path(name) / "guard", bundle=True)
@@ -617,21 +603,23 @@ class GuardGraph(nn.Module):
 
     def __init__(self, guard: Guard) -> None:
         super().__init__()
-        rule = guard.rule()
         self.split = guard.split.copy()
         self.model = self.split.model
-        self.detector, self.calibration = guard.detector, rule.calibration
-        self.input_range = guard.input_range
-        detector, self.edited = guard.detector, None
-        if isinstance(detector, Enhancer) and type(detector).edit is not Enhancer.edit:
-            self.edited = detector.edit(guard.split.head)  # does not depend on the image: a constant of the graph
+        self.calibration, self.input_range = guard.rule().calibration, guard.input_range
+        self.detector = copy.copy(guard.detector)
+        if isinstance(self.detector, Enhancer):
+            edited = self.detector.edit(guard.split.head)  # does not depend on the image: a constant of the graph
+            vars(self.detector)["edit"] = lambda _: edited
 
     def forward(self, images: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         features, logits = (value.float() for value in self.split.look(images))
         # A sum is finite if every value is, and is cheaper than testing each; sums do not overflow for in-distribution images.
         finite = (features * 0).sum(dim=1) + (logits * 0).sum(dim=1) == 0
         features, logits = (torch.where(finite.unsqueeze(1), value, 0.0) for value in (features, logits))
-        score = self._rate(features, logits).float()
+        # Without the checks of `Activations`, whose len() would fix the batch size of the graph.
+        acts = object.__new__(Activations)
+        vars(acts).update(features=features, logits=logits)
+        score = self.detector.rate(acts).float()
         score = torch.where(score.isnan(), LOWEST, score).clamp(LOWEST, -LOWEST)
         label = torch.where(finite, logits.argmax(dim=1), -1)
         if self.input_range is not None:
@@ -640,12 +628,3 @@ class GuardGraph(nn.Module):
         group = self.calibration.group(label)
         is_ood = (score < threshold[group]) | ~finite
         return label, score, self.calibration.p_values(score, label), is_ood
-
-    def _rate(self, features: Tensor, logits: Tensor) -> Tensor:
-        if self.edited is not None and isinstance(self.detector, Enhancer):
-            return self.detector.read(linear(self.detector.shape(features), self.edited.weight, self.edited.offset))
-        # Without the checks of `Activations`, whose len() would fix the batch size of the graph.
-        acts = object.__new__(Activations)
-        for name, value in (("features", features), ("logits", logits), ("labels", None), ("edited", None)):
-            object.__setattr__(acts, name, value)
-        return self.detector.rate(acts)

@@ -60,13 +60,12 @@ class GraphGuard:
             raise StoreError(f"{path}: does not exist; write it with idness export")
         try:
             self.session = _session(self.path)
-            metadata = self.session.get_modelmeta().custom_metadata_map
+            self._metadata = metadata = self.session.get_modelmeta().custom_metadata_map
             self.facts: dict[str, Any] = json.loads(metadata["idness"])
-            # Version 0.1 exported neither method nor promise nor scores: drift is not monitored then.
+            # Version 0.1 exported neither method nor scores: drift is not monitored then.
             self.method = str(metadata.get("method", self.facts["detector"]["method"]))
-            self._promise = str(metadata.get("promise", ""))
             self.ceiling = float(json.loads(metadata.get("ceiling", "Infinity")))
-            how, names = self.facts.get("preprocessing"), self.facts.get("class_names")
+            names = self.facts.get("class_names")
             self.class_names: tuple[str, ...] | None = None if names is None else tuple(map(str, names))
             self.groups: list[list[float]] | None = None
             if "calibration" in metadata:
@@ -79,17 +78,17 @@ class GraphGuard:
             raise StoreError(
                 f"{path}: is damaged, or was not written by idness export; export the guard again"
             ) from error
-        if not isinstance(how, dict):
+        if not isinstance(self.facts.get("preprocessing"), dict):
             raise StoreError(f"{path}: has no preprocessing; export a guard that has one")
-        self.preprocessing = Preprocessing.from_dict(how)
+        self.preprocessing = Preprocessing.from_dict(self.facts["preprocessing"])
 
     def describe(self) -> dict[str, Any]:
         """Return the guard in plain values."""
         return self.facts
 
     def promise(self) -> str:
-        """Return the guarantee in one sentence."""
-        return self._promise
+        """Return the guarantee in one sentence; version 0.1 did not export it."""
+        return str(self._metadata.get("promise", ""))
 
     def identity(self, batch: int) -> str:
         """Return a hash of everything but the image that decides a verdict."""
@@ -263,9 +262,8 @@ def _example(guard: Guard, example: Tensor | None) -> Tensor:
         if shape is None:
             raise ExportError("to_onnx: the size of the network's input is unknown; pass example=, a batch of it")
         example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
-    if len(example) == 1:
-        example = example.repeat(2, *(1 for _ in example.shape[1:]))  # a batch of one would become a fixed size
-    return example[:2].to(guard.split.device, guard.split.dtype)
+    both = torch.cat((example, example))[:2]  # a batch of one would become a fixed size
+    return both.to(guard.split.device, guard.split.dtype)
 
 
 def _refused(guard: Guard, reason: str) -> ExportError:

@@ -10,7 +10,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -88,7 +88,7 @@ def score_images(
             yield next(records) | {name: values[place] for name, values in kept.items()}
 
 
-def kept_columns(images: ImageSet, keep: Sequence[str], start: int, stop: int) -> dict[str, list[Any]]:
+def kept_columns(images: ImageSet, keep: Iterable[str], start: int, stop: int) -> dict[str, list[Any]]:
     """Return the user's columns of a range of images."""
     return {kept_name(name): images.values(name, start, stop) for name in keep}
 
@@ -104,15 +104,10 @@ def row_stream(path: Path | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    _check_new(path)
-    with atomic_stream(path) as stream:
-        yield stream
-        _check_new(path)  # another process may have written it meanwhile
-
-
-def _check_new(path: Path) -> None:
     if os.path.lexists(path):
         raise StoreError(f"{path}: exists; remove it or choose another file")
+    with atomic_stream(path) as stream:
+        yield stream
 
 
 def screen(
@@ -123,11 +118,10 @@ def screen(
     found = list(records)
     tested = [record for record in found if record.get("p_value") is not None and not record.get("reason")]
     p_values = [record["p_value"] for record in tested]
-    for record, q in zip(tested, q_values(p_values), strict=True):
-        record |= {"q_value": float(q), "is_ood": bool(q <= fdr * ROUNDING)}
-    if guard.groups is None:  # exported by version 0.1
-        return found, ""
-    return found, fdr_shortfall(p_values, min(map(len, guard.groups)), fdr)
+    for record, q in zip(tested, q_values(p_values).tolist(), strict=True):
+        record |= {"q_value": q, "is_ood": q <= fdr * ROUNDING}
+    # Version 0.1 exported no calibration scores.
+    return found, "" if guard.groups is None else fdr_shortfall(p_values, min(map(len, guard.groups)), fdr)
 
 
 @dataclass
@@ -144,22 +138,18 @@ class Tally:
     seen: list[tuple[float, int]] = field(default_factory=list)
     step: int = 1
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Count a record."""
-        self.images += 1
-        self.ood += bool(record.get("is_ood"))
-        if record.get("error") is not None:
-            self.unread += 1
-            self.first = self.first or f"{record['image']}: {record['error']}"
-        elif self.images % self.step == 0:
-            self.seen.append((record["score"], max(record["label"], 0)))
-            if len(self.seen) > PERIOD:
-                self.seen, self.step = self.seen[1::2], 2 * self.step
-
     def counted(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield records as they can be printed, and count them."""
         for record in records:
-            self.add(record)
+            self.images += 1
+            self.ood += bool(record.get("is_ood"))
+            if record.get("error") is not None:
+                self.unread += 1
+                self.first = self.first or f"{record['image']}: {record['error']}"
+            elif self.images % self.step == 0:
+                self.seen.append((record["score"], max(record["label"], 0)))
+                if len(self.seen) > PERIOD:
+                    self.seen, self.step = self.seen[1::2], 2 * self.step
             yield {key: readable(value) if isinstance(value, str) else value for key, value in record.items()}
 
 
@@ -311,10 +301,9 @@ class VerdictTable:
         """Write the manifest of a complete table, remove parts of images that have changed since, and count the verdicts."""
         if self.fdr is not None:
             self._screen(files, self.fdr)
-        tally = Tally()
-        for file in files:
-            for row in self._read(file, "image", "label", "score", "is_ood", "error").to_pylist():
-                tally.add(row)
+        tally, columns = Tally(), ("image", "label", "score", "is_ood", "error")
+        for _ in tally.counted(row for file in files for row in self._read(file, *columns).to_pylist()):
+            pass
         about = {"guard": self.identity, "batch": self.batch}
         counts = {name: getattr(tally, name) for name in ("images", "ood", "unread", "first")}
         manifest = {"format": 1, "about": about, "counts": counts, "parts": [{"file": file} for file in files]}
@@ -349,22 +338,17 @@ def _arrow_table(records: Sequence[dict[str, Any]], kept: Sequence[str], *, scre
     schema = arrow.schema([(name, kinds.get(name, arrow.string())) for name in names])
     table = arrow.table({name: [record.get(name) for record in records] for name in names}, schema=schema)
     for name in kept:
-        table = table.append_column(name, _column(arrow, [record.get(name) for record in records]))
+        values = [record.get(name) for record in records]
+        try:
+            column = arrow.array(values)
+        except (arrow.ArrowInvalid, arrow.ArrowTypeError):  # of several types
+            column = arrow.array([None if value is None else str(value) for value in values])
+        column = column.cast(arrow.string()) if arrow.types.is_null(column.type) else column
+        table = table.append_column(name, column)
     return table
 
 
 def _parquet_bytes(table: Any) -> bytes:
-    buffer = io.BytesIO()
-    needed("pyarrow.parquet", "a table of verdicts", "tables", StoreError).write_table(
-        table, buffer, compression="zstd"
-    )
+    buffer, parquet = io.BytesIO(), needed("pyarrow.parquet", "a table of verdicts", "tables", StoreError)
+    parquet.write_table(table, buffer, compression="zstd")
     return buffer.getvalue()
-
-
-def _column(arrow: Any, values: list[Any]) -> Any:
-    """Return values as an Arrow column: text if they are of several types, or unknown."""
-    try:
-        found = arrow.array(values)
-    except (arrow.ArrowInvalid, arrow.ArrowTypeError):
-        return arrow.array([None if value is None else str(value) for value in values], arrow.string())
-    return found.cast(arrow.string()) if arrow.types.is_null(found.type) else found

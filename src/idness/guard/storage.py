@@ -1,4 +1,4 @@
-"""Saving and loading guards: a folder with `guard.json` and the safetensors files that it names; no pickle.
+"""Saving and loading guards: a folder with `guard.json` and the safetensors files that it names, no pickle; and their model card.
 
 The files of tensors are named by their content, so that replacing `guard.json` in one step replaces the whole guard: a reader sees
 the old one or the new one, even after a crash.
@@ -12,19 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 from pydantic import Field
 from torch import Tensor, nn
 
 from idness.core.documents import Document, packed
 from idness.core.errors import IdnessError, ModelError, StoreError
 from idness.core.files import Content, OutputFolder, discard, locked, sha256_of
-from idness.core.scripts import approve, approved
+from idness.core.scripts import Script, approve, approved
+from idness.core.text import abridged
 from idness.data import Preprocessing
 from idness.detectors.registry import build
-from idness.guard.conformal import Calibration
+from idness.guard.conformal import Calibration, false_alarm_rate
 from idness.guard.gallery import Gallery
 from idness.guard.inputs import InputRange, range_of
 from idness.guard.verdict import Detection
+from idness.networks.hugging_face import PREFIX
 from idness.networks.modules import module_fingerprint
 from idness.networks.open import ModelOptions, open_network
 from idness.networks.split import SplitModel
@@ -191,3 +194,51 @@ def _named_files(folder: Path) -> set[str]:
         return set()
     entries = [known.tensors, *([known.model.file] if known.model.file is not None else [])]
     return {MANIFEST, *(entry.below(folder).name for entry in entries)}
+
+
+def model_card(guard: Guard, repo_id: str) -> str:
+    """Describe a guard for its page on the hub: promise, method, network, calibration and limits."""
+    facts, calibration, how = guard.describe(), guard.rule().calibration, guard.preprocessing
+    spec = facts["model"]["spec"] or ""
+    base = f"\nbase_model: {spec.removeprefix(PREFIX)}" if spec.startswith(PREFIX) else ""
+    own = "" if spec and Script.named(spec) is None else ", model=network"
+    rates = ", ".join(
+        f"{recall:g} (at most {100 * false_alarm_rate(recall):.4g} % flagged)" for recall in guard.recalls
+    )
+    named = "" if guard.class_names is None else f": {abridged(guard.class_names, 20)}"
+    each = f", at least {int(calibration.sizes.min())} for each predicted class" if calibration.per_class else ""
+    low, median, high = np.quantile(calibration.scores.cpu().numpy(), (0.05, 0.5, 0.95))
+    return f"""---
+library_name: idness
+pipeline_tag: image-classification
+tags: [ood-detection, conformal]{base}
+---
+
+# {repo_id.rpartition("/")[2]}
+
+An [idness](https://pypi.org/project/idness/) guard: it flags images that are out of distribution for an image classifier.
+
+```python
+from idness import Guard
+
+guard = Guard.from_pretrained("{repo_id}"{own})
+verdict = guard.judge("image.jpg")
+```
+
+{guard.promise()}
+
+- recalls: {rates}
+- method: `{guard.method}`
+- network: `{spec or facts["model"]["class"]}`, {guard.split.width} features, {guard.split.classes} classes{named}
+- preprocessing: {"unknown" if how is None else how.describe()}
+- calibration data: {len(calibration):,} in-distribution images{each}; their scores (higher is more in-distribution) have the quantiles
+  {low:.5g} (5 %), {median:.5g} (50 %) and {high:.5g} (95 %)
+- versions: {", ".join(f"{name} {version}" for name, version in facts["versions"].items())}
+
+## Limits
+
+- The promise holds on average over calibration sets, and only for images from the same source as the calibration images. It says
+  nothing about how many OOD images are flagged.
+- An image that is not flagged may still be misclassified.
+- After a change of camera, preprocessing or classes, or when `idness score` reports drift, calibrate again.
+"""

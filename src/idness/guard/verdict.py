@@ -173,12 +173,6 @@ class Verdict:
         names = [images.item(row) for row in range(batch.start, batch.stop)]
         return replace(found, names=names, errors=errors, reasons=dict(sorted(reasons.items())))
 
-    def at(self, recall: float) -> Tensor:
-        """Return the decisions at another recall, from the p-values; with few calibration images a high recall flags nothing."""
-        flags = self.p_value <= round(1 - recall, 12)  # in float32, in which 1/20 is 0.05
-        flags[list(self.reasons)] = True
-        return flags
-
     def q_values(self) -> Tensor:
         """Return the q-value of each image: the smallest false discovery rate at which it is flagged in this batch.
 
@@ -216,23 +210,16 @@ class Verdict:
 
     def records(self) -> list[dict[str, Any]]:
         """Return one plain dictionary per image, as printed and served; an image that could not be read has its name and error."""
-        found = []
-        q = None if self.fdr is None else self.q_values().tolist()
+        found, q = [], None if self.fdr is None else self.q_values().tolist()
         for row in range(len(self)):
             record: dict[str, Any] = {} if self.names is None else {"image": self.names[row]}
             if row in self.errors:
-                found.append(record | {"error": self.errors[row]})
-                continue
-            record |= {
-                "label": int(self.label[row]),
-                "class": self.name(row),
-                "score": float(self.score[row]),
-                "p_value": float(self.p_value[row]),
-                **({} if q is None else {"q_value": q[row]}),
-                "is_ood": bool(self.is_ood[row]),
-                "reason": self.reasons.get(row),
-                "caution": self.cautions.get(row),
-            }
+                record["error"] = self.errors[row]
+            else:
+                record |= {"label": int(self.label[row]), "class": self.name(row), "score": float(self.score[row])}
+                record |= {"p_value": float(self.p_value[row])} | ({} if q is None else {"q_value": q[row]})
+                record["is_ood"] = bool(self.is_ood[row])
+                record |= {"reason": self.reasons.get(row), "caution": self.cautions.get(row)}
             found.append(record)
         return found
 

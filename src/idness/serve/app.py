@@ -24,9 +24,8 @@ from idness.core.text import shorten
 from idness.data import embedded
 from idness.serve.middleware import AccessMiddleware, check_key, check_reach
 from idness.serve.protocol import add_protocol
-from idness.serve.schemas import SCORE_BODY, ApiError, Limits, ScoreAnswer, error_response, read_uploads
-from idness.serve.service import Service, benchmark_of, samples
-from idness.serve.worker import BATCH
+from idness.serve.schemas import ERRORS, SCORE_BODY, ApiError, Limits, ScoreAnswer, error_response, read_uploads
+from idness.serve.service import BATCH, Service, benchmark_of, samples
 
 if TYPE_CHECKING:
     from idness.guard.guard import Guard
@@ -82,10 +81,7 @@ def serve(
 
 
 class Server(uvicorn.Server):
-    """A server that loses no request when it stops; `server.run([server.listener])` runs it.
-
-    The arguments are those of `serve`.
-    """
+    """A server that loses no request when it stops; its arguments are those of `serve`."""
 
     def __init__(
         self,
@@ -146,13 +142,7 @@ class Server(uvicorn.Server):
 
 
 def make_app(service: Service, key: str | None = None, hosts: Collection[str] = ()) -> FastAPI:
-    """Return the application.
-
-    Args:
-        service: the service.
-        key: API key that clients must send; `None` allows everyone.
-        hosts: names of the service besides `localhost` and IP addresses.
-    """
+    """Return the application; `key` and `hosts` are those of `serve`."""
     app = FastAPI(
         title="idness",
         version=__version__,
@@ -185,7 +175,7 @@ def make_app(service: Service, key: str | None = None, hosts: Collection[str] = 
 def _add_api(app: FastAPI, service: Service) -> None:
     limits, gallery, own = service.limits, service.gallery, benchmark_of(service.class_names)
 
-    @app.post("/v1/score", response_model=ScoreAnswer, openapi_extra=SCORE_BODY, tags=["score"])
+    @app.post("/v1/score", response_model=ScoreAnswer, responses=ERRORS, openapi_extra=SCORE_BODY, tags=["score"])
     async def score(
         request: Request,
         neighbours: int = Query(0, ge=0, le=24, description="Number of nearest calibration images to return."),
@@ -217,16 +207,18 @@ def _add_api(app: FastAPI, service: Service) -> None:
         kind = "image/png" if content.startswith(b"\x89PNG") else "image/webp"
         return Response(content, media_type=kind, headers=ONE_HOUR)
 
+    @app.get("/v2/health/live", tags=["v2"])
     @app.get("/healthz", tags=["watch"])
-    async def healthz() -> dict[str, str]:
+    async def healthz() -> dict[str, str | bool]:
         """Report whether the process works."""
-        return {"status": "ok"}
+        return {"status": "ok", "live": True}
 
+    @app.get("/v2/health/ready", tags=["v2"])
     @app.get("/readyz", tags=["watch"])
-    async def readyz() -> dict[str, str]:
+    async def readyz() -> dict[str, str | bool]:
         """Report whether the service accepts requests."""
         service.check_ready()
-        return {"status": "ready"}
+        return {"status": "ready", "ready": True}
 
     @app.get("/metrics", response_class=Response, tags=["watch"])
     async def metrics() -> Response:
@@ -237,9 +229,9 @@ def _add_api(app: FastAPI, service: Service) -> None:
     @app.get("/v1/samples", tags=["look"])
     def list_samples() -> list[dict[str, str | int]]:
         """List the embedded sample images."""
+        found = enumerate(samples(own or embedded.DEFAULT))
         return [
-            {"index": index, "title": sample.title, "role": sample.role if own else "picture"}
-            for index, sample in enumerate(samples(own or embedded.DEFAULT))
+            {"index": index, "title": title, "role": role if own else "picture"} for index, (title, role, *_) in found
         ]
 
     @app.get("/v1/samples/{index}", response_class=Response, tags=["look"])
@@ -248,4 +240,5 @@ def _add_api(app: FastAPI, service: Service) -> None:
         found = samples(own or embedded.DEFAULT)
         if not 0 <= index < len(found):
             raise ApiError(404, f"no sample {index}")
-        return Response(found[index].content, media_type=found[index].kind, headers=ONE_HOUR)
+        *_, content, kind = found[index]
+        return Response(content, media_type=kind, headers=ONE_HOUR)

@@ -50,16 +50,10 @@ def check_reach(host: str, key: str | None, *, no_token: bool) -> None:
 
 
 class AccessMiddleware:
-    """ASGI middleware that refuses strangers, sets security headers, and reports every request.
+    """ASGI middleware that refuses strangers, sets security headers, and reports path, status and seconds of requests to `record`.
 
     Host names and origins are checked only without a key. A page of a stranger could otherwise use the service through its
     visitor's browser: read it by DNS rebinding, or send images to it by a cross-site form.
-
-    Args:
-        app: the application.
-        key: the API key; `None` allows everyone.
-        hosts: names of the service besides `localhost` and IP addresses.
-        record: called with path, status and seconds of each request.
     """
 
     def __init__(
@@ -126,14 +120,12 @@ class AccessMiddleware:
     def _check_origin(self, headers: Headers) -> None:
         """Refuse what a page of another origin sends through its visitor's browser."""
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        if site in ("same-origin", "none"):
-            return
-        place = "" if origin is None else origin.partition("://")[2].lower()
+        place = (origin or "").partition("://")[2].lower()
         own = origin is None or place == headers.get("host", "").lower() or place in self._hosts
-        if site is not None or not own:
-            shown = (origin or site or "")[:80]
+        if site not in ("same-origin", "none") and (site is not None or not own):
+            shown = repr((origin or site or "")[:80])
             raise ApiError(
-                403, f"request from another origin, {shown!r}; use this server's own page, or start it with a token"
+                403, f"request from another origin, {shown}; use this server's own page, or start it with a token"
             )
 
 

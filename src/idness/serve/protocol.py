@@ -43,17 +43,6 @@ def add_protocol(app: FastAPI, service: Service) -> None:
         """Return name, version and extensions of the server."""
         return {"name": "idness", "version": __version__, "extensions": ["binary_tensor_data"]}
 
-    @app.get("/v2/health/live", tags=["v2"])
-    async def live() -> dict[str, bool]:
-        """Report whether the process works."""
-        return {"live": True}
-
-    @app.get("/v2/health/ready", tags=["v2"])
-    async def ready() -> dict[str, bool]:
-        """Report whether the service accepts requests."""
-        service.check_ready()
-        return {"ready": True}
-
     @app.get("/v2/models/{model}/versions/1/ready", include_in_schema=False)
     @app.get("/v2/models/{model}/ready", tags=["v2"])
     async def model_ready(model: str) -> dict[str, Any]:

@@ -107,15 +107,12 @@ async def read_uploads(headers: Headers, body: bytes, limits: Limits) -> list[Up
     return found
 
 
-class _InMemory(MultiPartParser):
-    spool_max_size = 1 << 40  # request bodies are limited, so no part is written to disk
-
-
 async def _from_form(headers: Headers, body: bytes, limits: Limits) -> list[Upload]:
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
 
-    parser = _InMemory(headers, stream(), max_files=limits.images, max_fields=8)
+    parser = MultiPartParser(headers, stream(), max_files=limits.images, max_fields=8)
+    parser.spool_max_size = 1 << 40  # request bodies are limited, so no part is written to disk
     try:
         form = await parser.parse()
         files = [part for _, part in form.multi_items() if isinstance(part, UploadFile)]
@@ -204,33 +201,31 @@ class ScoreAnswer(BaseModel):
     results: list[Result | NotJudged]
 
 
-_IMAGES = {
-    form: {"type": "object", "properties": {"images": {"type": "array", "items": {"type": "string", "format": form}}}}
-    for form in ("binary", "byte")
-}
+def _images(form: str) -> dict[str, Any]:
+    listed = {"type": "array", "items": {"type": "string", "format": form}}
+    return {"schema": {"type": "object", "properties": {"images": listed}, "required": ["images"]}}
+
+
 SCORE_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "description": "One or many images: a form with files, JSON with base64, or the bytes of one image.",
         "content": {
-            "multipart/form-data": {"schema": {**_IMAGES["binary"], "required": ["images"]}},
-            "application/json": {"schema": {**_IMAGES["byte"], "required": ["images"]}},
+            "multipart/form-data": _images("binary"),
+            "application/json": _images("byte"),
             "image/*": {"schema": {"type": "string", "format": "binary"}},
         },
-    },
-    "responses": {
-        code: {"description": text}
-        for code, text in {
-            "400": "The body cannot be parsed.",
-            "401": "The API key is missing or wrong.",
-            "403": "The request comes from a page of another origin.",
-            "408": "The body did not arrive in time.",
-            "413": "Too many bytes, pixels or images.",
-            "415": "The content type is not supported.",
-            "422": "No image of the request could be judged; results has the error of each.",
-            "503": "Too many images are waiting; try again after Retry-After seconds.",
-            "504": "The images could not be judged in time.",
-        }.items()
-    },
+    }
 }
-"""The OpenAPI description of request bodies and errors, which FastAPI cannot infer."""
+"""The OpenAPI description of request bodies, which FastAPI cannot infer."""
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The body cannot be parsed."},
+    401: {"description": "The API key is missing or wrong."},
+    403: {"description": "The request comes from a page of another origin."},
+    408: {"description": "The body did not arrive in time."},
+    413: {"description": "Too many bytes, pixels or images."},
+    415: {"description": "The content type is not supported."},
+    422: {"description": "No image of the request could be judged; results has the error of each."},
+    503: {"description": "Too many images are waiting; try again after Retry-After seconds."},
+    504: {"description": "The images could not be judged in time."},
+}

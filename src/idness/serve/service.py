@@ -1,28 +1,30 @@
-"""Judging images for clients: body, decoding, worker and metrics; and the embedded sample images."""
+"""Judging images for clients: the worker thread that owns the guard, request bodies, decoding and metrics; and sample images."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import os
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+import queue
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from fastapi import FastAPI, Request
 from numpy.typing import NDArray
 
-from idness.core.errors import DataError, InputError, StoreError
+from idness.core.errors import DataError, InputError
 from idness.data import embedded
 from idness.data.decoding import decode_picture, is_animated, pixels_of
 from idness.data.preprocess import encoded
+from idness.guard.verdict import LOWEST
 from idness.serve.monitoring import Monitor
 from idness.serve.schemas import ApiError, Limits, Upload, overloaded
-from idness.serve.worker import BATCH, Worker
 
 if TYPE_CHECKING:
     from idness.guard.guard import Guard
@@ -37,15 +39,106 @@ ROLES = {"id_test": "id", "near": "near", "far": "far"}
 """Roles of the embedded test sets, and their names in the API."""
 
 
-class Service:
-    """A guard with its worker, decoders and metrics.
+BATCH = 16
+"""Default batch size; the throughput of common networks on a CPU is within a few percent of its best."""
+Outcome = tuple[dict[str, Any], Any]
+"""The record of one verdict, and the image's features; `None` if the guard was exported."""
+Job = tuple[NDArray[Any], Future[Outcome]]
 
-    Args:
-        guard: a calibrated guard, or an exported one, which needs no torch.
-        limits: limits on requests.
-        batch: maximum images per batch.
-        name: name of the guard in the Open Inference Protocol.
+
+class Worker:
+    """A queue of images with limited room, and a thread that judges them in batches of at most `size`.
+
+    A batch consists of what is waiting when the last one is done, so a single image is judged at once.
     """
+
+    def __init__(
+        self,
+        guard: Guard | GraphGuard,
+        *,
+        size: int = BATCH,
+        room: int = 512,
+        on_batch: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.guard, self.size, self.room = guard, size, room
+        self._on_batch = on_batch
+        self.failure: Exception | None = None
+        """The error of the network at warm-up, which ends the thread."""
+        self.on_failure: Callable[[], None] = lambda: None
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._lock, self._stopped = threading.Lock(), False
+        self.waiting = 0
+        """Number of reserved places: images that are being decoded, wait, or are being judged."""
+        self.ready = threading.Event()
+        self.thread = threading.Thread(target=self._work, name="idness-worker", daemon=True)
+        """To be started; `ready` is set after the warm-up."""
+
+    def stop(self) -> None:
+        """Judge all waiting images, then end the thread."""
+        self._stopped = True
+        self._jobs.put(None)
+        if self.thread.is_alive():
+            self.thread.join()
+
+    @contextmanager
+    def reserved(self, count: int) -> Iterator[None]:
+        """Reserve places for images while they are decoded and judged."""
+        with self._lock:
+            if self.waiting + count > self.room or self._stopped:
+                raise overloaded(f"{self.waiting} images are waiting")
+            self.waiting += count
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.waiting -= count
+
+    def submit(self, image: NDArray[Any]) -> Future[Outcome]:
+        """Queue one image, as pixels or preprocessed; cancel the future to give it up."""
+        answer: Future[Outcome] = Future()
+        self._jobs.put((image, answer))
+        return answer
+
+    def _work(self) -> None:
+        try:  # the first client does not wait for the first run, and faults appear at the start
+            how = self.guard.preprocessing
+            if how is not None and how.size is not None:
+                noise = np.random.default_rng(0).integers(0, 256, (self.size, *how.size, how.channels), np.uint8)
+                self.guard.judge_array(noise)
+        except Exception as error:  # a network can raise anything
+            self.failure = error
+            self.on_failure()
+            return
+        self.ready.set()
+        batch: list[Job | None] = []
+        while None not in batch:
+            batch = [self._jobs.get()]
+            while len(batch) < self.size and not self._jobs.empty():
+                batch.append(self._jobs.get())
+            by_shape: dict[tuple[Any, ...], list[Job]] = {}
+            for job in filter(None, batch):
+                by_shape.setdefault((job[0].dtype, *job[0].shape), []).append(job)
+            for group in by_shape.values():
+                self._run(group)
+
+    def _run(self, jobs: Sequence[Job]) -> None:
+        live = [job for job in jobs if job[1].set_running_or_notify_cancel()]  # without clients that gave up
+        if not live:
+            return
+        try:
+            verdict, features = self.guard.judge_array(np.stack([image for image, _ in live]))
+        except Exception as error:  # the thread must survive whatever one batch raises
+            for _, answer in live:
+                answer.set_exception(error)
+            return
+        self._on_batch(len(live))
+        for (_, answer), record, own in zip(live, verdict.records(), features, strict=True):
+            shown = record if record["score"] > LOWEST else record | {"score": None}
+            answer.set_result((shown, own))
+
+
+class Service:
+    """A guard with its worker, decoders and metrics; the arguments are those of `serve`."""
 
     def __init__(self, guard: Guard | GraphGuard, limits: Limits, batch: int = BATCH, name: str = "guard") -> None:
         if guard.groups is None or guard.preprocessing is None:
@@ -117,13 +210,7 @@ class Service:
             self._held -= size
 
     async def judge(self, uploads: list[Upload], neighbours: int = 0, picture: bool = False) -> list[dict[str, Any]]:
-        """Return a verdict or an error for each image.
-
-        Args:
-            uploads: the images.
-            neighbours: number of nearest calibration images to name.
-            picture: whether to return each image as the network saw it.
-        """
+        """Return a verdict or an error for each image; `picture` is whether to return it as the network saw it."""
         with self.worker.reserved(len(uploads)):
             # Pixels are counted from the files' headers, before anything is decoded.
             total, most = sum(pixels_of(content or b"") for _, content in uploads), self.limits.request_pixels
@@ -195,12 +282,14 @@ class Service:
 
     def calibration_info(self, label: int | None) -> dict[str, Any]:
         """Return histogram and quantiles of the calibration scores, of one predicted class if thresholds are per class."""
-        per_class = self.facts["per_class"] and label is not None
-        if per_class and not 0 <= (label or 0) < len(self.groups):
-            raise ApiError(404, f"no class {label}")
-        ordered = np.sort(np.concatenate([self.groups[label or 0]] if per_class else self.groups))
-        low, high = float(ordered[0]), float(ordered[-1])
-        high = high if high > low else low + 1.0
+        groups = self.groups
+        if self.facts["per_class"] and label is not None:
+            if not 0 <= label < len(groups):
+                raise ApiError(404, f"no class {label}")
+            groups = [groups[label]]
+        ordered = np.sort(np.concatenate(groups))
+        low = float(ordered[0])
+        high = float(ordered[-1]) if ordered[-1] > low else low + 1.0
         counts = np.histogram(ordered, BINS, (low, high))[0]
         ranks = np.linspace(0, len(ordered) - 1, min(len(ordered), 1001)).round().astype(int)
         quantiles = ordered[ranks].tolist()
@@ -212,35 +301,19 @@ def _data_url(pixels: NDArray[np.uint8]) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-class Sample(NamedTuple):
-    """An embedded image to try, with its subject and its role in the embedded benchmark."""
-
-    title: str
-    role: str
-    content: bytes
-    kind: str
-
-
 @cache
-def samples(benchmark: str = embedded.DEFAULT) -> tuple[Sample, ...]:
-    """Return up to six ID images of an embedded benchmark and two of each OOD set; empty if the data is not installed."""
-    found: list[Sample] = []
-    try:
-        for role, short in ROLES.items():
-            for name in embedded.sets(role, root=embedded.HOME / benchmark):
-                data = embedded.open_embedded(f"{benchmark}/{name}")
-                title = name.replace("-", " ").replace("_", " ")
-                rows = {title: 0, f"{title} 2": len(data) // 2}
-                if short == "id" and data.labels is not None:
-                    firsts = {data.classes[label]: row for row, label in reversed(list(enumerate(data.labels)))}
-                    rows = dict(sorted(firsts.items())[:: -(-len(firsts) // 6)])
-                for title, row in rows.items():
-                    stored = data.encoded(row)
-                    content, kind = encoded(data.picture(row)) if stored is None else (stored, "image/avif")
-                    found.append(Sample(title, short, content, kind))
-    except StoreError:
-        return ()
-    return tuple(found)
+def samples(benchmark: str) -> list[tuple[str, str, bytes, str]]:
+    """Return title, role, content and media type of six ID images of an embedded benchmark and two of each OOD set."""
+    found = []
+    for role, short in ROLES.items():
+        for name in embedded.sets(role, root=embedded.HOME / benchmark):
+            data = embedded.open_embedded(f"{benchmark}/{name}")
+            for row in range(0, len(data), -(-len(data) // (6 if short == "id" else 2))):
+                own = data.classes[data.labels[row]] if data.labels is not None and short == "id" else name
+                stored = data.encoded(row)
+                content, kind = encoded(data.picture(row)) if stored is None else (stored, "image/avif")
+                found.append((own.replace("-", " ").replace("_", " "), short, content, kind))
+    return found
 
 
 def benchmark_of(class_names: Sequence[str] | None) -> str | None:
