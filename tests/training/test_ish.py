@@ -195,11 +195,12 @@ def test_parameters_that_were_replaced_inside_are_kept() -> None:
 
 def test_swap_names_and_refusals() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 2))
-    with ish(model, layer="3"):
-        assert isinstance(model[3], IshLinear)
+    swapped = ish(model, layer="3")
+    assert isinstance(model[3], IshLinear)
+    swapped.undo()
     assert type(model[3]) is nn.Linear
     for other in ("1", "nope"):
-        with pytest.raises(ModelError, match=other), ish(model, layer=other):
-            pass
-    with pytest.raises(ModelError), ish(nn.Sequential(nn.Conv2d(3, 4, 3))):
-        pass
+        with pytest.raises(ModelError, match=other):
+            ish(model, layer=other)
+    with pytest.raises(ModelError):
+        ish(nn.Sequential(nn.Conv2d(3, 4, 3)))

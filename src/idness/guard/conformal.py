@@ -20,6 +20,25 @@ from idness.guard.verdict import images_for_fdr
 
 PLACES = 9
 """Decimals to which products of rates and counts are rounded: 1 - 0.95 is not 0.05 in binary, and must not change a rank."""
+CONSTANT = 1e-6
+"""Relative difference up to which scores count as equal."""
+
+
+def check_spread(method: str, scores: Tensor, logits: Tensor, blank: Tensor) -> None:
+    """Refuse scores that are all equal, because such a guard never flags anything, unless the network is sure of every image.
+
+    It is sure if logits differ, and `blank`, the score of an image whose features are all zero, is lower.
+    """
+
+    def constant(values: Tensor) -> bool:
+        return bool((values.amax(dim=0) - values.amin(dim=0) <= CONSTANT * values.abs().amax(dim=0)).all())
+
+    sure = float(blank.min()) < float(scores.min()) and not constant(logits)
+    if len(scores) > 1 and constant(scores) and not sure:
+        raise InputError(
+            f"calibrate: {method} scores all {len(scores):,} in-distribution images nearly the same ({float(scores.min()):.7g}), so"
+            " that nothing could be flagged; check the weights and the preprocessing, or use another method"
+        )
 
 
 def calibration_images(recall: float, confidence: float | None = None) -> int:

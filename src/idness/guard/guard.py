@@ -30,10 +30,11 @@ from idness.data import ArraySet, ImageSet, Preprocessing
 from idness.data.open import open_argument, open_images
 from idness.detectors.detector import Detector, Enhancer
 from idness.detectors.registry import parse
-from idness.guard.conformal import Calibration, calibration_images, false_alarm_rate, wanted_recalls
+from idness.guard.conformal import Calibration, calibration_images, check_spread, false_alarm_rate, wanted_recalls
 from idness.guard.inputs import InputRange, InputWatch
 from idness.guard.verdict import FAR_ABOVE, LOWEST, NOT_FINITE, Detection, Verdict, fdr_shortfall
 from idness.networks.engines import UNKNOWN, EngineRunner
+from idness.networks.hugging_face import PREFIX
 from idness.networks.modules import module_fingerprint
 from idness.networks.open import ModelOptions, Network, example_for, find_device
 from idness.networks.split import SplitModel, unpack
@@ -245,11 +246,7 @@ class Guard(nn.Module):
                 f"calibrate: {shared:,} of {len(acts):,} images are among those that {self.detector.name} learned from or was chosen"
                 " on, so the guard would flag more ID images than it promises; calibrate on other images"
             )
-        if len(acts) > 1 and torch.allclose(acts.logits, acts.logits[:1], rtol=1e-6, atol=0.0):
-            raise InputError(
-                f"calibrate: the network's output is nearly the same for all {len(acts):,} in-distribution images, so that nothing"
-                " could be flagged; check the weights and the preprocessing"
-            )
+        check_spread(self.method, scores, acts.logits, self.detector.score(self.blank()))
         fresh = Calibration.by_class(scores, labels, self.split.classes) if per_class else Calibration.pooled(scores)
         self.adopt(fresh, recalls, module_fingerprint(self.model), confidence)
         self.image_shape, self.input_range = watch.shape, watch.found(self.preprocessing)
@@ -513,7 +510,11 @@ class Guard(nn.Module):
         """
         from idness.guard.storage import model_card
 
-        hub = needed("huggingface_hub", "push_to_hub", "hf", StoreError)
+        hub, spec = needed("huggingface_hub", "push_to_hub", "hf", StoreError), self.spec or ""
+        if spec.startswith(PREFIX) and Path(local := spec.removeprefix(PREFIX)).is_dir():
+            raise StoreError(
+                f"push_to_hub: the network is the local folder {local}; push it first and calibrate with {PREFIX}NAME"
+            )
         old = ["tensors-*.safetensors", "weights-*.safetensors"]
         with tempfile.TemporaryDirectory() as name:
             folder = self.save(Path(name) / "guard", bundle=True)

@@ -104,10 +104,15 @@ def row_stream(path: Path | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    if os.path.lexists(path):
-        raise StoreError(f"{path}: exists; remove it or choose another file")
+    _check_new(path)
     with atomic_stream(path) as stream:
         yield stream
+        _check_new(path)  # another process may have written it meanwhile
+
+
+def _check_new(path: Path) -> None:
+    if os.path.lexists(path):
+        raise StoreError(f"{path}: exists; remove it or choose another file")
 
 
 def screen(

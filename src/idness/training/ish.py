@@ -6,8 +6,6 @@ over the sum of the largest: sum_i delta_i (a_i exp(r_i))^T instead of sum_i del
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from idness.core.options import check_percent
+from idness.core.errors import OptionError
 from idness.detectors.kernels import kept_count
 from idness.networks.split import final_linear
 from idness.training.objective import Objective, method
@@ -108,9 +106,11 @@ class IshLinear(nn.Linear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        if not 0 <= percentile < 100 or 0 < percentile < 1:
+            raise OptionError(f"IshLinear: percentile must be in percent, 0 or in [1, 100), got {percentile}")
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.percentile, self.prune = float(percentile), prune
-        check_percent(self, "percentile")
+        self.percentile = float(percentile)
+        self.prune = prune
 
     @classmethod
     def sharing(cls, linear: nn.Linear, percentile: float = 85.0, prune: bool = False) -> IshLinear:
@@ -137,11 +137,29 @@ class IshLinear(nn.Linear):
         return f"{super().extra_repr()}, percentile={self.percentile:g}, prune={self.prune}"
 
 
-@contextmanager
-def ish(
-    model: nn.Module, percentile: float = 85.0, *, prune: bool = False, layer: str | None = None
-) -> Iterator[nn.Module]:
-    """Replace a network's final linear layer by an `IshLinear` for a `with` block.
+class Swapped:
+    """A network whose final layer is an `IshLinear`, until `undo` or the end of a `with` block."""
+
+    def __init__(self, model: nn.Module, inner: nn.Module, name: str, linear: nn.Linear, layer: IshLinear) -> None:
+        self.model, self.inner, self.name, self.linear, self.layer = model, inner, name, linear, layer
+        inner.set_submodule(name, layer)
+
+    def undo(self) -> None:
+        """Restore the plain layer, with the learned parameters."""
+        # Parameters that were moved or replaced meanwhile are those of the IshLinear.
+        self.linear.weight, self.linear.bias = self.layer.weight, self.layer.bias
+        self.linear.train(self.layer.training)
+        self.inner.set_submodule(self.name, self.linear)
+
+    def __enter__(self) -> nn.Module:
+        return self.model
+
+    def __exit__(self, *error: object) -> None:
+        self.undo()
+
+
+def ish(model: nn.Module, percentile: float = 85.0, *, prune: bool = False, layer: str | None = None) -> Swapped:
+    """Replace a network's final linear layer by an `IshLinear`, for a `with` block or until `undo`.
 
     Neither the names in `state_dict` nor the network's output change.
 
@@ -167,14 +185,7 @@ def ish(
         'Linear'
     """
     inner, name, linear = final_linear(model, layer)
-    twin = IshLinear.sharing(linear, percentile, prune)
-    inner.set_submodule(name, twin)
-    try:
-        yield model
-    finally:
-        # Parameters that were moved or replaced meanwhile are those of the IshLinear.
-        linear.weight, linear.bias = twin.weight, twin.bias
-        inner.set_submodule(name, linear.train(twin.training))
+    return Swapped(model, inner, name, linear, IshLinear.sharing(linear, percentile, prune))
 
 
 @method("ish")
@@ -190,10 +201,9 @@ class Ish(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._swapped = ExitStack()
-        self._swapped.enter_context(ish(self.model, self.percentile, prune=self.prune, layer=self.layer))
+        self._swapped = ish(self.model, self.percentile, prune=self.prune, layer=self.layer)
 
     def finish(self) -> nn.Module:
         """Restore the plain layer and return the network."""
-        self._swapped.close()
+        self._swapped.undo()
         return self.model
