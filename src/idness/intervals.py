@@ -123,8 +123,10 @@ def ranks(id_scores: Scores, ood_scores: Sequence[Scores], weights: Sequence[flo
     """Compare ID scores with those of one or more OOD sets, whose AUROCs are averaged."""
     ids, oods = _checked(id_scores, ood_scores)
     shares = np.full(len(oods), 1 / len(oods)) if weights is None else np.asarray(weights, float) / np.sum(weights)
-    by_id = np.sum([share * _shares_below(ids, ood) for share, ood in zip(shares, oods, strict=True)], axis=0)
-    return Ranks(by_id, tuple(1 - _shares_below(ood, ids) for ood in oods), tuple(map(float, shares)))
+    order, by_id = np.argsort(ids), np.empty(len(ids))
+    pairs = [_shares_below(ids[order], ood) for ood in oods]
+    by_id[order] = np.sum([share * below for share, (below, _) in zip(shares, pairs, strict=True)], axis=0)
+    return Ranks(by_id, tuple(1 - below for _, below in pairs), tuple(map(float, shares)))
 
 
 def mean_auroc_interval(of: Ranks, level: float = 0.95) -> Interval:
@@ -190,7 +192,8 @@ def mean_fpr_interval(
         counts = [_counts_at(ids, ood, rng.binomial(len(ood), recall, DRAWS)) for ood in oods]
         lows, highs = _mean_rates(rng, np.array(counts), len(ids))
     tail = (1 - level) / 2
-    return Interval(float(np.quantile(lows, tail)), float(np.quantile(highs, 1 - tail)))
+    (low, _), (_, high) = np.quantile([lows, highs], (tail, 1 - tail), axis=1)
+    return Interval(float(low), float(high))
 
 
 def fpr_draws(
@@ -251,11 +254,12 @@ def _check_same_images(sizes: Sequence[Sequence[int]]) -> None:
             )
 
 
-def _shares_below(values: Array, others: Array) -> Array:
-    """Return the fraction of the others below each value; ties count half."""
-    ascending = np.sort(others)
-    left, right = (np.searchsorted(ascending, values, side) for side in ("left", "right"))
-    return (left + right) / (2 * len(others))
+def _shares_below(ids: Array, ood: Array) -> tuple[Array, Array]:
+    """Return the fraction of OOD scores below each of the sorted ID scores, and that of ID scores below each OOD score; ties count half."""
+    left, right = (np.searchsorted(ids, ood, side) for side in ("left", "right"))
+    # An OOD score is below all ID scores from its place on, so one search gives both.
+    places = np.bincount(np.concatenate((left, right)), minlength=len(ids) + 1)
+    return np.cumsum(places[:-1]) / (2 * len(ood)), (left + right) / (2 * len(ids))
 
 
 def _standard_error(by_id: Array, by_ood: Sequence[Array], weights: Sequence[float], unseen: float = 0.0) -> float:
@@ -270,8 +274,9 @@ def _standard_error(by_id: Array, by_ood: Sequence[Array], weights: Sequence[flo
 
 def _counts_at(others: Array, thresholds: Array, gaps: Array) -> tuple[Array, Array]:
     """Count the others at or below the lower and the upper end of each gap between thresholds; both arrays are sorted."""
-    counts = np.searchsorted(others, np.concatenate(([-np.inf], thresholds, [np.inf])), "right")
-    return counts[gaps], counts[gaps + 1]
+    ends, first = np.concatenate(([-np.inf], thresholds, [np.inf])), gaps.min()
+    counts = np.searchsorted(others, ends[first : gaps.max() + 2], "right")
+    return counts[gaps - first], counts[gaps - first + 1]
 
 
 def _mean_rates(rng: np.random.Generator, counts: Array, size: int) -> tuple[Array, Array]:
@@ -296,10 +301,12 @@ def _fpr(ids: Array, oods: Sequence[Array], convention: Convention, recall: floa
 
     if convention == "fpr_at_id_recall":
         threshold = at_rank(ids, id_rank(ids.shape[1], recall))
-        columns = [(ood >= threshold).mean(axis=1) for ood in oods]
+        accepted = [ood >= threshold for ood in oods]
     else:
         thresholds = [at_rank(ood, count_at_recall(ood.shape[1], recall) - 1) for ood in oods]
-        columns = [(ids <= threshold).mean(axis=1) for threshold in thresholds]
+        accepted = [ids <= threshold for threshold in thresholds]
+    # Bytes are counted faster than booleans are averaged.
+    columns = [part.view(np.uint8).sum(axis=1, dtype=np.int32) / part.shape[1] for part in accepted]
     return np.stack(columns, axis=1)
 
 

@@ -132,17 +132,18 @@ def evaluate(
     """Return for every method the metrics of each set and the means of each group."""
     results = {}
     correct = None if id_test.labels is None else id_test.labels == id_test.predicted
-    for row, ids in id_test.scores.items():
-        by_set, by_group = dict[str, Metrics](), dict[str, Metrics]()
+    for row, scores in id_test.scores.items():
+        by_set, by_group, order = dict[str, Metrics](), dict[str, Metrics](), np.argsort(scores)
+        ids = scores[order]  # sorted once, as sorting again what is sorted is quick
         for group, sets in groups.items():
-            oods = [found.scores[row] for found in sets.values()]
-            values = [all_metrics(ids, scores, recall) for scores in oods]
+            oods = [np.sort(found.scores[row]) for found in sets.values()]
+            values = [all_metrics(ids, ood, recall) for ood in oods]
             if correct is not None:
-                for found, scores in zip(values, oods, strict=True):
-                    found["aurc"] = aurc(ids, correct, scores)
-                    found["accepted_accuracy"] = accepted_accuracy(ids, correct, scores, recall)
-            for name, scores, found in zip(sets, oods, values, strict=True):
-                by_set[name] = mean_metrics(ids, [scores], [found], recall, seed)
+                for found, ood in zip(values, oods, strict=True):
+                    found["aurc"] = aurc(ids, correct[order], ood)
+                    found["accepted_accuracy"] = accepted_accuracy(ids, correct[order], ood, recall)
+            for name, ood, found in zip(sets, oods, values, strict=True):
+                by_set[name] = mean_metrics(ids, [ood], [found], recall, seed)
             by_group[group] = mean_metrics(ids, oods, values, recall, seed)
         results[row] = (by_set, by_group)
     return results

@@ -42,7 +42,8 @@ class Ash(Enhancer):
             largest = features.topk(kept, dim=1, sorted=False).indices
             level = features.sum(dim=1, keepdim=True) / kept
             return torch.zeros_like(features).scatter(1, largest, level.expand_as(largest))
-        rest = torch.where(features >= ascending(features)[:, -kept, None], features, 0.0)
+        # Many times faster than torch.where.
+        rest = features * (features >= ascending(features)[:, -kept, None]).to(features)
         if self.variant == "p":
             return rest
         return rest * scale_ratio(features, self.percentile).exp().unsqueeze(1)

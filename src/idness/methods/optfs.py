@@ -2,16 +2,17 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from idness.core.options import count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
+from idness.detectors.kernels import percentile_of
 
-TAILS = (0.001, 0.999)
-"""Quantiles of all training features that bound the bins."""
+TAILS = (0.1, 99.9)
+"""Percentiles of all training features that bound the bins."""
 NORM = 1000.0
 """Norm of the factors in the authors' code, arbitrary in the paper; it makes the energy almost the largest logit."""
 
@@ -40,22 +41,20 @@ class OptFS(Enhancer):
     bins: int = count(100)
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        low, high = np.quantile(train.features.cpu().numpy(), TAILS).tolist()
-        self.low_ = torch.tensor(low, dtype=torch.float32, device=train.features.device)
+        self.low_, high = (percentile_of(train.features, tail) for tail in TAILS)
         # The width of identical features would be 0.
-        self.width_ = torch.tensor(max((high - low) / self.bins, 1e-30)).to(self.low_)
-        gains = torch.zeros(self.bins, dtype=torch.double, device=train.features.device)
+        self.width_ = ((high - self.low_) / self.bins).clamp(min=1e-30)
+        gains = torch.zeros(self.bins + 1, dtype=torch.double, device=train.features.device)
         for part in train.batches(1024):
-            place, inside = self._bin(part.features)
             gain = head.weight[part.logits.argmax(dim=1)] * part.features
-            gains.index_add_(0, place[inside], gain[inside].double())
+            gains += self._bin(part.features).flatten().bincount(gain.flatten().double(), self.bins + 1)
+        gains = gains[:-1]
         self.factors_ = (NORM * gains / gains.norm().clamp(min=1e-30)).float()
 
     def shape(self, features: Tensor) -> Tensor:
-        place, inside = self._bin(features)
-        return torch.where(inside, features * self.factors_[place], 0.0)
+        return features * pad(self.factors_, (0, 1))[self._bin(features)]
 
-    def _bin(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the bin of each feature, and whether it is inside any."""
+    def _bin(self, features: Tensor) -> Tensor:
+        """Return the bin of each feature; features outside are in an additional one."""
         place = ((features - self.low_) / self.width_).floor()
-        return place.clamp(0, self.bins - 1).long(), (place >= 0) & (place < self.bins)
+        return torch.where((place >= 0) & (place < self.bins), place, self.bins).long()

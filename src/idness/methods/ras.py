@@ -7,6 +7,7 @@ from torch import Tensor
 
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
+from idness.detectors.kernels import ascending
 
 
 @dataclass(kw_only=True)
@@ -22,7 +23,7 @@ class RAS(Enhancer):
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         # The abstract mentions magnitudes, the authors' code sorts signed values, as here; after a ReLU both agree.
-        self.profile_ = train.features.sort(dim=1).values.mean(dim=0, dtype=torch.double).float()
+        self.profile_ = ascending(train.features).mean(dim=0, dtype=torch.double).float()
 
     def shape(self, features: Tensor) -> Tensor:
         # Of two equal features the first ranks lower, whatever the batch; ONNX has no stable sort, but its top-k is.

@@ -46,9 +46,12 @@ class SSD(Detector):
         # A cluster with no more images than features has no covariance of full rank: it uses that of all clusters.
         centred = [group - mean for group, mean in zip(groups, self.means_, strict=True)]
         small = [len(group) <= head.width for group in centred]
-        pooled = whitening_of(torch.cat(centred))
-        own = [pooled if few else whitening_of(group) for group, few in zip(centred, small, strict=True)]
-        whites = [pooled] if all(small) else own
+        pooled = whitening_of(torch.cat(centred)) if any(small) else None
+        own = [
+            whitening_of(group) if pooled is None or not few else pooled
+            for group, few in zip(centred, small, strict=True)
+        ]
+        whites = own[:1] if all(small) else own
         # Narrower matrices are padded with zeros.
         self.whitenings_ = torch.stack([pad(white, (0, head.width - white.shape[1])) for white in whites])
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from idness.core.errors import OptionError
@@ -41,4 +40,4 @@ class VRA(Enhancer):
 
     def shape(self, features: Tensor) -> Tensor:
         # Zero, as in the paper and its code; OpenOOD raises low features to the lower threshold.
-        return torch.where(features < self.floor_, 0.0, features.minimum(self.clip_))
+        return features.minimum(self.clip_) * (features >= self.floor_).to(features)

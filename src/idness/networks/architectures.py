@@ -25,9 +25,9 @@ class PreactBlock(nn.Module):
         self.shortcut = None if same else nn.Conv2d(width_in, width_out, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        active = torch.relu(self.bn1(x))
+        active = torch.relu_(self.bn1(x))
         skip = x if self.shortcut is None else self.shortcut(active)
-        out: Tensor = self.conv2(torch.relu(self.bn2(self.conv1(active)))) + skip
+        out: Tensor = self.conv2(torch.relu_(self.bn2(self.conv1(active)))) + skip
         return out
 
 
@@ -54,8 +54,8 @@ class SmallResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.blocks(self.conv1(images))
-        x = self.conv2(torch.relu(self.bn1(x)))
-        x = torch.relu(self.bn2(x)).mean((2, 3))
+        x = self.conv2(torch.relu_(self.bn1(x)))
+        x = torch.relu_(self.bn2(x)).mean((2, 3))
         logits: Tensor = self.fc(x)
         return logits
 
