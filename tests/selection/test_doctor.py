@@ -48,7 +48,7 @@ def test_diagnose_examines_folders(tmp_path: Path) -> None:
     options = ModelOptions(spec, tmp_path / "w.safetensors")
     measured = diagnose(options, "embedded:id_val", "embedded:mnist", limit=120)
     names = {finding.name: finding for finding in measured.findings}
-    assert names["final layer"].text == "features come from ReLU and average pooling"
+    assert names["features"].good is True
     assert "your OOD images" in names["scaling"].text
     assert "labelled images, chance level for 6 classes" in names["labels"].text  # random weights
     assert measured.why.startswith(f"Recommended: {measured.method} ")
@@ -61,22 +61,20 @@ def test_without_weights_or_images_the_structure_is_examined(tmp_path: Path) -> 
     with pytest.raises(ModelError, match=r"model\.preprocessing"):
         diagnose(ModelOptions(spec, tmp_path / "w.safetensors"), "embedded:id_val")
     structure = diagnose(ModelOptions(spec, "none"))
-    assert structure.suits is False
     assert structure.method == "fuse"
+    assert "SCALE does not suit this network" in structure.why
     assert "silu, not a ReLU" in next(finding.text for finding in structure.findings if finding.name == "final layer")
     may = diagnose(ModelOptions(write(tmp_path, end="ReLU6"), "none"), "embedded:id_val")
-    assert may.suits is None
     assert "SCALE may suit this network" in may.why
 
 
 def test_scale_is_found_to_harm_the_embedded_network() -> None:
     """SCALE harms the network that ships with idness; the doctor must say so from ID images alone."""
     found = diagnose("cifar6:base", limit=600)
-    assert found.suits is False
     assert found.method == "fuse"
-    by_name = {finding.name: finding for finding in found.findings}
-    assert by_name["scaling"].text.startswith("SCALE harms on pseudo-OOD images")
-    assert by_name["final layer"].good is True
+    scaling = next(finding for finding in found.findings if finding.name == "scaling")
+    assert scaling.good is False
+    assert scaling.text.startswith("SCALE harms on pseudo-OOD images")
     assert found.aurocs["fuse"] > found.aurocs["ebo"]
 
 
