@@ -18,7 +18,6 @@ from idness.networks.open import ModelOptions, open_network
 from idness.selection import recommend
 from idness.selection.pseudo_ood import KINDS, pseudo_activations
 from idness.selection.recommend import diagnose, recommend_for, scaling
-from tests.cli.running import idness
 from tests.guard.prepared import prepared
 
 NETWORK = """
@@ -76,19 +75,6 @@ def test_scale_is_found_to_harm_the_embedded_network() -> None:
     assert scaling.good is False
     assert scaling.text.startswith("SCALE harms on pseudo-OOD images")
     assert found.aurocs["fuse"] > found.aurocs["ebo"]
-
-
-def test_doctor_and_calibrate_recommend_the_same() -> None:
-    images = "embedded:id_val"
-    found = diagnose("cifar6:base", images)
-    guard, notes = prepared("cifar6:base", images, gallery=False)
-    assert guard.detector.name == found.method
-    # It is chosen and fitted on half of the 500 images, and the other half calibrates.
-    assert any(note.startswith(f"auto: {found.why}") for note in notes)
-    assert "pseudo-OOD images made of 125 ID images" in found.why
-    assert len(guard.calibration) == 250
-    said = idness("doctor", "cifar6:base", "--data", images, "-q").stdout
-    assert " ".join(said.split()).startswith(found.why)
 
 
 @pytest.mark.parametrize("outside", [False, True])

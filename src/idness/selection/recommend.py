@@ -160,14 +160,9 @@ def recommend_for(
     ood: Activations | Mapping[str, Activations] | None = None,
     progress: Progress | None = None,
 ) -> Recommendation:
-    """Recommend a method for a network, from its activations on ID images; without enough OOD images, pseudo-OOD images are made.
+    """Recommend a method for a network by its activations, as `recommend`; without enough OOD images, pseudo-OOD images are made.
 
-    Args:
-        network: the network.
-        ids: ID images that do not calibrate or test anything afterwards: `learning_half` of a set.
-        learn: activations of other ID images to fit methods on; every other one of `ids` if `None`.
-        ood: activations of OOD images, or of several sets by name.
-        progress: progress callback.
+    The ID images must not calibrate or test anything afterwards: `learning_half` of a set.
     """
     ids = _sampled(ids)
     given = {"OOD images": ood} if isinstance(ood, Activations) else dict(ood or {})
@@ -209,13 +204,8 @@ def diagnose(
 ) -> Recommendation:
     """Load a network, run ID and OOD images through it, and recommend a method; `calibrate` on the same images takes the same one.
 
-    Args:
-        model: the network's name, as `load_model` takes it, or its options.
-        data: ID images; without them only the structure is examined, on noise, or the images of an embedded network are used.
-        ood: OOD images to choose a method on.
-        train: ID images to fit methods on; half of `data` by default.
-        limit: maximum number of images of each set but `train`, evenly picked.
-        progress: progress callback.
+    Without ID images, those of an embedded network are used, or only the structure is examined, on noise. At most `limit` images
+    of each set but `train` are picked evenly.
     """
     progress = progress or Progress()
     options = model if isinstance(model, ModelOptions) else ModelOptions(model)
