@@ -62,18 +62,13 @@ def test_a_subclass_is_not_passed_over_by_its_parents_shared_work():
 
 @pytest.mark.parametrize("hook", ["shape", "edit", "shaped_logits"])
 def test_a_subclass_of_scale_that_edits_otherwise_is_heard(hook):
-    edits: dict[str, Any] = {
-        "shape": lambda self, features: features * 2,
-        "edit": lambda self, head: Head(head.weight * 2, head.bias),
-        "shaped_logits": lambda self, acts: acts.logits * 2,
-    }
-    doubled = dataclass(kw_only=True)(type("Doubled", (Scale,), {hook: edits[hook]}))
-    plain = Scale(percentile=85.0).shape(WORLD.test.features)
-    logits = {
-        "shape": WORLD.head(WORLD.test.features * 2),
-        "edit": Head(WORLD.head.weight * 2, WORLD.head.bias)(plain),
-        "shaped_logits": WORLD.test.logits * 2,
+    twice = Head(WORLD.head.weight * 2, WORLD.head.bias)
+    change, logits = {
+        "shape": (lambda self, features: features * 2, WORLD.head(WORLD.test.features * 2)),
+        "edit": (lambda self, head: twice, twice(Scale(percentile=85.0).shape(WORLD.test.features))),
+        "shaped_logits": (lambda self, acts: acts.logits * 2, WORLD.test.logits * 2),
     }[hook]
+    doubled = dataclass(kw_only=True)(type("Doubled", (Scale,), {hook: change}))
     scores = doubled().fit(WORLD.head).score(WORLD.test)
     torch.testing.assert_close(scores, logits.logsumexp(dim=1), rtol=1e-4, atol=1e-4)
 
