@@ -40,8 +40,6 @@ def rows(*, costly: bool = False) -> dict[str, Detector]:
 def variants(name: str) -> dict[str, Detector]:
     """Return the rows of one method, or one of its rows, at their defaults."""
     cls, fixed = find(name)
-    if cls.of_run:
-        raise unknown_name("method", name, rows(costly=True))
     listed = cls.rows or {cls().name: {}}
     return {row: cls(**options) for row, options in listed.items() if not fixed or row.lower() == name.lower()}
 

@@ -164,7 +164,7 @@ def recommend_for(
 
     The ID images must not calibrate or test anything afterwards: `learning_half` of a set.
     """
-    ids = _sampled(ids)
+    ids = ids.select(slice(None, None, _step(len(ids.acts), MOST)))
     given = {"OOD images": ood} if isinstance(ood, Activations) else dict(ood or {})
     given = {name: acts[_distinct(acts)[0]] for name, acts in given.items()}
     enough = sum(map(len, given.values())) >= ENOUGH
@@ -232,7 +232,7 @@ def scaling(
     network: Network, ids: ActivationsSet, *, ood: Activations | None = None, progress: Progress | None = None
 ) -> dict[float, float]:
     """Return the gain of SCALE over the energy score for each percentile, on OOD images or pseudo-OOD images."""
-    ids = _sampled(ids)
+    ids = ids.select(slice(None, None, _step(len(ids.acts), MOST)))
     others = pseudo_activations(network, ids, progress=progress) if ood is None else {"OOD images": ood}
     return scale_gains(network.split.head, ids.acts, others)
 
@@ -357,10 +357,6 @@ def _compare(
 def _step(count: int, most: int) -> int:
     """Return the step at which at most `most` of `count` images are picked."""
     return max(1, -(-count // most))
-
-
-def _sampled(ids: ActivationsSet) -> ActivationsSet:
-    return ids.select(slice(None, None, _step(len(ids.acts), MOST)))
 
 
 def _distinct(acts: Activations) -> tuple[Tensor, Tensor]:
