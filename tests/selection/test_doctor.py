@@ -24,7 +24,7 @@ NETWORK = """
 from torch import nn
 
 def make():
-    body = (nn.Conv2d(3, 160, 5, stride=4), nn.BatchNorm2d(160), nn.{end}(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    body = (nn.Conv2d(3, 160, 5, stride=4), nn.BatchNorm2d(160), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     net = nn.Sequential(*body, nn.Linear(160, 6))
     {said}
     return net
@@ -32,9 +32,9 @@ def make():
 SAID = 'net.preprocessing = {"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2], "resize": [32, 32]}'
 
 
-def write(folder: Path, *, end: str = "ReLU", said: str = "") -> str:
+def write(folder: Path, *, said: str = "") -> str:
     """Write a network, and random weights for it that are sure of their answers."""
-    (folder / "net.py").write_text(NETWORK.format(end=end, said=said))
+    (folder / "net.py").write_text(NETWORK.format(said=said))
     torch.manual_seed(0)
     net = runpy.run_path(str(folder / "net.py"))["make"]()
     net[5].weight.data *= 20
@@ -55,15 +55,13 @@ def test_diagnose_examines_folders(tmp_path: Path) -> None:
     assert "pseudo-OOD images" in {finding.name: finding for finding in alone.findings}["scaling"].text
 
 
-def test_without_weights_or_images_the_structure_is_examined(tmp_path: Path) -> None:
-    spec = write(tmp_path, end="SiLU")
+def test_without_weights_or_images_nothing_is_measured(tmp_path: Path) -> None:
+    spec = write(tmp_path)
     with pytest.raises(ModelError, match=r"model\.preprocessing"):
         diagnose(ModelOptions(spec, tmp_path / "w.safetensors"), "embedded:id_val")
-    structure = diagnose(ModelOptions(spec, "none"))
-    assert "SCALE does not suit this network" in structure.why
-    assert "silu, not a ReLU" in next(finding.text for finding in structure.findings if finding.name == "final layer")
-    may = diagnose(ModelOptions(write(tmp_path, end="ReLU6"), "none"), "embedded:id_val")
-    assert "SCALE may suit this network" in may.why
+    found = diagnose(ModelOptions(spec, "none"), "embedded:id_val")
+    assert (found.method, found.aurocs) == ("fuse", {})
+    assert "Nothing was measured" in found.why
 
 
 def test_scale_is_found_to_harm_the_embedded_network() -> None:

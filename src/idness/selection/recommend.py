@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idness.activations.extract import capture, collect
+from idness.activations.extract import collect
 from idness.core.errors import IdnessError, IdnessWarning, InputError
 from idness.core.progress import Progress
 from idness.core.text import listed
@@ -31,7 +31,7 @@ from idness.detectors.detector import Detector, fit_many, score_many
 from idness.detectors.registry import build, rows, short
 from idness.intervals import expit, logit
 from idness.metrics import Scores, auroc
-from idness.networks.open import ModelOptions, Network, check_accuracy, input_channels, open_network
+from idness.networks.open import ModelOptions, Network, check_accuracy, open_network
 from idness.selection import search
 from idness.selection.pseudo_ood import pseudo_activations
 
@@ -49,7 +49,9 @@ SEED = 0
 """Seed of the random half of a set on which a detector is chosen and fitted."""
 ENOUGH = 30
 """Minimum numbers of ID and of OOD images to measure anything; with fewer, an AUROC is uncertain by more than ten points."""
-UNMEASURED = "Nothing was measured: there are neither OOD images nor images to make pseudo-OOD images of."
+UNMEASURED = (
+    "Nothing was measured: there are neither OOD images nor images to make pseudo-OOD images of; add ID images."
+)
 MULTI_LABEL = "The network is multi-label, for which the joint energy is the best tested score."
 
 
@@ -204,14 +206,15 @@ def diagnose(
 ) -> Recommendation:
     """Load a network, run ID and OOD images through it, and recommend a method; `calibrate` on the same images takes the same one.
 
-    Without ID images, those of an embedded network are used, or only the structure is examined, on noise. At most `limit` images
-    of each set but `train` are picked evenly.
+    Without ID images, those of an embedded network are used; without those or without weights nothing is measured. At most
+    `limit` images of each set but `train` are picked evenly.
     """
     progress = progress or Progress()
     options = model if isinstance(model, ModelOptions) else ModelOptions(model)
     place = data or (embedded.id_test(str(options.model)) if embedded.owns(str(options.model)) else None)
     if place is None or str(options.weights) == "none":
-        return _by_structure(open_network(options))
+        multi_label = open_network(options).split.multi_label
+        return _untested("ebo", MULTI_LABEL) if multi_label else _untested("fuse", UNMEASURED)
     known = open_argument("data", place)
     others = {name: open_argument(name, found) for name, found in {"ood": ood, "train": train}.items() if found}
     most = {"ood": limit, "train": None}
@@ -294,7 +297,7 @@ def _mean_logits(detectors: list[Detector], ids: Activations, others: Mapping[st
     return [mean_logit(scores, dict(zip(others, rest, strict=True))) for scores, *rest in found]
 
 
-def _untested(row: str, reason: str, findings: Sequence[Finding]) -> Recommendation:
+def _untested(row: str, reason: str, findings: Sequence[Finding] = ()) -> Recommendation:
     known = ", which is above the energy score on every convolutional network that was tried" if row == "fuse" else ""
     return Recommendation(build(row), row, f"Recommended: {row}{known}. {reason}", findings=tuple(findings))
 
@@ -380,20 +383,3 @@ def _measurements(found: Recommendation, gains: Mapping[float, float], where: st
     text = f"SCALE {verdict} on {where}; difference to the energy score in logits of the AUROC: {values}"
     methods = ", ".join(f"{name} {100 * value:.1f}" for name, value in list(found.aurocs.items())[:5])
     return [Finding("scaling", text, good), Finding("methods", f"AUROC on {where}, best first: {methods}")]
-
-
-def _by_structure(network: Network) -> Recommendation:
-    """Examine a network without images, on noise: whether its features are non-negative."""
-    split, how = network.split, network.how
-    shape = how.size if how is not None and how.size is not None else (224, 224)
-    channels = how.channels if how is not None else input_channels(split.model) or 3
-    acts, last = capture(split, torch.randn(4, channels, *shape, generator=torch.Generator().manual_seed(0)))
-    findings = [sign_of_features(acts)]
-    if not acts.rectifier and findings[0].good and last not in ("relu", "relu6", "hardtanh"):
-        # The mean of a smooth activation function can be positive on noise and negative on images.
-        last = f"the last activation function is {last or 'unknown'}, not a ReLU"
-        findings.append(Finding("final layer", last, False))
-    if split.multi_label:
-        return _untested("ebo", MULTI_LABEL, findings)
-    suits = "may suit" if findings[-1].good else "does not suit"
-    return _untested("fuse", f"Without images: by its structure, SCALE {suits} this network.", findings)
