@@ -282,8 +282,6 @@ def test_unknown_names_and_options_are_told():
         build("scale", percent=85)
     with pytest.raises(OptionError, match="MSP: unknown option 'k'; it takes none"):
         build("msp", k=1)
-    with pytest.raises(OptionError, match="Scale: unknown option 'name'"):
-        parse("scale(name=scale)")
     with pytest.raises(OptionError, match="expected name or name"):
         parse("scale(percentile=95")
 
@@ -301,7 +299,6 @@ def test_unknown_names_and_options_are_told():
         ("knn", {"k": 2.5}, "whole number"),
         ("gen", {"m": True}, "must be a number"),
         ("ebo", {"temperature": float("inf")}, "must be above 0"),
-        ("chain", {"steps": "msp"}, "must edit features or head"),
         ("she", {"metric": "dot"}, "metric must be one of inner_product, cosine, euclidean; got 'dot'"),
         ("vra", {"low": 60.0, "high": 60.0}, r"VRA: low must be below high \(60\), got 60"),
         ("adascale", {"low": 90.0}, r"low must be at most high \(70\), got 90"),

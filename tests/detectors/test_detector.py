@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import pytest
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from idness.core.errors import InputError, NotFittedError, OptionError
 from idness.core.types import SUITS_SIGNED, Activations, Head
-from idness.detectors.detector import Detector, fit_many, score_many
+from idness.detectors.detector import Detector, score_many
 from idness.detectors.registry import build
 from idness.methods import KNN, MDS, ReAct, Scale, TempScale
 from tests.worlds import make_world
@@ -102,14 +102,6 @@ def test_detectors_that_learned_apart_are_not_scored_as_if_together():
     for scores, expected, one in zip((first, second), others, learned, strict=True):
         assert torch.equal(scores, expected)
         assert torch.equal(scores, one.score(WORLD.test))
-
-
-def test_detectors_of_several_methods_come_back_in_order():
-    detectors = [KNN(k=1), ReAct(), KNN(k=5), Scale(), KNN(k=1)]
-    fit_many(detectors, WORLD.head, WORLD.train)
-    for detector, scores in zip(detectors, score_many(detectors, WORLD.test), strict=True):
-        alone = replace(detector).fit(WORLD.head, WORLD.train)
-        torch.testing.assert_close(scores, alone.score(WORLD.test))
 
 
 def test_a_fit_that_fails_leaves_nothing_old_behind():

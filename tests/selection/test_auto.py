@@ -53,7 +53,6 @@ def test_with_ood_images_no_method_as_it_comes_would_have_been_better(seed: int 
     reached = {name: separation(detector, world) for name, detector in {**rows(), "chosen": found.detector}.items()}
     best = max(reached.values())
     assert reached["chosen"] == best or (found.detector.name == "fuse" and reached["chosen"] > best - 0.05)
-    assert reached["chosen"] > min(reached.values())
     assert f"(AUROC {100 * reached['chosen']:.2f} %" in found.why
     assert found.risk
 
