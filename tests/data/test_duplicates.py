@@ -92,7 +92,7 @@ def test_plain_images_have_no_perceptual_hash() -> None:
     assert len(digest(np.zeros((20, 20, 7), np.uint8))) == DIGEST
 
 
-@pytest.mark.parametrize("shape", [(32, 32, 3), (13, 30, 3), (30, 13, 3), (3, 7, 3), (20, 20, 7)])
+@pytest.mark.parametrize("shape", [(32, 32, 3), (13, 30, 3), (87, 48, 3), (3, 7, 3), (20, 20, 7)])
 def test_images_hashed_together_have_the_hashes_of_single_ones(shape: tuple[int, ...]) -> None:
     arrays = list(np.random.default_rng(0).integers(0, 256, (9, *shape), np.uint8))
     mixed = [*arrays, known("red", 1), *embedded.load("id_test").images[:3]]
