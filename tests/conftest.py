@@ -125,7 +125,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def world() -> World:
-    return rectified_world(0.5, 0.0)
+    return rectified_world()
 
 
 @pytest.fixture(scope="session")

@@ -53,12 +53,9 @@ def test_the_method_of_the_recipe_passes_the_contract(tree: Path) -> None:
     assert int(told.split(" passed")[0].split()[-1]) >= 24
 
 
-def test_the_method_of_the_recipe_is_tidy(tree: Path) -> None:
+def test_the_method_of_the_recipe_is_tidy_and_listed(tree: Path) -> None:
     run(tree, "-m", "ruff", "check", "src/idness/methods", "tests/methods")
     run(tree, "-m", "ruff", "format", "--check", "src/idness/methods", "tests/methods")
-
-
-def test_the_method_of_the_recipe_is_listed(tree: Path) -> None:
     listed = json.loads(run(tree, "-c", "from idness.cli import main; main()", "list", "--json"))
     foo = next(entry for entry in listed if entry["name"] == "foo")
     assert foo["options"] == {"power": 1.0}

@@ -30,16 +30,6 @@ def test_reproduce_refuses_a_table_that_is_not_there() -> None:
     assert done.stderr.strip() == "idness: unknown table 'cifar-10'; did you mean 'cifar10'?"
 
 
-def test_the_doctor_judges_a_structure() -> None:
-    pytest.importorskip("torchvision")
-    good = idness("doctor", "torchvision:resnet18", "--weights", "none", "--json")
-    assert json.loads(good.stdout)["suits"] is None  # by its structure it may
-    bad = idness("doctor", "torchvision:mobilenet_v3_small", "--weights", "none")
-    said = " ".join(bad.stdout.split())
-    assert said.startswith("Recommended: fuse")
-    assert "by its structure, SCALE does not suit this network" in said
-
-
 def test_analyze_writes_figures_and_prints_a_line_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {name: STUDIES[name] for name in ("Gaussianity", "Scale ratio")}  # drawing all of them takes long
     monkeypatch.setattr("idness.paper.studies.analyze.STUDIES", few)

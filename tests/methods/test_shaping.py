@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from idness.core.types import Activations, Head
+from idness.core.types import Activations
 from idness.detectors.detector import score_many
 from idness.detectors.registry import build
 from idness.methods import DICE, EBO, LTS, RAS, VRA, Ash, OptFS, ReAct, Scale
@@ -64,15 +63,6 @@ def test_all_zero_features_score_as_the_bias_alone(world):
     zero = torch.zeros(1, world.head.width)
     acts = Activations(zero, world.head(zero))
     assert Scale().fit(world.head).score(acts).item() == pytest.approx(EBO().fit(world.head).score(acts).item())
-
-
-@pytest.fixture(scope="module")
-def densenet(shared_data):
-    """Head, ID and OOD activations of the paper's network."""
-    folder = shared_data / "activations"
-    parts = [load_file(folder / f"{name}.safetensors") for name in ("cifar10_test", "isun")]
-    inside, outside = (Activations(part["features"], part["logits"], part.get("labels")) for part in parts)
-    return Head(**load_file(folder / "head.safetensors")), inside, outside
 
 
 @pytest.mark.shared

@@ -17,33 +17,18 @@ def slow_distance(x, group, covariance):
     return float((x - group.mean(axis=0)) @ np.linalg.pinv(covariance) @ (x - group.mean(axis=0)))
 
 
-def test_one_cluster_is_the_distance_from_all_training_images(world):
-    train, test = slow_points(world.train.features, world.test.features)
-    scores = SSD().fit(world.head, world.train).score(world.test)
-    for x, score in zip(test, scores.tolist(), strict=True):
-        assert score == pytest.approx(-slow_distance(x, train, np.cov(train.T, bias=True)), rel=1e-4)
-
-
-def test_several_clusters_have_a_covariance_each_and_the_nearest_counts(world):
-    train, test = slow_points(world.train.features, world.test.features)
-    owners = k_means(torch.from_numpy(train), 3).numpy()
-    groups = [train[owners == owner] for owner in range(3)]
-    assert min(len(group) for group in groups) > world.head.width
-    scores = SSD(clusters=3).fit(world.head, world.train).score(world.test)
-    for x, score in zip(test[:60], scores.tolist(), strict=False):
-        expected = -min(slow_distance(x, group, np.cov(group.T, bias=True)) for group in groups)
-        assert score == pytest.approx(expected, rel=1e-4)
-
-
-def test_a_cluster_with_too_few_images_takes_the_covariance_of_all_clusters(world):
-    train, test = slow_points(world.train.features[:200], world.test.features)
-    owners = k_means(torch.from_numpy(train), 8).numpy()
+@pytest.mark.parametrize(("clusters", "images"), [(1, 600), (3, 600), (8, 200)])
+def test_it_is_the_distance_to_the_nearest_cluster_and_small_clusters_share_a_covariance(world, clusters, images):
+    train, test = slow_points(world.train.features[:images], world.test.features)
+    owners = k_means(torch.from_numpy(train), clusters).numpy()
     groups = [train[owners == owner] for owner in sorted(set(owners.tolist()))]
-    assert max(len(group) for group in groups) <= world.head.width
     pooled = np.concatenate([group - group.mean(axis=0) for group in groups])
-    scores = SSD(clusters=8).fit(world.head, world.train[:200]).score(world.test)
+    few = images < 600
+    assert all((len(group) <= world.head.width) == few for group in groups)
+    scores = SSD(clusters=clusters).fit(world.head, world.train[:images]).score(world.test)
     for x, score in zip(test[:60], scores.tolist(), strict=False):
-        expected = -min(slow_distance(x, group, pooled.T @ pooled / len(pooled)) for group in groups)
+        covariances = [pooled.T @ pooled / len(pooled) if few else np.cov(group.T, bias=True) for group in groups]
+        expected = -min(slow_distance(x, group, each) for group, each in zip(groups, covariances, strict=True))
         assert score == pytest.approx(expected, rel=1e-4)
 
 

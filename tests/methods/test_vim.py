@@ -26,6 +26,9 @@ def test_the_residual_is_a_logit_that_is_as_large_as_the_others(world, share, di
     detector = ViM(share=share).fit(world.head, world.train)
     assert detector.alpha_.item() == pytest.approx(alpha, rel=1e-6)
     check(detector, world, lambda x, z: energy(z) - alpha * length(x.numpy(), origin, outside), abs=1e-4)
+    preferred = ViM(share=share).fit(world.head, world.train, val=world.val)
+    largest = world.val.logits.double().amax(dim=1).mean()
+    assert float(preferred.alpha_ * preferred.residual(world.val).mean()) == pytest.approx(float(largest))
     residual = Residual(share=share).fit(world.head, world.train)
     check(residual, world, lambda x, _: -length(x.numpy(), origin, outside), rel=1e-5)
 

@@ -47,14 +47,12 @@ def separation(detector, world: World) -> float:
 def test_with_ood_images_no_method_as_it_comes_would_have_been_better(seed: int | None) -> None:
     world = beside_the_head() if seed is None else make_world(seed)
     found = recommend(world.head, world.train, world.test, ood={"some": world.ood})
-    assert found.measured_on == "ood"
     assert found.detector.fitted
     assert found.detector.needs_train or seed is not None  # logits alone say nothing beside the head
     assert list(found.aurocs.values()) == sorted(found.aurocs.values(), reverse=True)
     reached = {name: separation(detector, world) for name, detector in {**rows(), "chosen": found.detector}.items()}
     best = max(reached.values())
     assert reached["chosen"] == best or (found.detector.name == "fuse" and reached["chosen"] > best - 0.05)
-    assert reached["chosen"] > min(reached.values())
     assert f"(AUROC {100 * reached['chosen']:.2f} %" in found.why
     assert found.risk
 
@@ -82,14 +80,13 @@ def test_without_anything_to_measure_on_it_is_fuse_and_says_so() -> None:
     found = recommend(world.head, world.train, world.test)
     assert found.detector.options() == build("fuse").options()
     assert "Nothing was measured" in found.why
-    assert (found.measured_on, found.risk, found.suits) == ("", "", None)
+    assert (found.risk, found.aurocs) == ("", {})
     assert not {"scaling", "methods"} & {finding.name for finding in found.findings}
 
 
 def test_pseudo_ood_images_leave_fuse_unless_another_is_far_ahead() -> None:
     world = make_world()
     found = recommend(world.head, world.train, world.test, pseudo={"some": world.ood})
-    assert found.measured_on == "pseudo-ood"
     assert found.detector.name == "fuse"
     assert found.aurocs[short(found.detector)] == pytest.approx(separation(build("fuse"), world), abs=2e-3)
     assert f"{100 * found.aurocs['ebo']:.1f} %" in found.why

@@ -8,7 +8,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from idness.core.types import Activations
 from idness.metrics import auroc
@@ -73,20 +72,3 @@ def test_committed_tables_follow_from_the_figures(tools: SimpleNamespace, tmp_pa
     tools.study.write(json.loads((folder / "auto.json").read_text()), tmp_path)  # python tools/auto_study.py --tables
     for name in ("auto.json", "auto.md", "methods.json", "methods.md"):
         assert (tmp_path / name).read_text() == (folder / name).read_text(), name
-
-
-def test_classes_that_are_cut_become_a_near_set(tools: SimpleNamespace) -> None:
-    labels = torch.arange(10).repeat(2)
-    head = {"weight": torch.randn(10, 4), "bias": torch.arange(10.0)}
-    item = {"features": torch.arange(20.0)[:, None].expand(20, 4), "logits": torch.randn(20, 10), "labels": labels}
-    stand_ins = {"features": item["features"][:7], "logits": item["logits"][:7]}
-    found = {"id_test": item, "id_val": item, "pseudo-mosaic": stand_ins, "far": {**stand_ins}}
-    cut_head, cut = tools.setups._without_classes(7, head, found)
-    kept = cut_head["bias"].long()
-    assert len(cut["heldout"]["logits"]) == 6
-    assert not set(labels[cut["heldout"]["features"][:, 0].long()].tolist()) & set(kept.tolist())
-    rows = cut["id_test"]["features"][:, 0].long()
-    assert torch.equal(kept[cut["id_test"]["labels"]], labels[rows])
-    assert torch.equal(cut["id_test"]["logits"], item["logits"][rows][:, kept])
-    assert cut["pseudo-mosaic"]["features"][:, 0].tolist() == [row for row in range(7) if row in kept.tolist()]
-    assert cut["far"]["logits"].shape == (7, 7)

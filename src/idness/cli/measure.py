@@ -169,7 +169,7 @@ def compare(
 
 def doctor(
     model: o.Model,
-    data: Annotated[str, typer.Option(help="In-distribution images; default: examine the structure only.")] = "",
+    data: Annotated[str, typer.Option(help="In-distribution images; default: those of an embedded network.")] = "",
     ood: Annotated[str, typer.Option(help="OOD images to choose the method on.")] = "",
     train: Annotated[str, typer.Option(help="ID images to fit methods on; default: half of --data.")] = "",
     weights: o.Weights = None,

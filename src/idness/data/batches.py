@@ -8,15 +8,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from idness.core.errors import DataError, OptionError
-from idness.data.duplicates import DIGEST, digest
+from idness.data.duplicates import DIGEST, digests
 from idness.data.preprocess import Preprocessing
-from idness.data.sets import ImageSet, select
+from idness.data.sets import ImageSet, Picture, select
 
 AHEAD = 2
 """Batches that are read before they are needed."""
@@ -36,8 +36,8 @@ class Batch:
 
 _LIMIT: dict[str, int] = {}
 """The number of threads that decode images, if `limit_threads` was called."""
-Read = tuple[int, NDArray[np.uint8], bytes]
-"""The position of an image, its pixels and its digest."""
+Part = tuple[list[int], list[NDArray[np.uint8]], list[bytes], list[tuple[int, str]]]
+"""The positions of images, their pixels and their digests, and why others could not be read."""
 
 
 def limit_threads(count: int | None) -> None:
@@ -62,7 +62,7 @@ def read_batches(
     that is read in order needs one.
     """
     threads = (workers or _LIMIT.get("decoders") or min(8, os.cpu_count() or 1)) if images.parallel else 1
-    waiting: deque[tuple[int, int, list[Future[Any]]]] = deque()
+    waiting: deque[tuple[int, int, list[Future[Part]]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
             for start, stop in spans:
@@ -90,29 +90,36 @@ def read_sample(
     return part, batch
 
 
-def _read(images: ImageSet, preprocessing: Preprocessing, part: range) -> tuple[list[Read], list[tuple[int, str]]]:
-    read, skipped = list[Read](), list[tuple[int, str]]()
-    for index in part:
-        try:
-            picture = images.picture(index)
-            read.append((index, preprocessing.pixels(picture), digest(picture)))
-        except DataError as error:
-            skipped.append((index, str(error)))
-    return read, skipped
+def _read(images: ImageSet, preprocessing: Preprocessing, part: range) -> Part:
+    index, pixels, skipped = list[int](), list[NDArray[np.uint8]](), list[tuple[int, str]]()
+
+    def pictures() -> Iterator[Picture]:
+        for place in part:
+            try:
+                picture = images.picture(place)
+                pixels.append(preprocessing.pixels(picture))
+            except DataError as error:
+                skipped.append((place, str(error)))
+            else:
+                index.append(place)
+                yield picture
+
+    return index, pixels, list(digests(pictures())), skipped
 
 
-def _batch(images: ImageSet, start: int, stop: int, parts: list[Future[Any]]) -> Batch:
-    done = [part.result() for part in parts]
-    read: list[Read] = [entry for found, _ in done for entry in found]
-    shapes = sorted({pixels.shape for _, pixels, _ in read})
+def _batch(images: ImageSet, start: int, stop: int, parts: list[Future[Part]]) -> Batch:
+    index, pixels, known, skipped = (
+        list(chain(*each)) for each in zip(*(part.result() for part in parts), strict=True)
+    )
+    shapes = sorted({image.shape for image in pixels})
     if len(shapes) > 1:
         sizes = " and ".join(f"{shape[0]} x {shape[1]}" for shape in shapes[:2])
         raise DataError(f"{images.source}: images must have one size after preprocessing, got {sizes}; set crop")
     return Batch(
         start,
         stop,
-        np.stack([pixels for _, pixels, _ in read]) if read else np.zeros((0, 1, 1, 3), np.uint8),
-        np.array([index for index, *_ in read], dtype=np.int64),
-        np.frombuffer(b"".join(known for *_, known in read), np.uint8).reshape(-1, DIGEST),
-        [entry for _, skipped in done for entry in skipped],
+        np.stack(pixels) if pixels else np.zeros((0, 1, 1, 3), np.uint8),
+        np.array(index, dtype=np.int64),
+        np.frombuffer(b"".join(known), np.uint8).reshape(-1, DIGEST),
+        skipped,
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +37,25 @@ def digest(picture: Picture) -> bytes:
 
     The latter has 64 bits, set where the image, small and grey, gets lighter from left to right.
     """
-    small = np.asarray(_shrunk(picture, 9, 8))
-    return exact(picture) + np.packbits(small[:, 1:] > small[:, :-1]).tobytes()
+    return exact(picture) + _lighter(_shrunk(picture, 9, 8))
+
+
+def digests(pictures: Iterable[Picture]) -> Iterator[bytes]:
+    """Yield the digest of each image; RGB arrays of one size are shrunk together, which is several times faster."""
+    for shape, group in groupby(pictures, lambda picture: picture.shape if isinstance(picture, np.ndarray) else None):
+        if shape is None or shape[2] != 3 or shape[0] > shape[1]:  # of tall images, Pillow shrinks the height first
+            yield from map(digest, group)
+            continue
+        arrays = [np.asarray(picture) for picture in group]
+        tall = Image.fromarray(np.concatenate(arrays)).convert("L")
+        narrow = tall.resize((9, tall.height), Image.Resampling.BOX)
+        bits = _lighter(narrow.resize((9, LOOK * len(arrays)), Image.Resampling.BOX))
+        yield from (exact(array) + bits[LOOK * place :][:LOOK] for place, array in enumerate(arrays))
+
+
+def _lighter(small: Image.Image) -> bytes:
+    grey = np.asarray(small)
+    return np.packbits(grey[:, 1:] > grey[:, :-1]).tobytes()
 
 
 def exact(picture: Picture) -> bytes:

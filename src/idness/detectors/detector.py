@@ -8,7 +8,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 
@@ -273,10 +272,6 @@ class Detector(ABC):
     def _forget(self) -> None:
         for key in [key for key in vars(self) if key.endswith("_")]:
             delattr(self, key)
-
-    def _repr_html_(self) -> str:
-        state, about = "fitted" if self.fitted else "not fitted", escape(self.summary())
-        return f"<p><code>{escape(self.label())}</code> · {state}<br><small>{about}</small></p>"
 
 
 @dataclass(kw_only=True)

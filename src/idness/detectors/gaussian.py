@@ -61,11 +61,6 @@ class Moments:
         """Number of rows."""
         return int(self.counts.sum())
 
-    @property
-    def present(self) -> Tensor:
-        """Mask (G,) of the groups that have at least one row."""
-        return self.counts > 0
-
     # Cached, so that `shared` functions see the same object each time.
 
     @cached_property

@@ -15,15 +15,16 @@ from idness.detectors.detector import Detector
 
 GROUP = "idness.methods"
 """The package of built-in methods, and the entry-point group of plug-ins."""
-DESCRIBED = "rows formula assumes needs_train needs_labels needs_val assumes_nonnegative forward_passes backward_passes"
-"""Class variables of a method that `idness list --json` prints."""
 
 
 def describe_method(name: str) -> dict[str, Any]:
     """Return name, summary, paper, options with defaults and class variables of a method, as `idness list --json` prints them."""
     cls = available()[name]
     about = {"name": name, "summary": cls.summary(), "paper": cls.paper(), "options": cls().options()}
-    return about | {variable: getattr(cls, variable) for variable in DESCRIBED.split()}
+    of_class = (
+        "rows formula assumes needs_train needs_labels needs_val assumes_nonnegative forward_passes backward_passes"
+    )
+    return about | {variable: getattr(cls, variable) for variable in of_class.split()}
 
 
 def rows(*, costly: bool = False) -> dict[str, Detector]:
@@ -39,8 +40,6 @@ def rows(*, costly: bool = False) -> dict[str, Detector]:
 def variants(name: str) -> dict[str, Detector]:
     """Return the rows of one method, or one of its rows, at their defaults."""
     cls, fixed = find(name)
-    if cls.of_run:
-        raise unknown_name("method", name, rows(costly=True))
     listed = cls.rows or {cls().name: {}}
     return {row: cls(**options) for row, options in listed.items() if not fixed or row.lower() == name.lower()}
 
@@ -69,28 +68,26 @@ def parse(text: str) -> Detector:
     return build(name, **options)
 
 
-def from_user(method: type[Detector] | Detector | Script) -> tuple[Detector, bool]:
-    """Return the detector for a class, an object (which is copied), or either of them in a Python file.
+def from_user(method: type[Detector] | Detector | Script) -> tuple[str, Detector, bool]:
+    """Return the name of its row, the detector and whether the user set its options, for a class, an object, or either in a file.
 
-    The second value tells whether the user set its options.
+    An object is copied. The name includes the module if another method has the same name.
     """
     found, options = (method.load(), method.options) if isinstance(method, Script) else (method, {})
+    given = bool(options) or isinstance(found, Detector)
     if isinstance(found, Detector) and not options:
-        return dataclasses.replace(found), True  # type: ignore[type-var]
-    if not _is_method(found):
+        detector: Detector = dataclasses.replace(found)  # type: ignore[type-var]
+    elif _is_method(found):
+        detector = _made(found, options)
+    else:
         raise OptionError(
             f"{method}: a method must be a dataclass that extends Detector, or an instance of one, got {found!r}"
         )
-    return _made(found, options), bool(options)
-
-
-def row_name(detector: Detector) -> str:
-    """Return the name of the row of a user's detector; its module is included if another method has the same name."""
     cls, name = type(detector), detector.name
     known = available().get(name)
-    if (known is not None and known is not cls) or (known is None and name in rows(costly=True)):
+    if known is not cls and (known is not None or name in rows(costly=True)):
         name = f"{cls.__module__.removeprefix(MODULE)}:{cls.__name__}"
-    return short(detector, name)
+    return short(detector, name), detector, given
 
 
 def detectors_in(owner: Detector, option: str) -> tuple[Detector, ...]:

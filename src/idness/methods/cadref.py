@@ -37,7 +37,7 @@ class CADRef(Detector):
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         # Images are grouped by predicted class, not by label; a class that is never predicted gets the mean of all.
         taken = Moments.of(train.features, train.logits.argmax(dim=1), head.classes)
-        self.means_ = torch.where(taken.present.unsqueeze(1), taken.means, taken.mean).float()
+        self.means_ = torch.where(taken.counts.unsqueeze(1) > 0, taken.means, taken.mean).float()
         self.signs_ = head.weight.sign()
         self.confidence_ = READOUTS[self.readout](train.logits).double().mean().float().clamp(min=LEAST)
 

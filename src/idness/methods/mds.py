@@ -40,7 +40,7 @@ class MDS(Detector):
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         classes = class_moments(train, self.place)
-        freedom = classes.count - int(classes.present.sum())  # each class mean takes one
+        freedom = classes.count - int(classes.counts.count_nonzero())  # each class mean takes one
         if not freedom:
             raise InputError(
                 f"needs classes with at least two training images, got {classes.count} images of as many classes; add images, or"
@@ -79,7 +79,7 @@ class MDS(Detector):
 
 @shared
 def _whitened_means(classes: Moments, whitening: Tensor) -> Tensor:
-    return (classes.means[classes.present] - classes.mean) @ whitening
+    return (classes.means[classes.counts > 0] - classes.mean) @ whitening
 
 
 @shared

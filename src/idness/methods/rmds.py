@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from idness.core.types import Activations, Head
-from idness.detectors.gaussian import class_moments, whitening_of
+from idness.detectors.gaussian import class_moments
 from idness.methods.mds import MDS
 
 
@@ -27,10 +27,7 @@ class RMDS(MDS):
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         super().learn(head, train, val)
-        if len(train) < head.width and not self.shrinkage:
-            self.background_ = whitening_of(self.place(train.features) - self.centre_)
-        else:
-            self.background_ = self.whiten(class_moments(train, self.place).around(self.centre_), len(train) - 1)
+        self.background_ = self.whiten(class_moments(train, self.place).around(self.centre_), len(train) - 1)
 
     def rate(self, acts: Activations) -> Tensor:
         background = ((self.place(acts.features) - self.centre_) @ self.background_).square().sum(dim=1)

@@ -34,7 +34,7 @@ class SHE(Detector):
         assert train.labels is not None
         right = Moments.of(train.features[known], train.labels[known], head.classes)
         # A class without correct predictions (NaN in public code) uses the mean of all images.
-        self.patterns_ = torch.where(right.present.unsqueeze(1), right.means, mean_features(train)).float()
+        self.patterns_ = torch.where(right.counts.unsqueeze(1) > 0, right.means, mean_features(train)).float()
 
     def rate(self, acts: Activations) -> Tensor:
         features, patterns = acts.features, self.patterns_[acts.logits.argmax(dim=1)]

@@ -46,12 +46,8 @@ class SSD(Detector):
         # A cluster with no more images than features has no covariance of full rank: it uses that of all clusters.
         centred = [group - mean for group, mean in zip(groups, self.means_, strict=True)]
         small = [len(group) <= head.width for group in centred]
-        pooled = whitening_of(torch.cat(centred)) if any(small) else None
-        own = [
-            whitening_of(group) if pooled is None or not few else pooled
-            for group, few in zip(centred, small, strict=True)
-        ]
-        whites = own[:1] if all(small) else own
+        pooled = whitening_of(torch.cat(centred))
+        whites = [pooled if few else whitening_of(group) for group, few in zip(centred, small, strict=True)]
         # Narrower matrices are padded with zeros.
         self.whitenings_ = torch.stack([pad(white, (0, head.width - white.shape[1])) for white in whites])
 
@@ -60,10 +56,9 @@ class SSD(Detector):
 
     def rate(self, acts: Activations) -> Tensor:
         points = self._place(acts.features)
-        # A single matrix is that of all clusters.
-        groups = torch.split(self.means_, len(self.means_) if len(self.whitenings_) == 1 else 1)
-        pairs = zip(groups, self.whitenings_, strict=True)
-        squares = [nearest_squared(points @ white, means @ white) for means, white in pairs]
+        whites = self.whitenings_.expand(len(self.means_), -1, -1)  # a single matrix is that of all clusters
+        pairs = zip(self.means_.unsqueeze(1), whites, strict=True)
+        squares = [nearest_squared(points @ white, mean @ white) for mean, white in pairs]
         return -torch.stack(squares).amin(dim=0).float()
 
 

@@ -96,12 +96,12 @@ def _measures(head: Head, features: Tensor, weights: Tensor, spans: Tensor) -> T
     rows = []
     for values, logits in _perturbed(head, features, weights):
         sure = (logits.amax(dim=2) - logits.logsumexp(dim=2)).exp().mean(dim=1, keepdim=True)
-        spread = map(histogram, (values, logits.flatten(1)), spans, (BINS, BINS))
+        spread = map(histogram, (values, logits.flatten(1)), spans)
         rows.append(torch.cat([*spread, sure], dim=1))
     return torch.cat(rows)
 
 
-def histogram(values: Tensor, span: Tensor, bins: int) -> Tensor:
+def histogram(values: Tensor, span: Tensor, bins: int = BINS) -> Tensor:
     """Return the fraction of each row's values (N, M) in each of the equal bins (N, B) of a span.
 
     The upper end is included; values outside the span lower the sum of the fractions.

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idness.activations.extract import capture, collect
+from idness.activations.extract import collect
 from idness.core.errors import IdnessError, IdnessWarning, InputError
 from idness.core.progress import Progress
 from idness.core.text import listed
@@ -28,11 +28,10 @@ from idness.data.activations import ActivationsSet
 from idness.data.duplicates import EXACT
 from idness.data.open import open_argument
 from idness.detectors.detector import Detector, fit_many, score_many
-from idness.detectors.kernels import kept_count
 from idness.detectors.registry import build, rows, short
 from idness.intervals import expit, logit
 from idness.metrics import Scores, auroc
-from idness.networks.open import ModelOptions, Network, check_accuracy, input_channels, open_network
+from idness.networks.open import ModelOptions, Network, check_accuracy, open_network
 from idness.selection import search
 from idness.selection.pseudo_ood import pseudo_activations
 
@@ -49,17 +48,11 @@ MOST, FITTED = 2000, 5000
 SEED = 0
 """Seed of the random half of a set on which a detector is chosen and fitted."""
 ENOUGH = 30
-"""Minimum number of ID and OOD images to measure anything; with fewer, an AUROC is uncertain by more than ten points."""
-NARROW = 128
-"""Width below which the scale ratio uses too few activations: with 64 features, p = 85 leaves 10."""
-UNTRAINED = 0.05
-"""Mean largest probability, as a fraction of the way from 1/C to 1, below which a network looks untrained; trained ones have 0.3."""
-SHOWN = 5
-"""Number of methods in a finding."""
-SIZE = 224
-"""Side of the noise images that probe a network's structure if its input size is unknown."""
-UNMEASURED = "Nothing was measured: there are neither OOD images nor images to make pseudo-OOD images of."
-MULTI_LABEL = "Recommended: ebo. The network is multi-label, for which the joint energy is the best tested score."
+"""Minimum numbers of ID and of OOD images to measure anything; with fewer, an AUROC is uncertain by more than ten points."""
+UNMEASURED = (
+    "Nothing was measured: there are neither OOD images nor images to make pseudo-OOD images of; add ID images."
+)
+MULTI_LABEL = "The network is multi-label, for which the joint energy is the best tested score."
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,6 @@ class Finding:
     name: str
     text: str
     good: bool | None = None
-    value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,11 +74,8 @@ class Recommendation:
         why: the reason, in one or two sentences.
         risk: the runner-up and what a wrong choice would cost; empty if nothing was measured.
         aurocs: the AUROCs that were compared, by method and best first.
-        measured_on: `ood`, `pseudo-ood`, or empty.
         left_out: methods that could not be tried, with the reason.
-        findings: observations about the network.
-        suits: whether SCALE helps; `None` if that was not measured.
-        percentiles: the lowest and highest percentile at which SCALE helps.
+        findings: observations about the network, among them whether SCALE helps.
     """
 
     detector: Detector
@@ -94,11 +83,8 @@ class Recommendation:
     why: str
     risk: str = ""
     aurocs: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    measured_on: str = ""
     left_out: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
-    suits: bool | None = None
-    percentiles: tuple[float, float] | None = None
 
     @property
     def method(self) -> str:
@@ -136,45 +122,36 @@ def recommend(
         raise InputError("auto: needs ID images to fit methods on and others to compare them on; add images")
     for what, acts in {"ids": ids, **(ood or {})}.items():
         check_acts("recommend", what, acts, head)
-    findings, training = structure(head, ids), _training(ids)
-    count = sum(map(len, (ood or {}).values()))
+    findings, count = [sign_of_features(ids)], sum(map(len, (ood or {}).values()))
     real = ood if ood and count >= ENOUGH else {}
     if head.multi_label and not real:
-        return Recommendation(build("ebo"), "ebo", MULTI_LABEL, findings=tuple(findings))
+        return _untested("ebo", MULTI_LABEL, findings)
     if count and not real:
         findings.append(Finding("OOD images", f"{count} are too few to choose a method; add up to {ENOUGH}"))
-    findings.append(training)
-    tested = training.good is not False and len(ids) >= ENOUGH
+    few = f"Nothing was measured: {len(ids)} images are too few." if len(ids) < ENOUGH else ""
     learn, ids = (ids[::2], ids[1::2]) if learn is None else (learn[:: _step(len(learn), FITTED)], ids)
     # A method that requires non-negative features is never recommended for signed ones.
     signed = is_signed(ids) or is_signed(learn)
     candidates = {name: row for name, row in rows().items() if not (signed and row.assumes_nonnegative)}
-    gains: Mapping[float, float] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", IdnessWarning)  # methods that do not suit the features are ranked accordingly
-        if not (real and tested):
+        if few or not real:
             try:
                 candidates["fuse"] = build("fuse").fit(head, learn, val=ids)
             except InputError as error:
-                return Recommendation(build("ebo"), "ebo", f"Recommended: ebo. {error}.", findings=tuple(findings))
-            found = _untested(UNMEASURED, findings, candidates["fuse"])
-        if not tested:
-            return _untested(f"Nothing was measured: {training.text}.", findings)
+                return _untested("ebo", f"{error}.", findings)
+        if few:
+            return _untested("fuse", few, findings)
         if others := real or pseudo:
             found = _compare(candidates, head, learn, ids, others, real=bool(real))
-            gains = scale_gains(head, ids, others)
-            findings += _measurements(found, gains)
+            where = "your OOD images" if real else "pseudo-OOD images"
+            findings += _measurements(found, scale_gains(head, ids, others), where)
+        else:
+            found = replace(_untested("fuse", UNMEASURED, findings), detector=candidates["fuse"])
     parts = [part.name for part in getattr(found.detector, "parts", ()) if signed]
     note = f" As some features are negative, its parts are {listed(parts)}." if parts else ""
-    helpful = [p for p, gain in gains.items() if gain > HELPS]
     found.detector.chosen_on(learn, ids)
-    return replace(
-        found,
-        why=f"{found.why}{note}",
-        findings=tuple(findings),
-        suits=bool(helpful) if gains else None,
-        percentiles=(min(helpful), max(helpful)) if helpful else None,
-    )
+    return replace(found, why=f"{found.why}{note}", findings=tuple(findings))
 
 
 def recommend_for(
@@ -185,16 +162,11 @@ def recommend_for(
     ood: Activations | Mapping[str, Activations] | None = None,
     progress: Progress | None = None,
 ) -> Recommendation:
-    """Recommend a method for a network, from its activations on ID images; without enough OOD images, pseudo-OOD images are made.
+    """Recommend a method for a network by its activations, as `recommend`; without enough OOD images, pseudo-OOD images are made.
 
-    Args:
-        network: the network.
-        ids: ID images that do not calibrate or test anything afterwards: `learning_half` of a set.
-        learn: activations of other ID images to fit methods on; every other one of `ids` if `None`.
-        ood: activations of OOD images, or of several sets by name.
-        progress: progress callback.
+    The ID images must not calibrate or test anything afterwards: `learning_half` of a set.
     """
-    ids = _sampled(ids)
+    ids = ids.select(slice(None, None, _step(len(ids.acts), MOST)))
     given = {"OOD images": ood} if isinstance(ood, Activations) else dict(ood or {})
     given = {name: acts[_distinct(acts)[0]] for name, acts in given.items()}
     enough = sum(map(len, given.values())) >= ENOUGH
@@ -234,38 +206,36 @@ def diagnose(
 ) -> Recommendation:
     """Load a network, run ID and OOD images through it, and recommend a method; `calibrate` on the same images takes the same one.
 
-    Args:
-        model: the network's name, as `load_model` takes it, or its options.
-        data: ID images; without them only the structure is examined, on noise, or the images of an embedded network are used.
-        ood: OOD images to choose a method on.
-        train: ID images to fit methods on; half of `data` by default.
-        limit: maximum number of images of each set but `train`, evenly picked.
-        progress: progress callback.
+    Without ID images, those of an embedded network are used; without those or without weights nothing is measured. At most
+    `limit` images of each set but `train` are picked evenly.
     """
     progress = progress or Progress()
     options = model if isinstance(model, ModelOptions) else ModelOptions(model)
     place = data or (embedded.id_test(str(options.model)) if embedded.owns(str(options.model)) else None)
     if place is None or str(options.weights) == "none":
-        return _by_structure(open_network(options))
+        multi_label = open_network(options).split.multi_label
+        return _untested("ebo", MULTI_LABEL) if multi_label else _untested("fuse", UNMEASURED)
     known = open_argument("data", place)
     others = {name: open_argument(name, found) for name, found in {"ood": ood, "train": train}.items() if found}
+    most = {"ood": limit, "train": None}
     images = known if isinstance(known, ImageSet) else None
     network = open_network(options, images=images)
     if images is not None:
         progress.note(f"preprocessing: {network.preprocessing.describe()}")
-    ids = collect(network, known, name="ID images", limit=limit, distinct=True, pre_relu=True, progress=progress)
-    acts: dict[str, Activations | None] = {"train": None, "ood": None}
-    for name, found in others.items():
-        most = limit if name == "ood" else None
-        acts[name] = collect(network, found, name=f"{name} images", limit=most, distinct=True, progress=progress).acts
-    return recommend_for(network, learning_half(ids)[0], learn=acts["train"], ood=acts["ood"], progress=progress)
+    ids = collect(network, known, name="ID images", limit=limit, distinct=True, progress=progress)
+    acts = {
+        name: collect(network, found, name=f"{name} images", limit=most[name], distinct=True, progress=progress).acts
+        for name, found in others.items()
+    }
+    ids = learning_half(ids)[0]
+    return recommend_for(network, ids, learn=acts.get("train"), ood=acts.get("ood"), progress=progress)
 
 
 def scaling(
     network: Network, ids: ActivationsSet, *, ood: Activations | None = None, progress: Progress | None = None
 ) -> dict[float, float]:
     """Return the gain of SCALE over the energy score for each percentile, on OOD images or pseudo-OOD images."""
-    ids = _sampled(ids)
+    ids = ids.select(slice(None, None, _step(len(ids.acts), MOST)))
     others = pseudo_activations(network, ids, progress=progress) if ood is None else {"OOD images": ood}
     return scale_gains(network.split.head, ids.acts, others)
 
@@ -313,24 +283,13 @@ def _clipped_logit(value: float) -> float:
     return logit(float(np.clip(value, *CLIP)))
 
 
-def structure(head: Head, acts: Activations) -> list[Finding]:
-    """Return what needs no OOD images: the sign of the features, the layer before them, and their number."""
-    negative, zeros = float((acts.features < 0).float().mean()), float((acts.features == 0).all(dim=1).float().mean())
-    if is_signed(acts):
-        text = f"{100 * negative:.0f} % are negative (down to {float(acts.features.min()):.2g})"
-        text += "; methods that require non-negative features do not apply"
-        found = [Finding("features", text, False, negative)]
-    elif zeros > 0.01:
-        text = f"non-negative, but all zero for {100 * zeros:.0f} % of the images"
-        found = [Finding("features", text, None, zeros)]
-    else:
-        found = [Finding("features", "non-negative, as the scale ratio requires", True, 0.0)]
-    if acts.rectifier:
-        found.append(Finding("final layer", f"features come from {acts.rectifier}", True))
-    elif found[0].good is False:
-        found.append(Finding("final layer", "no ReLU before the features", False))
-    text = f"{head.width} features, {head.classes} classes; p = 85 keeps the {kept_count(head.width, 85)} largest"
-    return [*found, Finding("width", text, head.width >= NARROW, head.width)]
+def sign_of_features(acts: Activations) -> Finding:
+    """Return whether features are non-negative, as the scale ratio and several methods require."""
+    if not is_signed(acts):
+        return Finding("features", "non-negative, as the scale ratio requires", True)
+    share, lowest = float((acts.features < 0).float().mean()), float(acts.features.min())
+    text = f"{100 * share:.0f} % are negative (down to {lowest:.2g}); methods that require non-negative features do not apply"
+    return Finding("features", text, False)
 
 
 def _mean_logits(detectors: list[Detector], ids: Activations, others: Mapping[str, Activations]) -> list[float]:
@@ -338,9 +297,9 @@ def _mean_logits(detectors: list[Detector], ids: Activations, others: Mapping[st
     return [mean_logit(scores, dict(zip(others, rest, strict=True))) for scores, *rest in found]
 
 
-def _untested(reason: str, findings: Sequence[Finding], detector: Detector | None = None) -> Recommendation:
-    why = f"Recommended: fuse, which is above the energy score on every convolutional network that was tried. {reason}"
-    return Recommendation(detector or build("fuse"), "fuse", why, findings=tuple(findings))
+def _untested(row: str, reason: str, findings: Sequence[Finding] = ()) -> Recommendation:
+    known = ", which is above the energy score on every convolutional network that was tried" if row == "fuse" else ""
+    return Recommendation(build(row), row, f"Recommended: {row}{known}. {reason}", findings=tuple(findings))
 
 
 def _compare(
@@ -380,10 +339,8 @@ def _compare(
         best = "the highest" if row == ranked[0] else "not clearly below any"
         why = f"(AUROC {percents[row]:.2f} % on OOD validation images), {best} of {settings} settings of {len(values)} methods."
     else:
-        than = {
-            "fuse": f"that of the energy score is {percents['ebo']:.1f} %",
-            "ebo": f"that of fuse is only {percents['fuse']:.1f} %",
-        }.get(row, f"far above fuse ({percents['fuse']:.1f} %)")
+        other = "ebo" if row == "fuse" else "fuse"
+        than = f"that of {'the energy score' if other == 'ebo' else other} is {percents[other]:.1f} %"
         why = f"Its AUROC on pseudo-OOD images made of {len(ids):,} ID images is {percents[row]:.1f} %; {than}."
     rival = next((name for name in ranked if detectors[name].name != detectors[row].name), row)
     lead = percents[row] - percents[rival]
@@ -396,7 +353,6 @@ def _compare(
         f"Recommended: {texts[row]}{' ' if real else '. '}{why}",
         risk if rival != row else "",
         aurocs={texts[name]: values[name] for name in ranked},
-        measured_on="ood" if real else "pseudo-ood",
         left_out=tuple(f"{name}: {reason}" for name, reason in failed.items()),
     )
 
@@ -404,10 +360,6 @@ def _compare(
 def _step(count: int, most: int) -> int:
     """Return the step at which at most `most` of `count` images are picked."""
     return max(1, -(-count // most))
-
-
-def _sampled(ids: ActivationsSet) -> ActivationsSet:
-    return ids.select(slice(None, None, _step(len(ids.acts), MOST)))
 
 
 def _distinct(acts: Activations) -> tuple[Tensor, Tensor]:
@@ -422,44 +374,12 @@ def _distinct(acts: Activations) -> tuple[Tensor, Tensor]:
     return order[even[order]], order[~even[order]]
 
 
-def _training(acts: Activations) -> Finding:
-    confidence = float(torch.softmax(acts.logits, dim=1).amax(dim=1).mean())
-    text = f"mean largest probability {confidence:.2f} on the ID images"
-    chance = 1 / acts.logits.shape[1]
-    if len(acts) < ENOUGH:
-        return Finding("training", f"{len(acts)} images are too few to examine more than the structure")
-    if confidence - chance < UNTRAINED * (1 - chance):
-        return Finding("training", f"{text}; the network looks untrained", False, confidence)
-    if acts.labels is not None:
-        text += f", accuracy {100 * float((acts.logits.argmax(dim=1) == acts.labels).float().mean()):.1f} %"
-    return Finding("training", text, None, confidence)
-
-
-def _measurements(found: Recommendation, gains: Mapping[float, float]) -> list[Finding]:
+def _measurements(found: Recommendation, gains: Mapping[float, float], where: str) -> list[Finding]:
     """Return whether SCALE helps, and the best methods."""
-    where = "your OOD images" if found.measured_on == "ood" else "pseudo-OOD images"
     best = max(gains, key=lambda p: gains[p])
     values = ", ".join(f"{gains[p]:+.2f} at {p:g}" for p in gains if p in (65.0, 85.0, 95.0, best))
-    verdict = "helps" if gains[best] > HELPS else "harms" if gains[85.0] < HARMS else "makes little difference"
+    good = True if gains[best] > HELPS else False if gains[85.0] < HARMS else None
+    verdict = {True: "helps", False: "harms", None: "makes little difference"}[good]
     text = f"SCALE {verdict} on {where}; difference to the energy score in logits of the AUROC: {values}"
-    scaling = Finding("scaling", text, {"helps": True, "harms": False}.get(verdict), gains[best])
-    methods = ", ".join(f"{name} {100 * value:.1f}" for name, value in list(found.aurocs.items())[:SHOWN])
-    return [scaling, Finding("methods", f"AUROC on {where}, best first: {methods}")]
-
-
-def _by_structure(network: Network) -> Recommendation:
-    """Examine a network without images, on noise: whether its features are non-negative."""
-    split, how = network.split, network.how
-    shape = how.size if how is not None and how.size is not None else (SIZE, SIZE)
-    channels = how.channels if how is not None else input_channels(split.model) or 3
-    acts, last = capture(split, torch.randn(4, channels, *shape, generator=torch.Generator().manual_seed(0)))
-    findings = structure(split.head, acts)
-    if not acts.rectifier and findings[0].good is not False and last not in ("relu", "relu6", "hardtanh"):
-        # The mean of a smooth activation function can be positive on noise and negative on images.
-        last = f"the last activation function is {last or 'unknown'}, not a ReLU"
-        findings.append(Finding("final layer", last, False))
-    if split.multi_label:
-        return Recommendation(build("ebo"), "ebo", MULTI_LABEL, findings=tuple(findings))
-    suits = all(finding.good is not False for finding in findings if finding.name != "width")
-    reason = f"Without images: by its structure, SCALE {'may suit' if suits else 'does not suit'} this network."
-    return replace(_untested(reason, findings), suits=None if suits else False)
+    methods = ", ".join(f"{name} {100 * value:.1f}" for name, value in list(found.aurocs.items())[:5])
+    return [Finding("scaling", text, good), Finding("methods", f"AUROC on {where}, best first: {methods}")]

@@ -15,7 +15,7 @@ from idness.core.scripts import Script
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector, fit_many, score_many
 from idness.detectors.kernels import sharing
-from idness.detectors.registry import from_user, parse, row_name, rows, variants
+from idness.detectors.registry import from_user, parse, rows, variants
 from idness.metrics import auroc
 
 
@@ -61,10 +61,9 @@ def wanted_rows(methods: Sequence[Method] | None = None) -> dict[str, Row]:
             given = "(" in named
             some = {named.replace(" ", ""): parse(named)} if given else variants(named)
         else:
-            detector, given = from_user(named)
-            name, listed = row_name(detector), type(detector).rows
-            if listed and not given:
-                some = {row: replace(detector, **options) for row, options in listed.items()}  # type: ignore[type-var]
+            name, detector, given = from_user(named)
+            if detector.rows and not given:
+                some = {row: replace(detector, **options) for row, options in detector.rows.items()}  # type: ignore[type-var]
             elif name in found:
                 raise OptionError(f"the names of methods must be unique, got {name!r} twice; rename one of the classes")
             else:
@@ -85,18 +84,8 @@ def choose(
 ) -> tuple[dict[str, Choice], dict[str, str]]:
     """Fit every method with every setting of its grid, and keep the one with the highest AUROC on validation data.
 
-    The AUROC is the mean over the OOD validation sets. A method keeps its defaults unless another setting is better.
-
-    Args:
-        wanted: the methods by name.
-        head: final layer of the network.
-        train: activations of ID training images.
-        val: activations of ID validation images.
-        ood_val: activations of OOD validation images by set.
-        progress: progress callback, advanced by one per method.
-
-    Returns:
-        The choice for every method that could be fitted, and the reason for each that could not.
+    The AUROC is the mean over the OOD validation sets. A method keeps its defaults unless another setting is better. Returns
+    the choice for every method that could be fitted, and the reason for each that could not.
     """
     progress = progress or Progress()
     chosen: dict[str, Choice] = {}
@@ -146,18 +135,17 @@ def _fit(
     try:
         fit_many(settings, head, train, val=val)
         return list(settings), []
-    except IdnessError as error:
-        first = error
+    except IdnessError:
+        if len(settings) == 1:
+            raise
     # A setting that cannot be fitted, such as more neighbours than images, fails all of them: fit one by one.
-    dropped: dict[int, str] = {}
-    for place, setting in enumerate(settings):
+    fitted, dropped = list[Detector](), list[str]()
+    for setting in settings:
         try:
-            setting.fit(head, train, val=val)
+            fitted.append(setting.fit(head, train, val=val))
         except IdnessError as error:
-            dropped[place] = f"{setting.label()}: {error}"
-    if len(dropped) == len(settings):
-        raise first
-    return [one for place, one in enumerate(settings) if place not in dropped], list(dropped.values())
+            dropped.append(f"{setting.label()}: {error}")
+    return fitted or [settings[0].fit(head, train, val=val)], dropped  # if none can be fitted, the default's error
 
 
 def _trials(
