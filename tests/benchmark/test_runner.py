@@ -135,15 +135,9 @@ def test_second_run_touches_no_network_and_gives_the_same(
         assert again.methods[row].groups == method.groups
 
 
-def test_scores_file_sweep_and_wrong_images(report: Report, place: Path) -> None:
+def test_scores_file_and_wrong_images(report: Report) -> None:
     assert "labels/id_test" in report.scores.arrays
     assert report.scores.index("grey").tolist() == list(range(60))
-    assert report.sweep is not None
-    spot = report.sweep.percentiles.index(85.0)
-    scale = build("scale", percentile=85.0).fit(head())
-    value = all_metrics(scale.score(seen(2)), scale.score(seen(5, known=False)))["auroc"]
-    assert report.sweep.auroc["scale"]["far"][spot] == pytest.approx(value, abs=0.002)
-    assert report.sweep.ebo["far"] == report.methods["ebo"].groups["far"].auroc
     for row, parts in report.wrong.items():
         lowest = [entry.score for entry in parts["id_test"]]
         assert lowest == sorted(report.scores.of(row, "id_test").tolist())[:8]

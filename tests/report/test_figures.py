@@ -26,7 +26,6 @@ DRAWINGS: dict[str, Callable[..., Any]] = {
     "roc": lambda report, ax=None: figures.roc_curves(report, "pale", ax=ax),
     "some rocs": lambda report, ax=None: figures.roc_curves(report, "pale", ["ash-p", "knn"], ax=ax),
     "trade-off": lambda report, ax=None: figures.tradeoff(report, "near", ax=ax),
-    "sweep": lambda report, ax=None: figures.percentile_sweep(report, "far", ax=ax),
     "ranking": lambda report, ax=None: figures.ranking(report, ax=ax),
 }
 
@@ -60,10 +59,6 @@ def test_the_recommended_the_best_and_well_known_methods_are_highlighted(report:
     assert len({look.colour for look in looks.values()}) == len({look.marker for look in looks.values()}) == len(chosen)
     labels = figures.ranking(report).get_yticklabels()
     assert [label.get_text() for label in labels if label.get_fontweight() == "bold"] == [report.answer.use]
-    for line in figures.percentile_sweep(report, "near").get_lines():
-        row = str(line.get_label()).partition(",")[0]
-        if row in looks and row != "ebo":  # ebo is the horizontal line
-            assert line.get_color() == looks[row].colour
 
 
 def test_axes_of_auroc_end_at_100(report: Report) -> None:
@@ -107,19 +102,7 @@ def test_the_share_of_values_outside_a_histogram_is_shown() -> None:
     share = f"{100 * ((values < low) | (values > high)).mean():.2g} % beyond"
     assert [text.get_text() for text in ax.texts] == [share]
     alike = style.two_histograms(style.axes_or_new(), np.zeros(9), np.zeros(9), ("ID", "OOD"))
-    assert list(alike.texts) == []
-
-
-def test_the_legend_has_the_minimum_of_a_curve_that_leaves_the_figure(report: Report) -> None:
-    assert report.sweep is not None
-    curve = [*report.sweep.auroc["scale"]["far"][:-1], 0.11]
-    deep = report.sweep.auroc | {"scale": report.sweep.auroc["scale"] | {"far": curve}}
-    changed = dataclasses.replace(report, sweep=dataclasses.replace(report.sweep, auroc=deep))
-    ax = figures.percentile_sweep(changed, "far")
-    lines = [line for line in ax.get_lines() if not line.get_label().startswith("_")]  # rings have no label
-    for line in lines:
-        assert (min(line.get_ydata()) < ax.get_ylim()[0]) == ("down to" in line.get_label())
-    assert any(line.get_label().startswith("scale") and "down to 11" in line.get_label() for line in lines)
+    assert [text.get_text() for text in alike.texts] == [""]
 
 
 def with_scores(report: Report, ids: Any, **sets: Any) -> Report:

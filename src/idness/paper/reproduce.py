@@ -76,7 +76,7 @@ class _Lab:
         where = self._where(table.benchmark)
         result = TableOutcome(table, sets=list(where.sets))
         try:
-            if table.kind == "p-values":
+            if table.values:
                 result.entries, result.notes = self._p_values(table, where)
             else:
                 found, result.failed = self._rows(table, where)
@@ -189,7 +189,7 @@ class _Lab:
 
 def _tables_of(name: str) -> list[PaperTable]:
     """Return the tables of a benchmark that have FPR and AUROC."""
-    return [table for table in map(load, names()) if table.benchmark == name and table.kind == "fpr-auroc"]
+    return [table for table in map(load, names()) if table.benchmark == name and table.rows]
 
 
 def _untrained(table: PaperTable, row: PaperRow, root: Path) -> DataSet:

@@ -23,15 +23,10 @@ WIDTH = 4.0
 HIGHLIGHTED = 6
 """Number of methods with their own look; the others are grey."""
 BASELINES = ("scale", "ash-s", "ebo", "msp", "knn", "react")
-SWEPT = {"scale": "scaling only", "ash-p": "pruning only", "ash-s": "both"}
-DEPTH = 15.0
-"""Points of AUROC below the best that a sweep shows; the legend has the minimum of curves that fall deeper."""
 BINS = 48
 """Bins of the histograms of `score_ridges`."""
 
 Array = NDArray[Any]
-Curve = tuple[str, Sequence[float] | Array, style.Mark, float | None]
-"""A curve of a sweep: its label, its values in [0, 1], its look, and the percentile that was chosen."""
 
 
 def looks(report: Report) -> dict[str, style.Mark]:
@@ -109,43 +104,6 @@ def draw_tradeoff(
             ax.set_xlim(low - room, high + room)
         ax.set_ylim(top=min(ax.get_ylim()[1], 100.0))
         _names_beside(ax, found, marks, floor)
-    return ax
-
-
-def percentile_sweep(report: Report, group: str, ax: Any = None) -> Any:
-    """Draw AUROC against the percentile for scaling, pruning and both; a ring marks the percentile that was chosen."""
-    sweep, marks, curves = report.sweep, looks(report), list[Curve]()
-    if sweep is None:
-        return style.axes_or_new(ax)
-    for index, (row, found) in enumerate(sweep.auroc.items()):
-        label = f"{drawn(row)}, {SWEPT[row]}" if row in SWEPT else drawn(row)
-        chosen = report.methods[row].options.get("percentile") if row in report.methods else None
-        curves.append((label, found[group], marks.get(row) or style.mark(HIGHLIGHTED + index), chosen))
-    return draw_sweep(sweep.percentiles, curves, sweep.ebo.get(group), f"{drawn(group)} OOD", ax)
-
-
-def draw_sweep(
-    percentiles: Sequence[float], curves: Sequence[Curve], plain: float | None, title: str, ax: Any = None
-) -> Any:
-    """Draw AUROC against the percentile, and that of the plain energy score as a horizontal line."""
-    ax = style.axes_or_new(ax, size=(WIDTH, 3.0))
-    values = 100 * np.concatenate([*(curve for _, curve, _, _ in curves), [] if plain is None else [plain]])
-    low, high = float(values.min()), float(values.max())
-    bottom, top = max(low - 0.5, high - DEPTH), min(high + 0.04 * min(high - low, DEPTH) + 0.2, 100)
-    with style.house_style():
-        for label, curve, mark, chosen in curves:
-            heights = 100 * np.asarray(curve)
-            deep = f", down to {heights.min():.0f}" if heights.min() < bottom else ""
-            ax.plot(percentiles, heights, color=mark.colour, linestyle=mark.line, label=label + deep)
-            if chosen is not None:
-                height = float(np.interp(chosen, percentiles, heights))
-                ax.plot([chosen], [height], marker="o", markersize=8, markerfacecolor="none", color=mark.colour)
-        ax.set_ylim(bottom, top)
-        if plain is not None:
-            line = {"color": style.MUTED, "linewidth": 1.2, "linestyle": style.LINES[2]}
-            ax.axhline(100 * plain, label="ebo, neither", **line)
-        style.headline(ax, title, x="percentile p", y="AUROC, %", at_top=True)
-        style.draw_legend(ax, loc="lower left")
     return ax
 
 

@@ -215,16 +215,10 @@ def two_histograms(ax: Any, first: ArrayLike, second: ArrayLike, labels: tuple[s
             ax.stairs(heights, edges, color=colour, linestyle=line, linewidth=1.6, label=label)
         ax.set_yticks([])
         ax.grid(False)
-    say_beyond(ax, np.concatenate(sides), edges[0], edges[-1])
+    place = {"xycoords": "axes fraction", "xytext": (0, -18), "textcoords": "offset points"}
+    words = beyond_words(np.concatenate(sides), edges[0], edges[-1])
+    ax.annotate(words, (1, 0), ha="right", va="top", fontsize=6.5, color=MUTED, **place)
     return ax
-
-
-def say_beyond(ax: Any, values: ArrayLike, low: float = -np.inf, high: float = np.inf) -> None:
-    """Write the share of values outside the axes below them, if there are any."""
-    words = beyond_words(values, low, high)
-    if words:
-        place = {"xycoords": "axes fraction", "xytext": (0, -18), "textcoords": "offset points"}
-        ax.annotate(words, (1, 0), ha="right", va="top", fontsize=6.5, color=MUTED, **place)
 
 
 def beyond_words(values: ArrayLike, low: float, high: float) -> str:
