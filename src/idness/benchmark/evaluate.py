@@ -144,8 +144,8 @@ def wrong_images(id_test: SetScores, groups: Groups) -> dict[str, dict[str, list
             for place in np.argsort(-scores if highest else scores, kind="stable")[:WORST]:
                 index, label = int(scored.index[place]), None if scored.labels is None else int(scored.labels[place])
                 score, predicted = float(scores[place]), int(scored.predicted[place])
-                named = scored.item(index)
-                found.append(Wrong(set=name, index=index, item=named, score=score, label=label, predicted=predicted))
+                item = scored.item(index)
+                found.append(Wrong(set=name, index=index, item=item, score=score, label=label, predicted=predicted))
         return sorted(found, key=lambda entry: entry.score, reverse=highest)[:WORST]
 
     return {

@@ -24,7 +24,6 @@ MODELS = {
     "imagenet": "torchvision:resnet50",
     "imagenet-react": "torchvision:resnet50",
 }
-P_VALUE_IMAGES = 1000
 SUMMARY, PAGE = "reproduce.json", "reproduce.md"
 
 
@@ -178,7 +177,7 @@ class _Lab:
         if where.benchmark is not None and where.weights is not None:
             settings = replace(self.settings, data=where.root, weights=where.weights)
             model = MODELS[where.benchmark.name]
-            data = load_study_data(model, where.benchmark, settings, limit=P_VALUE_IMAGES, progress=self.progress)
+            data = load_study_data(model, where.benchmark, settings, limit=1000, progress=self.progress)
             printed = {data.ids.name if name == table.id else name.lower(): name for name in table.values}
             values = data.before_relu
             known = values.keys() & printed.keys()

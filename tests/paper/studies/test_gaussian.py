@@ -17,7 +17,6 @@ from idness.paper.studies.gaussian import (
     chi_square_p_values,
     exact_range,
     kept_share,
-    moments,
 )
 from idness.report.style import figure_svg
 
@@ -46,12 +45,6 @@ def test_constant_rows_have_p_zero_and_bad_shapes_are_refused() -> None:
     assert chi_square_p_values(torch.full((2, 100), 3.0)).tolist() == [0.0, 0.0]
     with pytest.raises(InputError, match="at least 50 values"):
         chi_square_p_values(torch.randn(3, 20))
-
-
-def test_moments_are_those_of_each_row() -> None:
-    values = torch.tensor([[1.0, 3.0], [2.0, 2.0], [-4.0, 0.0]])
-    for found, expected in zip(moments(values), ([2, 2, -2], [1, 0, 4], [2, 0, -1]), strict=True):
-        np.testing.assert_allclose(found, expected)
 
 
 def test_chances_are_those_that_id_is_higher() -> None:

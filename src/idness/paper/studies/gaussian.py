@@ -70,14 +70,13 @@ def plot_p_values(p_values: Mapping[str, Array]) -> Any:
             ax.text(max(p.mean(), LEVEL), row, text, va="center", fontsize=8)
         ax.axvline(LEVEL, color=style.MUTED, linestyle="--", linewidth=1)
         ax.axvline(0.5, color=style.MUTED, linestyle=":", linewidth=1.2)
-        top = len(p_values) - 0.4
-        ax.text(0.5, top, "a true Gaussian ", ha="right", va="center", fontsize=7, color=style.MUTED)
-        ax.text(LEVEL, top, " 0.05", ha="left", va="center", fontsize=7, color=style.MUTED)
         ax.set_yticks(range(len(p_values)), list(p_values))
-        ax.set_ylim(top + 0.3, -0.6)
+        ax.set_ylim(len(p_values) - 0.4, -0.6)
         ax.set_xlim(0, 0.68)
         ax.grid(axis="y", visible=False)
-    return style.headline(ax, "Are pre-ReLU activations Gaussian?", x=f"mean p-value, chi-square ({DEGREES} df)")
+    return style.headline(
+        ax, "Are pre-ReLU activations Gaussian?", x="mean chi-square p-value (dotted: a true Gaussian)"
+    )
 
 
 def gaussianity_study(data: StudyData) -> Study:
@@ -146,10 +145,7 @@ def plot_c(ax: Any) -> Any:
         for value in (0.65, 0.85, 0.95):
             height = float(c_factor(value))
             ax.plot(100 * value, height, "o", color=style.ID_COLOUR, markeredgecolor=style.PAPER, markersize=7)
-            place = {"xytext": (-8, 2), "textcoords": "offset points", "ha": "right", "fontsize": 8}
-            ax.annotate(f"{height:.2f} at {100 * value:.0f}", (100 * value, height), **place)
-        note = "the text says C falls after 95;\nthe formula rises strictly"
-        ax.text(3, 2.6, note, fontsize=8, color=style.MUTED, va="top")
+            ax.text(100 * value - 3, height, f"{height:.2f} at {100 * value:.0f}", ha="right", fontsize=8)
         ax.set_ylim(0, 2.9)
         ax.set_xlim(0, 100)
     return style.headline(ax, "C(p), as the formula gives it", x="percentile p", y="C(p)")
@@ -159,7 +155,6 @@ def plot_shares(ax: Any) -> Any:
     """Draw Q_p/Q, and the paper's approximation as thin lines."""
     p = np.linspace(0.02, 0.98, 200)
     gammas = (-1.0, 0.0, 1.0, 2.0)
-    highest = max(float(kept_share(p, gamma, printed=True).max()) for gamma in gammas if gamma > 0)
     with style.house_style():
         for index, gamma in enumerate(gammas):
             look = style.mark(index)
@@ -167,7 +162,7 @@ def plot_shares(ax: Any) -> Any:
             if gamma > 0:
                 ax.plot(100 * p, kept_share(p, gamma, printed=True), color=look.colour, linewidth=0.8, linestyle=":")
         # The approximation leaves the axes where it exceeds 1.
-        ax.plot([], [], ":", color=style.MUTED, linewidth=0.8, label=f"as approximated,\nup to {highest:.1f}")
+        ax.plot([], [], ":", color=style.MUTED, linewidth=0.8, label="as approximated")
         ax.set_ylim(0, 1.4)
     style.draw_legend(ax, outside=True)
     return style.headline(ax, "Share of the sum that is kept", x="percentile p", y="$Q_p/Q$")

@@ -88,14 +88,12 @@ def measure_tradeoff(
     """Return for every fitted detector the ID accuracy of the network as it shapes it, and the mean AUROC over OOD sets."""
     if ids.labels is None:
         raise InputError("tradeoff: ID activations have no labels, which accuracy needs; pass labelled images")
-    listed = list(detectors.values())
-    good = score_many(listed, ids)
-    bad = [score_many(listed, acts) for acts in oods.values()]
     points = {}
-    for index, (name, detector) in enumerate(detectors.items()):
+    for name, detector in detectors.items():
         # Only methods that edit the network have logits of their own.
         logits = detector.shaped_logits(ids) if isinstance(detector, Enhancer) else ids.logits
-        mean = float(np.mean([auroc(good[index], scores[index]) for scores in bad]))
+        good = detector.score(ids)
+        mean = float(np.mean([auroc(good, detector.score(acts)) for acts in oods.values()]))
         points[name] = accuracy(logits, ids.labels), mean
     return points
 
@@ -118,8 +116,7 @@ def tradeoff_study(data: StudyData) -> Study:
         line = f"{order[0]} leads with AUROC {100 * mean:.1f} at ID accuracy {100 * right:.1f}"
         return line, {row: {"accuracy": right, "auroc": mean} for row, (right, mean) in points.items()}
 
-    height = max(3.8, 1.0 + 0.135 * len(detectors))
-    found = _by_group(data, "tradeoff", "ID accuracy against OOD detection of every method", height, draw)
+    found = _by_group(data, "tradeoff", "ID accuracy against OOD detection of every method", 3.8, draw)
     return replace(found, numbers={"left_out": failed} | found.numbers)
 
 
