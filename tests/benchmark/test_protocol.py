@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from idness.benchmark.protocol import Benchmark, names, template
+from idness.benchmark.protocol import Benchmark, names
 from idness.core.errors import DataError, IdnessError, IdnessWarning
 from tests.pictures import world
 
@@ -20,12 +20,6 @@ def test_shipped_benchmarks_are_whole(name: str) -> None:
     assert tested
     assert not tested & set(bench.ood_val)
     assert name in names()
-
-
-def test_template_is_a_benchmark() -> None:
-    bench = Benchmark.from_text(template(), "mine")
-    assert bench.class_names == ("first", "second", "third")
-    assert "template" not in names()
 
 
 def test_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
