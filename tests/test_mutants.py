@@ -86,13 +86,6 @@ def test_a_list_that_does_not_fit_the_code_is_told(
     assert message in capsys.readouterr().err
 
 
-def test_tests_that_fail_by_themselves_notice_nothing(
-    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tool.main([], tree(tmp_path, NOTICED, tests=TESTS.replace("6", "7"))) == 2
-    assert "tests/test_maths.py::test_double fails without any mutation" in capsys.readouterr().err
-
-
 def test_the_list_fits_the_code_and_covers_every_room(tool: ModuleType) -> None:
     listed = tool.read_list(ROOT / "tools" / "mutants.toml")
     tool.check_list(listed)

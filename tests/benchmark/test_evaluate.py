@@ -3,14 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 
-from idness.benchmark.evaluate import mean_metrics, score_set
+from idness.benchmark.evaluate import score_set
 from idness.core.types import Activations
 from idness.data.activations import ActivationsSet
 from idness.detectors.registry import build
-from idness.metrics import NAMES, all_metrics
 from idness.selection.search import Choice
 from tests.worlds import make_world
 
@@ -29,14 +27,3 @@ def test_a_set_scored_in_shards_is_the_set_scored_at_once() -> None:
     assert found.index.tolist() == list(range(len(world.test)))
     assert found.predicted.tolist() == world.test.logits.argmax(dim=1).tolist()
     assert found.digests[:, 0].tolist() == list(range(len(world.test)))
-
-
-def test_means_are_plain_and_have_intervals() -> None:
-    rng = np.random.default_rng(0)
-    ids, oods = rng.normal(1.5, 1, 150), [rng.normal(0, 1, 60), rng.normal(0.3, 1, 100)]
-    values = [all_metrics(ids, scores) for scores in oods]
-    group = mean_metrics(ids, oods, values)
-    for name in NAMES:
-        assert getattr(group, name) == pytest.approx(np.mean([found[name] for found in values]), abs=1e-15)
-    for name, (low, high) in group.intervals.items():
-        assert 0 <= low <= getattr(group, name) <= high <= 1

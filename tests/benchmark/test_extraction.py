@@ -7,15 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from idness.benchmark.protocol import Settings
 from idness.benchmark.runner import run
-from idness.networks.engines import EngineRunner
-from idness.networks.split import SplitModel
 from tests.cli.running import idness
-from tests.pictures import network, world
+from tests.pictures import world
 
 
 @pytest.fixture
@@ -102,13 +99,3 @@ def test_mistakes_are_one_line_and_nothing_is_written(more: list[str], message: 
     assert len(done.stderr.splitlines()) == 1
     assert message in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["a-file"]
-
-
-def test_an_engine_that_is_adopted_gives_the_same_bits() -> None:
-    images = torch.randn(40, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    for count in (100, 500):  # the network as it is, and folded
-        split, other = (SplitModel(network(), example=images[:2]) for _ in range(2))
-        settled = EngineRunner("auto", count)
-        chosen = settled.prepare(split, images[:16])
-        adopted = EngineRunner.adopting(chosen, other, images[:16])
-        assert torch.equal(settled.run(split, images)[0], adopted.run(other, images)[0])

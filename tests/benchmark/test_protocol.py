@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from idness.benchmark.protocol import Benchmark, names, template
+from idness.benchmark.protocol import Benchmark, names
 from idness.core.errors import DataError, IdnessError, IdnessWarning
-from idness.data import ArraySet
 from tests.pictures import world
 
 SHIPPED = ("cifar6", "cifar10", "cifar100", "cifar10-openood", "cifar100-openood", "imagenet", "imagenet-react")
@@ -21,20 +20,6 @@ def test_shipped_benchmarks_are_whole(name: str) -> None:
     assert tested
     assert not tested & set(bench.ood_val)
     assert name in names()
-
-
-def test_embedded_benchmark_opens_without_any_file_of_the_user() -> None:
-    opened = {entry.name: entry for entry in Benchmark.load("cifar6").open()}
-    counts = {name: len(entry.data) for name, entry in opened.items()}
-    assert (counts["id_train"], counts["id_val"], counts["id_test"]) == (2000, 500, 3000)
-    assert {entry.role for entry in opened.values()} == {"id_train", "id_val", "id_test", "ood_val", "near", "far"}
-    assert all(isinstance(entry.data, ArraySet) for entry in opened.values())
-
-
-def test_template_is_a_benchmark() -> None:
-    bench = Benchmark.from_text(template(), "mine")
-    assert bench.class_names == ("first", "second", "third")
-    assert "template" not in names()
 
 
 def test_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from idness.benchmark.results import (
     ModelInfo,
     Report,
     SetInfo,
-    Sweep,
     Wrong,
 )
 from idness.core.errors import StoreError
@@ -59,7 +58,6 @@ def make_report(rows: tuple[str, ...] = ("msp", "scale"), sets: tuple[str, ...] 
         },
         id_accuracy=0.94,
         methods=methods,
-        sweep=Sweep(percentiles=[0.0], auroc={"scale": {"near": [0.5]}}, ebo={"near": 0.5}),
         wrong={"scale": {"near": [wrong]}},
     )
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
 
+from idness.benchmark.protocol import Benchmark
 from idness.benchmark.results import Report
 from tests.cli.running import idness
 from tests.pictures import world
@@ -60,7 +60,7 @@ def test_template(tmp_path: Path) -> None:
     done = idness("bench", "--init", "mine.toml", cwd=tmp_path)
     assert done.returncode == 0
     assert "wrote mine.toml" in done.stderr
-    tomllib.loads((tmp_path / "mine.toml").read_text())
+    assert Benchmark.load(tmp_path / "mine.toml").class_names == ("first", "second", "third")
     again = idness("bench", "--init", "mine.toml", cwd=tmp_path)
     assert again.returncode == 2
     assert "exists" in again.stderr

@@ -47,19 +47,3 @@ def test_wrong_use_is_one_line_and_exit_code_2(words: list[str], message: str, t
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
     assert not (tmp_path / ".out").exists()
-
-
-def test_a_network_of_a_file_that_takes_one_size_only_is_trained(tmp_path: Path) -> None:
-    data = folder(tmp_path / "images")
-    (tmp_path / "blocks_for_training.py").write_text("from torch import nn\n\nHead = nn.Linear\n")
-    (tmp_path / "net.py").write_text(
-        "from torch import nn\nfrom blocks_for_training import Head\n\n\n"
-        "class Net(nn.Module):\n    def __init__(self, width):\n        super().__init__()\n"
-        "        self.conv, self.fc = nn.Conv2d(3, width, 3), Head(width * 6 * 6, 5)\n\n"
-        "    def forward(self, x):\n        return self.fc(self.conv(x).relu().view(len(x), -1))\n"
-    )
-    words = ("--data", data, "--model", "net.py:Net(width=2)", "--epochs", 1, "--batch-size", 4, "-q")
-    done = idness("train", *words, "--out", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    with safe_open(tmp_path / "run" / "weights.safetensors", "pt") as file:
-        assert file.get_tensor("fc.weight").shape == (2, 72)

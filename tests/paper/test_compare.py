@@ -109,12 +109,3 @@ def test_outcomes_say_how_far_they_go() -> None:
         assert TableOutcome(table, compare_table(table, full), sets=[item]).status == "partial"
     page = Reproduction([TableOutcome(table, compare_table(table, full), sets=[other])]).to_markdown()
     assert "places365: Mini-Places instead of the paper's images" in page
-
-
-def test_a_table_without_data_is_shown_as_printed() -> None:
-    text = Reproduction(
-        [TableOutcome(paper.load(name), compare_table(paper.load(name), {})) for name in ("cifar10", "chi_square")]
-    )
-    page = text.to_markdown()
-    assert "| SCALE | 5.80 / 98.72 | 0.73 / 99.74 |" in page
-    assert "| SSB-hard | 0.262 |" in page

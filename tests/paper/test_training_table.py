@@ -101,15 +101,6 @@ def test_one_row_that_cannot_be_run_does_not_blank_the_others(root: Path, tmp_pa
     assert "is not a readable weights file" in outcome.failed["AugMix"]
 
 
-def test_every_row_says_where_its_recipe_comes_from() -> None:
-    rows = [row for row in paper.load("training").rows if not row.weights]
-    assert all(row.train and "Table 5" in row.recipe for row in rows)
-    for row in rows:
-        original, _, extended = (row.epochs or "").partition("+")
-        assert f"--epochs {extended or original} " in f"{row.train} "
-        assert ("IMAGENET1K_V1" in row.train) == bool(extended)
-
-
 def test_the_terms_of_the_proposition_are_shown(root: Path, tmp_path: Path) -> None:
     settings = Settings(weights=root / "torch" / "hub" / "checkpoints" / FILE)
     [outcome] = reproduce(["chi_square"], [root], out=tmp_path, settings=settings).outcomes

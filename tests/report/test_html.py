@@ -144,19 +144,19 @@ def test_hostile_names_stay_text(hostile: tuple[Report, str]) -> None:
     assert "x" * 90 not in text
 
 
-def test_labels_sweep_thumbnails_validation_and_groups_are_optional(report: Report, tmp_path: Path) -> None:
+def test_labels_thumbnails_validation_and_groups_are_optional(report: Report, tmp_path: Path) -> None:
     one = copy.deepcopy(report)
     one.benchmark.groups = {"far": ["noise", "stripes"]}
     one.answer = None
     one.__dict__["scores"], one.__dict__["thumbs"] = report.scores, report.thumbs
     assert outline(render(one)).faults == []
     report = bench(tmp_path, rows=("ebo", "msp"), validation=False)
-    report.id_accuracy, report.sweep, report.wrong = None, None, {}
+    report.id_accuracy, report.wrong = None, {}
     for item in report.methods.values():
         item.id_accuracy_shaped = None
     text = render(report)
     assert outline(text).faults == []
-    for words in ("no labels", "The sweep was not run", "not searched"):
+    for words in ("no labels", "not searched"):
         assert words in text
 
 

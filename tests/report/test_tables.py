@@ -151,10 +151,3 @@ def test_every_file_has_the_answer_and_the_order(measured: Report, tmp_path: Pat
     assert {line["method"] for line in lines if line["use"] == "1"} == {measured.answer.use}
     assert lines[0]["rank"] == "1"
     assert {"best", "tie"} <= {line["auroc_mark"] for line in lines}
-
-
-def test_the_cost_of_the_recommended_method_is_shown(measured: Report) -> None:
-    assert measured.answer is not None
-    images = sum(info.images for info in measured.sets.values() if info.role in ("id_test", "near", "far"))
-    each = 1000 * measured.methods[measured.answer.use].seconds["score"] / images
-    assert f"{each:.2g} ms per image" in measured.answer.cost

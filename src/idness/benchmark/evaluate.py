@@ -10,24 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from idness.benchmark.protocol import GROUPS
-from idness.benchmark.results import Metrics, Sweep, Wrong
+from idness.benchmark.results import Metrics, Wrong
 from idness.core.errors import DataError
-from idness.core.types import Activations, Head
+from idness.core.types import Activations
 from idness.data.activations import ActivationsSet
-from idness.detectors.detector import Detector, Enhancer, fit_many, score_many
+from idness.detectors.detector import Enhancer, score_many
 from idness.detectors.kernels import sharing
 from idness.intervals import mean_auroc_interval, mean_fpr_interval, ranks
-from idness.metrics import FPRS, Array, accepted_accuracy, all_metrics, aurc, auroc
+from idness.metrics import FPRS, Array, accepted_accuracy, all_metrics, aurc
 from idness.selection.search import Choice
 
-PERCENTILES = (0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0, 99.0)
-SWEPT = ("scale", "ash-s", "ash-p")
 WORST = 8
 """Number of the most wrong images that are kept per method and group."""
-
-Swept = tuple[str, float]
-"""A method of the sweep and its percentile."""
 
 
 @dataclass
@@ -38,7 +32,6 @@ class SetScores:
     index: Array
     digests: Array
     scores: dict[str, Array] = field(default_factory=dict)
-    swept: dict[Swept, Array] = field(default_factory=dict)
     predicted: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     labels: Array | None = None
     shaped_right: dict[str, int] = field(default_factory=dict)
@@ -57,22 +50,18 @@ class SetScores:
         return self.shaped_right[row] / len(self.index) if row in self.shaped_right else self.accuracy
 
 
-def score_set(
-    source: ActivationsSet, choices: Mapping[str, Choice], sweep: Mapping[Swept, Detector] | None = None
-) -> SetScores:
+def score_set(source: ActivationsSet, choices: Mapping[str, Choice]) -> SetScores:
     """Score a set with fitted methods, one shard in memory at a time; of training images, only hashes are needed.
 
-    Test sets are also scored with the variants of the sweep. For ID test images, the correct predictions of edited networks are
-    counted.
+    For ID test images, the correct predictions of edited networks are counted.
     """
     if source.role == "id_train" and source.index is not None and source.hashes is not None:  # loaded before
         return SetScores(source, source.index.numpy(), source.hashes.numpy())
-    swept = sweep or {} if source.role in ("id_test", *GROUPS) else {}
     parts, source.skipped = list[SetScores](), []
     for shard in source.shards():
         source.skipped += shard.skipped
         if len(shard):
-            parts.append(_score_shard(source, shard, choices, swept))
+            parts.append(_score_shard(source, shard, choices))
     if not parts:
         raise DataError(f"{source.name}: none of its images can be used; first reason: {source.skipped[0][1]}")
     joined = {each.name: _joined([getattr(part, each.name) for part in parts]) for each in fields(SetScores)[1:]}
@@ -80,9 +69,7 @@ def score_set(
 
 
 @sharing()
-def _score_shard(
-    source: ActivationsSet, shard: Activations, choices: Mapping[str, Choice], sweep: Mapping[Swept, Detector]
-) -> SetScores:
+def _score_shard(source: ActivationsSet, shard: Activations, choices: Mapping[str, Choice]) -> SetScores:
     scores, right = dict[str, Array](), dict[str, int]()
     for row, choice in choices.items():
         start = time.perf_counter()
@@ -91,13 +78,11 @@ def _score_shard(
         if source.role == "id_test" and shard.labels is not None and isinstance(choice.detector, Enhancer):
             hits = choice.detector.shaped_logits(shard).argmax(dim=1).cpu().eq(shard.labels)
             right[row] = int(hits.sum())
-    found = score_many(list(sweep.values()), shard)
-    swept = {key: values.detach().float().cpu().numpy() for key, values in zip(sweep, found, strict=True)}
     # Copies: a view would keep the shard in memory.
     columns = (shard.index, shard.hashes, shard.logits.argmax(dim=1))
     index, digests, predicted = (torch.as_tensor(part).numpy().copy() for part in columns)
     labels = None if shard.labels is None else shard.labels.numpy().copy()
-    return SetScores(source, index, digests, scores, swept, predicted, labels, right)
+    return SetScores(source, index, digests, scores, predicted, labels, right)
 
 
 def _joined(parts: list[Any]) -> Any:
@@ -107,19 +92,6 @@ def _joined(parts: list[Any]) -> Any:
     if isinstance(parts[0], int):
         return sum(parts)
     return None if any(part is None for part in parts) else np.concatenate(parts)
-
-
-def make_sweep(
-    choices: Mapping[str, Choice], head: Head, train: Activations | None, val: Activations | None
-) -> dict[Swept, Detector]:
-    """Fit the variants of the sweep over percentiles, for the methods of the benchmark that have one."""
-    found: dict[Swept, Detector] = {}
-    for row in SWEPT:
-        if row in choices:
-            variants = choices[row].detector.variants({"percentile": PERCENTILES})
-            found |= {(row, percentile): variant for percentile, variant in zip(PERCENTILES, variants, strict=True)}
-    fit_many(list(found.values()), head, train, val=val)
-    return found
 
 
 Groups = Mapping[str, Mapping[str, SetScores]]
@@ -162,19 +134,6 @@ def mean_metrics(
     return Metrics(**means, intervals=intervals, marks={})
 
 
-def sweep_curves(id_test: SetScores, groups: Groups, ebo: Mapping[str, Metrics]) -> Sweep | None:
-    """Return the AUROC of each group at each percentile."""
-    if not id_test.swept:
-        return None
-    curves: dict[str, dict[str, list[float]]] = {}
-    for (row, percentile), ids in id_test.swept.items():
-        for group, sets in groups.items():
-            value = float(np.mean([auroc(ids, found.swept[row, percentile]) for found in sets.values()]))
-            curves.setdefault(row, {}).setdefault(group, []).append(value)
-    plain = {group: metrics.auroc for group, metrics in ebo.items()}
-    return Sweep(percentiles=list(PERCENTILES), auroc=curves, ebo=plain)
-
-
 def wrong_images(id_test: SetScores, groups: Groups) -> dict[str, dict[str, list[Wrong]]]:
     """Return for every method the ID images with the lowest scores and, by group, the OOD images with the highest."""
 
@@ -185,8 +144,8 @@ def wrong_images(id_test: SetScores, groups: Groups) -> dict[str, dict[str, list
             for place in np.argsort(-scores if highest else scores, kind="stable")[:WORST]:
                 index, label = int(scored.index[place]), None if scored.labels is None else int(scored.labels[place])
                 score, predicted = float(scores[place]), int(scored.predicted[place])
-                named = scored.item(index)
-                found.append(Wrong(set=name, index=index, item=named, score=score, label=label, predicted=predicted))
+                item = scored.item(index)
+                found.append(Wrong(set=name, index=index, item=item, score=score, label=label, predicted=predicted))
         return sorted(found, key=lambda entry: entry.score, reverse=highest)[:WORST]
 
     return {

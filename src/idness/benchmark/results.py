@@ -117,15 +117,6 @@ class Wrong:
 
 
 @dataclass(kw_only=True)
-class Sweep:
-    """The AUROC of each group at each percentile, by method, and that of the energy score."""
-
-    percentiles: list[float]
-    auroc: dict[str, dict[str, list[float]]]
-    ebo: dict[str, float]
-
-
-@dataclass(kw_only=True)
 class Rival:
     """The lead of the best method over another in mean AUROC.
 
@@ -191,7 +182,6 @@ class Report:
     failed: dict[str, str] = field(default_factory=dict)
     advised: str = ""
     advised_why: str = ""
-    sweep: Sweep | None = None
     wrong: dict[str, dict[str, list[Wrong]]] = field(default_factory=dict)
     duplicates: list[dict[str, Any]] = field(default_factory=list)
     time: dict[str, float] = field(default_factory=dict)

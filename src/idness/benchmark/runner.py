@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from idness.benchmark.answer import conclude, without_interval
-from idness.benchmark.evaluate import SetScores, evaluate, make_sweep, score_set, sweep_curves, wrong_images
+from idness.benchmark.evaluate import SetScores, evaluate, score_set, wrong_images
 from idness.benchmark.extraction import Pass, benchmark_network, run_passes
 from idness.benchmark.protocol import GROUPS, Benchmark, Settings
 from idness.benchmark.results import BenchmarkInfo, MethodResult, ModelInfo, Report, SetInfo, describe_duplicates
@@ -88,7 +88,7 @@ def run(
         if network is not None and not (validated and asked.methods):
             advice = _advice(network, passes[0], shown, validated=validated)
         scoring = time.perf_counter()
-        scored = _scores(choices, head, passes, shown)
+        scored = _scores(choices, passes, shown)
         test = scored["id_test"]
         if test.labels is not None:  # at chance level, the scores would be meaningless
             compared = (test.labels, test.predicted, info.classes)
@@ -134,12 +134,8 @@ def _advice(network: Network, plain: Pass, progress: Progress, *, validated: boo
     return recommend_for(network, part, learn=plain.train, ood=plain.ood_val if validated else {}, progress=progress)
 
 
-def _scores(
-    choices: Mapping[str, Choice], head: Head, passes: Sequence[Pass], progress: Progress
-) -> dict[str, SetScores]:
+def _scores(choices: Mapping[str, Choice], passes: Sequence[Pass], progress: Progress) -> dict[str, SetScores]:
     """Score every set but the training images, of which only the hashes are needed."""
-    first = passes[0]
-    sweep = make_sweep(choices, head, first.train, first.val)
     for each in passes:
         each.train, each.val, each.ood_val = None, None, {}  # the methods are fitted
     progress.phase("scores", sum(len(each.sets) for each in passes))
@@ -147,7 +143,7 @@ def _scores(
     for each in passes:
         own = {row: choice for row, choice in choices.items() if row in each.rows}
         for source in each.sets:
-            found = score_set(source, own, sweep if each is first else None)
+            found = score_set(source, own)
             scored.setdefault(source.name, found).scores |= found.scores  # later passes add their scores
             progress.advance(1)
     return scored
@@ -209,7 +205,6 @@ def _report(
         id_accuracy=id_test.accuracy,
         methods=methods,
         recall=settings.recall,
-        sweep=sweep_curves(id_test, groups, methods["ebo"].groups if "ebo" in methods else {}),
         wrong=wrong_images(id_test, groups),
         duplicates=duplicates(scored),
         provenance=provenance(settings.command, settings.seed),

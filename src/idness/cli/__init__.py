@@ -10,7 +10,6 @@ import io
 import os
 import re
 import sys
-import textwrap
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -61,16 +60,9 @@ class Grouped(typer.core.TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the subcommands by group."""
-        width = max(map(len, COMMANDS)) + 2
         for title, names in GROUPS.items():
             with formatter.section(title):
-                for name in names:
-                    summary = (self.commands[name].help or "").partition("\n\n")[0]
-                    first, rest = f"  {name:{width}}", " " * (width + 2)
-                    formatter.write(
-                        textwrap.fill(summary, formatter.width, initial_indent=first, subsequent_indent=rest)
-                    )
-                    formatter.write("\n")
+                formatter.write_dl([(name, (self.commands[name].help or "").partition("\n\n")[0]) for name in names])
 
 
 app = typer.Typer(

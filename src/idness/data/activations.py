@@ -19,7 +19,6 @@ from idness.core.errors import DataError, StoreError
 from idness.core.files import sha256
 from idness.core.types import Activations, Head
 from idness.data.duplicates import EXACT, common, near, stacked
-from idness.data.preprocess import thumbnail
 from idness.data.sets import ImageSet
 from idness.data.urls import explained
 
@@ -110,12 +109,6 @@ class ActivationsSet:
         first, second = self.acts, other.acts
         places = _array(first.index), _array(second.index)
         return near(_array(first.hashes), _array(second.hashes), (self.images, other.images), places)
-
-    def thumbnails(self, rows: Iterable[int]) -> list[NDArray[np.uint8]]:
-        """Read the images of some rows in small."""
-        assert self.images is not None
-        places = _array(self.acts.index)
-        return [np.asarray(thumbnail(self.images.picture(int(places[row])))) for row in rows]
 
 
 def in_memory(name: str, acts: Activations, images: ImageSet | None = None, count: int | None = None) -> ActivationsSet:

@@ -31,7 +31,6 @@ BORROWED = {"cifar100": "cifar10"}
 """Benchmarks that share OOD sets with another."""
 BLOCK, PATIENCE = 1 << 20, 60.0
 """Bytes that are read at once, and seconds after which a silent connection is given up."""
-MISSING = "missing"
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class DataSet:
     def state(self) -> str:
         """What is available, in a few words; the content of images is not verified."""
         if not self.available:
-            return MISSING
+            return "missing"
         if self.found is None:
             return "found"
         if self.substitute:
@@ -108,6 +107,8 @@ def locate(name: str, roots: Sequence[Path], weights: Path | None = None, *, who
 
     Training images are sampled and test sets cut as in the protocol, unless `whole`.
     """
+    from torch.hub import get_dir
+
     everything, bench = read_toml("sources"), Benchmark.load(name)
     known = everything[name]
     sources = everything.get(BORROWED.get(name, ""), {}).get("sets", {}) | known["sets"]
@@ -123,7 +124,9 @@ def locate(name: str, roots: Sequence[Path], weights: Path | None = None, *, who
             entry = replace(entry, available=True, found=count, substitute=instead)
         listed.append(entry)
     if "weights" in known:
-        weights = weights or _weights(known["weights"]["files"], roots)
+        folders = [*roots, Path(get_dir()) / "checkpoints"]
+        places = [folder / file for folder in folders for file in known["weights"]["files"]]
+        weights = weights or next((place for place in places if place.is_file()), None)
         listed.append(replace(_entry(name, "weights", known["weights"], roots), available=weights is not None))
     usable = "test" in found["id"] and any(found[group] for group in GROUPS)
     # The paper's options are given, so nothing is chosen on validation sets.
@@ -253,13 +256,6 @@ def _first(
             if len(opened):
                 return table, root, len(opened), instead
     return None
-
-
-def _weights(names: Sequence[str], roots: Sequence[Path]) -> Path | None:
-    from torch.hub import get_dir
-
-    folders = [*roots, Path(get_dir()) / "checkpoints"]
-    return next((folder / file for folder in folders for file in names if (folder / file).is_file()), None)
 
 
 def _entry(benchmark: str, name: str, about: Mapping[str, Any], roots: Sequence[Path]) -> DataSet:

@@ -24,7 +24,6 @@ MODELS = {
     "imagenet": "torchvision:resnet50",
     "imagenet-react": "torchvision:resnet50",
 }
-P_VALUE_IMAGES = 1000
 SUMMARY, PAGE = "reproduce.json", "reproduce.md"
 
 
@@ -76,7 +75,7 @@ class _Lab:
         where = self._where(table.benchmark)
         result = TableOutcome(table, sets=list(where.sets))
         try:
-            if table.kind == "p-values":
+            if table.values:
                 result.entries, result.notes = self._p_values(table, where)
             else:
                 found, result.failed = self._rows(table, where)
@@ -178,7 +177,7 @@ class _Lab:
         if where.benchmark is not None and where.weights is not None:
             settings = replace(self.settings, data=where.root, weights=where.weights)
             model = MODELS[where.benchmark.name]
-            data = load_study_data(model, where.benchmark, settings, limit=P_VALUE_IMAGES, progress=self.progress)
+            data = load_study_data(model, where.benchmark, settings, limit=1000, progress=self.progress)
             printed = {data.ids.name if name == table.id else name.lower(): name for name in table.values}
             values = data.before_relu
             known = values.keys() & printed.keys()
@@ -189,7 +188,7 @@ class _Lab:
 
 def _tables_of(name: str) -> list[PaperTable]:
     """Return the tables of a benchmark that have FPR and AUROC."""
-    return [table for table in map(load, names()) if table.benchmark == name and table.kind == "fpr-auroc"]
+    return [table for table in map(load, names()) if table.benchmark == name and table.rows]
 
 
 def _untrained(table: PaperTable, row: PaperRow, root: Path) -> DataSet:

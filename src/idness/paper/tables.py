@@ -23,8 +23,7 @@ class PaperRow:
     """A printed row: a method, and perhaps the training of its network.
 
     `method` is written as for the command line, with the paper's options; `None` if idness does not have it. `cells` are by OOD set,
-    `means` by group of sets, `spread` (plus-minus) by either; all in percent. `epochs` are original plus extended. `train` has the
-    options of `idness train` for its network, and `recipe` their source.
+    `means` by group of sets, `spread` (plus-minus) by either; all in percent. `train` has the options of `idness train` for its network.
     """
 
     name: str
@@ -34,34 +33,27 @@ class PaperRow:
     id_accuracy: float | None = None
     spread: dict[str, Pair] = field(default_factory=dict)
     training: str | None = None
-    epochs: str | None = None
     weights: str | None = None
     train: str = ""
-    recipe: str = ""
 
 
 @dataclass(frozen=True)
 class PaperTable:
     """A table of the paper with its protocol.
 
-    `where` is its place in the paper and `benchmark` the one with its sets. A table of `kind` `fpr-auroc` has rows, groups (the sets
-    of each average) and `fpr`, the name of the FPR that it prints; one of `p-values` has their means by set in `values`. `detail`
-    names the table with the single sets of this one.
+    `where` is its place in the paper and `benchmark` the one with its sets. A table of FPR and AUROC has rows, groups (the sets of
+    each average) and `fpr`, the name of the FPR that it prints; one of p-values has their means by set in `values`.
     """
 
     name: str
     title: str
     where: str
-    model: str
     benchmark: str
-    kind: str
     rows: tuple[PaperRow, ...] = ()
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     fpr: str | None = None
     values: dict[str, float] = field(default_factory=dict)
-    weights: str | None = None
     note: str = ""
-    detail: str | None = None
     id: str | None = None
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,15 +23,10 @@ WIDTH = 4.0
 HIGHLIGHTED = 6
 """Number of methods with their own look; the others are grey."""
 BASELINES = ("scale", "ash-s", "ebo", "msp", "knn", "react")
-SWEPT = {"scale": "scaling only", "ash-p": "pruning only", "ash-s": "both"}
-DEPTH = 15.0
-"""Points of AUROC below the best that a sweep shows; the legend has the minimum of curves that fall deeper."""
 BINS = 48
 """Bins of the histograms of `score_ridges`."""
 
 Array = NDArray[Any]
-Curve = tuple[str, Sequence[float] | Array, style.Mark, float | None]
-"""A curve of a sweep: its label, its values in [0, 1], its look, and the percentile that was chosen."""
 
 
 def looks(report: Report) -> dict[str, style.Mark]:
@@ -89,63 +84,25 @@ def draw_tradeoff(
     title: str,
     ax: Any = None,
 ) -> Any:
-    """Draw methods by ID accuracy and AUROC; those in `marks` stand out, and a line marks the plain network's accuracy."""
+    """Draw methods by ID accuracy and AUROC; those in `marks` have names, and a line marks the plain network's accuracy."""
     found = [(row, 100 * accuracy, 100 * auroc) for row, (accuracy, auroc) in points.items()]
-    floor = lowest_shown([auroc for _, _, auroc in found]) if found else 0.0
-    # Names are in a column beside the points, each on its own line.
-    ax = style.axes_or_new(ax, size=(WIDTH, max(3.8, 1.0 + 0.135 * len(found))))
+    ax = style.axes_or_new(ax, size=(WIDTH, 3.8))
     with style.house_style():
         if plain is not None:
             ax.axvline(100 * plain, color=style.MUTED, linewidth=0.8, linestyle=style.LINES[2])
         for row, accuracy, auroc in sorted(found, key=lambda entry: entry[0] in marks):
             mark = marks.get(row)
-            marker = "v" if auroc < floor else mark.marker if mark else "o"
-            colour, size = (mark.colour, 6.5) if mark else (style.MUTED, 3.5)
-            ax.plot([accuracy], [max(auroc, floor)], marker, color=colour, markersize=size, zorder=3)
+            look = {"color": style.MUTED, "markersize": 3.5, "marker": "o"}
+            if mark:
+                look = {"color": mark.colour, "markersize": 6.5, "marker": mark.marker, "label": drawn(row)}
+            ax.plot([accuracy], [auroc], zorder=3, **look)
         style.headline(ax, title, x="ID accuracy of the edited network, %", y="AUROC, %", at_top=True)
         if found:  # most methods have the same accuracy
             low, high = min(accuracy for _, accuracy, _ in found), max(accuracy for _, accuracy, _ in found)
             room = max(1.0 - (high - low), 0.1 * (high - low)) / 2
             ax.set_xlim(low - room, high + room)
+            style.draw_legend(ax, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.16))
         ax.set_ylim(top=min(ax.get_ylim()[1], 100.0))
-        _names_beside(ax, found, marks, floor)
-    return ax
-
-
-def percentile_sweep(report: Report, group: str, ax: Any = None) -> Any:
-    """Draw AUROC against the percentile for scaling, pruning and both; a ring marks the percentile that was chosen."""
-    sweep, marks, curves = report.sweep, looks(report), list[Curve]()
-    if sweep is None:
-        return style.axes_or_new(ax)
-    for index, (row, found) in enumerate(sweep.auroc.items()):
-        label = f"{drawn(row)}, {SWEPT[row]}" if row in SWEPT else drawn(row)
-        chosen = report.methods[row].options.get("percentile") if row in report.methods else None
-        curves.append((label, found[group], marks.get(row) or style.mark(HIGHLIGHTED + index), chosen))
-    return draw_sweep(sweep.percentiles, curves, sweep.ebo.get(group), f"{drawn(group)} OOD", ax)
-
-
-def draw_sweep(
-    percentiles: Sequence[float], curves: Sequence[Curve], plain: float | None, title: str, ax: Any = None
-) -> Any:
-    """Draw AUROC against the percentile, and that of the plain energy score as a horizontal line."""
-    ax = style.axes_or_new(ax, size=(WIDTH, 3.0))
-    values = 100 * np.concatenate([*(curve for _, curve, _, _ in curves), [] if plain is None else [plain]])
-    low, high = float(values.min()), float(values.max())
-    bottom, top = max(low - 0.5, high - DEPTH), min(high + 0.04 * min(high - low, DEPTH) + 0.2, 100)
-    with style.house_style():
-        for label, curve, mark, chosen in curves:
-            heights = 100 * np.asarray(curve)
-            deep = f", down to {heights.min():.0f}" if heights.min() < bottom else ""
-            ax.plot(percentiles, heights, color=mark.colour, linestyle=mark.line, label=label + deep)
-            if chosen is not None:
-                height = float(np.interp(chosen, percentiles, heights))
-                ax.plot([chosen], [height], marker="o", markersize=8, markerfacecolor="none", color=mark.colour)
-        ax.set_ylim(bottom, top)
-        if plain is not None:
-            line = {"color": style.MUTED, "linewidth": 1.2, "linestyle": style.LINES[2]}
-            ax.axhline(100 * plain, label="ebo, neither", **line)
-        style.headline(ax, title, x="percentile p", y="AUROC, %", at_top=True)
-        style.draw_legend(ax, loc="lower left")
     return ax
 
 
@@ -154,7 +111,9 @@ def ranking(report: Report, ax: Any = None) -> Any:
     rows = best_first(report)[::-1]
     ax = style.axes_or_new(ax, size=(WIDTH, 0.9 + 0.2 * len(rows)))
     groups = list(report.benchmark.groups)
-    floor = lowest_shown([100 * item.groups[group].auroc for item in report.methods.values() for group in groups])
+    shown = [100 * item.groups[group].auroc for item in report.methods.values() for group in groups]
+    low, quarter, upper = np.percentile(shown, [0, 25, 75])
+    floor = max(low, quarter - 3 * (upper - quarter) - 1.0)  # one value far below all others does not squeeze the rest
     with style.house_style():
         for index, group in enumerate(groups):
             mark = style.mark(index)
@@ -211,15 +170,13 @@ def score_ridges(report: Report, row: str, prefix: str = "ridges") -> str:
         return f"{left + (right - left) * (score - low) / (high - low):.1f}"
 
     def outline(values: Array, foot: float) -> str:
-        counts = np.histogram(values, edges)[0]
+        counts = np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0]
         levels = foot - 0.88 * step * counts / max(counts.max(), 1)
         steps = (f"V{y:.1f}H{across(x)}" for y, x in zip(levels, edges[1:], strict=True))
         return f"M{across(edges[0])} {foot:.1f}{''.join(steps)}V{foot:.1f}"
 
     ticks, factor = _ticks(low, high, right - left)
     threshold = id_threshold(sides[0], report.recall)
-    beyond = style.beyond_words(np.concatenate(sides), edges[0], edges[-1])
-    outside = f" ({beyond})" if beyond else ""
     alt = ", ".join(f"{shorten(name)} {share}" for name, share in zip(names, passed, strict=True))
     ids, *oods = (outline(values, foot) for values, foot in zip(sides, feet, strict=True))
     return style.templates().get_template("ridges.svg").render(
@@ -230,7 +187,7 @@ def score_ridges(report: Report, row: str, prefix: str = "ridges") -> str:
         dashes=style.dash_array(style.LINES[1], 1.1),
         lines=[(f"{foot - 0.12 * step:.1f}", *line) for foot, *line in zip(feet, labels, ["passes", *passed], strict=True)],
         ticks=[(across(value), text) for value, text in ticks], factor=factor,
-        captions=[f"ID-ness score of {shorten(row, 24)}{outside}", f"{100 * report.recall:g} % of ID images are right of the line"],
+        captions=[f"ID-ness score of {shorten(row, 24)}", f"{100 * report.recall:g} % of ID images are right of the line"],
         fonts=style.FONTS, small=SMALL, blue=style.LIGHTENED[style.ID_COLOUR], orange=style.OOD_COLOUR, grey=style.MUTED,
     )  # fmt: skip
 
@@ -244,27 +201,6 @@ def _ticks(low: float, high: float, length: float) -> tuple[list[tuple[float, st
     writer.create_dummy_axis()
     writer.axis.set_view_interval(low, high)
     return list(zip(inside, writer.format_ticks(inside), strict=True)), writer.get_offset()
-
-
-def lowest_shown(values: Sequence[float]) -> float:
-    """Return the start of an axis, which one value far below all others does not squeeze."""
-    low, quarter, upper = np.percentile(values, [0, 25, 75])
-    return float(max(low, quarter - 3 * (upper - quarter) - 1.0))
-
-
-def _names_beside(ax: Any, found: Sequence[tuple[str, float, float]], bold: Collection[str], floor: float) -> None:
-    """Write names in a column to the right of the axes, the best on top, with a thin line to each point."""
-    left, right = ax.get_xlim()
-    low, high = ax.get_ylim()
-    step = min(0.052, 1.0 / max(len(found), 1))
-    for place, (row, x, y) in enumerate(sorted(found, key=lambda point: -point[2])):
-        height, edge = 0.5 + ((len(found) - 1) / 2 - place) * step, left + 1.04 * (right - left)
-        end = low + height * (high - low)
-        ax.plot([x, edge], [max(y, floor), end], color=style.MUTED, linewidth=0.4, clip_on=False, zorder=1)
-        name = drawn(row) + (f" {y:.1f}" if y < floor else "")
-        weight = "bold" if row in bold else "normal"
-        ax.text(1.05, height, name, transform=ax.transAxes, fontsize=SMALL, fontweight=weight, va="center")
-    ax.set(xlim=(left, right), ylim=(low, high))
 
 
 def _roc(report: Report, row: str, name: str, count: int = 90) -> tuple[Array, Array]:

@@ -20,7 +20,7 @@ from idness.metrics import SELECTIVE, WITH_INTERVAL, id_threshold, meaning, titl
 from idness.report import figures, style
 from idness.report.tables import Cell, Heading, Table, by_set, left_out, options, selective, summary
 
-SECTIONS = ("answer", "groups", "sets", "scores", "roc", "tradeoff", "percentiles", "mistakes", "cost", "provenance")
+SECTIONS = ("answer", "groups", "sets", "scores", "roc", "tradeoff", "mistakes", "cost", "provenance")
 NAV = [(name, {"roc": "ROC", "tradeoff": "Trade-off"}.get(name, name.capitalize())) for name in SECTIONS]
 BADGES = {
     "clear": "clear lead",
@@ -84,7 +84,6 @@ def render(report: Report) -> str:
         ],
         rocs=_svgs(report, figures.roc_curves, ood_weights(report), "ROC curves"),
         tradeoffs=_svgs(report, figures.tradeoff, groups if labelled else (), "ID accuracy against AUROC"),
-        sweeps=_svgs(report, figures.percentile_sweep, groups if report.sweep else (), "AUROC against the percentile"),
         thumbs=[(ids[name], url, max(report.thumbs[name].shape) <= TINY) for name, url in urls.items()],
         mistakes=[mistakes(report, row, ids) for row in first] if report.wrong else [],
         cost=cost_sentence(report),

@@ -193,7 +193,7 @@ def headline(ax: Any, title: str, *, x: str = "", y: str = "", at_top: bool = Fa
 
 
 def shared_bins(sides: Sequence[NDArray[Any]], count: int) -> NDArray[Any]:
-    """Return the edges of common bins; the outer percent on either side would squeeze the rest into a few of them."""
+    """Return the edges of common bins; the outer percent on either side, which would squeeze the rest, belongs into the outermost bins."""
     lows, highs = zip(*(np.percentile(side, [1, 99]) for side in sides), strict=True)
     low, high = float(min(lows)), float(max(highs))
     alike = high - low <= 1e-12 * max(abs(low), abs(high))
@@ -207,7 +207,9 @@ def two_histograms(ax: Any, first: ArrayLike, second: ArrayLike, labels: tuple[s
     looks = ((ID_COLOUR, "", LINES[0]), (OOD_COLOUR, "////", LINES[1]))
     with house_style():
         for values, label, (colour, hatch, line) in zip(sides, labels, looks, strict=True):
-            heights = np.histogram(values, edges)[0] / (len(values) * (edges[1] - edges[0]))
+            heights = np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0] / (
+                len(values) * (edges[1] - edges[0])
+            )
             ax.stairs(heights, edges, fill=True, color=colour, alpha=0.22, linewidth=0)
             if hatch:
                 # Separate, because in SVG the hatch of a coloured patch has the colour of the patch.
@@ -215,20 +217,4 @@ def two_histograms(ax: Any, first: ArrayLike, second: ArrayLike, labels: tuple[s
             ax.stairs(heights, edges, color=colour, linestyle=line, linewidth=1.6, label=label)
         ax.set_yticks([])
         ax.grid(False)
-    say_beyond(ax, np.concatenate(sides), edges[0], edges[-1])
     return ax
-
-
-def say_beyond(ax: Any, values: ArrayLike, low: float = -np.inf, high: float = np.inf) -> None:
-    """Write the share of values outside the axes below them, if there are any."""
-    words = beyond_words(values, low, high)
-    if words:
-        place = {"xycoords": "axes fraction", "xytext": (0, -18), "textcoords": "offset points"}
-        ax.annotate(words, (1, 0), ha="right", va="top", fontsize=6.5, color=MUTED, **place)
-
-
-def beyond_words(values: ArrayLike, low: float, high: float) -> str:
-    """Return the share of values outside an interval in words; empty if there are none."""
-    array = np.asarray(values, float)
-    share = 100 * float(((array < low) | (array > high)).mean())
-    return "" if not share else f"{share:.2g} % beyond" if share >= 0.01 else "< 0.01 % beyond"

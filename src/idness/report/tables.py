@@ -133,7 +133,9 @@ def rich_table(table: Table) -> RichTable:
     made = RichTable(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     for place, heading in enumerate(table.headings):
         side: Literal["left", "right"] = "left" if heading.words else "right"
-        made.add_column(escape(_broken(heading)), justify=side, overflow="fold", no_wrap=place == 0)
+        text = str(heading)
+        text = text.replace("-", "-\n") if len(text) > LONG else text
+        made.add_column(escape(text), justify=side, overflow="fold", no_wrap=place == 0)
     for row in table.rows:
         made.add_row(*_texts(row, escape, "[bold]{}[/bold]"))
     return made
@@ -141,11 +143,6 @@ def rich_table(table: Table) -> RichTable:
 
 def _texts(row: Sequence[Cell], escape: Callable[[str], str], bold: str) -> list[str]:
     return [bold.format(escape(str(cell))) if cell.mark in BOLD else escape(str(cell)) for cell in row]
-
-
-def _broken(heading: Heading) -> str:
-    text = str(heading)
-    return text.replace("-", "-\n") if len(text) > LONG else text
 
 
 def _md(text: str) -> str:

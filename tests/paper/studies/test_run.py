@@ -55,7 +55,7 @@ def test_every_analysis_speaks_and_draws(bench: Benchmark, tmp_path: Path) -> No
         assert study.figures
     written = found.save(tmp_path)
     names = {path.name for path in written}
-    drawn = "gaussianity moments mu-sigma proposition percentiles ratios equal-energy tradeoff ish-weights ish-images"
+    drawn = "gaussianity mu-sigma proposition percentiles ratios equal-energy tradeoff ish-weights"
     wanted = {f"{name}.{kind}" for name in drawn.split() for kind in ("svg", "png")}
     assert names == wanted | {"analysis.json", "README.md"}
     numbers = json.loads((tmp_path / "analysis.json").read_text())

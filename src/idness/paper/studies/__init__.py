@@ -40,7 +40,6 @@ class StudyData:
     train: ActivationsSet | None = None
     val: ActivationsSet | None = None
     ood_val: dict[str, Activations] = field(default_factory=dict)
-    classes: Sequence[str] = ()
 
     @property
     def oods(self) -> dict[str, Activations]:
@@ -78,10 +77,8 @@ def load_study_data(
         else:
             others.setdefault(entry.role, {})[entry.name] = part.acts
     ids, train, val = known["id_test"], known.get("id_train"), known.get("id_val")
-    own = None if network is None else network.class_names
-    names = own or bench.class_names or (ids.images.classes if ids.images is not None else ())
     groups = {group: others[group] for group in GROUPS if group in others}
-    return StudyData(f"{info.spec} on {bench.title}", head, ids, groups, train, val, others.get("ood_val", {}), names)
+    return StudyData(f"{info.spec} on {bench.title}", head, ids, groups, train, val, others.get("ood_val", {}))
 
 
 def panels(names: Sequence[str]) -> tuple[Any, list[Any]]:

@@ -25,22 +25,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr, ndtr, ndtri
 from scipy.stats import chi2, norm
 from torch import Tensor
 
 from idness.core.errors import InputError
-from idness.detectors.kernels import scale_ratio
 from idness.paper.studies import Study, StudyData, count_larger, plot_chances
 from idness.report import style
 
 BINS = 10
 DEGREES = BINS - 3
 LEVEL = 0.05
-MOST = 150
-"""Points drawn per set."""
 Array = NDArray[np.float64]
 
 
@@ -74,14 +70,13 @@ def plot_p_values(p_values: Mapping[str, Array]) -> Any:
             ax.text(max(p.mean(), LEVEL), row, text, va="center", fontsize=8)
         ax.axvline(LEVEL, color=style.MUTED, linestyle="--", linewidth=1)
         ax.axvline(0.5, color=style.MUTED, linestyle=":", linewidth=1.2)
-        top = len(p_values) - 0.4
-        ax.text(0.5, top, "a true Gaussian ", ha="right", va="center", fontsize=7, color=style.MUTED)
-        ax.text(LEVEL, top, " 0.05", ha="left", va="center", fontsize=7, color=style.MUTED)
         ax.set_yticks(range(len(p_values)), list(p_values))
-        ax.set_ylim(top + 0.3, -0.6)
+        ax.set_ylim(len(p_values) - 0.4, -0.6)
         ax.set_xlim(0, 0.68)
         ax.grid(axis="y", visible=False)
-    return style.headline(ax, "Are pre-ReLU activations Gaussian?", x=f"mean p-value, chi-square ({DEGREES} df)")
+    return style.headline(
+        ax, "Are pre-ReLU activations Gaussian?", x="mean chi-square p-value (dotted: a true Gaussian)"
+    )
 
 
 def gaussianity_study(data: StudyData) -> Study:
@@ -104,25 +99,6 @@ def moments(values: Tensor) -> tuple[Array, Array, Array]:
     return mean, variance, np.divide(mean, np.sqrt(variance), out=np.zeros_like(mean), where=variance > 0)
 
 
-def plot_moments(sets: Mapping[str, tuple[Array, Array, Array]]) -> Any:
-    """Draw variance against mean, one point per image (evenly picked if there are many), and each set's centre; ID is first."""
-    ax = style.axes_or_new(size=(5.6, 3.6))
-    with style.house_style():
-        for index, (name, (mean, variance, _)) in enumerate(sets.items()):
-            look = style.mark(index)
-            picked = np.linspace(0, len(mean) - 1, min(MOST, len(mean))).astype(int)
-            points = {"s": 7, "color": look.colour, "marker": look.marker, "alpha": 0.28, "linewidths": 0}
-            ax.scatter(mean[picked], variance[picked], **points)
-            centre = {"color": look.colour, "markersize": 9, "markeredgecolor": style.PAPER, "zorder": 5}
-            ax.plot(np.median(mean), np.median(variance), look.marker, label=name, **centre)
-        everything = np.concatenate([variance for _, variance, _ in sets.values()])
-        highest = float(np.percentile(everything, 99.5)) * 1.05
-        ax.set_ylim(0, highest)
-    style.say_beyond(ax, everything, high=highest)
-    style.draw_legend(ax, outside=True)
-    return style.headline(ax, "Mean and variance before the ReLU", x="mean of an image's activations", y="variance")
-
-
 def moments_study(data: StudyData) -> Study:
     """Measure every set."""
     sets = {name: moments(values) for name, values in data.before_relu.items()}
@@ -137,8 +113,7 @@ def moments_study(data: StudyData) -> Study:
     for name, parts in sets.items():
         means = zip(("mean", "variance", "mu_sigma"), (float(part.mean()) for part in parts), strict=True)
         numbers[name] = {**dict(means), "id_higher": chances.get(name)}
-    scatter = style.figure_of(plot_moments(sets)), f"Mean and variance of pre-ReLU activations. {line}"
-    return Study(line, {"sets": numbers}, {"moments": scatter, "mu-sigma": (grid, f"Histograms of mu/sigma. {line}")})
+    return Study(line, {"sets": numbers}, {"mu-sigma": (grid, f"Histograms of mu/sigma. {line}")})
 
 
 def c_factor(p: ArrayLike) -> Array:
@@ -162,12 +137,6 @@ def exact_range(gamma_id: float, gamma_ood: float) -> tuple[float, float]:
     return (float(ndtr(-gamma_id)), 1.0) if gamma_id > gamma_ood else (1.0, 1.0)
 
 
-def simulated_share(p: float, gamma: float, *, images: int) -> float:
-    """Simulate Q_p/Q on rectified Gaussians with the function that SCALE uses."""
-    rows = (torch.randn(images, 2048, generator=torch.Generator().manual_seed(0)) + gamma).clamp(min=0)
-    return float((1 / scale_ratio(rows, 100 * p)).mean())
-
-
 def plot_c(ax: Any) -> Any:
     """Draw C(p)."""
     p = np.linspace(0.01, 0.995, 400)
@@ -176,32 +145,24 @@ def plot_c(ax: Any) -> Any:
         for value in (0.65, 0.85, 0.95):
             height = float(c_factor(value))
             ax.plot(100 * value, height, "o", color=style.ID_COLOUR, markeredgecolor=style.PAPER, markersize=7)
-            place = {"xytext": (-8, 2), "textcoords": "offset points", "ha": "right", "fontsize": 8}
-            ax.annotate(f"{height:.2f} at {100 * value:.0f}", (100 * value, height), **place)
-        note = "the text says C falls after 95;\nthe formula rises strictly"
-        ax.text(3, 2.6, note, fontsize=8, color=style.MUTED, va="top")
+            ax.text(100 * value - 3, height, f"{height:.2f} at {100 * value:.0f}", ha="right", fontsize=8)
         ax.set_ylim(0, 2.9)
         ax.set_xlim(0, 100)
     return style.headline(ax, "C(p), as the formula gives it", x="percentile p", y="C(p)")
 
 
 def plot_shares(ax: Any) -> Any:
-    """Draw Q_p/Q: exact as lines, simulated as markers, the paper's approximation as thin lines."""
+    """Draw Q_p/Q, and the paper's approximation as thin lines."""
     p = np.linspace(0.02, 0.98, 200)
-    spots = np.linspace(0.1, 0.95, 9)
     gammas = (-1.0, 0.0, 1.0, 2.0)
-    highest = max(float(kept_share(p, gamma, printed=True).max()) for gamma in gammas if gamma > 0)
     with style.house_style():
         for index, gamma in enumerate(gammas):
             look = style.mark(index)
             ax.plot(100 * p, kept_share(p, gamma), color=look.colour, linestyle=look.line, label=f"μ/σ = {gamma:g}")
-            drawn = [simulated_share(float(s), gamma, images=60) for s in spots]
-            ax.plot(100 * spots, drawn, look.marker, color=look.colour, markeredgecolor=style.PAPER, markersize=6)
             if gamma > 0:
                 ax.plot(100 * p, kept_share(p, gamma, printed=True), color=look.colour, linewidth=0.8, linestyle=":")
         # The approximation leaves the axes where it exceeds 1.
-        ax.plot([], [], ":", color=style.MUTED, linewidth=0.8, label=f"as approximated,\nup to {highest:.1f}")
-        ax.plot([], [], "o", color=style.MUTED, label="simulated")
+        ax.plot([], [], ":", color=style.MUTED, linewidth=0.8, label="as approximated")
         ax.set_ylim(0, 1.4)
     style.draw_legend(ax, outside=True)
     return style.headline(ax, "Share of the sum that is kept", x="percentile p", y="$Q_p/Q$")
@@ -223,5 +184,5 @@ def proposition_study(data: StudyData) -> Study:
         printed = ", ".join(f"{part} {every if own > gamma > 0 else none}" for part, gamma in gammas.items())
         line += f"; by the proof's own condition: {printed}"
         numbers["range"] = {part: list(ends) for part, ends in reach.items()}
-    alt = f"C(p), and the share of the sum that is kept, exact, simulated and as the paper approximates it. {line}"
+    alt = f"C(p), and the share of the sum that is kept, exact and as the paper approximates it. {line}"
     return Study(line, numbers, {"proposition": (figure, alt)})

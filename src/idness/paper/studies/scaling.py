@@ -6,7 +6,6 @@ images of the same energy, whether or not it is larger on ID images as a whole.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,7 +34,6 @@ ISH_PERCENTILE = 85.0
 """The percentile at which ISH trains in the paper."""
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
-Reader = Callable[[Indices], Sequence[NDArray[np.uint8]]]
 
 
 def sweep(
@@ -60,11 +58,13 @@ def percentile_study(data: StudyData) -> Study:
     def draw(ax: Any, title: str, oods: Mapping[str, Activations]) -> tuple[str, dict[str, Any]]:
         found, plain = sweep(data.head, data.ids.acts, oods)
         best, highest = PERCENTILES[int(found["scaling"].argmax())], 100 * found["scaling"].max()
-        curves = [
-            (NAMES[kind], curve, style.mark(index), best if kind == "scaling" else None)
-            for index, (kind, curve) in enumerate(found.items())
-        ]
-        figures.draw_sweep(PERCENTILES, curves, plain, title, ax)
+        with style.house_style():
+            for index, (kind, curve) in enumerate(found.items()):
+                look = style.mark(index)
+                ax.plot(PERCENTILES, 100 * curve, color=look.colour, linestyle=look.line, label=NAMES[kind])
+            ax.axhline(100 * plain, color=style.MUTED, linestyle=style.LINES[2], linewidth=1.2, label="neither (EBO)")
+        style.headline(ax, title, x="percentile p", y="AUROC, %", at_top=True)
+        style.draw_legend(ax, loc="lower left")
         numbers = {"percentiles": PERCENTILES, "ebo": plain, "best": best}
         numbers |= {kind: curve.round(5).tolist() for kind, curve in found.items()}
         return f"scaling best at p = {best:g} with AUROC {highest:.1f}, plain energy {100 * plain:.1f}", numbers
@@ -88,14 +88,12 @@ def measure_tradeoff(
     """Return for every fitted detector the ID accuracy of the network as it shapes it, and the mean AUROC over OOD sets."""
     if ids.labels is None:
         raise InputError("tradeoff: ID activations have no labels, which accuracy needs; pass labelled images")
-    listed = list(detectors.values())
-    good = score_many(listed, ids)
-    bad = [score_many(listed, acts) for acts in oods.values()]
     points = {}
-    for index, (name, detector) in enumerate(detectors.items()):
+    for name, detector in detectors.items():
         # Only methods that edit the network have logits of their own.
         logits = detector.shaped_logits(ids) if isinstance(detector, Enhancer) else ids.logits
-        mean = float(np.mean([auroc(good[index], scores[index]) for scores in bad]))
+        good = detector.score(ids)
+        mean = float(np.mean([auroc(good, detector.score(acts)) for acts in oods.values()]))
         points[name] = accuracy(logits, ids.labels), mean
     return points
 
@@ -118,8 +116,7 @@ def tradeoff_study(data: StudyData) -> Study:
         line = f"{order[0]} leads with AUROC {100 * mean:.1f} at ID accuracy {100 * right:.1f}"
         return line, {row: {"accuracy": right, "auroc": mean} for row, (right, mean) in points.items()}
 
-    height = max(3.8, 1.0 + 0.135 * len(detectors))
-    found = _by_group(data, "tradeoff", "ID accuracy against OOD detection of every method", height, draw)
+    found = _by_group(data, "tradeoff", "ID accuracy against OOD detection of every method", 3.8, draw)
     return replace(found, numbers={"left_out": failed} | found.numbers)
 
 
@@ -234,23 +231,6 @@ def plot_weights(weights: Array, spread: float) -> Any:
     return style.headline(ax, title, x=f"exp(Q/Q_p) relative to its mean, p = {ISH_PERCENTILE:g}")
 
 
-def plot_extremes(weights: Array, extremes: Mapping[str, Indices], read: Reader, labels: Sequence[str]) -> Any:
-    """Draw the images with the largest and the smallest weights, by name; `read` returns the images of some rows."""
-    count = min(map(len, extremes.values()))
-    figure, axes = style.new_figure(2, count, size=(0.92 * count + 0.4, 2.9), squeeze=False)
-    with style.house_style():
-        for row, (name, rows) in enumerate(extremes.items()):
-            for ax, index, image in zip(axes[row], rows, read(rows), strict=True):
-                ax.imshow(image, interpolation="nearest")
-                ax.set(xticks=[], yticks=[])
-                ax.grid(False)
-                ax.spines[["left", "bottom"]].set_visible(False)
-                ax.set_title(labels[index] if labels else "", fontsize=7, fontweight="normal", loc="center")
-                ax.set_xlabel(f"{weights[index]:.2f}", fontsize=8)
-            axes[row][0].set_ylabel(f"{name} weight", fontsize=8)
-    return figure
-
-
 def ish_study(data: StudyData) -> Study:
     """Weigh the training images, or the test images if there are none."""
     part = data.train or data.ids
@@ -264,20 +244,8 @@ def ish_study(data: StudyData) -> Study:
     )
     drawn = {"ish-weights": (style.figure_of(plot_weights(weights, spread)), f"Distribution of ISH's weights. {line}")}
     order, tenth = np.argsort(weights, kind="stable"), max(1, len(weights) // 10)
-    extremes = {"largest": order[::-1][:10], "smallest": order[:10]}
-    labels: list[str] = []
-    if part.acts.labels is not None:
-        known = data.classes
-        labels = [known[int(n)] if int(n) < len(known) else str(int(n)) for n in part.acts.labels]
-    if part.images is not None:
-        figure = plot_extremes(weights, extremes, part.thumbnails, labels)
-        drawn["ish-images"] = (figure, "The images with the largest and smallest weights in ISH")
-    if labels:
-        common = [Counter(labels[row] for row in rows).most_common(3) for rows in extremes.values()]
-        first, last = (", ".join(f"{number} {label}" for label, number in found) for found in common)
-        line += f"; largest: {first}, smallest: {last}"
     sure = torch.softmax(part.acts.logits, dim=1).amax(dim=1).numpy()
     heavy, light = (float(sure[rows].mean()) for rows in (order[-tenth:], order[:tenth]))
     line += f"; mean largest probability {heavy:.2f} on the tenth with the largest weights, {light:.2f} on the smallest"
     numbers = {"percentile": ISH_PERCENTILE, "spread": spread, "sure": [heavy, light]}
-    return Study(line, numbers | {"most": extremes["largest"].tolist(), "least": extremes["smallest"].tolist()}, drawn)
+    return Study(line, numbers | {"most": order[::-1][:10].tolist(), "least": order[:10].tolist()}, drawn)
