@@ -123,27 +123,21 @@ class Preprocessing:
 
     def describe(self) -> str:
         """Describe the preprocessing in one line."""
-        steps = []
-        if self.resize is not None:
-            size = "{} x {}" if isinstance(self.resize, tuple) else "shorter side to {}"
-            steps.append(f"resize {size.format(*_pair(self.resize))} ({self.interpolation})")
-        if self.crop is not None:
-            steps.append("centre crop {} x {}".format(*_pair(self.crop)))
-        mean, std = (", ".join(f"{value:g}" for value in part) for part in (self.mean, self.std))
-        steps.append("values in [0, 1], not normalised" if self.plain else f"normalise by mean ({mean}), std ({std})")
-        return ", ".join(steps)
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return ", ".join(f"{name} {value}" for name, value in given.items())
 
-    def suspicion(self, sample: NDArray[np.uint8] | Tensor | None = None) -> str | None:
+    def suspicion(self, sample: NDArray[np.uint8]) -> str | None:
         """Return what looks wrong with the normalisation, given a sample of images (N, H, W, C); None if nothing does."""
         if self.plain:
             return "images are not normalised (mean 0, std 1); most networks were trained with a mean and std: give them in preprocessing"
         if max(self.mean) > 1.5 or max(self.std) > 1.5:
             return f"mean and std are of values in [0, 1], got mean {list(self.mean)}, std {list(self.std)}; divide them by 255"
-        if sample is not None and len(sample) >= 16:
-            values = self.normalize(sample)
-            centre, spread = float(values.mean()), float(values.std())
-            if abs(centre) > 2.0 or not 0.2 < spread < 4.0:
-                return f"normalised images have mean {centre:.2f} and std {spread:.2f}, not about 0 and 1; check preprocessing"
+        values = self.normalize(sample)
+        centre, spread = float(values.mean()), float(values.std())
+        if len(sample) >= 16 and (abs(centre) > 2.0 or not 0.2 < spread < 4.0):
+            return (
+                f"normalised images have mean {centre:.2f} and std {spread:.2f}, not about 0 and 1; check preprocessing"
+            )
         return None
 
     def to_dict(self) -> dict[str, Any]:
