@@ -87,7 +87,6 @@ def test_reading_needs_no_torch() -> None:
     [
         (lambda: embedded.load("mnits"), "unknown embedded set 'mnits'; did you mean 'mnist'"),
         (lambda: embedded.load("cifar7/mnist"), "unknown embedded benchmark 'cifar7'; did you mean 'cifar6'"),
-        (lambda: embedded.sets("fare"), "did you mean 'far'"),
     ],
 )
 def test_unknown_names_get_a_suggestion(ask: Callable[[], object], message: str) -> None:

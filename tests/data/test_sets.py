@@ -192,7 +192,7 @@ def test_parquet_with_splits_and_class_names(tmp_path: Path) -> None:
     assert data.classes == ("x", "y")
     assert np.array_equal(data.labels, [0, 1, 0, 1, 1])
     assert np.array_equal(images_of(data), pixels(5))
-    with pytest.raises(DataError, match="splits test, train"):
+    with pytest.raises(DataError, match="tables of the splits test, train"):
         open_set("hub", tmp_path)
 
 

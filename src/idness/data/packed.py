@@ -59,9 +59,9 @@ class TableSet(ImageSet):
         self, path: Place, images: str | None = None, labels: str | None = None, split: str | None = None
     ) -> None:
         super().__init__((), name_of(path))
-        self._groups: list[tuple[Place, int, int]] = []
-        """Of each row group its file, its number there, and the place of the file's first row in the set."""
-        self._starts, self._held, self.columns = [0], dict[int, Any](), list[str]()
+        # Of each row group its file, its number there, and the place of the file's first row in the set.
+        self._groups, self._starts = list[tuple["Place", int, int]](), [0]
+        self._held, self.columns = dict[int, Any](), list[str]()
         for file in _tables(path, split):
             with explained(name_of(file), "is not a Parquet table"), _parquet(file) as table:
                 schema, begin = table.schema_arrow, self._starts[-1]
@@ -131,13 +131,11 @@ def _tables(path: Place, split: str | None) -> list[Place]:
     if path.is_file():
         return [path]
     found = sorted((file for pattern in TABLES for file in path.glob(pattern)), key=str)
-    chosen: list[Place] = [file for file in found if split is None or file.name.startswith(split)]
-    if not chosen:
-        names = ", ".join(sorted({file.name.split("-")[0] for file in found})) or "no tables"
-        raise DataError(f"{name_of(path)}: has no table whose name begins with {split!r}; it has {names}")
-    splits = {file.name.split("-")[0] for file in chosen if file.suffix == ".parquet" and "-" in file.name}
-    if split is None and len(splits) > 1:
-        raise DataError(f'{name_of(path)}: contains the splits {", ".join(sorted(splits))}; set split = "..."')
+    chosen: list[Place] = [file for file in found if file.name.startswith(split or "")]
+    splits = sorted({file.name.split("-")[0] for file in found if "-" in file.name})
+    if not chosen or (split is None and len(splits) > 1):
+        names = ", ".join(splits) or "none"
+        raise DataError(f'{name_of(path)}: has tables of the splits {names}, got {split!r}; set split = "..."')
     return chosen
 
 

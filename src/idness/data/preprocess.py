@@ -83,10 +83,9 @@ class Preprocessing:
     @property
     def size(self) -> tuple[int, int] | None:
         """The height and width of every result; None if they depend on the image."""
-        final = self.crop if self.crop is not None else self.resize
-        if isinstance(final, tuple):
-            return final
-        return (final, final) if final is not None and self.crop is not None else None
+        if self.crop is not None:
+            return _pair(self.crop)
+        return self.resize if isinstance(self.resize, tuple) else None
 
     def pixels(self, image: Image.Image | NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Resize and crop an image to an array (height, width, channels) of uint8."""
@@ -135,9 +134,7 @@ class Preprocessing:
         values = self.normalize(sample)
         centre, spread = float(values.mean()), float(values.std())
         if len(sample) >= 16 and (abs(centre) > 2.0 or not 0.2 < spread < 4.0):
-            return (
-                f"normalised images have mean {centre:.2f} and std {spread:.2f}, not about 0 and 1; check preprocessing"
-            )
+            return f"normalised images have mean {centre:.2f}, std {spread:.2f}, not about 0 and 1; check preprocessing"
         return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -226,14 +223,13 @@ def fitted(picture: Image.Image | Pixels, resize: Size, crop: Size, interpolatio
     if sys.modules.get("torch") is not None and interpolation in ALIKE:
         return _cropped(_by_torch(_array(picture), target, interpolation), crop)
     if isinstance(picture, np.ndarray) and picture.shape[2] != 3:
-        bands = [np.ascontiguousarray(picture[:, :, place]) for place in range(picture.shape[2])]
-        return np.concatenate([fitted(Image.fromarray(band), resize, crop, interpolation) for band in bands], axis=2)
+        bands = [Image.fromarray(np.ascontiguousarray(band)) for band in np.moveaxis(picture, 2, 0)]
+        return np.concatenate([fitted(band, resize, crop, interpolation) for band in bands], axis=2)
     image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
     return _cropped(_array(image.resize(target[::-1], INTERPOLATIONS[interpolation])), crop)
 
 
-def _pair(size: Size) -> tuple[int, int]:
-    assert size is not None
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
 

@@ -117,8 +117,8 @@ class ImageSet:
             return place.read_text()
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1) if self.parallel else 1) as pool:
             found = sha256_of(pool.map(self.digest, range(start, min(stop, len(self)))))
-        with suppress(StoreError):  # reading the images again next time is the only harm
-            if place is not None:
+        if place is not None:
+            with suppress(StoreError):  # reading the images again next time is the only harm
                 atomic_write(place, found)
         return found
 
