@@ -16,7 +16,7 @@ import pytest
 
 from tests.cli.running import idness
 
-from .code_blocks import ROOT, Block, blocks_of, run_document
+from .code_blocks import ROOT, blocks_of, run_document
 from .workspace import make_workspace
 
 with pytest.MonkeyPatch.context() as patch:
@@ -50,15 +50,6 @@ def test_every_code_block_runs(name: str, workspace: Path, tmp_path: Path, monke
         for module in set(sys.modules) - before:
             if str(getattr(sys.modules[module], "__file__", "")).startswith(str(folder)):
                 del sys.modules[module]
-
-
-def test_blocks_are_found_with_their_directives() -> None:
-    text = "a\n<!-- runs as: true -->\n```bash\nfalse\n```\n\n    ```python\n    x = 1\n    ```\n\n<!-- file: a.py -->\n```python\n1\n```\n"
-    assert blocks_of(text) == [
-        Block("bash", "false\n", 3, runs_as="true"),
-        Block("python", "x = 1\n", 7),
-        Block("python", "1\n", 12, file="a.py"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -107,13 +98,6 @@ def test_every_public_name_is_in_the_reference() -> None:
         else:
             home = getattr(idness, name)
             assert f"::: {home.__module__}.{home.__qualname__}\n" in told, name
-
-
-def test_figures_of_results_are_shown() -> None:
-    text = PAGES.pages()["results.md"]
-    shown = re.findall(r"!\[[^\]]*\]\((results/[^)]+)\)", text)
-    assert len(shown) >= 8
-    assert all((ROOT / path).is_file() for path in shown)
 
 
 def test_results_come_from_files() -> None:
@@ -209,12 +193,3 @@ def test_nothing_bars_anyone_from_any_written_page(site: Path, chromium: Any, wi
         site / "api" / "guard.html",
     ]
     assert barred(chromium, [page for page in sorted(pages) if page.name != "404.html"], width, scheme) == []
-
-
-@pytest.mark.long
-@pytest.mark.browser
-@pytest.mark.parametrize("width", [390, 800, 1440])
-def test_nothing_of_the_whole_site_is_cut_off(site: Path, chromium: Any, width: int) -> None:
-    tab = chromium.new_page(viewport={"width": width, "height": 900})
-    assert cut_off(tab, [page for page in sorted(site.rglob("*.html")) if page.name != "404.html"]) == []
-    tab.close()

@@ -336,18 +336,6 @@ def test_files_without_activations_are_reported(
         open_set({"path": f"a{suffix}", "kind": "activations"}, tmp_path)
 
 
-def test_damaged_files_of_activations_are_reported(tmp_path: Path) -> None:
-    np.savez(tmp_path / "both.npz", features=np.zeros((3, 4)), images=pixels(3))
-    assert isinstance(open_set({"path": "both.npz", "images": "images"}, tmp_path), NpzSet)
-    for name in ("c.safetensors", "c.npz"):
-        (tmp_path / name).write_bytes(b"junk")
-        with pytest.raises(DataError, match="is not a safetensors or .npz file of activations"):
-            open_set({"path": name, "kind": "activations"}, tmp_path)
-    np.savez(tmp_path / "d.npz", features=np.array([{}, {}], dtype=object))
-    with pytest.raises(DataError, match="Object arrays cannot be loaded"):
-        open_set("d.npz", tmp_path)
-
-
 def save_arrays(path: Path, **arrays: torch.Tensor) -> None:
     if path.suffix == ".npz":
         np.savez_compressed(path, **{name: value.numpy() for name, value in arrays.items()})
