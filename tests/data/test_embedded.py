@@ -94,21 +94,12 @@ def test_unknown_names_get_a_suggestion(ask: Callable[[], object], message: str)
         ask()
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    for name in ("manifest.json", "images.json", "mnist-0.webp", "mnist-1.webp"):
-        shutil.copy(embedded.CIFAR6 / name, tmp_path / name)
-    return tmp_path
-
-
 @pytest.mark.parametrize("name", ["mnist-1.webp", "images.json"])
-@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
-def test_a_damaged_file_is_reported_in_one_line(copy: Path, name: str, damage: str) -> None:
-    content = bytearray((copy / name).read_bytes())
+def test_a_damaged_file_is_reported_in_one_line(name: str, tmp_path: Path) -> None:
+    for file in ("manifest.json", "images.json", "mnist-0.webp", "mnist-1.webp"):
+        shutil.copy(embedded.CIFAR6 / file, tmp_path / file)
+    content = bytearray((tmp_path / name).read_bytes())
     content[len(content) // 2] ^= 1
-    (copy / name).write_bytes(content if damage == "flip" else content[:-100])
-    if damage == "remove":
-        (copy / name).unlink()
-    with pytest.raises(StoreError, match=f"{name}.*install idness again") as caught:
-        embedded.load("mnist", root=copy)
-    assert "\n" not in str(caught.value)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(StoreError, match=f"^[^\n]*{name}[^\n]*install idness again$"):
+        embedded.load("mnist", root=tmp_path)

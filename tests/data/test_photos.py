@@ -74,3 +74,12 @@ def test_the_network_classifies_its_photographs() -> None:
         logits = model((pixels - mean) / std)
     right = logits.argmax(1).numpy() == images.labels[list(rows)]
     assert right.mean() >= 0.7
+
+
+def test_the_network_has_the_weights_of_torchvision() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    theirs, ours = torchvision.models.mobilenet_v2(), load_model("photos:mobilenet_v2")
+    theirs.load_state_dict(ours.state_dict())
+    images = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        torch.testing.assert_close(theirs.eval()(images), ours.eval()(images))
