@@ -229,7 +229,7 @@ def test_near_copies_are_reported(tmp_path: Path) -> None:
     [
         ('["red", "green", "blue", "yellow"]', "5", "has 5 classes, the network 4"),
         ("far.npz", "nowhere.npz", "grey: nowhere.npz does not exist"),
-        ('"far.npz"', '{ path = "far.npz", images = "pix" }', "has no array 'pix'"),
+        ('"far.npz"', '{ path = "far.npz", images = "pix" }', "has no 'pix'"),
         ("mean = ", "men = ", "unknown option 'men'"),
     ],
 )

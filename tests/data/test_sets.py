@@ -153,7 +153,7 @@ def test_unusable_npz_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "flipped.npz").write_bytes(content)
     for name, message in (
         ("float", "uint8"),
-        ("names", "which array"),
+        ("names", "which of foo, bar"),
         ("short", "one whole number per image"),
         ("bad", "is not an .npz"),
         ("object", "Object arrays cannot be loaded"),
@@ -245,7 +245,7 @@ def test_columns_of_tables_are_found_and_kept(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no column 'skv'; it has sku, jpeg"):
         data.values("skv", 0, 1)
     pq.write_table(table.append_column("mask", table["jpeg"]), tmp_path / "t.parquet")
-    with pytest.raises(DataError, match="which column contains the images.* pass --image-column"):
+    with pytest.raises(DataError, match="which of sku, jpeg, mask contains the images.* pass --image-column"):
         open_images([str(tmp_path / "t.parquet")])
     assert len(open_images([str(tmp_path / "t.parquet")], "jpeg")) == 5
 

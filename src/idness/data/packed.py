@@ -19,6 +19,7 @@ from idness.data.urls import explained, name_of
 if TYPE_CHECKING:
     from idness.data.urls import Place
 
+Names = Sequence[str]
 TABLES = ("*.parquet", "data/*.parquet")
 """Where a folder's tables are."""
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img", "images", "picture"), ("label", "labels", "fine_label", "class")
@@ -34,10 +35,10 @@ class NpzSet(ArraySet):
     ) -> None:
         name, self.path = path.name, path.absolute()
         with explained(name, "is not an .npz file of uint8 images"), np.load(path, allow_pickle=False) as arrays:
-            chosen = _pick(name, "array", images, ("images", "data", "x", "arr_0"), arrays.files, arrays.files)
+            chosen = _pick(name, images, ("images", "data", "x", "arr_0"), arrays.files, arrays.files)
             pixels, known = arrays[chosen], None
             check_images(f"{name}: array {chosen}", pixels.dtype, pixels.shape)
-            if label := _pick(name, "array", labels, ("labels", "label", "y", "targets"), arrays.files, None):
+            if label := _pick(name, labels, ("labels", "label", "y", "targets"), arrays.files, None):
                 known = arrays[label]
                 if known.shape != (len(pixels),) or known.dtype.kind not in "iu":
                     given = f"{known.dtype} of shape {known.shape} for {len(pixels)} images"
@@ -70,8 +71,8 @@ class TableSet(ImageSet):
                     self._starts.append(self._starts[-1] + table.metadata.row_group(number).num_rows)
             self.columns = self.columns or schema.names
             binary = [name for name, kind in zip(schema.names, schema.types, strict=True) if "binary" in str(kind)]
-            self.reads = self.reads or _pick(self.source, "column", images, IMAGE_COLUMNS, schema.names, binary)
-            label = _pick(self.source, "column", labels, LABEL_COLUMNS, self.columns, None)
+            self.reads = self.reads or _pick(self.source, images, IMAGE_COLUMNS, schema.names, binary)
+            label = _pick(self.source, labels, LABEL_COLUMNS, self.columns, None)
             if not {self.reads, label} - {""} <= set(schema.names):
                 raise DataError(f"{name_of(file)}: must have the columns of other tables, {', '.join(self.columns)}")
         self.items = range(self._starts[-1])
@@ -227,21 +228,15 @@ def _fields(data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {LABELS[0]: found}
 
 
-def _pick(
-    source: str,
-    kind: str,
-    wanted: str | None,
-    usual: Sequence[str],
-    names: Sequence[str],
-    possible: Sequence[str] | None,
-) -> str:
+def _pick(source: str, wanted: str | None, usual: Names, names: Names, possible: Names | None) -> str:
     """Return the array or column that is wanted, else the first usual one, else the only possible one; with `None` it may be missing."""
     if wanted is not None and wanted not in names:
-        raise DataError(f"{source}: has no {kind} {wanted!r}; it has {', '.join(names)}")
+        raise DataError(f"{source}: has no {wanted!r}; it has {', '.join(names)}")
     found = wanted or next((name for name in usual if name in names), "")
     if found or possible is None:
         return found
     if len(possible) != 1:
-        which = f"which {kind} contains the images, {', '.join(names)}"
-        raise DataError(f"{source}: {which}? pass --image-column, or set images")
+        raise DataError(
+            f"{source}: which of {', '.join(names)} contains the images? pass --image-column, or set images"
+        )
     return possible[0]

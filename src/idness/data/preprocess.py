@@ -55,10 +55,8 @@ class Preprocessing:
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        for name in ("resize", "crop"):
-            object.__setattr__(self, name, _size(name, getattr(self, name)))
-        for name in ("mean", "std"):
-            object.__setattr__(self, name, _channels(name, getattr(self, name)))
+        for name, read in (("resize", _size), ("crop", _size), ("mean", _channels), ("std", _channels)):
+            object.__setattr__(self, name, read(name, getattr(self, name)))
         if len(self.mean) != len(self.std):
             raise OptionError(f"Preprocessing: mean and std must be of as many channels, got {self.mean}, {self.std}")
         if not all(value > 0 for value in self.std):
