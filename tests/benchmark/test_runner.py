@@ -157,7 +157,7 @@ def test_phases_and_preprocessing_are_reported(place: Path) -> None:
     heard = Heard()
     go(place, heard)
     assert heard.phases[0] == ("network", 360)
-    assert "normalise by mean (0.5, 0.5, 0.5)" in heard.notes[0]
+    assert "mean (0.5, 0.5, 0.5)" in heard.notes[0]
     assert heard.warned == [  # and nothing else
         "no interval for FPR at 95 % ID recall: needs at least 72 images, got id_test (60)",
         "no interval for FPR at 95 % OOD recall: needs at least 72 images, got mixed (60), grey (60)",

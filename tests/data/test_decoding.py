@@ -4,7 +4,6 @@ import io
 import struct
 import time
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -146,17 +145,11 @@ def test_simplejpeg_returns_the_pixels_of_pillow(size: tuple[int, int], options:
 
 
 def test_both_decoders_report_the_same_damage() -> None:
-    def outcome(read: Callable[[bytes], object], data: bytes) -> object:
-        try:
-            return np.asarray(read(data)).tolist()
-        except DataError as error:
-            return str(error)
-
     data = encoded(photograph((300, 200)), "JPEG")
     slight = data[:1500] + bytes(40) + data[1540:]  # Pillow decodes it
-    harmed = [data[:-2], data[: len(data) // 2], data[:200], b"", slight]
-    assert [outcome(decode_picture, each) for each in harmed] == [outcome(decode, each) for each in harmed]
-    assert "cut off" in str(outcome(decode_picture, harmed[1]))
-    assert isinstance(outcome(decode_picture, slight), list)
-    with pytest.raises(DataError, match="at most 100 pixels"):
-        decode_picture(data, max_pixels=100)
+    assert np.array_equal(np.asarray(decode_picture(slight)), np.asarray(decode(slight)))
+    for read in (decode, decode_picture):
+        with pytest.raises(DataError, match="cut off"):
+            read(data[: len(data) // 2])
+        with pytest.raises(DataError, match="at most 100 pixels"):
+            read(data, max_pixels=100)

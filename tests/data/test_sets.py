@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import tarfile
 from contextlib import suppress
 from pathlib import Path
@@ -385,9 +386,7 @@ def test_damaged_parquet_is_reported(tmp_path: Path) -> None:
     whole = (tmp_path / "whole.parquet").read_bytes()
     file = tmp_path / "harmed.parquet"
     for place in (0, 5, 50, 300, len(whole) // 2, len(whole) - 400, len(whole) - 40, len(whole) - 6):
-        flipped = bytearray(whole)
-        flipped[place : place + 4] = b"\xff\x00\xff\x7f"
-        for content in (bytes(flipped), whole[:place]):
+        for content in (whole[:place] + b"\xff\x00\xff\x7f" + whole[place + 4 :], whole[:place]):
             file.write_bytes(content)
             try:
                 images = open_set(str(file))
@@ -395,9 +394,7 @@ def test_damaged_parquet_is_reported(tmp_path: Path) -> None:
                     with suppress(DataError):
                         images.picture(index)
             except DataError as error:
-                said = str(error)
-                assert "harmed.parquet" in said
-                assert "\n" not in said
+                assert re.fullmatch(r".*harmed\.parquet.*", str(error))  # noqa: PT017
 
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "activations-v1"
