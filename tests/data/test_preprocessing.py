@@ -158,14 +158,9 @@ def test_own_attribute_comes_first_and_nothing_is_guessed(tmp_path: Path) -> Non
     assert preprocessing_for(model, "torchvision:resnet50") == Preprocessing(resize=20, mean=(0.5, 0.5, 0.5))
 
 
-@pytest.mark.parametrize(
-    ("size", "side", "expected"),
-    [((200, 100), 64, (64, 32)), ((100, 200), 64, (32, 64)), ((5, 3), 64, (5, 3)), ((40, 20), 10, (10, 5))],
-)
 @pytest.mark.parametrize("kind", ["image", "array", "grey"])
-def test_thumbnails_are_small_rgb_copies(
-    size: tuple[int, int], side: int, expected: tuple[int, int], kind: str
-) -> None:
-    given = Image.new("L" if kind == "grey" else "RGB", size, 77)
-    small = thumbnail(np.array(given) if kind == "array" else given, side)
-    assert (small.size, small.mode, given.size) == (expected, "RGB", size)
+def test_thumbnails_are_small_rgb_copies(kind: str) -> None:
+    for size, expected in (((200, 100), (64, 32)), ((5, 3), (5, 3))):
+        given = Image.new("L" if kind == "grey" else "RGB", size, 77)
+        small = thumbnail(np.array(given) if kind == "array" else given, 64)
+        assert (small.size, small.mode, given.size) == (expected, "RGB", size)
