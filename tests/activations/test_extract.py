@@ -316,24 +316,6 @@ def test_repeated_images_are_left_out_on_request(folder: Path) -> None:
     assert distinct.index.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_the_input_of_the_final_relu_is_kept_on_request() -> None:
-    found = collect(made()[0], known(10), pre_relu=True).acts
-    assert found.rectifier == "ReLU and average pooling"
-    assert found.pre_relu is not None
-    assert found.pre_relu.shape == found.features.shape
-
-
-def test_labels_stay_with_their_images_if_one_cannot_be_read(folder: Path) -> None:
-    net, _ = made()
-    for index in range(6):
-        (folder / f"class {index % 4}").mkdir(exist_ok=True)
-        (folder / f"{index}.png").rename(folder / f"class {index % 4}" / f"{index}.png")
-    (folder / "class 0" / "0.png").write_bytes(b"junk")
-    found = collect(net, open_set(str(folder)))
-    assert found.acts.labels is not None
-    assert found.acts.labels.tolist() == [0, 1, 1, 2, 3]
-
-
 def test_input_can_be_edited_by_the_place_of_its_batch() -> None:
     net, _ = made()
     images = ArraySet(pictures(5, 0)[0], "x")

@@ -151,7 +151,7 @@ def test_phases_and_preprocessing_are_reported(place: Path) -> None:
     heard = Heard()
     assert go(place, heard).warnings == heard.warned
     assert heard.phases[0] == ("network", 360)
-    assert "normalise by mean (0.5, 0.5, 0.5)" in heard.notes[0]
+    assert "mean (0.5, 0.5, 0.5)" in heard.notes[0]
     assert heard.warned == [  # and nothing else
         "no interval for FPR at 95 % ID recall: needs at least 72 images, got id_test (60)",
         "no interval for FPR at 95 % OOD recall: needs at least 72 images, got mixed (60), grey (60)",
@@ -213,7 +213,7 @@ def test_near_copies_are_reported(tmp_path: Path) -> None:
     [
         ('["red", "green", "blue", "yellow"]', "5", "has 5 classes, the network 4"),
         ("far.npz", "nowhere.npz", "grey: nowhere.npz does not exist"),
-        ('"far.npz"', '{ path = "far.npz", images = "pix" }', "has no array 'pix'"),
+        ('"far.npz"', '{ path = "far.npz", images = "pix" }', "has no 'pix'"),
         ("mean = ", "men = ", "unknown option 'men'"),
     ],
 )

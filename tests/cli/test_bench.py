@@ -36,7 +36,7 @@ def test_writes_every_file_prints_tables_and_names_the_files(place: Path) -> Non
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("wrote idness-results/report.html, and beside it ")
     assert all(name in last for name in names)
-    assert "preprocessing: normalise by mean" in done.stderr
+    assert "preprocessing: mean" in done.stderr
     report = Report.load(folder)
     assert report.answer is not None
     assert " ".join(done.stdout.split()).endswith(f"{report.answer.sentence} {report.answer.cost}")

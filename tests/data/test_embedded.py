@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,47 +68,24 @@ def test_images_are_distinct_and_as_listed(loaded: dict[str, embedded.EmbeddedSe
         assert one.images.reshape(len(one), -1).std(axis=1).min() > 2, name
 
 
-def test_the_card_states_the_counts_and_licences_are_included() -> None:
-    names, entries = {path.name for path in embedded.CIFAR6.iterdir()}, embedded.manifest()["sets"]
-    assert {"LICENSE-GPL-2.txt", "LICENSE-textures.txt", "LICENSE-quickdraw.txt"} <= names
-    card = (embedded.CIFAR6 / "DATA_CARD.md").read_text()
-    for name, count in COUNTS.items():
-        assert f"| `{name}` | {entries[name]['role']} | {count:,} |" in card
-
-
 def test_reading_needs_no_torch() -> None:
     code = "import sys; from idness import embedded; embedded.load('id_val'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("ask", "message"),
-    [
-        (lambda: embedded.load("mnits"), "unknown embedded set 'mnits'; did you mean 'mnist'"),
-        (lambda: embedded.load("cifar7/mnist"), "unknown embedded benchmark 'cifar7'; did you mean 'cifar6'"),
-        (lambda: embedded.sets("fare"), "did you mean 'far'"),
-    ],
-)
-def test_unknown_names_get_a_suggestion(ask: Callable[[], object], message: str) -> None:
-    with pytest.raises(UnknownNameError, match=message):
-        ask()
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    for name in ("manifest.json", "images.json", "mnist-0.webp", "mnist-1.webp"):
-        shutil.copy(embedded.CIFAR6 / name, tmp_path / name)
-    return tmp_path
+def test_unknown_names_get_a_suggestion() -> None:
+    with pytest.raises(UnknownNameError, match="unknown embedded set 'mnits'; did you mean 'mnist'"):
+        embedded.load("mnits")
+    with pytest.raises(UnknownNameError, match="unknown embedded benchmark 'cifar7'; did you mean 'cifar6'"):
+        embedded.load("cifar7/mnist")
 
 
 @pytest.mark.parametrize("name", ["mnist-1.webp", "images.json"])
-@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
-def test_a_damaged_file_is_reported_in_one_line(copy: Path, name: str, damage: str) -> None:
-    content = bytearray((copy / name).read_bytes())
+def test_a_damaged_file_is_reported_in_one_line(name: str, tmp_path: Path) -> None:
+    for file in ("manifest.json", "images.json", "mnist-0.webp", "mnist-1.webp"):
+        shutil.copy(embedded.CIFAR6 / file, tmp_path / file)
+    content = bytearray((tmp_path / name).read_bytes())
     content[len(content) // 2] ^= 1
-    (copy / name).write_bytes(content if damage == "flip" else content[:-100])
-    if damage == "remove":
-        (copy / name).unlink()
-    with pytest.raises(StoreError, match=f"{name}.*install idness again") as caught:
-        embedded.load("mnist", root=copy)
-    assert "\n" not in str(caught.value)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(StoreError, match=f"^[^\n]*{name}[^\n]*install idness again$"):
+        embedded.load("mnist", root=tmp_path)

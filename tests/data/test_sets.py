@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import tarfile
 from contextlib import suppress
 from pathlib import Path
@@ -153,7 +154,7 @@ def test_unusable_npz_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "flipped.npz").write_bytes(content)
     for name, message in (
         ("float", "uint8"),
-        ("names", "which array"),
+        ("names", "which of foo, bar"),
         ("short", "one whole number per image"),
         ("bad", "is not an .npz"),
         ("object", "Object arrays cannot be loaded"),
@@ -192,7 +193,7 @@ def test_parquet_with_splits_and_class_names(tmp_path: Path) -> None:
     assert data.classes == ("x", "y")
     assert np.array_equal(data.labels, [0, 1, 0, 1, 1])
     assert np.array_equal(images_of(data), pixels(5))
-    with pytest.raises(DataError, match="splits test, train"):
+    with pytest.raises(DataError, match="tables of the splits test, train"):
         open_set("hub", tmp_path)
 
 
@@ -245,7 +246,7 @@ def test_columns_of_tables_are_found_and_kept(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no column 'skv'; it has sku, jpeg"):
         data.values("skv", 0, 1)
     pq.write_table(table.append_column("mask", table["jpeg"]), tmp_path / "t.parquet")
-    with pytest.raises(DataError, match="which column contains the images.* pass --image-column"):
+    with pytest.raises(DataError, match="which of sku, jpeg, mask contains the images.* pass --image-column"):
         open_images([str(tmp_path / "t.parquet")])
     assert len(open_images([str(tmp_path / "t.parquet")], "jpeg")) == 5
 
@@ -336,18 +337,6 @@ def test_files_without_activations_are_reported(
         open_set({"path": f"a{suffix}", "kind": "activations"}, tmp_path)
 
 
-def test_damaged_files_of_activations_are_reported(tmp_path: Path) -> None:
-    np.savez(tmp_path / "both.npz", features=np.zeros((3, 4)), images=pixels(3))
-    assert isinstance(open_set({"path": "both.npz", "images": "images"}, tmp_path), NpzSet)
-    for name in ("c.safetensors", "c.npz"):
-        (tmp_path / name).write_bytes(b"junk")
-        with pytest.raises(DataError, match="is not a safetensors or .npz file of activations"):
-            open_set({"path": name, "kind": "activations"}, tmp_path)
-    np.savez(tmp_path / "d.npz", features=np.array([{}, {}], dtype=object))
-    with pytest.raises(DataError, match="Object arrays cannot be loaded"):
-        open_set("d.npz", tmp_path)
-
-
 def save_arrays(path: Path, **arrays: torch.Tensor) -> None:
     if path.suffix == ".npz":
         np.savez_compressed(path, **{name: value.numpy() for name, value in arrays.items()})
@@ -397,9 +386,7 @@ def test_damaged_parquet_is_reported(tmp_path: Path) -> None:
     whole = (tmp_path / "whole.parquet").read_bytes()
     file = tmp_path / "harmed.parquet"
     for place in (0, 5, 50, 300, len(whole) // 2, len(whole) - 400, len(whole) - 40, len(whole) - 6):
-        flipped = bytearray(whole)
-        flipped[place : place + 4] = b"\xff\x00\xff\x7f"
-        for content in (bytes(flipped), whole[:place]):
+        for content in (whole[:place] + b"\xff\x00\xff\x7f" + whole[place + 4 :], whole[:place]):
             file.write_bytes(content)
             try:
                 images = open_set(str(file))
@@ -407,9 +394,7 @@ def test_damaged_parquet_is_reported(tmp_path: Path) -> None:
                     with suppress(DataError):
                         images.picture(index)
             except DataError as error:
-                said = str(error)
-                assert "harmed.parquet" in said
-                assert "\n" not in said
+                assert re.fullmatch(r".*harmed\.parquet.*", str(error))  # noqa: PT017
 
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "activations-v1"

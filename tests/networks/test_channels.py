@@ -49,7 +49,7 @@ def test_a_network_of_one_channel_from_the_command_line(folder: Path) -> None:
     made = idness("calibrate", spec, "--data", folder / "images", *how, "--method", "mls", "-o", folder / "guard")
     assert made.returncode == 0, made.stderr
     said = " ".join(made.stderr.split())
-    assert "normalise by mean (0.5), std (0.25)" in said
+    assert "mean (0.5,), std (0.25,)" in said
     scored = idness("score", folder / "guard", folder / "images" / "dark" / "3.png", "--json")
     assert json.loads(scored.stdout)["class"] == "dark"
     wrong = idness(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -37,7 +38,6 @@ def run_images(
     spans: Iterable[tuple[int, int]] | None = None,
     batch_size: int | None = None,
     workers: int | None = None,
-    distinct: bool = False,
     pre_relu: bool = False,
     edit: Callable[[Tensor, int], Tensor] | None = None,
     edit_with: InputEditor | None = None,
@@ -48,14 +48,13 @@ def run_images(
     Yields each batch and the activations of its images, which have index and hashes; none if no image can be read.
 
     `spans` are the ranges to run, each one batch; by default all images in batches of `batch_size`.
-    `distinct` leaves out repeated images, and `pre_relu` keeps the input of the final ReLU. `edit` changes the network's input; it gets
-    a batch and the position of its first image. `edit_with` does so for a second pass, as `Detector.input_edit`; not with `pre_relu`.
+    `pre_relu` keeps the input of the final ReLU. `edit` changes the network's input; it gets a batch and the position of its first
+    image. `edit_with` does so for a second pass, as `Detector.input_edit`; not with `pre_relu`.
     """
-    progress, seen, how, split = progress or Progress(), set[bytes](), network.preprocessing, network.split
+    progress, how, split = progress or Progress(), network.preprocessing, network.split
     ranges = spans if spans is not None else spans_of(len(images), batch_size or network.batch)
-    for found in read_batches(images, how, ranges, workers=workers):
-        network.check_size(images.source, found.pixels)
-        batch = _fresh(found, seen) if distinct else found
+    for batch in read_batches(images, how, ranges, workers=workers):
+        network.check_size(images.source, batch.pixels)
         if len(batch.pixels):
             # Pixels are copied as bytes and normalised on the network's device.
             plain = how.normalize(torch.from_numpy(batch.pixels).to(split.device))
@@ -77,13 +76,14 @@ def collect(
     *,
     name: str = "",
     limit: int | None = None,
+    distinct: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> ActivationsSet:
     """Run a network over a set and keep its activations in memory; activations of a file are read, and need no network.
 
-    `name` is the name of the set, its source by default, and `limit` the most images used, evenly spaced; `options` are
-    `distinct`, `pre_relu`, `edit` and `edit_with` of `run_images`.
+    `name` is the name of the set, its source by default, and `limit` the most images used, evenly spaced; `distinct` leaves out
+    repeated images of a set; `options` are `pre_relu`, `edit` and `edit_with` of `run_images`.
     """
     name = name or data.source
     if isinstance(data, ActivationsSet):
@@ -100,6 +100,9 @@ def collect(
     run = run_images(network, images, progress=progress, **options)
     found = ActivationsSet(name, len(images), lambda: (acts for _, acts in run), images)
     whole = _labelled(found.load(), network.labels_of(images))
+    if distinct and whole.hashes is not None:
+        _, first = np.unique(whole.hashes[:, :EXACT].numpy(), axis=0, return_index=True)
+        whole = whole[torch.from_numpy(np.sort(first))]
     return in_memory(name, replace(whole, skipped=found.skipped), images, len(images))
 
 
@@ -202,16 +205,6 @@ def _edited(acts: Activations) -> Activations:
     """Return the activations of the edited images in place of those of the images themselves."""
     own = acts if acts.edited is None else acts.edited  # None if no image could be read
     return replace(own, index=acts.index, hashes=acts.hashes, skipped=acts.skipped)
-
-
-def _fresh(batch: Batch, seen: set[bytes]) -> Batch:
-    """Leave out the images of a batch that were seen before, by the hash of their pixels."""
-    rows = []
-    for row, digest in enumerate(batch.digests[:, :EXACT]):
-        if digest.tobytes() not in seen:
-            seen.add(digest.tobytes())
-            rows.append(row)
-    return replace(batch, pixels=batch.pixels[rows], index=batch.index[rows], digests=batch.digests[rows])
 
 
 def capture(split: SplitModel, images: Tensor) -> tuple[Activations, str]:

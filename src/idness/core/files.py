@@ -98,21 +98,16 @@ class OutputFolder(os.PathLike[str]):
     def write(self, contents: Mapping[str, Content]) -> list[Path]:
         """Write files and return their paths; all are written before the first takes its place, in the given order."""
         self.check()
-        files, new = self.files, dict(contents)
-        for name in contents:
-            path = self.path / name
-            if name in files or not os.path.lexists(path):
-                continue
-            if path.is_file() and path.read_bytes() == _bytes(contents[name]):
-                del new[name]  # a file of the user's that has this content already stays the user's
-            elif not self.force:
+        files, paths = self.files, {name: self.path / name for name in contents}
+        for name, path in paths.items():
+            if name not in files and os.path.lexists(path) and not self.force:
                 raise StoreError(f"{path}: exists and was not written by idness; move it or pass force=True")
-        if self.listed and not set(new) <= files:
-            self.record(files | set(new))  # first: after a kill, every file of ours is listed
+        if self.listed and not set(contents) <= files:
+            self.record(files | set(contents))  # first: after a kill, every file of ours is listed
         with ExitStack() as parts:  # what is entered first takes its place last
-            for name, content in reversed(new.items()):
-                parts.enter_context(atomic_path(self.path / name)).write_bytes(_bytes(content))
-        return [self.path / name for name in contents]
+            for name, path in reversed(paths.items()):
+                parts.enter_context(atomic_path(path)).write_bytes(_bytes(contents[name]))
+        return list(paths.values())
 
     def record(self, files: Iterable[str], **about: Any) -> None:
         """List these files as written by idness, or about to be; `about` is kept with them."""

@@ -34,7 +34,6 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", 
 """Suffixes of image files."""
 MAX_PIXELS = 64_000_000
 """The most pixels an image may have: 8000 x 8000, which decodes to 192 MB."""
-SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 
 
 def decode(source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, name: str = "image") -> Image.Image:
@@ -124,7 +123,7 @@ def to_rgb(name: str, image: Image.Image) -> Image.Image:
         raise DataError(f"{name}: must have 8 or 16 bits per channel, got a {kind} image; white must be 255 or 65535")
     image.load()
     orientation, upright = _orientation(image), image
-    if image.mode in SIXTEEN_BIT or image.mode == "I":
+    if image.mode.startswith("I"):  # 16 bits; PPM files have them in 32
         values = np.asarray(image).astype(np.int64)
         upright = Image.fromarray(np.clip(values >> 8, 0, 255).astype(np.uint8))
         upright.getexif()[0x0112] = orientation

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby, pairwise
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,15 +67,7 @@ def exact(picture: Picture) -> bytes:
 
 
 def exact_digests(images: ImageSet, most: int) -> NDArray[np.uint8]:
-    """Return the pixel hashes of at most `most` images; unreadable ones are left out.
-
-    They are evenly spaced over the set, or whole blocks of a set that is read in blocks.
-    """
-    step, blocks = max(1, -(-len(images) // most)), images.blocks()
-    places: Iterable[int] = range(0, len(images), step)
-    if blocks is not None:
-        spans = list(pairwise(blocks))[::step]
-        places = [place for start, stop in spans for place in range(start, stop)][:most]
+    """Return the pixel hashes of at most `most` images, evenly spaced over a set; unreadable ones are left out."""
 
     def hashed(place: int) -> bytes:
         try:
@@ -84,7 +76,7 @@ def exact_digests(images: ImageSet, most: int) -> NDArray[np.uint8]:
             return b""
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1) if images.parallel else 1) as pool:
-        return stacked(pool.map(hashed, places))
+        return stacked(pool.map(hashed, range(0, len(images), max(1, -(-len(images) // most)))))
 
 
 def stacked(digests: Iterable[bytes]) -> NDArray[np.uint8]:

@@ -110,10 +110,7 @@ def from_cifar10(archive: Path, split: str) -> tuple[NDArray[np.uint8], NDArray[
 
 def sets(role: str | None = None, *, root: Path = CIFAR6) -> list[str]:
     """Return the names of a benchmark's sets, all or those of one role: id_train, id_val, id_test, near, far, ood_val."""
-    roles = {name: entry["role"] for name, entry in manifest(root=root)["sets"].items()}
-    if role is not None and role not in roles.values():
-        raise unknown_name("role", role, set(roles.values()))
-    return [name for name, found in roles.items() if role in (None, found)]
+    return [name for name, entry in manifest(root=root)["sets"].items() if role in (None, entry["role"])]
 
 
 def load(name: str, *, root: Path | None = None) -> EmbeddedSet:

@@ -144,9 +144,9 @@ def _named_set(text: str, column: str | None) -> tuple[ImageSet, str]:
 
 
 def _local(place: Any) -> Path:
-    if not isinstance(place, Path):
-        raise DataError(f"{masked(place)}: must be a local file; by URL give a folder, list, Parquet or tar file")
-    return place
+    if isinstance(place, Path):
+        return place
+    raise DataError(f"{masked(place)}: must be a local file; by URL give a folder, list, Parquet or tar file")
 
 
 def _kind_and_place(table: Mapping[str, Any], base: Path) -> tuple[str, Any]:
@@ -216,9 +216,11 @@ def object_set(name: str, value: Any, normalised: tuple[Sequence[float], Sequenc
     names = [str(each) for each in (getattr(value, "classes", ()) or ())]
     listed = [found for key in ("targets", "labels", "_labels") if (found := getattr(value, key, None)) is not None]
     labels = sets.known_labels(next((found for found in listed if len(found) == len(value)), None))
-    if getattr(value, "transform", value) is None and (known := _torchvision_images(value)) is not None:
-        known.source, known.labels, known.classes = name, labels, tuple(names)
-        return known
+    if getattr(value, "transform", value) is None:  # torchvision's: files and arrays are read faster than items
+        if files := [Path(file) for file, _ in getattr(value, "samples", ())]:
+            return FileSet(Path(value.root), [str(file.relative_to(value.root)) for file in files], name, labels, names)
+        if hasattr(data := getattr(value, "data", None), "shape"):
+            return ArraySet(np.asarray(data), name, labels, names)
     items = [value[place] for place in range(min(len(value), SOME))]
     if items and isinstance(items[0], Mapping):
         key = next((key for key in ("label", "labels", "fine_label") if key in items[0]), None)
@@ -252,15 +254,3 @@ def _torchvision_set(name: str, root: Path, table: Mapping[str, Any]) -> ImageSe
         remedy = "set download = true or " if "download" in takes and not table.get("download") else ""
         raise MissingError(f"{source}: cannot be opened ({first_line(error)}); {remedy}check its folder") from error
     return object_set(source, dataset)
-
-
-def _torchvision_images(dataset: Any) -> ImageSet | None:
-    """Return the array or the files of a torchvision data set; `None` if it has neither."""
-    data = getattr(dataset, "data", None)
-    if data is not None and hasattr(data, "shape") and len(data) == len(dataset):
-        return ArraySet(np.asarray(data))
-    samples = getattr(dataset, "samples", None) or getattr(dataset, "_samples", None) or []
-    files = getattr(dataset, "_image_files", None) or [pair[0] for pair in samples]
-    if not files or len(files) != len(dataset):
-        return None
-    return FileSet(Path(dataset.root), [str(Path(file).relative_to(dataset.root)) for file in files], "")

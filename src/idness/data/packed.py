@@ -19,6 +19,7 @@ from idness.data.urls import explained, name_of
 if TYPE_CHECKING:
     from idness.data.urls import Place
 
+Names = Sequence[str]
 TABLES = ("*.parquet", "data/*.parquet")
 """Where a folder's tables are."""
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img", "images", "picture"), ("label", "labels", "fine_label", "class")
@@ -34,10 +35,10 @@ class NpzSet(ArraySet):
     ) -> None:
         name, self.path = path.name, path.absolute()
         with explained(name, "is not an .npz file of uint8 images"), np.load(path, allow_pickle=False) as arrays:
-            chosen = _pick(name, "array", images, ("images", "data", "x", "arr_0"), arrays.files, arrays.files)
+            chosen = _pick(name, images, ("images", "data", "x", "arr_0"), arrays.files, arrays.files)
             pixels, known = arrays[chosen], None
             check_images(f"{name}: array {chosen}", pixels.dtype, pixels.shape)
-            if label := _pick(name, "array", labels, ("labels", "label", "y", "targets"), arrays.files, None):
+            if label := _pick(name, labels, ("labels", "label", "y", "targets"), arrays.files, None):
                 known = arrays[label]
                 if known.shape != (len(pixels),) or known.dtype.kind not in "iu":
                     given = f"{known.dtype} of shape {known.shape} for {len(pixels)} images"
@@ -59,9 +60,9 @@ class TableSet(ImageSet):
         self, path: Place, images: str | None = None, labels: str | None = None, split: str | None = None
     ) -> None:
         super().__init__((), name_of(path))
-        self._groups: list[tuple[Place, int, int]] = []
-        """Of each row group its file, its number there, and the place of the file's first row in the set."""
-        self._starts, self._held, self.columns = [0], dict[int, Any](), list[str]()
+        # Of each row group its file, its number there, and the place of the file's first row in the set.
+        self._groups, self._starts = list[tuple["Place", int, int]](), [0]
+        self._held, self.columns = dict[int, Any](), list[str]()
         for file in _tables(path, split):
             with explained(name_of(file), "is not a Parquet table"), _parquet(file) as table:
                 schema, begin = table.schema_arrow, self._starts[-1]
@@ -70,8 +71,8 @@ class TableSet(ImageSet):
                     self._starts.append(self._starts[-1] + table.metadata.row_group(number).num_rows)
             self.columns = self.columns or schema.names
             binary = [name for name, kind in zip(schema.names, schema.types, strict=True) if "binary" in str(kind)]
-            self.reads = self.reads or _pick(self.source, "column", images, IMAGE_COLUMNS, schema.names, binary)
-            label = _pick(self.source, "column", labels, LABEL_COLUMNS, self.columns, None)
+            self.reads = self.reads or _pick(self.source, images, IMAGE_COLUMNS, schema.names, binary)
+            label = _pick(self.source, labels, LABEL_COLUMNS, self.columns, None)
             if not {self.reads, label} - {""} <= set(schema.names):
                 raise DataError(f"{name_of(file)}: must have the columns of other tables, {', '.join(self.columns)}")
         self.items = range(self._starts[-1])
@@ -131,13 +132,11 @@ def _tables(path: Place, split: str | None) -> list[Place]:
     if path.is_file():
         return [path]
     found = sorted((file for pattern in TABLES for file in path.glob(pattern)), key=str)
-    chosen: list[Place] = [file for file in found if split is None or file.name.startswith(split)]
-    if not chosen:
-        names = ", ".join(sorted({file.name.split("-")[0] for file in found})) or "no tables"
-        raise DataError(f"{name_of(path)}: has no table whose name begins with {split!r}; it has {names}")
-    splits = {file.name.split("-")[0] for file in chosen if file.suffix == ".parquet" and "-" in file.name}
-    if split is None and len(splits) > 1:
-        raise DataError(f'{name_of(path)}: contains the splits {", ".join(sorted(splits))}; set split = "..."')
+    chosen: list[Place] = [file for file in found if file.name.startswith(split or "")]
+    splits = sorted({file.name.split("-")[0] for file in found if "-" in file.name})
+    if not chosen or (split is None and len(splits) > 1):
+        names = ", ".join(splits) or "none"
+        raise DataError(f'{name_of(path)}: has tables of the splits {names}, got {split!r}; set split = "..."')
     return chosen
 
 
@@ -229,21 +228,15 @@ def _fields(data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {LABELS[0]: found}
 
 
-def _pick(
-    source: str,
-    kind: str,
-    wanted: str | None,
-    usual: Sequence[str],
-    names: Sequence[str],
-    possible: Sequence[str] | None,
-) -> str:
+def _pick(source: str, wanted: str | None, usual: Names, names: Names, possible: Names | None) -> str:
     """Return the array or column that is wanted, else the first usual one, else the only possible one; with `None` it may be missing."""
     if wanted is not None and wanted not in names:
-        raise DataError(f"{source}: has no {kind} {wanted!r}; it has {', '.join(names)}")
+        raise DataError(f"{source}: has no {wanted!r}; it has {', '.join(names)}")
     found = wanted or next((name for name in usual if name in names), "")
     if found or possible is None:
         return found
     if len(possible) != 1:
-        which = f"which {kind} contains the images, {', '.join(names)}"
-        raise DataError(f"{source}: {which}? pass --image-column, or set images")
+        raise DataError(
+            f"{source}: which of {', '.join(names)} contains the images? pass --image-column, or set images"
+        )
     return possible[0]

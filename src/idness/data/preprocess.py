@@ -55,10 +55,8 @@ class Preprocessing:
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        for name in ("resize", "crop"):
-            object.__setattr__(self, name, _size(name, getattr(self, name)))
-        for name in ("mean", "std"):
-            object.__setattr__(self, name, _channels(name, getattr(self, name)))
+        for name, read in (("resize", _size), ("crop", _size), ("mean", _channels), ("std", _channels)):
+            object.__setattr__(self, name, read(name, getattr(self, name)))
         if len(self.mean) != len(self.std):
             raise OptionError(f"Preprocessing: mean and std must be of as many channels, got {self.mean}, {self.std}")
         if not all(value > 0 for value in self.std):
@@ -83,10 +81,9 @@ class Preprocessing:
     @property
     def size(self) -> tuple[int, int] | None:
         """The height and width of every result; None if they depend on the image."""
-        final = self.crop if self.crop is not None else self.resize
-        if isinstance(final, tuple):
-            return final
-        return (final, final) if final is not None and self.crop is not None else None
+        if self.crop is not None:
+            return _pair(self.crop)
+        return self.resize if isinstance(self.resize, tuple) else None
 
     def pixels(self, image: Image.Image | NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Resize and crop an image to an array (height, width, channels) of uint8."""
@@ -123,27 +120,19 @@ class Preprocessing:
 
     def describe(self) -> str:
         """Describe the preprocessing in one line."""
-        steps = []
-        if self.resize is not None:
-            size = "{} x {}" if isinstance(self.resize, tuple) else "shorter side to {}"
-            steps.append(f"resize {size.format(*_pair(self.resize))} ({self.interpolation})")
-        if self.crop is not None:
-            steps.append("centre crop {} x {}".format(*_pair(self.crop)))
-        mean, std = (", ".join(f"{value:g}" for value in part) for part in (self.mean, self.std))
-        steps.append("values in [0, 1], not normalised" if self.plain else f"normalise by mean ({mean}), std ({std})")
-        return ", ".join(steps)
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return ", ".join(f"{name} {value}" for name, value in given.items())
 
-    def suspicion(self, sample: NDArray[np.uint8] | Tensor | None = None) -> str | None:
+    def suspicion(self, sample: NDArray[np.uint8]) -> str | None:
         """Return what looks wrong with the normalisation, given a sample of images (N, H, W, C); None if nothing does."""
         if self.plain:
             return "images are not normalised (mean 0, std 1); most networks were trained with a mean and std: give them in preprocessing"
         if max(self.mean) > 1.5 or max(self.std) > 1.5:
             return f"mean and std are of values in [0, 1], got mean {list(self.mean)}, std {list(self.std)}; divide them by 255"
-        if sample is not None and len(sample) >= 16:
-            values = self.normalize(sample)
-            centre, spread = float(values.mean()), float(values.std())
-            if abs(centre) > 2.0 or not 0.2 < spread < 4.0:
-                return f"normalised images have mean {centre:.2f} and std {spread:.2f}, not about 0 and 1; check preprocessing"
+        values = self.normalize(sample)
+        centre, spread = float(values.mean()), float(values.std())
+        if len(sample) >= 16 and (abs(centre) > 2.0 or not 0.2 < spread < 4.0):
+            return f"normalised images have mean {centre:.2f}, std {spread:.2f}, not about 0 and 1; check preprocessing"
         return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -232,14 +221,13 @@ def fitted(picture: Image.Image | Pixels, resize: Size, crop: Size, interpolatio
     if sys.modules.get("torch") is not None and interpolation in ALIKE:
         return _cropped(_by_torch(_array(picture), target, interpolation), crop)
     if isinstance(picture, np.ndarray) and picture.shape[2] != 3:
-        bands = [np.ascontiguousarray(picture[:, :, place]) for place in range(picture.shape[2])]
-        return np.concatenate([fitted(Image.fromarray(band), resize, crop, interpolation) for band in bands], axis=2)
+        bands = [Image.fromarray(np.ascontiguousarray(band)) for band in np.moveaxis(picture, 2, 0)]
+        return np.concatenate([fitted(band, resize, crop, interpolation) for band in bands], axis=2)
     image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
     return _cropped(_array(image.resize(target[::-1], INTERPOLATIONS[interpolation])), crop)
 
 
-def _pair(size: Size) -> tuple[int, int]:
-    assert size is not None
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
 

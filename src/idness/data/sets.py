@@ -6,7 +6,6 @@ import glob
 import json
 import math
 import os
-import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -114,13 +113,12 @@ class ImageSet:
         if state is not None and all(map(is_dated, self.files(start, stop))):
             return state
         place = None if memory is None or state is None else memory / state[:2] / state
-        with suppress(OSError, UnicodeDecodeError):
-            if place is not None and re.fullmatch("[0-9a-f]{64}", known := place.read_text()):
-                return known
+        if place is not None and place.is_file():
+            return place.read_text()
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1) if self.parallel else 1) as pool:
             found = sha256_of(pool.map(self.digest, range(start, min(stop, len(self)))))
-        with suppress(StoreError):  # reading the images again next time is the only harm
-            if place is not None:
+        if place is not None:
+            with suppress(StoreError):  # reading the images again next time is the only harm
                 atomic_write(place, found)
         return found
 
@@ -156,9 +154,6 @@ class FileSet(ImageSet):
 
     def files(self, start: int, stop: int) -> Sequence[Place]:
         return [self.root / name for name in self.items[start:stop]]
-
-    def digest(self, index: int) -> str:
-        return sha256_of((os.fsencode(self.items[index]) + b"\0", super().digest(index)))
 
     def portion(self, start: int, stop: int) -> ImageSet:
         return FileSet(self.root.absolute(), self.items[start:stop], self.source)
@@ -203,8 +198,8 @@ class ArraySet(ImageSet):
             return decode_picture(image, name=str(index))
         pixels = np.asarray(image)
         if pixels.ndim not in (2, 3) or pixels.dtype.kind not in "uf":
-            given = type(image).__name__ + (f" of shape {pixels.shape}" if pixels.ndim else "")
             wanted = "a path, bytes, a PIL image or an array (H, W), (H, W, 3) or (3, H, W)"
+            given = f"{type(image).__name__} of shape {pixels.shape}"
             raise DataError(f"{self.source}: image {index} must be {wanted}, got {given}")
         if pixels.dtype.kind == "f":
             if self.normalised is not None:
@@ -261,10 +256,6 @@ class View(ImageSet):
     def picture(self, index: int) -> Picture:
         part, _, place = self._at(index)
         return part.picture(place)
-
-    def digest(self, index: int) -> str:
-        part, _, place = self._at(index)
-        return part.digest(place)
 
     def files(self, start: int, stop: int) -> Sequence[Place]:
         runs = self._runs(start, stop)

@@ -274,7 +274,7 @@ class VerdictTable:
             stamp = self.images.stamp(start, stop, memory)
             kept = kept_columns(self.images, self.keep, start, stop)
             own = [sha256_of(json.dumps(kept, default=str))] if kept else []
-            key = key_of(self.identity, str(start), stamp, *own)
+            key = key_of(self.identity, str(start), stamp, *own, *map(self.images.item, range(start, stop)))
             spans.append((start, stop, f"part-{number:08d}-{key[:NAMES]}.parquet"))
         self._output.check(resume=True)
         about = self._output.listing() or {}
