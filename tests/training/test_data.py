@@ -73,19 +73,21 @@ def test_a_folder_is_read_into_memory(tmp_path: Path) -> None:
     assert image_folder(tmp_path, size=16).images.shape == (7, 16, 16, 3)
 
 
-def test_all_broken_files_are_reported_at_once(tmp_path: Path) -> None:
-    root = folder(tmp_path / "broken")
-    (root / "ant" / "cut.png").write_bytes((root / "ant" / "0.png").read_bytes()[:40])
-    (root / "bee" / "page.jpg").write_text("<html>")
-    with pytest.raises(DataError) as caught:
-        image_folder(root)
-    assert all(word in str(caught.value) for word in ("ant/cut.png", "bee/page.jpg"))
-    assert "\n" not in str(caught.value)
-    with pytest.raises(DataError, match="ant/cut.png"):
-        open_training(str(folder(tmp_path / "good")), "tiny_resnet", val=str(root))
-    (root / "cow").mkdir()
+def test_an_unreadable_image_stops_training_and_is_named(tmp_path: Path) -> None:
+    good, broken = folder(tmp_path / "good"), folder(tmp_path / "broken")
+    file = broken / "ant" / "2.png"
+    file.write_bytes(file.read_bytes()[:40])
+    message = r"ant/2.png: [^\n]*; repair or remove this image$"
+    with pytest.raises(DataError, match=message):
+        open_training(str(good), "tiny_resnet", val=str(broken))
+    for workers in (0, 2):
+        images = StreamedSet(folder_set(broken), Preprocessing(crop=8), workers)
+        with pytest.raises(DataError, match=message) as caught:
+            list(images.batches(Plan(6, 3), 0, 2))
+        assert "\n" not in str(caught.value)
+    (good / "cow").mkdir()
     with pytest.raises(DataError, match="no images in cow"):
-        image_folder(root)
+        image_folder(good)
     with pytest.raises(DataError, match="does not exist"):
         image_folder(tmp_path / "nowhere")
 
@@ -228,29 +230,6 @@ def test_a_table_that_is_read_in_blocks_is_streamed(root: Path, tmp_path: Path) 
     assert sorted(labels.tolist()) == sorted(files.labels.tolist())
     wanted = next(StreamedSet(files, HOW).batches(Plan(40, 40, blocks=opened.blocks()), 0, 1))
     assert torch.equal(images, wanted[0])
-
-
-def test_damaged_images_are_replaced_by_their_neighbours_and_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small_imagenet(tmp_path / "train")
-    broken = tmp_path / "train" / WNIDS[1] / f"{WNIDS[1]}_2.JPEG"
-    broken.write_bytes(broken.read_bytes()[:300])
-    seen = []
-    for workers in (0, 2):
-        images = streamed(tmp_path / "train", workers)
-        seen.append(next(images.batches(Plan(40, 40), 0, 1)))
-        [problem] = images.skipped.values()
-        assert problem.startswith(f"{WNIDS[1]}/{WNIDS[1]}_2.JPEG: is cut off")
-    assert torch.equal(seen[0][0], seen[1][0])
-    assert seen[0][1].bincount().tolist() == [8] * 5  # the neighbour is of the same class here
-    finetune(start(), streamed(tmp_path / "train"), "plain", progress=True, **{**QUICK, "epochs": 1})
-    shown = " ".join(capsys.readouterr().err.split())
-    assert "1 images could not be read and were replaced by their neighbours" in shown
-    for file in (tmp_path / "train").glob("*/*"):
-        file.write_bytes(b"nothing")
-    with pytest.raises(DataError, match="images in a row cannot be read; the first"):
-        next(streamed(tmp_path / "train").batches(Plan(40, 8), 0, 1))
 
 
 @pytest.mark.parametrize("method", ["ish", "augmix"])

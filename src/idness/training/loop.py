@@ -276,8 +276,6 @@ class Trainer:
         fingerprint = train.fingerprint() if self.out is not None else ""
         self.identity = {"settings": _plain(s), "world_size": world, "data": fingerprint, **self.facts}
         self._resume()
-        numbers = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in sgd.items())
-        note(f"{sum(p.numel() for p in self.named.values()):,} parameters in {len(self.named)} tensors: {numbers}")
         if self.step:
             note(f"resuming at step {self.step:,} of {self.total:,}")
         self.progress.phase("steps", self.total)
@@ -313,9 +311,6 @@ class Trainer:
         shown = f"loss {loss:.4f}  accuracy {accuracy:.2%}" + ("" if val is None else f"  validation {val:.2%}")
         self.progress.note(f"epoch {epoch + 1}: {shown}  {speed:,.0f} images/s, {waited:.1%} waiting")
         self._checkpoint()
-        if skipped := self.train.skipped:
-            replaced = f"{len(skipped)} images could not be read and were replaced by their neighbours"
-            self.progress.note(f"{replaced}; the first: {skipped[min(skipped)]}")
 
     def _step(self) -> tuple[float, int]:
         s = self.settings
