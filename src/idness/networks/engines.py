@@ -60,10 +60,6 @@ class ChosenEngine:
     why: str
     images: int = UNKNOWN
 
-    def key(self) -> str:
-        """Identify what it computes; empty for torch, whose features are the network's own."""
-        return "" if self.used == "eager" else self.used
-
     def describe(self) -> str:
         """Describe the choice in one line."""
         return f"{self.used}, batches of {self.batch} ({self.why})"

@@ -15,7 +15,7 @@ from idness.core.errors import DataError, InputError, ModelError
 from idness.core.progress import show_progress
 from idness.core.types import Activations, Head, InputEditor
 from idness.networks.engines import EngineRunner, Precision
-from idness.networks.head_search import Step, is_function, probe, recorded, search_head
+from idness.networks.head_search import probe, recorded, search_head
 from idness.networks.modules import as_input, call, copied, differentiable, inference, unwrap
 
 
@@ -65,7 +65,6 @@ class SplitModel:
         self._multi_label = multi_label
         self.runner = None if engine is None else EngineRunner(engine)
         self._recipe, self._example, steps = search_head(self.model, example, layer)
-        steps = steps or self._weights()
         self._sizes = steps[0].weight.shape[0], sum(step.weight.shape[1] for step in steps)
 
     @property
@@ -81,7 +80,8 @@ class SplitModel:
     @property
     def head(self) -> Head:
         """The head that turns features into logits: weight and bias as they are now, in float32."""
-        head = self._recipe.head(self._weights())
+        # Weights may be computed, as those of a cosine classifier, and exist only while the network runs.
+        head = self._recipe.head(self._recipe.steps(*probe(self.model, self._example[:2])))
         if head.classes > 1:
             return replace(head, multi_label=self.multi_label)
         return Head(_two_of(head.weight, 0), _two_of(head.offset, 0))
@@ -200,16 +200,6 @@ class SplitModel:
                 " pass example=, a batch of its images"
             )
         return features, logits if logits.shape[1] > 1 else _two_of(logits, 1)
-
-    def _weights(self) -> list[Step]:
-        """Return the parts of the head with their present weights."""
-        keys = self._recipe.keys()
-        if not any(map(is_function, keys)):
-            return [Step.of_layer(key, self.model.get_submodule(key)) for key in keys]
-        # Computed weights, as those of a cosine classifier, exist only while the network runs.
-        if self._example is None:
-            raise ModelError(f"SplitModel: layer {self.layer!r} needs images; pass example=, a batch of them")
-        return self._recipe.steps(*probe(self.model, self._example))
 
 
 def final_linear(
