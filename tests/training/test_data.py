@@ -23,7 +23,7 @@ from idness.core.errors import DataError, ModelError, UnknownNameError
 from idness.data import Preprocessing, decode, folder_set, open_set
 from idness.data.sets import FileSet
 from idness.networks import architectures
-from idness.training import StreamedSet, TrainingSet, cifar6, finetune, image_folder, open_training
+from idness.training import StreamedSet, TrainingSet, finetune, open_training
 from idness.training.data import MIXED, Plan, crop_flip, mix
 from tests.training.runs import SCRIPT, NoNorm, streamed_run
 from tests.training.small_imagenet import WNIDS, as_parquet, small_imagenet
@@ -62,15 +62,15 @@ def folder(root: Path, size: tuple[int, int] = (8, 8)) -> Path:
 def test_a_folder_is_read_into_memory(tmp_path: Path) -> None:
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "notes.txt").write_text("x")
-    found = image_folder(folder(tmp_path))
+    _, found, _ = open_training(str(folder(tmp_path)), "tiny_resnet")
     assert found.classes == ("ant", "bee")
     assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert found.images.shape == (6, 8, 8, 3)
     assert found.images[4, 0, 0].tolist() == [100, 10, 5]
     Image.new("RGB", (20, 10)).save(tmp_path / "ant" / "wide.png")
     with pytest.raises(DataError, match=r"2 sizes \(8 x 8, 20 x 10\).*set size="):
-        image_folder(tmp_path)
-    assert image_folder(tmp_path, size=16).images.shape == (7, 16, 16, 3)
+        open_training(str(tmp_path), "tiny_resnet")
+    assert open_training(str(tmp_path), "tiny_resnet", size=16)[1].images.shape == (7, 16, 16, 3)
 
 
 def test_an_unreadable_image_stops_training_and_is_named(tmp_path: Path) -> None:
@@ -87,9 +87,9 @@ def test_an_unreadable_image_stops_training_and_is_named(tmp_path: Path) -> None
         assert "\n" not in str(caught.value)
     (good / "cow").mkdir()
     with pytest.raises(DataError, match="no images in cow"):
-        image_folder(good)
-    with pytest.raises(DataError, match="does not exist"):
-        image_folder(tmp_path / "nowhere")
+        open_training(str(good), "tiny_resnet")
+    with pytest.raises(DataError, match="does not exist|no such"):
+        open_training(str(tmp_path / "nowhere"), "tiny_resnet")
 
 
 @pytest.mark.parametrize(
@@ -124,16 +124,14 @@ def test_cifar6_splits_follow_the_rule(tmp_path: Path) -> None:
     images[:, 0, 0, 0], images[:, 0, 0, 1] = np.arange(1000) // 10, labels
     path = tmp_path / "cifar10.npz"
     np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
-    train, val, test = (cifar6(path, split) for split in ("train", "val", "test"))
-    assert (len(train), len(val), len(test)) == (100, 500, 600)
+    _, train, val = open_training("cifar6", "tiny_resnet", archive=path)
+    assert (len(train), len(val)) == (100, 500)
     assert train.classes == ("airplane", "automobile", "bird", "deer", "dog", "truck")
     original = torch.tensor([0, 1, 2, 4, 5, 9])
-    for part in (train, val, test):
+    for part in (train, val):
         assert torch.equal(part.images[:, 0, 0, 1].long(), original[part.labels])
     assert val.labels.bincount().tolist() == [84, 84, 83, 83, 83, 83]
     assert train.images[train.labels == 0][:, 0, 0, 0].tolist() == list(range(16))
-    _, train, val = open_training("cifar6", "tiny_resnet", archive=path)
-    assert (len(train), len(val or ())) == (100, 500)
 
 
 def test_crop_flip_moves_whole_images() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -59,12 +59,8 @@ def load_hugging_face(name: str, pretrained: bool = True) -> HuggingFaceClassifi
     if missing:
         raise ModelError(f"{spec}: has no trained classifier ({', '.join(missing[:2])} missing); fine-tune it first")
     made = HuggingFaceClassifier(model.eval())
-    try:
-        with _quiet(transformers):
-            processor = transformers.AutoImageProcessor.from_pretrained(name)
-    except (OSError, ValueError):  # saved without one: preprocessing is unknown
-        return made
-    made.preprocessing = preprocessing_of(processor)
+    with suppress(OSError, ValueError), _quiet(transformers):  # saved without one: preprocessing is unknown
+        made.preprocessing = preprocessing_of(transformers.AutoImageProcessor.from_pretrained(name))
     return made
 
 

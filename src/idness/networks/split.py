@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from idness.core.errors import DataError, InputError, ModelError
+from idness.core.errors import DataError, ModelError
 from idness.core.progress import show_progress
 from idness.core.types import Activations, Head, InputEditor
 from idness.networks.engines import EngineRunner, Precision
@@ -184,8 +184,6 @@ class SplitModel:
         Raises:
             ModelError: if the network's output does not follow from features and head.
         """
-        if precision not in ("fp32", "bf16"):
-            raise InputError(f"SplitModel: precision must be fp32 or bf16, got {precision!r}")
         recipe = self._recipe
         autocast = nullcontext() if precision == "fp32" else torch.autocast(images.device.type, torch.bfloat16)
         with recorded(self.model, recipe.keys()) as seen, autocast:

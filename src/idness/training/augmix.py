@@ -92,7 +92,6 @@ class AugMix(Objective):
         super().__post_init__()
         if not 0.1 < self.severity <= 10:
             raise OptionError(f"AugMix: severity must be in (0.1, 10], got {self.severity}")
-        needed("torchvision", "augmix", "train")
 
     def view(self) -> Callable[[Tensor], Tensor]:
         """Return the mixing of one image, for worker processes: it takes longer than the network."""

@@ -343,26 +343,8 @@ def crop_flip(images: Tensor, generator: torch.Generator, pad: int = SHIFT) -> T
     return padded[index, rows[:, :, None], columns[:, None, :]]
 
 
-def cifar6(archive: str | Path, split: str = "train") -> TrainingSet:
-    """Read the six classes of the embedded benchmark from an .npz of CIFAR-10; `split` is train, val or test.
-
-    Validation is the last 84 or 83 training images of each class, which `train` leaves out.
-    """
-    return TrainingSet.from_arrays(*embedded.from_cifar10(Path(archive), split), embedded.classes())
-
-
-def image_folder(root: str | Path, size: int | None = None) -> TrainingSet:
-    """Read a folder with one subfolder of images per class into memory.
-
-    Without `size` all images must have the same size; with it they are resized to `size` x `size`. Hidden files and folders are
-    ignored.
-    """
-    return _held(_listed(str(root), None), None if size is None else (size, size))
-
-
-def _held(images: ImageSet, size: tuple[int, int] | None, progress: Progress | None = None) -> TrainingSet:
+def _held(images: ImageSet, size: tuple[int, int] | None, report: Progress) -> TrainingSet:
     """Read all images of a set into memory, resized if `size` (height, width) is given."""
-    report = progress or Progress()
     report.note(f"{images.source}: reading {len(images):,} images into memory")
     report.phase("reading images", len(images))
     arrays = list[NDArray[np.uint8]]()
@@ -429,8 +411,8 @@ def open_training(
         given = given or own.size
     final = given or (height, width)
     if workers is None and max(final) <= SMALL and len(listed) * final[0] * final[1] * 3 <= IN_MEMORY:
-        held = _held(listed, given, progress)
-        return model, held, _held(others, given, progress) if others else None
+        report = progress or Progress()
+        return model, _held(listed, given, report), _held(others, given, report) if others else None
     how = _evaluation(own, final, crops)
     count = min(8, os.cpu_count() or 1) if workers is None else workers
     return model, StreamedSet(listed, how, count), StreamedSet(others, how, count) if others else None
@@ -442,8 +424,6 @@ def _listed(data: str, root: str | Path | None, archive: str | Path = "", classe
         images, labels = embedded.from_cifar10(Path(archive), "val" if classes else "train")
         return ArraySet(images, data, labels, embedded.classes())
     place = Path(data).expanduser()
-    if not place.exists():
-        raise DataError(f"{data} does not exist; pass a folder with one subfolder of images per class, or another set")
     table = {"path": str(place.absolute())}
     if place.suffix == ".txt":
         table["root"] = str(Path(root or place.parent).absolute())
