@@ -111,14 +111,11 @@ def _side(size: Any) -> int | tuple[int, int] | None:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Silence progress bars and remarks of transformers; errors are raised."""
+    """Silence remarks of transformers; errors are raised."""
     logging = transformers.utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
     try:
         logging.set_verbosity_error()
-        logging.disable_progress_bar()
         yield
     finally:
         logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from idness.core.errors import DataError, ModelError
-from idness.core.progress import show_progress
 from idness.core.types import Activations, Head, InputEditor
 from idness.networks.engines import EngineRunner, Precision
 from idness.networks.head_search import probe, recorded, search_head
@@ -140,7 +139,6 @@ class SplitModel:
         loader: Iterable[Any],
         *,
         precision: Precision = "fp32",
-        progress: bool = False,
         edit_with: InputEditor | None = None,
     ) -> Activations:
         """Run a whole loader through the network and return the activations on the CPU.
@@ -148,16 +146,12 @@ class SplitModel:
         Args:
             loader: yields batches of images, pairs of images and labels, or mappings with `image(s)` and `label(s)`.
             precision: `bf16` runs the body in bfloat16 and the head in float32.
-            progress: whether to show a progress bar on standard error.
             edit_with: edits the images for a second pass, as `Detector.input_edit` does.
         """
         parts = []
-        with show_progress(quiet=not progress) as bar:
-            bar.phase("network", len(loader) if isinstance(loader, Sized) else None)
-            for images, labels in map(unpack, loader):
-                acts = self.split(images, precision=precision, edit_with=edit_with)
-                parts.append(replace(acts.to("cpu"), labels=labels))
-                bar.advance(1)
+        for images, labels in map(unpack, loader):
+            acts = self.split(images, precision=precision, edit_with=edit_with)
+            parts.append(replace(acts.to("cpu"), labels=labels))
         return Activations.concat(parts)
 
     def _split_twice(self, images: Tensor, precision: Precision, editor: InputEditor) -> Activations:
@@ -209,8 +203,6 @@ def final_linear(
         ModelError: if the head is not one `nn.Linear` inside the network.
     """
     split = SplitModel(model, layer, example=example)
-    if not split.layer:
-        raise ModelError("the network is itself one linear layer; wrap it in nn.Sequential")
     found = dict(split.model.named_modules()).get(split.layer)
     if not isinstance(found, nn.Linear):
         raise ModelError(f"the network's head is {split.layer!r}, but one nn.Linear is needed here")
