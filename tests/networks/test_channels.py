@@ -15,7 +15,6 @@ from idness.data import ArraySet, Preprocessing, open_set
 from idness.guard import Guard
 from idness.guard.onnx import _example
 from idness.networks.open import ModelOptions, open_network
-from idness.selection.recommend import diagnose
 from tests.cli.running import idness
 
 GREY = """
@@ -74,13 +73,6 @@ def test_grey_pictures_are_read_as_grey(folder: Path) -> None:
     np.savez(folder / "grey.npz", images=np.stack([pixels, pixels])[:, None])
     grey = open_set(str(folder / "grey.npz"))
     assert np.array_equal(how.pixels(grey.picture(1))[..., 0], pixels)  # type: ignore[union-attr]
-
-
-def test_where_no_mean_is_given_the_network_says_how_many_channels(folder: Path) -> None:
-    spec = f"{folder}/net.py:make"
-    assert open_network(ModelOptions(spec, preprocessing=Preprocessing(resize=(8, 8)))).preprocessing.channels == 1
-    found = diagnose(ModelOptions(spec, "none"))
-    assert "2 features, 2 classes" in next(finding.text for finding in found.findings if finding.name == "width")
 
 
 def test_a_network_of_many_channels_takes_arrays() -> None:

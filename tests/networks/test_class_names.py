@@ -144,16 +144,6 @@ def test_folders_name_no_classes_without_evidence(folder: Path, tmp_path: Path) 
     assert some.class_names is None
 
 
-def test_a_benchmark_needs_the_right_order(folder: Path) -> None:
-    sets = {"id": {"test": "."}, "ood_val": {"some": "4"}, "far": {"same": "5"}}
-    benchmark, settings = Benchmark(name="levels", title="Levels", base=folder, **sets), Settings(methods=("msp",))
-    model = network(tuple(reversed(NUMBERS)))
-    with pytest.raises(ModelError, match=r"id_test: accuracy is 9.1 % .* chance level for 11 classes"):
-        run(benchmark, model, settings)
-    model.class_names = tuple(reversed(NUMBERS))
-    assert run(benchmark, model, settings).id_accuracy == 1.0
-
-
 def test_names_of_folders_that_fit_few_predictions_come_with_a_warning() -> None:
     order = (*NUMBERS[:3], *NUMBERS[4:], NUMBERS[3])
     with pytest.warns(IdnessWarning, match=r"folder's class for only \d+ of 64 images; .* pass class_names="):

@@ -197,16 +197,17 @@ class SplitModel:
 def final_linear(
     model: nn.Module, layer: str | None = None, *, example: Tensor | None = None
 ) -> tuple[nn.Module, str, nn.Linear]:
-    """Return the network without its wrappers, the name of its final linear layer, and the layer.
+    """Return the network without its wrappers, the name of its final linear layer (`layer`, if it is given), and the layer.
 
     Raises:
         ModelError: if the head is not one `nn.Linear` inside the network.
     """
-    split = SplitModel(model, layer, example=example)
-    found = dict(split.model.named_modules()).get(split.layer)
+    model = unwrap(model)
+    name = layer or SplitModel(model, example=example).layer
+    found = dict(model.named_modules()).get(name)
     if not isinstance(found, nn.Linear):
-        raise ModelError(f"the network's head is {split.layer!r}, but one nn.Linear is needed here")
-    return split.model, split.layer, found
+        raise ModelError(f"the network's head is {name!r}, but one nn.Linear is needed here")
+    return model, name, found
 
 
 def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:

@@ -150,10 +150,6 @@ class TrainingSet:
     def _arrays(self) -> ArraySet:
         return ArraySet(self.images.numpy(), "training images", self.labels.numpy(), self.classes)
 
-    def example(self) -> Tensor:
-        """Return two images as a batch (2, 3, H, W) with values in [0, 1]."""
-        return self.images[:2].permute(0, 3, 1, 2).contiguous() / 255
-
     def fingerprint(self) -> str:
         """Return a hash of images, labels and class names."""
         arrays = (np.ascontiguousarray(tensor.numpy()).data for tensor in (self.images, self.labels))
@@ -230,11 +226,6 @@ class StreamedSet:
     def blocks(self) -> Sequence[int] | None:
         """Where the blocks that are best read as a whole start; `None` if every order is equally fast."""
         return self.images.blocks()
-
-    def example(self) -> Tensor:
-        """Return two images as a batch (2, 3, H, W) with values in [0, 1]."""
-        samples = _Samples(self.images, self.how)
-        return torch.stack([samples[0, place][0] for place in range(min(2, len(self)))]) / 255
 
     def fingerprint(self) -> str:
         """Return a hash of the images' content and the class names; unchanged files are read only once."""
