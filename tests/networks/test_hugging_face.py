@@ -48,10 +48,6 @@ def cropped() -> tuple[Any, Any]:
     )
 
 
-def large() -> tuple[Any, Any]:
-    return resnet()[0], transformers.ConvNextImageProcessor(size={"shortest_edge": 384})
-
-
 def saved(folder: Path, make: Callable[[], tuple[Any, Any]]) -> Path:
     torch.manual_seed(0)
     for each in make():
@@ -59,7 +55,7 @@ def saved(folder: Path, make: Callable[[], tuple[Any, Any]]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("make", [resnet, vit, cropped, large])
+@pytest.mark.parametrize("make", [resnet, vit, cropped])
 def test_network_preprocessing_and_class_names_are_those_of_transformers(
     make: Callable[[], tuple[Any, Any]], tmp_path: Path
 ) -> None:

@@ -222,11 +222,3 @@ def test_guards_of_computed_heads_load_and_leave_the_network_alone(
     torch.testing.assert_close(first(acts.features), acts.logits)
     with torch.no_grad():
         torch.testing.assert_close(acts.logits, copy.deepcopy(model).eval()(images))
-
-
-def test_networks_and_images_of_inference_mode_work() -> None:
-    with torch.inference_mode():
-        model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, 5))
-        images = torch.randn(60, 3, 4, 4)
-        assert len(Guard(model, "ebo").calibrate([images])(images[:3])) == 3
-    assert len(Guard(model, "ebo").calibrate([images])(images[:3])) == 3

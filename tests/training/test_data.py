@@ -212,11 +212,7 @@ def test_validation_is_resize_and_centre_crop(root: Path) -> None:
     images = streamed(root)
     [(batch, labels)] = images.evaluated([7, 0])
     for place, image, label in zip([7, 0], batch, labels, strict=True):
-        whole = decode(images.images.root / images.images.items[place])
-        expected = v2.functional.center_crop(v2.functional.resize(whole, 40, antialias=True), 32)
-        apart = (image.int() - v2.functional.pil_to_tensor(expected).int()).abs()
-        assert apart.max() <= 1  # only what the crop keeps is resized, and some values are rounded to the next
-        assert apart.float().mean() < 0.15
+        assert np.array_equal(image.permute(1, 2, 0), HOW.pixels(images.images.picture(place)))
         assert int(label) == images.images.labels[place]
     plain, _ = next(images.batches(Plan(40, 8), 0, 1, crops=""))
     assert torch.equal(plain, next(images.evaluated(Plan(40, 8).order(0)[:8].tolist()))[0])

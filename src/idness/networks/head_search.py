@@ -299,8 +299,7 @@ def _declared_shapes(model: nn.Module, channels: int) -> Iterator[tuple[int, ...
 def answers(output: Any) -> dict[str, Tensor]:
     """Return the tensors in a network's return value that may be logits, one row per image, by their position in it."""
     found = [(name, value) for name, value in _tensors(output) if value.is_floating_point() and value.numel()]
-    fit = [(name, value) for name, value in found if as_rows(value).ndim == 2]
-    return dict(sorted(fit, key=lambda item: item[0] != "logits"))
+    return dict(sorted((item for item in found if as_rows(item[1]).ndim == 2), key=lambda item: item[0] != "logits"))
 
 
 def as_rows(output: Tensor) -> Tensor:
@@ -329,9 +328,7 @@ def _tensors(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(output, Tensor):
         yield path, output
         return
-    if hasattr(output, "_asdict"):  # a named tuple
-        output = output._asdict()
-    elif isinstance(output, tuple | list):
+    if isinstance(output, tuple | list):
         output = dict(enumerate(output))
     elif not isinstance(output, Mapping):
         output = vars(output) if is_dataclass(output) or hasattr(output, "logits") else {}

@@ -70,8 +70,8 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
         raise ModelError(f"{script} must return an nn.Module, got {type(model).__name__}")
     if weights is not None and str(weights) != "none":
         state = read_weights(weights)
-        if ours.is_projected(state) and not ours.is_projected(model.state_dict()):
-            start = ours.BACKBONE
+        start = ours.BACKBONE
+        if {ours.PROJECTION, ours.LAST} <= state.keys() and ours.PROJECTION not in model.state_dict():
             _fit_heads(model, {k.removeprefix(start): value for k, value in state.items() if k.startswith(start)})
             model = ours.ProjectedNetwork(model, final_linear(model)[2], *state[ours.LAST].shape)
         load_weights(model, weights, state)

@@ -184,15 +184,6 @@ class TrainingSet:
                 # (N, H, W, 3) seen as (N, 3, H, W) is channels_last as it stands.
                 yield images[mine].permute(0, 3, 1, 2), labels[mine]
 
-    @classmethod
-    def from_arrays(
-        cls, images: NDArray[np.uint8], labels: NDArray[np.integer], classes: tuple[str, ...] = ()
-    ) -> TrainingSet:
-        """Create a set from numpy arrays; classes without names are numbered."""
-        numbers = labels.astype(np.int64)  # an unsigned type has no -1
-        names = classes or tuple(map(str, range(int(numbers.max(initial=-1)) + 1)))
-        return cls(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(numbers), names)
-
 
 @dataclass(frozen=True, eq=False)
 class StreamedSet:
