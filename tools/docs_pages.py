@@ -100,7 +100,7 @@ API: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Training",
         "ISH and the other training methods; [training with ISH](../training.md) shows how they are used.",
         tuple(f"idness.training.{name}" for name in (
-            "loop.finetune", "ish.IshLinear", "ish.ish", "objective.Settings", "data.image_folder",
+            "loop.finetune", "ish.IshLinear", "ish.ish", "objective.Settings", "data.open_training",
         )),
     ),
     "figures": ("Figures", "Each draws on your axes or its own, and returns them.", ("idness.report.figures",)),

@@ -58,7 +58,12 @@ def train(method: str, archive: Path, out: Path, epochs: int, precision: str) ->
     """Fine-tune the network; a run that was interrupted is resumed from its last checkpoint."""
     arrays = np.load(archive)
     parts = {
-        part: TrainingSet.from_arrays(arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in ("train", "test")
+        part: TrainingSet(
+            torch.from_numpy(arrays[f"{part}_images"]),
+            torch.from_numpy(arrays[f"{part}_labels"]).long(),
+            (*"0123456789",),
+        )
+        for part in ("train", "test")
     }
     finetune(
         network(), parts["train"], method, val=parts["test"], out=out / f"{method}-{epochs}", progress=True,

@@ -28,7 +28,7 @@ from idness.core.documents import packed
 from idness.core.files import atomic_write, sha256
 from idness.data import embedded
 from idness.networks.load import load_model
-from idness.training import TrainingSet, cifar6
+from idness.training import TrainingSet
 from idness.training.objective import CIFAR_MEAN, CIFAR_STD, Objective
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -137,10 +137,12 @@ Meant for the embedded benchmark: to compare detectors on, not to classify photo
 
 def ship(archive: Path) -> None:
     """Put the trained networks into the package; accuracy is measured on CIFAR-10's official test split."""
-    data = {split: cifar6(archive, split) for split in ("val", "test")}
+    classes, splits = embedded.classes(), ("val", "test")
+    arrays = {split: embedded.from_cifar10(archive, split) for split in splits}
     benchmark = embedded.load("id_test")
     assert benchmark.labels is not None
-    data["id_test"] = TrainingSet.from_arrays(benchmark.images, benchmark.labels, benchmark.classes)
+    arrays["id_test"] = benchmark.images, benchmark.labels
+    data = {split: TrainingSet(*map(torch.from_numpy, pair), classes) for split, pair in arrays.items()}
     for name, runs in SHIPPED.items():
         source = REPOSITORY / "runs" / runs[-1] / "weights.safetensors"
         model = load_model("small_resnet", source)

@@ -25,7 +25,6 @@ from idness.data.duplicates import digest
 from idness.data.open import object_set, open_images
 from idness.data.packed import NpzSet
 from idness.data.sets import find_images
-from idness.training import image_folder
 
 
 def pixels(count: int, seed: int = 0) -> np.ndarray:
@@ -373,7 +372,7 @@ def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: p
         return seen(folder)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    for read in (folder_set, image_folder, lambda folder: list(find_images([str(folder)]))):
+    for read in (folder_set, lambda folder: list(find_images([str(folder)]))):
         with pytest.raises(DataError, match=r"locked: cannot be read \(Permission denied\)"):
             read(tmp_path)
 

@@ -23,7 +23,6 @@ from idness.networks.open import (
     open_network,
     places_of,
 )
-from tests.cli.running import idness
 
 NUMBERS = tuple(str(number) for number in range(11))
 AS_TEXT = tuple(sorted(NUMBERS))  # 0, 1, 10, 2, ... as other programs sort folders
@@ -144,16 +143,6 @@ def test_folders_name_no_classes_without_evidence(folder: Path, tmp_path: Path) 
     assert some.class_names is None
 
 
-def test_a_benchmark_needs_the_right_order(folder: Path) -> None:
-    sets = {"id": {"test": "."}, "ood_val": {"some": "4"}, "far": {"same": "5"}}
-    benchmark, settings = Benchmark(name="levels", title="Levels", base=folder, **sets), Settings(methods=("msp",))
-    model = network(tuple(reversed(NUMBERS)))
-    with pytest.raises(ModelError, match=r"id_test: accuracy is 9.1 % .* chance level for 11 classes"):
-        run(benchmark, model, settings)
-    model.class_names = tuple(reversed(NUMBERS))
-    assert run(benchmark, model, settings).id_accuracy == 1.0
-
-
 def test_names_of_folders_that_fit_few_predictions_come_with_a_warning() -> None:
     order = (*NUMBERS[:3], *NUMBERS[4:], NUMBERS[3])
     with pytest.warns(IdnessWarning, match=r"folder's class for only \d+ of 64 images; .* pass class_names="):
@@ -170,17 +159,11 @@ def test_accuracy_at_chance_level_stops_unless_any_will_do() -> None:
         check_accuracy("x", labels, 0 * labels, 11, any_accuracy=False)
 
 
-def test_sets_of_another_size_are_refused_before_anything_runs(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(NET.format(order=NUMBERS))
-    (tmp_path / "b.toml").write_text('[id]\ntest = "levels"\n[far]\nlarge = "large"\n')
+def test_sets_of_another_size_are_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "large").mkdir()
     Image.new("RGB", (30, 40)).save(tmp_path / "large" / "0.png")
-    done = idness("bench", tmp_path / "b.toml", "--model", f"{tmp_path}/net.py:make", "--out", tmp_path / "out")
-    assert done.returncode == 2
-    assert "large: images must be 8 x 8 after preprocessing, like those of the other sets, got 40 x 30" in done.stderr
-    assert not (tmp_path / "out").exists()
     opened = open_network(network(NUMBERS), images=open_set(str(folder)))
-    with pytest.raises(DataError, match="got 40 x 30"):
+    with pytest.raises(DataError, match="large: images must be 8 x 8 after preprocessing, .*, got 40 x 30"):
         collect(opened, open_set(str(tmp_path / "large")))
     free = Network(opened.split, Preprocessing())  # as a guard judges pictures of any size
     assert len(collect(free, open_set(str(tmp_path / "large"))).acts) == 1

@@ -48,10 +48,6 @@ def cropped() -> tuple[Any, Any]:
     )
 
 
-def large() -> tuple[Any, Any]:
-    return resnet()[0], transformers.ConvNextImageProcessor(size={"shortest_edge": 384})
-
-
 def saved(folder: Path, make: Callable[[], tuple[Any, Any]]) -> Path:
     torch.manual_seed(0)
     for each in make():
@@ -59,14 +55,12 @@ def saved(folder: Path, make: Callable[[], tuple[Any, Any]]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("make", [resnet, vit, cropped, large])
+@pytest.mark.parametrize("make", [resnet, vit, cropped])
 def test_network_preprocessing_and_class_names_are_those_of_transformers(
-    make: Callable[[], tuple[Any, Any]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    make: Callable[[], tuple[Any, Any]], tmp_path: Path
 ) -> None:
     folder = saved(tmp_path / "net", make)
-    capfd.readouterr()
     network = open_network(f"hf:{folder}")
-    assert "Loading" not in capfd.readouterr().err
     assert network.class_names == ("cat", "dog", "eel")
     pixels = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
     image = Image.fromarray(pixels).resize((90, 120), Image.Resampling.BICUBIC)

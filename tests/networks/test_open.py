@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from idness.core.errors import IdnessWarning, ModelError
+from idness.core.errors import ModelError
 from idness.data import ArraySet, Preprocessing
 from idness.networks.modules import best_layout
 from idness.networks.open import ModelOptions, Network, open_network
@@ -62,14 +62,6 @@ def test_unknown_preprocessing_is_refused() -> None:
     bare = open_network(network())  # nothing to run on yet
     with pytest.raises(ModelError, match="preprocessing is unknown"):
         _ = bare.preprocessing
-
-
-def test_odd_normalisation_is_said() -> None:
-    with pytest.warns(IdnessWarning, match="divide them by 255"):
-        open_network(
-            ModelOptions(network(), preprocessing=Preprocessing(mean=(120, 120, 120), std=(60, 60, 60))),
-            images=labelled(),
-        )
 
 
 def test_labels_are_brought_to_the_networks_order() -> None:

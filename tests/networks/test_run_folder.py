@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from colour_world import write_folder, write_ood
+from colour_world import write_folder
 from safetensors.torch import load_file, save_file
 
-from idness.benchmark import Benchmark, Settings
-from idness.benchmark import run as bench
 from idness.core.errors import ModelError
 from idness.core.scripts import approve
 from idness.data import Preprocessing
@@ -52,14 +50,6 @@ def test_every_command_takes_what_train_makes(images: Path, tmp_path: Path) -> N
     assert again.returncode == 0, again.stderr
     examined = idness("doctor", tmp_path / "gone", "--data", images, "--quiet")
     assert examined.stdout.startswith("Recommended: ")
-    write_ood(tmp_path / "odd", 8)
-    sets = {"id": {"test": str(images)}, "ood_val": {"some": "odd"}, "far": {"odd": "odd"}}
-    found = bench(
-        Benchmark(name="b", title="b", base=tmp_path, **sets), str(tmp_path / "gone"), Settings(methods=("msp",))
-    )
-    assert (found.model.spec, found.model.weights) == ("tiny_resnet", "weights.safetensors")
-    assert found.id_accuracy is not None
-    assert found.id_accuracy > 0.9
 
 
 def test_a_network_of_ones_own_is_run_again_only_if_its_owner_ran_it(images: Path, tmp_path: Path, monkeypatch) -> None:

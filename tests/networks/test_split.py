@@ -93,8 +93,6 @@ def test_fingerprints_tell_weights_apart():
 def test_what_is_no_network_is_refused():
     with pytest.raises(ModelError, match="must be a torch nn.Module, got int"):
         SplitModel(3)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="precision must be fp32 or bf16, got 'fp8'"):
-        SplitModel(small()).split(torch.rand(1, 3, 8, 8), precision="fp8")  # type: ignore[arg-type]
 
 
 class Brighter:
@@ -224,11 +222,3 @@ def test_guards_of_computed_heads_load_and_leave_the_network_alone(
     torch.testing.assert_close(first(acts.features), acts.logits)
     with torch.no_grad():
         torch.testing.assert_close(acts.logits, copy.deepcopy(model).eval()(images))
-
-
-def test_networks_and_images_of_inference_mode_work() -> None:
-    with torch.inference_mode():
-        model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, 5))
-        images = torch.randn(60, 3, 4, 4)
-        assert len(Guard(model, "ebo").calibrate([images])(images[:3])) == 3
-    assert len(Guard(model, "ebo").calibrate([images])(images[:3])) == 3

@@ -199,7 +199,7 @@ def test_swap_names_and_refusals() -> None:
     assert isinstance(model[3], IshLinear)
     swapped.undo()
     assert type(model[3]) is nn.Linear
-    for other in ("1", "nope"):
+    for other in ("2", "nope"):
         with pytest.raises(ModelError, match=other):
             ish(model, layer=other)
     with pytest.raises(ModelError):

@@ -72,10 +72,11 @@ def test_confbranch(logits: Tensor, labels: Tensor) -> None:
     assert [float(v) for v in got] == pytest.approx([task, asked])
 
 
-def test_confbranch_price_follows_the_budget() -> None:
-    model = ConfBranch(networks.build("tiny_resnet", 3), 3, MEAN, STD, budget=0.3)
-    assert float(model._next_price(torch.tensor(0.1))) == pytest.approx(0.1 / 1.01)
-    assert float(model._next_price(torch.tensor(0.9))) == pytest.approx(0.1 / 0.99)
+@pytest.mark.parametrize(("budget", "price"), [(99.0, 0.1 / 1.01), (1e-6, 0.1 / 0.99)])
+def test_confbranch_price_follows_the_budget(budget: float, price: float, world: TrainingSet) -> None:
+    method = ConfBranch(networks.build("tiny_resnet", 3), 3, MEAN, STD, budget=budget).train()
+    method(world.images[:12].permute(0, 3, 1, 2), world.labels[:12])
+    assert float(method.price) == pytest.approx(price)
 
 
 def test_cider_prototypes_move_one_image_after_another(labels: Tensor) -> None:

@@ -29,7 +29,7 @@ from idness.guard.inputs import InputRange, range_of
 from idness.guard.verdict import Detection
 from idness.networks.hugging_face import PREFIX
 from idness.networks.modules import module_fingerprint
-from idness.networks.open import ModelOptions, open_network
+from idness.networks.open import ModelOptions, example_for, open_network
 from idness.networks.split import SplitModel
 
 if TYPE_CHECKING:
@@ -135,10 +135,10 @@ def load_guard(
     how = None if manifest.preprocessing is None else Preprocessing.from_dict(manifest.preprocessing)
     if model is None or isinstance(model, str):
         split = _opened(folder, known, how, model, weights)
+    elif isinstance(model, SplitModel):
+        split = model
     else:
-        split = (
-            model if isinstance(model, SplitModel) else SplitModel(model, known.layer, multi_label=known.multi_label)
-        )
+        split = SplitModel(model, known.layer, example=example_for(how), multi_label=known.multi_label)
     if (module_fingerprint(split.model), split.ending) != (known.fingerprint, known.ending):
         raise ModelError(
             f"{folder}: was calibrated with another network: the weights, or what follows layer {known.layer!r}, are not those of"

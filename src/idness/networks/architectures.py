@@ -145,8 +145,8 @@ def unpacked(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 # CIDER
 
-BACKBONE, LAST = "backbone.", "fc.weight"
-"""The prefix of the weights of the classifier inside CIDER's network, and its final layer."""
+BACKBONE, PROJECTION, LAST = "backbone.", "projection.0.weight", "fc.weight"
+"""The prefix of the weights of the classifier inside CIDER's network, a weight of the projection, and the final layer's."""
 
 
 class ProjectedNetwork(nn.Module):
@@ -173,8 +173,3 @@ class ProjectedNetwork(nn.Module):
         """Return the logits: similarity to each prototype, over the temperature."""
         logits: Tensor = self.fc(self.embed(images))
         return logits
-
-
-def is_projected(state: Mapping[str, Tensor]) -> bool:
-    """Whether weights are of a `ProjectedNetwork`."""
-    return {"projection.0.weight", LAST} <= state.keys() and any(name.startswith(BACKBONE) for name in state)

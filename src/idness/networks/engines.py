@@ -60,10 +60,6 @@ class ChosenEngine:
     why: str
     images: int = UNKNOWN
 
-    def key(self) -> str:
-        """Identify what it computes; empty for torch, whose features are the network's own."""
-        return "" if self.used == "eager" else self.used
-
     def describe(self) -> str:
         """Describe the choice in one line."""
         return f"{self.used}, batches of {self.batch} ({self.why})"
@@ -268,8 +264,6 @@ def exported(split: SplitModel, images: Tensor) -> bytes:
 
 # Precision
 
-PRECISIONS = ("fp32", "bf16", "auto")
-
 
 @dataclass(frozen=True)
 class ChosenPrecision:
@@ -285,8 +279,8 @@ AS_ASKED = ChosenPrecision()
 
 def choose_precision(asked: str, device: str) -> ChosenPrecision:
     """Choose the precision of forward passes: as asked, or for `auto` bf16 on a GPU and fp32 on a CPU."""
-    if asked not in PRECISIONS:
-        raise OptionError(f"precision must be one of {', '.join(PRECISIONS)}, got {asked!r}")
+    if asked not in ("fp32", "bf16", "auto"):
+        raise OptionError(f"precision must be one of fp32, bf16, auto, got {asked!r}")
     bf16 = asked == "bf16" or (asked == "auto" and device != "cpu")
     why = f"the network is on {device}" if asked == "auto" else "as asked"
     return ChosenPrecision(asked, "bf16" if bf16 else "fp32", why)

@@ -71,17 +71,6 @@ class Step:
         bias = None if self.bias is None else self.bias.to(kind)
         return linear(self.features.to(kind), self.weight.to(kind), bias).float()
 
-    @staticmethod
-    def of_layer(name: str, module: Any) -> Step:
-        """Return a layer's weights as a step without input; the layer is not changed."""
-        # In training mode, reading the weight of a layer with spectral norm would update its buffers.
-        with inference(module):
-            if "weight" not in module._parameters and module._forward_pre_hooks:
-                module = copied(module)  # its weight is computed before each call
-                module(module.weight[:1] * 0)
-            weight, bias = module.weight, module.bias
-        return Step(name, weight.flatten(1)[:0], weight.flatten(1), bias, weight.dtype)
-
 
 @contextmanager
 def recorded(model: nn.Module, wanted: Sequence[str] | None = None) -> Iterator[list[Step]]:
@@ -241,14 +230,10 @@ class Recipe:
 
 def search_head(
     model: nn.Module, example: Tensor | None, layer: str | None = None
-) -> tuple[Recipe, Tensor | None, Sequence[Step]]:
-    """Find how a network's output is made of linear steps, and return it with the images used and the steps.
-
-    If no input fits the network, the named layer is taken: the first batch shows whether its output is the network's.
-    """
+) -> tuple[Recipe, Tensor, list[Step]]:
+    """Find how a network's output is made of linear steps, and return it with the images used and the steps."""
     kind, names = type(model).__name__, [name for name, module in model.named_modules() if is_linear(module)]
-    wanted = [] if layer is None else layer.split("+")
-    if any(key not in names and not is_function(key) for key in map(_key, wanted)):
+    if layer is not None and any(key not in names and not is_function(key) for key in map(_key, layer.split("+"))):
         raise ModelError(f"SplitModel: layer {layer!r} is not linear; the model has {', '.join(names[-5:]) or 'none'}")
     problem = ""
     for images in [example[:PROBED]] if example is not None else example_inputs(model):
@@ -267,9 +252,7 @@ def search_head(
                 f" a multiple or a sum; pass layer='{LOGITS}' to use its output as features and logits, or return a linear layer's"
             )
         raise ModelError(f"SplitModel: {kind} returns no row of logits per image; return the logits (N, C)")
-    if layer is None:
-        raise ModelError(f"SplitModel: {kind} could not be probed ({problem}); pass example= (a batch) or layer=")
-    return Recipe(dict.fromkeys(wanted, 1.0)), None, []
+    raise ModelError(f"SplitModel: {kind} could not be probed ({problem}); pass example=, a batch of its images")
 
 
 def probe(model: nn.Module, images: Tensor) -> tuple[list[Step], Any]:
@@ -277,7 +260,7 @@ def probe(model: nn.Module, images: Tensor) -> tuple[list[Step], Any]:
     own = copied(model)
     with inference(own), recorded(own) as steps, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings about noise of a guessed size help nobody
-        output = call(own, as_input(own, images))
+        output = call(own, as_input(own, images.clone()))  # some networks normalise their input in place
     return steps, output
 
 
@@ -316,8 +299,7 @@ def _declared_shapes(model: nn.Module, channels: int) -> Iterator[tuple[int, ...
 def answers(output: Any) -> dict[str, Tensor]:
     """Return the tensors in a network's return value that may be logits, one row per image, by their position in it."""
     found = [(name, value) for name, value in _tensors(output) if value.is_floating_point() and value.numel()]
-    fit = [(name, value) for name, value in found if as_rows(value).ndim == 2]
-    return dict(sorted(fit, key=lambda item: item[0] != "logits"))
+    return dict(sorted((item for item in found if as_rows(item[1]).ndim == 2), key=lambda item: item[0] != "logits"))
 
 
 def as_rows(output: Tensor) -> Tensor:
@@ -346,9 +328,7 @@ def _tensors(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(output, Tensor):
         yield path, output
         return
-    if hasattr(output, "_asdict"):  # a named tuple
-        output = output._asdict()
-    elif isinstance(output, tuple | list):
+    if isinstance(output, tuple | list):
         output = dict(enumerate(output))
     elif not isinstance(output, Mapping):
         output = vars(output) if is_dataclass(output) or hasattr(output, "logits") else {}

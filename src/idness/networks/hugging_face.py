@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -47,11 +47,10 @@ def load_hugging_face(name: str, pretrained: bool = True) -> HuggingFaceClassifi
     transformers = needed("transformers", spec, "hf", ModelError)
     auto = transformers.AutoModelForImageClassification
     try:
-        with _quiet(transformers):
-            if pretrained:
-                model, loaded = auto.from_pretrained(name, output_loading_info=True)
-            else:
-                model, loaded = auto.from_config(transformers.AutoConfig.from_pretrained(name)), {}
+        if pretrained:
+            model, loaded = auto.from_pretrained(name, output_loading_info=True)
+        else:
+            model, loaded = auto.from_config(transformers.AutoConfig.from_pretrained(name)), {}
     except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise ModelError(f"{spec}: cannot be loaded ({reason}); is it an image classifier of the hub?") from error
@@ -59,12 +58,8 @@ def load_hugging_face(name: str, pretrained: bool = True) -> HuggingFaceClassifi
     if missing:
         raise ModelError(f"{spec}: has no trained classifier ({', '.join(missing[:2])} missing); fine-tune it first")
     made = HuggingFaceClassifier(model.eval())
-    try:
-        with _quiet(transformers):
-            processor = transformers.AutoImageProcessor.from_pretrained(name)
-    except (OSError, ValueError):  # saved without one: preprocessing is unknown
-        return made
-    made.preprocessing = preprocessing_of(processor)
+    with suppress(OSError, ValueError):  # saved without one: preprocessing is unknown
+        made.preprocessing = preprocessing_of(transformers.AutoImageProcessor.from_pretrained(name))
     return made
 
 
@@ -111,18 +106,3 @@ def _side(size: Any) -> int | tuple[int, int] | None:
         return int(size["height"]), int(size["width"])
     edge = size.get("shortest_edge") if isinstance(size, Mapping) else size
     return int(edge) if edge else None
-
-
-@contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Silence progress bars and remarks of transformers; errors are raised."""
-    logging = transformers.utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    try:
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

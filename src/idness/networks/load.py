@@ -70,11 +70,11 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
         raise ModelError(f"{script} must return an nn.Module, got {type(model).__name__}")
     if weights is not None and str(weights) != "none":
         state = read_weights(weights)
-        if ours.is_projected(state) and not ours.is_projected(model.state_dict()):
-            start = ours.BACKBONE
+        start = ours.BACKBONE
+        if {ours.PROJECTION, ours.LAST} <= state.keys() and ours.PROJECTION not in model.state_dict():
             _fit_heads(model, {k.removeprefix(start): value for k, value in state.items() if k.startswith(start)})
             model = ours.ProjectedNetwork(model, final_linear(model)[2], *state[ours.LAST].shape)
-        _load_state(model, state, weights)
+        load_weights(model, weights, state)
     return model.eval()
 
 
@@ -103,7 +103,7 @@ def _made(spec: str, *, pretrained: bool) -> nn.Module:
             raise unknown_name("embedded network", name, embedded.NETWORKS[source])
         model = ours.small_resnet() if source == "cifar6" else ours.MobileNetV2()
         weights = embedded.HOME / source / f"{name}.safetensors"
-        return _load_state(model, ours.unpacked(read_weights(weights)), weights) if pretrained else model
+        return load_weights(model, weights, ours.unpacked(read_weights(weights))) if pretrained else model
     if spec not in ours.NETWORKS:
         raise ModelError(f"a model is written as {FORMS}; got {spec!r}")
     if pretrained:
@@ -135,13 +135,9 @@ def load_for_training(
     return model
 
 
-def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
-    """Load weights from a safetensors file or a checkpoint into a network; every name and shape must match."""
-    return _load_state(model, read_weights(path), path)
-
-
-def _load_state(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> nn.Module:
-    wanted = set(model.state_dict())
+def load_weights(model: nn.Module, path: str | Path, state: dict[str, Tensor] | None = None) -> nn.Module:
+    """Load a safetensors file or a checkpoint, or what was read from it, into a network; names and shapes must match."""
+    state, wanted = read_weights(path) if state is None else state, set(model.state_dict())
     for prefix in PREFIXES:
         if all(name.startswith(prefix) for name in state) and not all(name.startswith(prefix) for name in wanted):
             state = {name.removeprefix(prefix): value for name, value in state.items()}

@@ -70,8 +70,6 @@ def best_layout(model: nn.Module, images: Tensor) -> torch.memory_format:
 
     Channels-last makes convolutions about a third faster on a CPU. A network that flattens with `.view` fails with it.
     """
-    if images.ndim != 4:
-        return torch.preserve_format
     try:
         model.to(memory_format=torch.channels_last)
         with inference(model):

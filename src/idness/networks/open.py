@@ -122,12 +122,11 @@ class Network:
         """The hash of all that decides its activations: weights, structure, code, layer, preprocessing, precision and engine."""
         settings = json.dumps(self.preprocessing.to_dict(), sort_keys=True)
         layer = ": ".join(filter(None, (self.split.layer, self.split.ending)))
-        engine = [self.engine.key()] if self.engine is not None and self.engine.key() else []
+        engine = [] if self.engine is None or self.engine.used == "eager" else [self.engine.used]
         script = Script.named(self.spec)
         code = "" if script is None else script.identity()
-        return key_of(
-            WAY, self.weights_sha256, repr(self.split.model), layer, code, settings, self.precision.used, *engine
-        )
+        structure = repr(self.split.model)
+        return key_of(WAY, self.weights_sha256, structure, layer, code, settings, self.precision.used, *engine)
 
     def labels_of(self, images: ImageSet) -> Tensor | None:
         """Return a data set's labels as the network's outputs; `None` if it has none, or other classes."""
@@ -185,13 +184,7 @@ def open_network(
             raise _unknown(name)
         part, sample = read_sample(images, how, SAMPLE, workers=workers)
         example = how.normalize(sample.pixels)
-    try:
-        split = SplitModel(loaded, options.layer, example=example, multi_label=options.multi_label)
-    except ModelError as error:
-        if how is None or taken in (None, how.channels):
-            raise
-        sizes = f"takes images of {taken} channels, mean and std have {how.channels} numbers"
-        raise ModelError(f"{name}: {sizes}; pass preprocessing= with one number per channel") from error
+    split = SplitModel(loaded, options.layer, example=example, multi_label=options.multi_label)
     if spec and example is not None:
         best_layout(loaded, as_input(loaded, example[:2]))
     precision = engines.choose_precision(options.precision, split.device.type)

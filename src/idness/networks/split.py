@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from idness.core.errors import DataError, InputError, ModelError
-from idness.core.progress import show_progress
+from idness.core.errors import DataError, ModelError
 from idness.core.types import Activations, Head, InputEditor
 from idness.networks.engines import EngineRunner, Precision
-from idness.networks.head_search import Step, is_function, probe, recorded, search_head
+from idness.networks.head_search import probe, recorded, search_head
 from idness.networks.modules import as_input, call, copied, differentiable, inference, unwrap
 
 
@@ -65,7 +64,6 @@ class SplitModel:
         self._multi_label = multi_label
         self.runner = None if engine is None else EngineRunner(engine)
         self._recipe, self._example, steps = search_head(self.model, example, layer)
-        steps = steps or self._weights()
         self._sizes = steps[0].weight.shape[0], sum(step.weight.shape[1] for step in steps)
 
     @property
@@ -81,7 +79,8 @@ class SplitModel:
     @property
     def head(self) -> Head:
         """The head that turns features into logits: weight and bias as they are now, in float32."""
-        head = self._recipe.head(self._weights())
+        # Weights may be computed, as those of a cosine classifier, and exist only while the network runs.
+        head = self._recipe.head(self._recipe.steps(*probe(self.model, self._example[:2])))
         if head.classes > 1:
             return replace(head, multi_label=self.multi_label)
         return Head(_two_of(head.weight, 0), _two_of(head.offset, 0))
@@ -140,7 +139,6 @@ class SplitModel:
         loader: Iterable[Any],
         *,
         precision: Precision = "fp32",
-        progress: bool = False,
         edit_with: InputEditor | None = None,
     ) -> Activations:
         """Run a whole loader through the network and return the activations on the CPU.
@@ -148,16 +146,12 @@ class SplitModel:
         Args:
             loader: yields batches of images, pairs of images and labels, or mappings with `image(s)` and `label(s)`.
             precision: `bf16` runs the body in bfloat16 and the head in float32.
-            progress: whether to show a progress bar on standard error.
             edit_with: edits the images for a second pass, as `Detector.input_edit` does.
         """
         parts = []
-        with show_progress(quiet=not progress) as bar:
-            bar.phase("network", len(loader) if isinstance(loader, Sized) else None)
-            for images, labels in map(unpack, loader):
-                acts = self.split(images, precision=precision, edit_with=edit_with)
-                parts.append(replace(acts.to("cpu"), labels=labels))
-                bar.advance(1)
+        for images, labels in map(unpack, loader):
+            acts = self.split(images, precision=precision, edit_with=edit_with)
+            parts.append(replace(acts.to("cpu"), labels=labels))
         return Activations.concat(parts)
 
     def _split_twice(self, images: Tensor, precision: Precision, editor: InputEditor) -> Activations:
@@ -184,8 +178,6 @@ class SplitModel:
         Raises:
             ModelError: if the network's output does not follow from features and head.
         """
-        if precision not in ("fp32", "bf16"):
-            raise InputError(f"SplitModel: precision must be fp32 or bf16, got {precision!r}")
         recipe = self._recipe
         autocast = nullcontext() if precision == "fp32" else torch.autocast(images.device.type, torch.bfloat16)
         with recorded(self.model, recipe.keys()) as seen, autocast:
@@ -201,32 +193,21 @@ class SplitModel:
             )
         return features, logits if logits.shape[1] > 1 else _two_of(logits, 1)
 
-    def _weights(self) -> list[Step]:
-        """Return the parts of the head with their present weights."""
-        keys = self._recipe.keys()
-        if not any(map(is_function, keys)):
-            return [Step.of_layer(key, self.model.get_submodule(key)) for key in keys]
-        # Computed weights, as those of a cosine classifier, exist only while the network runs.
-        if self._example is None:
-            raise ModelError(f"SplitModel: layer {self.layer!r} needs images; pass example=, a batch of them")
-        return self._recipe.steps(*probe(self.model, self._example))
-
 
 def final_linear(
     model: nn.Module, layer: str | None = None, *, example: Tensor | None = None
 ) -> tuple[nn.Module, str, nn.Linear]:
-    """Return the network without its wrappers, the name of its final linear layer, and the layer.
+    """Return the network without its wrappers, the name of its final linear layer (`layer`, if it is given), and the layer.
 
     Raises:
         ModelError: if the head is not one `nn.Linear` inside the network.
     """
-    split = SplitModel(model, layer, example=example)
-    if not split.layer:
-        raise ModelError("the network is itself one linear layer; wrap it in nn.Sequential")
-    found = dict(split.model.named_modules()).get(split.layer)
+    model = unwrap(model)
+    name = layer or SplitModel(model, example=example).layer
+    found = dict(model.named_modules()).get(name)
     if not isinstance(found, nn.Linear):
-        raise ModelError(f"the network's head is {split.layer!r}, but one nn.Linear is needed here")
-    return split.model, split.layer, found
+        raise ModelError(f"the network's head is {name!r}, but one nn.Linear is needed here")
+    return model, name, found
 
 
 def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:

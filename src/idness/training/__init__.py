@@ -6,7 +6,7 @@ from idness.networks import architectures as networks
 from idness.training.augmix import AugMix
 from idness.training.cider import Cider
 from idness.training.confbranch import ConfBranch
-from idness.training.data import StreamedSet, TrainingSet, cifar6, image_folder, open_training
+from idness.training.data import StreamedSet, TrainingSet, open_training
 from idness.training.ish import Ish, IshLinear, ish
 from idness.training.logitnorm import LogitNorm
 from idness.training.loop import Trained, finetune
@@ -29,9 +29,7 @@ __all__ = [
     "StreamedSet",
     "Trained",
     "TrainingSet",
-    "cifar6",
     "finetune",
-    "image_folder",
     "ish",
     "method",
     "networks",

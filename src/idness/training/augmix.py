@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from idness.core.errors import OptionError, needed
+from idness.core.errors import needed
 from idness.core.options import count, positive
 from idness.training.objective import Objective, Outcome, method
 
@@ -87,12 +87,6 @@ class AugMix(Objective):
     width: int = count(3)
     alpha: float = positive(1.0)
     weight: float = 12.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.1 < self.severity <= 10:
-            raise OptionError(f"AugMix: severity must be in (0.1, 10], got {self.severity}")
-        needed("torchvision", "augmix", "train")
 
     def view(self) -> Callable[[Tensor], Tensor]:
         """Return the mixing of one image, for worker processes: it takes longer than the network."""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from idness.core.errors import OptionError
 from idness.core.options import positive
 from idness.networks.architectures import ProjectedNetwork
 from idness.networks.split import final_linear
@@ -64,8 +63,6 @@ class Cider(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.classes < 2:
-            raise OptionError(f"Cider: needs at least 2 classes, got {self.classes}")
         final = final_linear(self.model, self.layer)[2]
         network = ProjectedNetwork(self.model, final, self.classes, self.width)
         self._frozen = [p for p in final.parameters() if p.requires_grad]

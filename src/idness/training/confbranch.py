@@ -59,9 +59,6 @@ class ConfBranch(Objective):
         task, asked = confidence_losses(logits.float(), confidence.float(), labels, hinted)
         loss = task + self.price.clone() * asked
         if self.training:
-            self.price.copy_(self._next_price(asked.detach()))  # in place: DDP holds a reference to this tensor
+            # Lower while hints are used less than the budget allows; in place, as DDP holds a reference to this tensor.
+            self.price.div_(torch.where(asked.detach() < self.budget, 1.01, 0.99))
         return Outcome(loss, logits)
-
-    def _next_price(self, asked: Tensor) -> Tensor:
-        """Return a lower price while hints are used less than the budget allows, else a higher one."""
-        return self.price / torch.where(asked < self.budget, 1.01, 0.99)

@@ -26,7 +26,7 @@ from idness.core.files import sha256_of
 from idness.core.progress import Progress
 from idness.core.text import abridged
 from idness.data import ArraySet, ImageSet, Preprocessing, embedded, open_set, preprocessing_for
-from idness.data.duplicates import exact, exact_digests, stacked
+from idness.data.duplicates import exact_digests
 from idness.data.preprocess import INTERPOLATIONS
 from idness.data.sets import Picture, as_image
 from idness.networks.architectures import SmallResNet
@@ -128,16 +128,13 @@ class TrainingSet:
     classes: tuple[str, ...]
     hashes: NDArray[np.uint8] | None = field(default=None, repr=False)
     blocks: ClassVar[None] = None
-    skipped: ClassVar[dict[int, str]] = {}
 
     def __post_init__(self) -> None:
-        images, labels = self.images, self.labels
+        images, labels, most = self.images, self.labels, len(self.classes) - 1
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != 3 or not len(images):
-            shape = tuple(images.shape)
-            raise DataError(f"images must be uint8 (N, H, W, 3) and at least one, got {images.dtype} {shape}")
-        one_each = labels.shape == (len(images),) and not labels.is_floating_point()
-        if not one_each or not 0 <= int(labels.min()) <= int(labels.max()) < len(self.classes):
-            most = len(self.classes) - 1
+            given = f"{images.dtype} {tuple(images.shape)}"
+            raise DataError(f"images must be uint8 (N, H, W, 3) and at least one, got {given}")
+        if labels.shape != images.shape[:1] or not 0 <= int(labels.min()) <= int(labels.max()) <= most:
             raise DataError(f"labels must be whole numbers of 0 to {most}, one per image; got {labels}")
 
     def __len__(self) -> int:
@@ -149,9 +146,9 @@ class TrainingSet:
         height, width = self.images.shape[1:3]
         return Preprocessing(resize=(height, width), interpolation=INTERPOLATION)
 
-    def example(self) -> Tensor:
-        """Return two images as a batch (2, 3, H, W) with values in [0, 1]."""
-        return self.images[:2].permute(0, 3, 1, 2).contiguous() / 255
+    @property
+    def _arrays(self) -> ArraySet:
+        return ArraySet(self.images.numpy(), "training images", self.labels.numpy(), self.classes)
 
     def fingerprint(self) -> str:
         """Return a hash of images, labels and class names."""
@@ -160,7 +157,7 @@ class TrainingSet:
 
     def digests(self) -> NDArray[np.uint8]:
         """Return the hashes of some images' pixels before they were resized."""
-        return stacked(map(exact, self.images[:: _spacing(len(self))].numpy())) if self.hashes is None else self.hashes
+        return exact_digests(self._arrays, KNOWN) if self.hashes is None else self.hashes
 
     def evaluated(self, places: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of images, uint8 (N, 3, H, W), and their labels."""
@@ -177,8 +174,7 @@ class TrainingSet:
         """
         crops = crops_for(crops, self.how.size)
         if crops == "resized":
-            arrays = ArraySet(self.images.numpy(), "training images", self.labels.numpy(), self.classes)
-            yield from StreamedSet(arrays, self.how).batches(plan, first, last, crops, view)
+            yield from StreamedSet(self._arrays, self.how).batches(plan, first, last, crops, view)
             return
         for step, _, chosen in plan.steps(first, last):
             images, labels = self.images[chosen], self.labels[chosen]
@@ -187,15 +183,6 @@ class TrainingSet:
             for mine in plan.shares():
                 # (N, H, W, 3) seen as (N, 3, H, W) is channels_last as it stands.
                 yield images[mine].permute(0, 3, 1, 2), labels[mine]
-
-    @classmethod
-    def from_arrays(
-        cls, images: NDArray[np.uint8], labels: NDArray[np.integer], classes: tuple[str, ...] = ()
-    ) -> TrainingSet:
-        """Create a set from numpy arrays; classes without names are numbered."""
-        numbers = labels.astype(np.int64)  # an unsigned type has no -1
-        names = classes or tuple(map(str, range(int(numbers.max(initial=-1)) + 1)))
-        return cls(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(numbers), names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,13 +193,11 @@ class StreamedSet:
         images: labelled images of any sizes; classes without names are numbered.
         how: the preprocessing of validation images: resize and centre crop to one size; its mean and std are not applied here.
         workers: the number of worker processes; 0 reads in the training process itself.
-        skipped: filled during training with the images that could not be read, and why; the next readable ones take their places.
     """
 
     images: ImageSet
     how: Preprocessing
     workers: int = 0
-    skipped: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.how.size is None:
@@ -232,11 +217,6 @@ class StreamedSet:
     def blocks(self) -> Sequence[int] | None:
         """Where the blocks that are best read as a whole start; `None` if every order is equally fast."""
         return self.images.blocks()
-
-    def example(self) -> Tensor:
-        """Return two images as a batch (2, 3, H, W) with values in [0, 1]."""
-        samples = _Samples(self.images, self.how)
-        return torch.stack([samples[0, place][0] for place in range(min(2, len(self)))]) / 255
 
     def fingerprint(self) -> str:
         """Return a hash of the images' content and the class names; unchanged files are read only once."""
@@ -269,19 +249,19 @@ class StreamedSet:
             samples,
             batch_sampler=requests,
             num_workers=self.workers,
-            collate_fn=_stack,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # the caller's random state is left alone
         )
-        for images, labels, problems in loader:
-            self.skipped.update(problems)
-            yield images, labels
+        try:
+            yield from map(tuple, loader)
+        except DataError as error:  # a worker's has the lines of a traceback before it
+            raise DataError(str(error).strip().rpartition("DataError: ")[2]) from None
 
 
 Images = TrainingSet | StreamedSet
 
 
-class _Samples(Dataset[tuple[Tensor, int, dict[int, str]]]):
+class _Samples(Dataset[tuple[Tensor, int]]):
     """Single images, preprocessed, or augmented by random numbers of their own: `crops` is shift, resized or empty."""
 
     def __init__(
@@ -298,10 +278,9 @@ class _Samples(Dataset[tuple[Tensor, int, dict[int, str]]]):
             resized = v2.RandomResizedCrop(list(how.size or ()), interpolation=mode, antialias=True)
             self.steps = [shift if crops == "shift" else resized, v2.RandomHorizontalFlip(), *self.steps]
 
-    def __getitem__(self, request: tuple[int, int]) -> tuple[Tensor, int, dict[int, str]]:
-        """Return an image, its label, and why it could not be read if it is another in its place."""
+    def __getitem__(self, request: tuple[int, int]) -> tuple[Tensor, int]:
         epoch, place = request
-        found, picture, problem = _readable(self.images, place)
+        picture = _picture(self.images, place)
         # A shift is in pixels of the network's input; a resized crop is a part of the whole image.
         pixels = np.array(picture if self.crops == "resized" else self.how.pixels(picture))
         image = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
@@ -310,29 +289,16 @@ class _Samples(Dataset[tuple[Tensor, int, dict[int, str]]]):
             for step in self.steps:
                 image = step(image)
         assert self.labels is not None
-        return image, int(self.labels[found]), {place: problem} if problem else {}
+        return image, int(self.labels[place])
 
 
-def _readable(images: ImageSet, place: int, most: int = 100) -> tuple[int, Picture, str]:
-    """Read an image, or the next readable one of `most`: always the same one for the same unreadable image."""
-    problem = ""
-    for further in range(min(most, len(images))):
-        found = (place + further) % len(images)
-        try:
-            return found, images.picture(found), problem
-        except DataError as error:
-            problem = problem or _named(images, place, error)
-    raise DataError(f"{images.source}: {most} images in a row cannot be read; the first: {problem}")
-
-
-def _named(images: ImageSet, place: int, error: DataError) -> str:
-    """Return why an image cannot be read, with the folder of its file, which the error names without it."""
-    return str(Path(images.item(place)).parent / str(error))
-
-
-def _stack(samples: list[tuple[Tensor, int, dict[int, str]]]) -> tuple[Tensor, Tensor, dict[int, str]]:
-    images, labels, problems = zip(*samples, strict=True)
-    return torch.stack(images), torch.tensor(labels), {place: why for found in problems for place, why in found.items()}
+def _picture(images: ImageSet, place: int) -> Picture:
+    """Read an image; an error names the folder of its file too."""
+    try:
+        return images.picture(place)
+    except DataError as error:
+        named = Path(images.item(place)).parent / str(error)
+        raise DataError(f"{images.source}: {named}; repair or remove this image") from error
 
 
 def crops_for(crops: str, size: tuple[int, int] | None) -> str:
@@ -359,57 +325,26 @@ def crop_flip(images: Tensor, generator: torch.Generator, pad: int = SHIFT) -> T
     return padded[index, rows[:, :, None], columns[:, None, :]]
 
 
-def cifar6(archive: str | Path, split: str = "train") -> TrainingSet:
-    """Read the six classes of the embedded benchmark from an .npz of CIFAR-10; `split` is train, val or test.
-
-    Validation is the last 84 or 83 training images of each class, which `train` leaves out.
-    """
-    return TrainingSet.from_arrays(*embedded.from_cifar10(Path(archive), split), embedded.classes())
-
-
-def image_folder(root: str | Path, size: int | None = None) -> TrainingSet:
-    """Read a folder with one subfolder of images per class into memory.
-
-    Without `size` all images must have the same size; with it they are resized to `size` x `size`. Hidden files and folders are
-    ignored. All problems are reported in one message.
-    """
-    return _held(_listed(str(root), None), None if size is None else (size, size))
-
-
-def _held(images: ImageSet, size: tuple[int, int] | None, progress: Progress | None = None) -> TrainingSet:
+def _held(images: ImageSet, size: tuple[int, int] | None, report: Progress) -> TrainingSet:
     """Read all images of a set into memory, resized if `size` (height, width) is given."""
-    report = progress or Progress()
     report.note(f"{images.source}: reading {len(images):,} images into memory")
     report.phase("reading images", len(images))
-    arrays, hashes, wrong = list[NDArray[np.uint8]](), list[bytes](), list[str]()
+    arrays = list[NDArray[np.uint8]]()
     for place in range(len(images)):
-        try:
-            picture = images.picture(place)
-            array = np.asarray(picture, dtype=np.uint8)
-            if place % _spacing(len(images)) == 0:
-                hashes.append(exact(array))
-            if size is not None and array.shape[:2] != size:
-                resized = as_image(picture).resize(size[::-1], INTERPOLATIONS[INTERPOLATION], reducing_gap=3.0)
-                array = np.asarray(resized)
-            arrays.append(array)
-        except DataError as error:
-            wrong.append(_named(images, place, error))
+        picture = _picture(images, place)
+        array = np.asarray(picture, dtype=np.uint8)
+        if size is not None and array.shape[:2] != size:
+            resized = as_image(picture).resize(size[::-1], INTERPOLATIONS[INTERPOLATION], reducing_gap=3.0)
+            array = np.asarray(resized)
+        arrays.append(array)
         report.advance(1)
-    if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise DataError(f"{images.source}: {'; '.join(wrong[:5])}{more}; repair or remove these, then start again")
     sizes = sorted({(array.shape[1], array.shape[0]) for array in arrays})
     if len(sizes) > 1:
         listed = abridged([f"{width} x {height}" for width, height in sizes])
         raise DataError(f"{images.source}: images have {len(sizes)} sizes ({listed}); set size= to resize them")
     assert images.labels is not None
     held, labels = torch.from_numpy(np.stack(arrays)), torch.from_numpy(images.labels)
-    return TrainingSet(held, labels, images.classes, stacked(hashes))
-
-
-def _spacing(images: int) -> int:
-    """Return the distance between the images whose hashes are stored."""
-    return max(1, -(-images // KNOWN))
+    return TrainingSet(held, labels, images.classes, exact_digests(images, KNOWN))
 
 
 def open_training(
@@ -448,7 +383,7 @@ def open_training(
     listed = _listed(data, root, archive)
     val = val or (data if data == embedded.NAME else "")
     others = _listed(val, root, archive, listed.classes) if val else None
-    height, width = np.asarray(_readable(listed, 0)[1]).shape[:2]
+    height, width = np.asarray(_picture(listed, 0)).shape[:2]
     given = None if size is None else (size, size)
     example = None if arch.startswith(("torchvision:", "timm:")) else noise((3, *(given or (height, width))))
     model = load_for_training(arch, len(listed.classes), init, seed, example=example)
@@ -458,8 +393,8 @@ def open_training(
         given = given or own.size
     final = given or (height, width)
     if workers is None and max(final) <= SMALL and len(listed) * final[0] * final[1] * 3 <= IN_MEMORY:
-        held = _held(listed, given, progress)
-        return model, held, _held(others, given, progress) if others else None
+        report = progress or Progress()
+        return model, _held(listed, given, report), _held(others, given, report) if others else None
     how = _evaluation(own, final, crops)
     count = min(8, os.cpu_count() or 1) if workers is None else workers
     return model, StreamedSet(listed, how, count), StreamedSet(others, how, count) if others else None
@@ -471,8 +406,6 @@ def _listed(data: str, root: str | Path | None, archive: str | Path = "", classe
         images, labels = embedded.from_cifar10(Path(archive), "val" if classes else "train")
         return ArraySet(images, data, labels, embedded.classes())
     place = Path(data).expanduser()
-    if not place.exists():
-        raise DataError(f"{data} does not exist; pass a folder with one subfolder of images per class, or another set")
     table = {"path": str(place.absolute())}
     if place.suffix == ".txt":
         table["root"] = str(Path(root or place.parent).absolute())

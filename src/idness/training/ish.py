@@ -117,9 +117,7 @@ class IshLinear(nn.Linear):
         """Return an `IshLinear` that shares the parameters of a linear layer."""
         has_bias = linear.bias is not None
         twin = cls(linear.in_features, linear.out_features, has_bias, percentile, prune, device="meta")
-        twin.weight = linear.weight
-        if has_bias:
-            twin.bias = linear.bias
+        twin.weight, twin.bias = linear.weight, linear.bias
         return twin.train(linear.training)
 
     def forward(self, input: Tensor) -> Tensor:

@@ -168,7 +168,9 @@ def finetune(
         takes = ", ".join([*known, "the fields of training.Settings"])
         raise OptionError(f"{method}: unknown option {unknown[0]!r}; it takes {takes}")
     # Searched with images of the right size: many networks accept no other.
-    found = {"layer": final_linear(model, example=data.example())[1]} if "layer" in set(known) - options.keys() else {}
+    found = (
+        {"layer": final_linear(model, example=_two(data) / 255)[1]} if "layer" in set(known) - options.keys() else {}
+    )
     objective = kind(model, len(data.classes), settings.mean, settings.std, **found, **options)
     facts = {"method": method, "options": options, "classes": list(data.classes)}
     with show_progress(quiet=isinstance(progress, Progress) or not progress) as bars:
@@ -180,6 +182,11 @@ def finetune(
             objective.finish()  # a network that fails must not keep a layer of its training method
             raise
     return Trained(trained, trainer.log.rows, settings, objective)
+
+
+def _two(images: Images) -> Tensor:
+    """Return up to two images as a batch (N, 3, H, W) of uint8."""
+    return next(images.evaluated(range(min(2, len(images)))))[0].contiguous()
 
 
 def _normalisation(model: nn.Module, arch: str, folder: OutputFolder | None) -> dict[str, tuple[float, ...]]:
@@ -262,7 +269,7 @@ class Trainer:
         self.progress.phase("preparing", None)
         self.layout = torch.contiguous_format
         if s.channels_last:
-            self.layout = best_layout(self.objective.model, self.objective.normalise(train.example() * 255))
+            self.layout = best_layout(self.objective.model, self.objective.normalise(_two(train)))
         if type(self.objective).prepare is not Objective.prepare:
             some = torch.randperm(len(train), generator=seeded(s.seed, "prepare"))[:PREPARE]
             images, labels = zip(*train.evaluated(some.tolist()), strict=True)
@@ -276,8 +283,6 @@ class Trainer:
         fingerprint = train.fingerprint() if self.out is not None else ""
         self.identity = {"settings": _plain(s), "world_size": world, "data": fingerprint, **self.facts}
         self._resume()
-        numbers = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in sgd.items())
-        note(f"{sum(p.numel() for p in self.named.values()):,} parameters in {len(self.named)} tensors: {numbers}")
         if self.step:
             note(f"resuming at step {self.step:,} of {self.total:,}")
         self.progress.phase("steps", self.total)
@@ -313,9 +318,6 @@ class Trainer:
         shown = f"loss {loss:.4f}  accuracy {accuracy:.2%}" + ("" if val is None else f"  validation {val:.2%}")
         self.progress.note(f"epoch {epoch + 1}: {shown}  {speed:,.0f} images/s, {waited:.1%} waiting")
         self._checkpoint()
-        if skipped := self.train.skipped:
-            replaced = f"{len(skipped)} images could not be read and were replaced by their neighbours"
-            self.progress.note(f"{replaced}; the first: {skipped[min(skipped)]}")
 
     def _step(self) -> tuple[float, int]:
         s = self.settings
