@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,9 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
-from typing import Any
 
-import pyarrow.parquet
 import pytest
 import tiny_net
 import torch
@@ -24,15 +23,15 @@ from safetensors.torch import load_file, save_file
 
 from idness.activations import extract as extraction
 from idness.activations.extract import plan_spans
-from idness.benchmark.extraction import Extraction, prepare_extraction, run_extraction
+from idness.benchmark.extraction import Extraction, prepare_extraction
 from idness.benchmark.protocol import Settings
 from idness.benchmark.runner import run
-from idness.cluster import Actor, Pool, extractor, ray_reason, versions
+from idness.cluster import Actor, Pool, extractor, versions
 from idness.core.errors import ClusterError, OptionError
-from idness.core.files import marked
+from idness.core.files import LISTING, marked
 from idness.guard import Guard, score
-from idness.guard.score import MANIFEST
-from tests.cli.running import PROCESS, idness
+from tests.cli.running import idness
+from tests.guard.conftest import rows
 from tests.pictures import world
 
 os.environ.setdefault("RAY_AUTH_MODE", "token")  # as for a local Ray; read once, when Ray is imported
@@ -98,10 +97,6 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     return lambda seconds=0.0, folder="": f"{file}:watched(seconds={seconds}, folder={str(folder)!r})"
 
 
-def rows(out: Path) -> list[dict[str, Any]]:
-    return [row for part in sorted(out.glob("part-*.parquet")) for row in pyarrow.parquet.read_table(part).to_pylist()]
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
@@ -124,34 +119,19 @@ def actor(job: Extraction, mark: Path, **versions_: str) -> Actor:
     return Actor(extractor(job, Pool()), 1, mark, versions() | versions_)
 
 
-def test_shards_of_an_actor_are_those_of_one_process(
-    job: Extraction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [(_, images)], threads = job.sets, list[int]()
-    known = job.network.labels_of(images)
-    assert known is not None
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    worker, found = actor(job, tmp_path / "mark"), {}
-    assert threads == [1]  # as many as the driver has: with another number, sums are rounded differently
-    for number, span in reversed(list(enumerate(plan_spans(job.network, images, known, job.store)))):
-        part, labels = images.portion(span.start, span.stop), known[span.start : span.stop]
-        found[span.key] = worker.do(number, True, span, part, (), labels)[1]["sha256"]
-    shards = tmp_path / "store" / "shards"
-    apart = contents(shards)
-    assert {Path(name).name for name in apart} == {f"{key}-{digest}.safetensors" for key, digest in found.items()}
-    shutil.rmtree(shards)
-    assert run_extraction(job)[0].ran == len(images)
-    assert contents(shards) == apart
-
-
 @pytest.mark.fault(
     "a Ray worker differs from the driver: versions, model file, visible images or output folder",
     does="one line that names the difference; nothing is written",
 )
-def test_an_actor_refuses_another_network_other_versions_and_another_folder(job: Extraction, tmp_path: Path) -> None:
+def test_an_actor_refuses_another_network_other_versions_and_another_folder(
+    job: Extraction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = list[int]()
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
     with marked(tmp_path / "out") as name:
         mark = tmp_path / "out" / name
         assert actor(job, mark).refusal == ""
+    assert threads == [1]  # as many as the driver has: with another number, sums are rounded differently
     assert not mark.exists()
     assert re.search("has numpy .+, this machine 0.1; install the same", actor(job, mark, numpy="0.1").refusal)
     assert "has python " in actor(job, mark, python="2.7").refusal
@@ -181,14 +161,6 @@ def test_a_pool_is_as_large_as_the_cluster_or_as_asked() -> None:
         Pool(gpus=4).size(ray)
     with pytest.raises(OptionError, match="must be a whole number of at least 1"):
         Pool(actors=0)
-
-
-def test_a_page_of_an_error_becomes_a_line() -> None:
-    page = "ray.exceptions.X\nTraceback (most recent call last):\n  File 'a'\nValueError: too much"
-    assert ray_reason(RuntimeError(page)) == "ValueError: too much"
-    assert ray_reason(RuntimeError("Version mismatch\nlong")) == "Version mismatch"
-    lacking = f"{page}\nModuleNotFoundError: No module named 'idness'"
-    assert "No module named 'idness' on a worker; install idness[ray]" in ray_reason(RuntimeError(lacking))
 
 
 def test_a_store_filled_by_actors_is_that_of_one_process_and_the_cache_of_bench(tmp_path: Path, address: str) -> None:
@@ -271,10 +243,11 @@ def test_a_run_whose_driver_was_killed_can_be_resumed(
         time.sleep(0.1)
     kept = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
     assert 3 <= len(kept) < 12
-    assert not (out / MANIFEST).exists()
+    assert json.loads((out / LISTING).read_text())["counts"] is None
     assert "--resume continues" in idness(*words).stderr
     again = idness(*words, "--resume")
     assert again.returncode == 0, again.stderr
+    assert again.stderr == f"wrote {out}\n"
     assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept
     assert {row["image"] for row in rows(out)} == {str(path) for path in id_folder.rglob("*.png")}
     assert len(rows(out)) == 240
@@ -304,14 +277,3 @@ def test_mistakes_are_one_line_before_ray_is_started(more: list[str], message: s
     (tmp_path / "taken" / "file").touch()
     refused(idness("extract", "cifar6:base", "embedded:mnist", "-o", "out", *more, cwd=tmp_path), message)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.long
-def test_the_command_starts_ray_quietly_and_leaves_nothing(
-    saved: Path, id_folder: Path, network: Callable[..., str], tmp_path: Path
-) -> None:
-    pytest.importorskip("ray")
-    words = ["score", saved, "--model", network(), id_folder, "-o", tmp_path / "out", "--engine", "ray"]
-    done = subprocess.run([*PROCESS, *map(str, words)], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == f"wrote {tmp_path / 'out'}\n"

@@ -79,14 +79,10 @@ class Pool:
         if self.gpus < 0:
             raise OptionError(f"Pool: gpus_per_actor= must be at least 0, got {self.gpus:g}")
 
-    def cores(self, threads: int) -> int:
-        """Return the number of cores of an actor with so many threads; with a GPU it needs one."""
-        return 1 if self.gpus else threads
-
     def size(self, ray: Any, threads: int = 1) -> int:
         """Return the number of actors; raises if the cluster has no room for them."""
         has = ray.cluster_resources()
-        kind, each = ("GPU", self.gpus) if self.gpus else ("CPU", self.cores(threads))
+        kind, each = ("GPU", self.gpus) if self.gpus else ("CPU", threads)
         room = int(has.get(kind, 0) / each)
         wanted = self.actors or max(room, 1)
         if wanted > room:
@@ -229,7 +225,7 @@ def run_on_ray(
         return actor.do.remote(number, part.present(), span, part, names, labels)
 
     with marked(out) as mark, connected(pool, threads) as ray:
-        needs = {"num_cpus": pool.cores(threads), "num_gpus": pool.gpus or None}
+        needs = {"num_cpus": 1 if pool.gpus else threads, "num_gpus": pool.gpus or None}
         kind = ray.remote(**needs, max_restarts=-1, max_task_retries=-1)(Actor)
         size = min(pool.size(ray, threads), len(missing))
         actors = [kind.remote(opener, threads, out / mark, versions()) for _ in range(size)]
@@ -295,19 +291,16 @@ def versions() -> dict[str, str]:
 
 @contextmanager
 def connected(pool: Pool, threads: int = 1) -> Iterator[Any]:
-    """Connect to the cluster at the pool's address, or start Ray for the block; a connection that exists is used."""
+    """Connect to the cluster at the pool's address, or start Ray, for the block."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     if pool.address is None and "ray" not in sys.modules:  # read at import; nobody else may use a local cluster
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     ray = needed("ray", "engine ray", "ray", ClusterError)
     logging.getLogger("ray").setLevel(logging.ERROR)
-    if ray.is_initialized():
-        yield ray
-        return
     options: dict[str, Any] = {"address": pool.address, "configure_logging": False, "log_to_driver": False}
     if pool.address is None:
-        cores = max(os.cpu_count() or 1, (pool.actors or 1) * pool.cores(threads))
+        cores = max(os.cpu_count() or 1, (pool.actors or 1) * (1 if pool.gpus else threads))
         options |= {"address": "local", "num_cpus": cores, "include_dashboard": False, "object_store_memory": STORE}
     try:
         ray.init(**options)

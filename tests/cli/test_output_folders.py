@@ -16,7 +16,7 @@ SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 OURS = [
     ".idness.json", "guard.json", "results.json", "results.csv", "results.md", "results.tex", "report.html",
     "scores.safetensors", "thumbs.safetensors", "log.csv", "checkpoint.json", "weights.safetensors", "images.safetensors",
-    "method.safetensors", "_idness.json", "compare.md", "compare.html", "analysis.json",
+    "method.safetensors", "compare.md", "compare.html", "analysis.json",
     "README.md", "reproduce.json", "reproduce.md", "reproduced.key", ".x.part",
 ]  # fmt: skip
 LIKE = [f"{kind}-{'0' * 16}.safetensors" for kind in ("weights", "tensors")]

@@ -53,32 +53,15 @@ def test_a_guard_returns_from_the_hub_and_from_a_folder(repositories: Path) -> N
         again = Guard.from_pretrained(place)
         torch.testing.assert_close(again(images).score, guard(images).score)
         assert again.recalls == (0.9,)
+    card = (repositories / "me" / "first" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: idness\n")
+    for part in (guard.promise(), "method: `mls`", "network: `cifar6:base`, 320 features", "## Limits"):
+        assert part in card
     made("msp").push_to_hub("me/first")  # replaces the files of the first
     assert Guard.from_pretrained("me/first").detector.name == "msp"
     names = sorted(path.name.partition("-")[0] for path in (repositories / "me" / "first").iterdir())
     assert names == ["README.md", "guard.json", "tensors", "weights"]
-
-
-def test_the_model_card_has_promise_method_data_and_limits(repositories: Path) -> None:
-    guard = made()
-    guard.push_to_hub("me/first")
-    card = (repositories / "me" / "first" / "README.md").read_text()
-    assert card.startswith("---\nlibrary_name: idness\n")
-    assert guard.promise() in card
-    for part in (
-        "method: `mls`",
-        "network: `cifar6:base`, 320 features",
-        "60 in-distribution images",
-        "## Limits",
-        "0.9 (at most 10 % flagged)",
-    ):
-        assert part in card
-    assert hub.ModelCard(card).data.library_name == "idness"
-
-
-def test_a_guard_of_a_module_can_be_pushed_and_one_without_calibration_cannot(repositories: Path) -> None:
-    guard = made()
-    guard.spec = None
-    assert guard.push_to_hub("me/module") == "https://hub/me/module"
+    again.spec = None  # a network of the user's own
+    assert again.push_to_hub("me/module") == "https://hub/me/module"
     with pytest.raises(NotFittedError, match="is not calibrated"):
-        Guard(load_model("cifar6:base"), "mls").push_to_hub("me/first")
+        Guard(guard.split, "mls").push_to_hub("me/first")

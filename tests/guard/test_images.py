@@ -69,19 +69,6 @@ def test_for_images_takes_a_module_and_images_of_any_kind(trained: nn.Module, tm
     assert Guard.load(guard.save(tmp_path / "guard"), trained).spec is None
 
 
-def test_normalised_tensors_are_read_by_the_preprocessing_of_the_network(trained: nn.Module) -> None:
-    tensors = DataLoader(TensorDataset(torch.stack([HOW(picture) for picture in PICTURES])), batch_size=32)
-    trained.preprocessing = NUMBERS  # type: ignore[assignment]
-    try:
-        guard = Guard.for_images(trained, tensors, method="ebo")
-    finally:
-        del trained.preprocessing
-    assert guard.preprocessing == HOW
-    assert float(guard.threshold()) == pytest.approx(
-        float(Guard.for_images(trained, PICTURES, method="ebo", preprocessing=NUMBERS).threshold()), rel=1e-3
-    )
-
-
 def test_judge_takes_lists_arrays_and_tensors_and_names_the_rows(guard: Guard, tmp_path: Path) -> None:
     picture, path = world.known("blue", 77), tmp_path / "blue.png"
     picture.save(path)

@@ -40,9 +40,6 @@ def test_select_returns_the_type_of_the_verdict_and_flags_rejected_rows() -> Non
     assert isinstance(plain.select(0.1), np.ndarray)
     assert plain.select(0.1).tolist() == [True, True, False, False, False]
     assert verdict([]).select().tolist() == []
-    screened = found.screened(0.1)
-    assert screened.is_ood.tolist() == found.select(0.1).tolist()
-    assert screened.records()[1]["q_value"] == pytest.approx(0.04)
     with pytest.raises(OptionError, match=r"fdr must be in \(0, 1\), got 10"):
         found.select(10)
 
@@ -124,19 +121,17 @@ def test_screen_takes_folders_lists_and_loaders(
     assert found.is_ood[: len(files)].tolist() == guard.judge(files).select(0.2).tolist()
     assert bool(found.is_ood[-1])
     assert found.records()[-1] == {"image": str(broken), "error": found.errors[len(files)]}
-    assert "q_value" in found.records()[0]
+    assert found.records()[0]["q_value"] == pytest.approx(float(found.q_values()[0]))
     assert int(found.is_ood[60:90].sum()) > 20
     tensors = torch.stack([HOW(Image.open(file)) for file in files])
     loaded = guard.screen(DataLoader(TensorDataset(tensors, torch.zeros(len(files))), batch_size=32), 0.2)
     assert loaded.is_ood.tolist() == found.is_ood[:-1].tolist()
     assert len(guard.screen(ood_folder)) == 30
-    assert "out-of-distribution" in repr(found)
-    assert str(broken) in found._repr_html_() or len(found) > 50
 
 
 def test_too_few_calibration_images_for_a_rate_are_reported(guard: Guard, ood_folder: Path, id_folder: Path) -> None:
     said = fdr_shortfall([1 / 20, *[0.5] * 999], 19, 0.1)
-    assert "with 19 of them, at least 500 of 1,000 images must score below all calibration images, and 1 does" in said
+    assert "1 of 1,000 images score below all 19 of them" in said
     assert f"calibrate on {images_for_fdr(1_000, 1, 0.1):,} images" in said
     assert fdr_shortfall([0.5] * 100, 19, 0.1) == ""  # nothing to flag
     assert fdr_shortfall([1 / 100_000, *[0.5] * 999], 99_999, 0.1) == ""

@@ -19,7 +19,7 @@ from colour_world import HOW, known_tensors, ood_tensors
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from idness.core.errors import IdnessError, InputError, ModelError, StoreError
+from idness.core.errors import IdnessError, ModelError, StoreError
 from idness.data import ArraySet
 from idness.detectors.registry import rows
 from idness.guard import Guard
@@ -64,7 +64,7 @@ def test_gallery_is_saved(guard: Guard, tmp_path: Path) -> None:
     loaded = Guard.load(guard.save(tmp_path), guard.split).gallery
     assert loaded is not None
     assert loaded.thumbnails == guard.gallery.thumbnails
-    assert [near[0][0] for near in loaded.nearest(acts.features, 3)] == list(range(6))
+    assert [loaded.nearest(row, 3)[0][0] for row in acts.features] == list(range(6))
 
 
 def test_a_python_file_runs_only_if_the_user_has_named_it(guard: Guard, tmp_path: Path) -> None:
@@ -91,15 +91,12 @@ def test_another_network_is_refused_in_one_line(guard: Guard, tmp_path: Path) ->
 def test_a_network_that_was_trained_since_calibration_is_refused(trained: nn.Module, tmp_path: Path) -> None:
     model = copy.deepcopy(trained)
     guard = Guard(model, "ebo", preprocessing=HOW).calibrate([known_tensors(60)[0]])
-    folder = guard.save(tmp_path / "before")
     with torch.no_grad():
         model.fc.bias += 3.0
     for write in (guard.save, guard.to_onnx):
-        with pytest.raises(ModelError, match="weights have changed since calibration.*; calibrate again"):
+        with pytest.raises(ModelError, match="weights, .* have changed since calibration; calibrate again"):
             write(tmp_path / "after.onnx")
     assert not (tmp_path / "after.onnx" / "guard.json").exists()
-    with pytest.raises(ModelError, match="another network"):
-        Guard.load(folder, model)
     Guard.load(guard.calibrate([known_tensors(60)[0]]).save(tmp_path / "again"), model)
 
 
@@ -112,7 +109,7 @@ def test_a_detector_or_preprocessing_that_changed_since_calibration_is_refused(
     owner, _, name = change[0].rpartition(".")
     setattr(getattr(guard, owner) if owner else guard, name, change[1])
     for made in (guard, guard.set_recall(0.8)):
-        with pytest.raises(InputError, match="detector or the preprocessing has changed since calibration"):
+        with pytest.raises(ModelError, match="detector or the preprocessing have changed since calibration"):
             made.save(tmp_path / "guard")
     Guard.load(guard.calibrate([known_tensors(60)[0]]).save(tmp_path / "guard"), guard.split)
 

@@ -73,16 +73,6 @@ class Visit:
         return str(self.page.inner_text(selector))
 
 
-TEXT_SIZE = """() => {
-  const chart = document.getElementById("chart");
-  return parseFloat(getComputedStyle(chart.querySelector("text")).fontSize) * chart.getBoundingClientRect().width / 640;
-}"""
-
-
-def overflows(page: Any) -> bool:
-    return bool(page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
-
-
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 800), ("light", 540), ("dark", 320)])
 def test_an_image_is_judged_and_explained(
     chromium: Any, served: Served, pictures: dict[str, Path], scheme: str, width: int
@@ -101,8 +91,7 @@ def test_an_image_is_judged_and_explained(
         page.wait_for_selector("#neighbours li:nth-child(6) img")
         assert page.evaluate("[...document.images].every((image) => image.hidden || image.naturalWidth > 0)")
         assert page.locator("#list tbody tr:visible").count() == 2
-        assert not overflows(page)
-        assert 9 <= page.evaluate(TEXT_SIZE) <= 14.5
+        assert not page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
         assert visit.troubles == []
         assert visit.asked <= {visit.home.split("/")[2], "local"}
 
@@ -325,7 +314,6 @@ def test_docs_list_every_operation_and_try_it(chromium: Any, served: Served, pic
         text = visit.text("main")
         assert all(path in text for path in ("/v1/score", "/healthz", "/readyz", "/metrics", "/v1/guard"))
         assert "results[].error" in text
-        assert not overflows(visit.page)
         score = visit.page.locator("article", has=visit.page.locator("h3:has-text('/v1/score')"))
         score.locator("summary").click()
         score.locator("input[type=file]").set_input_files(pictures["known"])

@@ -68,10 +68,7 @@ def test_metadata_and_health(served: Served) -> None:
     assert all(get(f"/v2/health/{state}").json()[state] is True for state in ("live", "ready"))
     assert get("/v2/models/guard/ready").json() == {"name": "guard", "ready": True}
     about = get("/v2/models/guard").json()
-    assert [(entry["name"], entry["datatype"], entry["shape"]) for entry in about["inputs"]] == [
-        ("images", "FP32", [-1, 3, 16, 16]),
-        ("threshold", "FP32", [1]),
-    ]
+    assert about["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [-1, 3, 16, 16]}]
     assert [entry["name"] for entry in about["outputs"]] == ["label", "score", "p_value", "is_ood"]
     assert "unknown model 'x'" in error_of(get("/v2/models/x"))
 
@@ -87,10 +84,6 @@ def test_tensors_and_files_get_the_same_verdicts(served: Served, shown: Guard) -
         assert found["label"] == wanted.label.tolist()
     only = {"inputs": [tensor("images", INPUTS)], "outputs": [{"name": "p_value"}]}
     assert list(outputs(served.client.post(INFER, json=only))) == ["p_value"]
-    strict = {"inputs": [tensor("images", INPUTS), tensor("threshold", [1e9])]}
-    assert outputs(served.client.post(INFER, json=strict))["is_ood"] == [True, True]
-    lax = {"inputs": [tensor("images", INPUTS), tensor("threshold", [-1e9])]}
-    assert outputs(served.client.post(INFER, json=lax))["is_ood"] == [False, False]
 
 
 def test_binary_tensors(served: Served, shown: Guard) -> None:
@@ -117,7 +110,6 @@ def test_binary_tensors(served: Served, shown: Guard) -> None:
         ({"inputs": [tensor("images", INPUTS[:, :, :10])]}, 422, "must have the shape [-1, 3, 16, 16]"),
         ({"inputs": [tensor("images", INPUTS[:, 0])]}, 422, "must have the shape"),
         ({"inputs": [tensor("images", np.repeat(INPUTS, 3, axis=0))]}, 413, "1 to 4 images, got 6"),
-        ({"inputs": [tensor("images", INPUTS), tensor("threshold", [1.0, 2.0])]}, 400, "'images'"),
         ({"inputs": [tensor("images", INPUTS)], "outputs": [{"name": "x"}]}, 422, "unknown output 'x'"),
         ({"inputs": [FILES | {"data": [*TEXT, "?"]}]}, 422, "image 3: is not base64"),
     ],

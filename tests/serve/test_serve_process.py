@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 from colour_world import known
 
 from idness.guard import Guard
-from tests.serve.serving import RED, png
+from tests.serve.serving import png
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 CODE = """
@@ -97,20 +96,6 @@ def test_a_stop_loses_no_accepted_request_and_leaves_nothing_behind(process, num
     assert started.stdout.read().strip().endswith("ended")
     with pytest.raises(ProcessLookupError):
         os.killpg(started.pid, 0)
-
-
-def test_a_request_in_transit_is_answered_after_the_signal(process) -> None:
-    started, address = process
-    host, port = address.removeprefix("http://").split(":")
-    whole = request(RED)
-    with socket.create_connection((host, int(port)), timeout=20) as link:
-        link.sendall(whole[:200])
-        time.sleep(0.3)
-        started.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
-        link.sendall(whole[200:])
-        assert link.recv(65536).startswith(b"HTTP/1.1 200")
-    assert started.wait(20) == 0
 
 
 def test_an_idle_client_does_not_delay_the_stop(process) -> None:

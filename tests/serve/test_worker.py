@@ -20,11 +20,13 @@ IMAGE = np.array(HOW.pixels(known("red", 3)))
 
 def test_a_batch_has_at_most_its_size_and_a_stop_judges_what_waits(guard: Guard) -> None:
     batches: list[int] = []
-    worker = Worker(guard, size=2, on_batch=batches.append)
+    worker = Worker(guard, size=2)
+    counting = guard.model.register_forward_pre_hook(lambda _, inputs: batches.append(len(inputs[0])))
     answers = [worker.submit(IMAGE) for _ in range(5)]
     answers[0].cancel()
     worker.thread.start()
     worker.stop()
+    counting.remove()
     assert all(answer.result(0)[0]["class"] == "red" for answer in answers[1:])
     assert batches == [1, 2, 1]
 
@@ -37,7 +39,7 @@ def test_connections_do_not_delay_small_packets(guard: Guard) -> None:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_metrics_cover_the_last_images() -> None:
+def test_metrics_of_an_alarm_are_those_that_raised_it_while_it_lasts() -> None:
     monitor = Monitor([np.arange(100.0).tolist()])
     value = monitor.registry.get_sample_value
 
@@ -47,16 +49,10 @@ def test_metrics_cover_the_last_images() -> None:
 
     assert value("idness_drift_alarm") == 0.0
     judge(100, True)
-    assert value("idness_ood_share") == 1.0
     assert value("idness_drift_alarm") == 1.0
-    judge(100, False)
-    # While the alarm lasts, evidence and p-value are those that raised it.
+    judge(150, False)
     assert value("idness_drift_alarm") == 1.0
     assert (value("idness_drift_evidence") or 0) >= 100.0
-    assert (value("idness_drift_p_value") or 1) <= 0.01
-    assert value("idness_ood_share") == 0.5
-    judge(50, False)
-    assert value("idness_ood_share") == 0.25
     assert value("idness_images_total") == 250
     assert value("idness_ood_images_total") == 100
     assert value("idness_score_count") == 250

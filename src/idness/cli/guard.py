@@ -75,6 +75,7 @@ def calibrate(
         raise typer.BadParameter("MODEL and --data are needed, except with --plan")
     with show_progress(quiet=quiet) as progress:
         from idness.guard.calibrate import CAUTION
+        from idness.guard.conformal import wanted_recalls
         from idness.guard.guard import Guard
         from idness.guard.storage import guard_folder
 
@@ -82,7 +83,7 @@ def calibrate(
         folder.check()
         notes: list[str] = []
         guard = Guard.for_images(
-            o.model_options(locals()), data, recall, false_alarm=false_alarm, per_class=per_class, confidence=confidence, notes=notes,
+            o.model_options(locals()), data, wanted_recalls(recall, false_alarm), per_class=per_class, confidence=confidence, notes=notes,
             method=method, train=train, ood=ood, gallery=thumbnails, any_accuracy=any_accuracy, progress=progress,
         )  # fmt: skip
     guard.save(folder, bundle=bundle and not embedded.owns(model))

@@ -170,12 +170,11 @@ class Calibration:
             step >>= 1
         return found
 
-    def thresholds(self, recall: float, names: Sequence[str] | None = None, confidence: float | None = None) -> Tensor:
+    def thresholds(self, recall: float, confidence: float | None = None) -> Tensor:
         """Return the score of each group below which an image is flagged: p <= 1 - recall, or lower for a confidence.
 
         Args:
             recall: fraction of in-distribution images to keep.
-            names: class names for the message.
             confidence: the probability, over calibration sets, with which the false-alarm rate is at most 1 - recall; if `None`,
                 its average over calibration sets is.
 
@@ -184,16 +183,13 @@ class Calibration:
         """
         check_fraction("calibrate", "recall", recall)
         least = calibration_images(recall, confidence)
-        short = (self.sizes < least).nonzero().flatten().tolist()
-        if short:
+        if int(self.sizes.min()) < least:
             sure = "" if confidence is None else f" with {100 * confidence:g} % confidence"
-            rate = f"a false-alarm rate of {false_alarm_rate(recall):g}{sure}"
-            got, remedy = f", got {len(self)}", "add images or lower recall"
-            if self.per_class:
-                worst = ", ".join(f"{names[i] if names else i}: {int(self.sizes[i])}" for i in short[:3])
-                got = f" predicted as each class, got too few in {len(short)} classes ({worst})"
-                remedy = "add images, lower recall or use one threshold for all"
-            raise InputError(f"calibrate: {rate} needs at least {least} in-distribution images{got}; {remedy}")
+            each = f" predicted as each class, and of class {int(self.sizes.argmin())}" if self.per_class else ""
+            raise InputError(
+                f"calibrate: a false-alarm rate of {false_alarm_rate(recall):g}{sure} needs at least {least} in-distribution images{each},"
+                f" got {int(self.sizes.min())}; add images or lower recall{', or use one threshold for all' if each else ''}"
+            )
         # p <= alpha exactly when at most k - 1 calibration scores are <= s, that is when s is below the k-th smallest.
         ranks = [_rank(recall, size, confidence) for size in self.sizes.tolist()]
         return self.scores[self.sizes.cumsum(0) - self.sizes + torch.tensor(ranks, device=self.sizes.device) - 1]

@@ -36,17 +36,10 @@ class Drift:
     Args:
         evidence: the largest factor by which the bets have multiplied their wealth in this period, or that which raised the alarm.
         alarm: whether it reached 1 / LEVEL, now or within the last HELD images.
-        images: number of images seen.
     """
 
     evidence: float = 1.0
     alarm: bool = False
-    images: int = 0
-
-    @property
-    def p_value(self) -> float:
-        """The chance, at most, of so much evidence while nothing has changed."""
-        return min(1.0, 1 / self.evidence)
 
 
 class _Urn:
@@ -118,7 +111,7 @@ class DriftWatch:
         elif self._since_alarm is not None:
             self._since_alarm += 1
         alarm = self._since_alarm is not None and self._since_alarm < HELD
-        self.last = Drift(max(self._best, self._raised) if alarm else self._best, alarm, self.last.images + 1)
+        self.last = Drift(max(self._best, self._raised) if alarm else self._best, alarm)
         if rang:
             self._begin()  # a lasting change raises the alarm again
 

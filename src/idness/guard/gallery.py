@@ -41,15 +41,12 @@ class Gallery:
         unit, labels = normalize(some.features.cpu().float(), dim=1).half(), some.logits.argmax(dim=1)
         return Gallery(thumbnails, unit, labels.cpu(), detector.score(some).cpu())
 
-    def nearest(self, features: Tensor, count: int) -> list[list[tuple[int, float]]]:
-        """Return for each row the images with the largest cosine similarity, as (index, similarity)."""
+    def nearest(self, features: Tensor, count: int) -> list[tuple[int, float]]:
+        """Return the images with the largest cosine similarity to one image's features, as (index, similarity)."""
         # Half precision changes lengths by a thousandth, more than the difference between near images.
-        similarity = normalize(features.cpu().float(), dim=1) @ normalize(self.features.float(), dim=1).T
-        found = similarity.topk(min(count, len(self)), dim=1)
-        return [
-            list(zip(indices, values, strict=True))
-            for indices, values in zip(found.indices.tolist(), found.values.tolist(), strict=True)
-        ]
+        similarity = normalize(self.features.float(), dim=1) @ normalize(features.cpu().float(), dim=0)
+        found = similarity.topk(min(count, len(self)))
+        return list(zip(found.indices.tolist(), found.values.tolist(), strict=True))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything as tensors by name, for a file."""

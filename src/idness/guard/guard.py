@@ -54,14 +54,13 @@ class Rule:
 
     calibration: Calibration
     thresholds: Mapping[float, Tensor]
-    fingerprint: str
     confidence: float | None
-    made_with: tuple[str, Preprocessing | None]
-    """The hash of the detector and the preprocessing at calibration."""
+    made_with: tuple[str, str, Preprocessing | None]
+    """The hashes of network and detector, and the preprocessing, at calibration."""
 
-    def at(self, recalls: Sequence[float], names: Sequence[str] | None) -> Rule:
-        """Return the rule at other recalls; `names` are those of the classes."""
-        limits = {recall: self.calibration.thresholds(recall, names, self.confidence) for recall in recalls}
+    def at(self, recalls: Sequence[float]) -> Rule:
+        """Return the rule at other recalls."""
+        limits = {recall: self.calibration.thresholds(recall, self.confidence) for recall in recalls}
         return replace(self, thresholds=limits)
 
 
@@ -113,7 +112,6 @@ class Guard(nn.Module):
         self.gallery: Gallery | None = None
         self.detection: Detection | None = None
         """How many OOD images were flagged when the guard was made; `None` if there were none."""
-        self.image_shape: tuple[int, ...] | None = None
         self.input_range: InputRange | None = None
         classes = self.split.classes
         if self.class_names is not None and len(self.class_names) != classes:
@@ -126,9 +124,8 @@ class Guard(nn.Module):
         cls,
         model: str | nn.Module | ModelOptions,
         images: Any,
-        recall: float | Sequence[float] | None = None,
+        recall: float | Sequence[float] = 0.95,
         *,
-        false_alarm: float | Sequence[float] | None = None,
         per_class: bool = False,
         confidence: float | None = None,
         notes: list[str] | None = None,
@@ -142,7 +139,6 @@ class Guard(nn.Module):
                 paths, arrays or PIL images, a data set of such images or of pairs with labels, a Hugging Face `Dataset`, or a data
                 set or DataLoader of tensors, whose normalisation is then needed as `preprocessing`.
             recall: as for `calibrate`.
-            false_alarm: as for `calibrate`.
             per_class: as for `calibrate`.
             confidence: as for `calibrate`.
             notes: a list to which remarks are appended; without it, cautions are warnings.
@@ -151,7 +147,7 @@ class Guard(nn.Module):
         """
         from idness.guard.calibrate import CAUTION, prepare
 
-        recalls = wanted_recalls(recall, false_alarm, confidence)
+        recalls = wanted_recalls(recall, None, confidence)
         remarks: list[str] = [] if notes is None else notes
         least = max(calibration_images(recall, confidence) for recall in recalls)
         network, detector, acts, outliers, values, gallery = prepare(model, images, remarks, least=least, **options)
@@ -209,9 +205,8 @@ class Guard(nn.Module):
     def calibrate(
         self,
         data: Iterable[Any] | Activations,
-        recall: float | Sequence[float] | None = None,
+        recall: float | Sequence[float] = 0.95,
         *,
-        false_alarm: float | Sequence[float] | None = None,
         per_class: bool = False,
         confidence: float | None = None,
     ) -> Self:
@@ -220,14 +215,12 @@ class Guard(nn.Module):
         Args:
             data: in-distribution images that neither network nor detector learned from: a loader, or activations. Refused if the
                 detector has seen more than 1 % of them.
-            recall: fraction of in-distribution images to keep; several give several thresholds, of which the first decides. 0.95 if
-                neither this nor `false_alarm` is given.
-            false_alarm: fraction of in-distribution images that may be flagged, instead of recall.
+            recall: fraction of in-distribution images to keep; several give several thresholds, of which the first decides.
             per_class: whether each predicted class has its own threshold, so that the promise holds within each class.
             confidence: the probability with which this very guard, not only the average guard, keeps its false-alarm rate, such as
                 0.95; the threshold is lower for it, and more images are needed.
         """
-        recalls = wanted_recalls(recall, false_alarm, confidence)
+        recalls = wanted_recalls(recall, None, confidence)
         if not self.detector.fitted:
             if self.detector.needs_train:
                 raise NotFittedError(
@@ -249,15 +242,15 @@ class Guard(nn.Module):
         check_spread(self.method, scores, acts.logits, self.detector.score(self.blank()))
         fresh = Calibration.by_class(scores, labels, self.split.classes) if per_class else Calibration.pooled(scores)
         self.adopt(fresh, recalls, module_fingerprint(self.model), confidence)
-        self.image_shape, self.input_range = watch.shape, watch.found(self.preprocessing)
+        self.input_range = watch.found(self.preprocessing)
         return self
 
     def adopt(
         self, calibration: Calibration, recalls: Sequence[float], fingerprint: str, confidence: float | None
     ) -> Self:
         """Use an existing calibration, made with the network whose weights have this hash."""
-        rule = Rule(calibration, {}, fingerprint, confidence, (self._detector_hash(), self.preprocessing))
-        self._rule, self.detection = rule.at(recalls, self.class_names), None
+        rule = Rule(calibration, {}, confidence, (fingerprint, self._detector_hash(), self.preprocessing))
+        self._rule, self.detection = rule.at(recalls), None
         return self
 
     def _detector_hash(self) -> str:
@@ -266,7 +259,7 @@ class Guard(nn.Module):
 
     def set_recall(self, *recalls: float) -> Self:
         """Decide at other recalls from now on, with the same calibration images and confidence; thread-safe."""
-        self._rule, self.detection = self.rule().at(recalls, self.class_names), None
+        self._rule, self.detection = self.rule().at(recalls), None
         return self
 
     def forward(self, images: Tensor) -> Verdict:
@@ -333,16 +326,12 @@ class Guard(nn.Module):
         found = open_images([str(images[0])]) if folder else ArraySet(images[0] if several else images)
         return Verdict.concat(list(self.verdicts(found)))
 
-    def screen(
-        self, images: Any, fdr: float = 0.1, *, batch: int | None = None, progress: Progress | None = None
-    ) -> Verdict:
+    def screen(self, images: Any, fdr: float = 0.1) -> Verdict:
         """Judge many images together, and flag so many that on average at most `fdr` of the flagged ones are in-distribution.
 
         Args:
             images: a folder or any set that `open_set` takes, a data set, a list of images, or a DataLoader of preprocessed batches.
             fdr: the false discovery rate, in (0, 1).
-            batch: images per batch; by default, what suits the network.
-            progress: progress callback.
 
         Returns:
             A verdict whose `is_ood` is `select(fdr)`; warns if there are too few calibration images to flag anything.
@@ -354,8 +343,9 @@ class Guard(nn.Module):
             found = open_argument("images", images)
             if not isinstance(found, ImageSet):
                 raise InputError("screen: images= must contain images, got activations; use guard.decide(activations)")
-            parts = self.verdicts(found, batch=batch, progress=progress)
-        verdict = Verdict.concat(list(parts)).screened(fdr)
+            parts = self.verdicts(found)
+        verdict = Verdict.concat(list(parts))
+        verdict = replace(verdict, is_ood=verdict.select(fdr), fdr=fdr, levels={})
         tested = [p for row, p in enumerate(verdict.p_value.tolist()) if row not in verdict.reasons]
         shortfall = fdr_shortfall(tested, int(calibration.sizes.min()), fdr)
         if shortfall:
@@ -381,17 +371,9 @@ class Guard(nn.Module):
         for read, acts in run_images(network, images, batch_size=size, edit_with=edit, progress=progress):
             yield self.decide(acts.to(self.split.device)).of_batch(images, read)
 
-    def threshold(self, recall: float | None = None) -> Tensor:
-        """Return the score below which an image is flagged: one per class, or a single one.
-
-        Args:
-            recall: fraction of in-distribution images to keep, the first calibrated one by default; any recall that there are enough
-                calibration images for.
-        """
-        rule = self.rule()
-        if recall is None:
-            return next(iter(rule.thresholds.values()))
-        return rule.calibration.thresholds(recall, self.class_names, rule.confidence)
+    def threshold(self) -> Tensor:
+        """Return the score below which an image is flagged at the first recall: one per class, or a single one."""
+        return next(iter(self.rule().thresholds.values()))
 
     def promise(self) -> str:
         """Return the guarantee in one sentence."""
@@ -410,19 +392,17 @@ class Guard(nn.Module):
         """Return the guard in plain values, as its file and its exported graph carry it.
 
         Raises:
-            ModelError: the network has changed since calibration.
-            InputError: the detector or the preprocessing has.
+            ModelError: the network, the detector or the preprocessing has changed since calibration.
         """
         from idness import __version__
 
         rule, spec = self.rule(), self.spec
-        if module_fingerprint(self.model) != rule.fingerprint:
+        fingerprint, detector, how = rule.made_with
+        same = (module_fingerprint(self.model), self._detector_hash()) == (fingerprint, detector)
+        if not same or how not in (None, self.preprocessing):
             raise ModelError(
-                "Guard: the network's weights have changed since calibration, so the threshold is not valid for it; calibrate again"
+                "Guard: the network's weights, the detector or the preprocessing have changed since calibration; calibrate again"
             )
-        detector, how = rule.made_with
-        if self._detector_hash() != detector or how not in (None, self.preprocessing):
-            raise InputError("Guard: the detector or the preprocessing has changed since calibration; calibrate again")
         script = None if spec is None else Script.named(spec)
         return {
             "detector": self.detector.config(),
@@ -438,7 +418,7 @@ class Guard(nn.Module):
                 "code": script.identity() if script is not None and script.file.is_file() else "",
                 "class": type(self.model).__name__,
                 "layer": self.split.layer,
-                "fingerprint": rule.fingerprint,
+                "fingerprint": fingerprint,
                 "multi_label": self.split.multi_label,
                 "ending": self.split.ending,
             },
@@ -552,7 +532,7 @@ class Guard(nn.Module):
 
         Args:
             path: the file, which ends in `.onnx`.
-            example: a batch of the network's input, if its size is known neither from the preprocessing nor from calibration.
+            example: a batch of the network's input, if its size is not known from the preprocessing.
             force: whether to overwrite a file that idness did not export.
         """
         from idness.guard.onnx import to_onnx

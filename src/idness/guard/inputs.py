@@ -68,7 +68,6 @@ class InputRange:
 class InputWatch:
     """Collects the range and contrast of batches of input."""
 
-    shape: tuple[int, ...] | None = None
     rows: list[Tensor] = field(default_factory=list)
     """Lowest and highest value and standard deviation of each image, batch by batch."""
 
@@ -81,7 +80,6 @@ class InputWatch:
     def note(self, images: Tensor) -> Tensor:
         """Take a batch into account and return it unchanged."""
         flat = images.detach().flatten(1).float()
-        self.shape = tuple(images.shape[1:])
         self.rows.append(torch.stack((*flat.aminmax(dim=1), flat.std(dim=1))).cpu())
         return images
 

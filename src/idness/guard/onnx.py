@@ -170,7 +170,13 @@ def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], examp
             " calibrate again"
         )
     onnx = _onnx()
-    images = _example(guard, example)
+    if example is None:
+        how = guard.preprocessing
+        if how is None or how.size is None:
+            raise ExportError("to_onnx: the size of the network's input is unknown; pass example=, a batch of it")
+        example = torch.randn(2, how.channels, *how.size, generator=torch.Generator().manual_seed(0))
+    # Two images: a batch of one would become a fixed size.
+    images = torch.cat((example, example))[:2].to(guard.split.device, guard.split.dtype)
     expected = guard(images)
     with inference(graph), warnings.catch_warnings(action="ignore"):
         try:
@@ -199,7 +205,6 @@ def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], examp
     scores = base64.b64encode(known.scores.cpu().numpy().astype("<f4").tobytes()).decode()
     metadata = {
         "idness": json.dumps(guard.describe(), ensure_ascii=False),
-        "threshold": json.dumps(guard.threshold().tolist()),
         "method": guard.method,
         "promise": guard.promise(),
         "ceiling": json.dumps(known.ceiling),
@@ -251,19 +256,6 @@ def _check(file: Path, images: Tensor, expected: Any, guard: Guard) -> None:
                 f"{guard.detector.name}: onnxruntime and torch disagree by {error:.2g} (relative, allowed {TOLERANCE:g});"
                 " the file was not written"
             )
-
-
-def _example(guard: Guard, example: Tensor | None) -> Tensor:
-    import torch
-
-    if example is None:
-        how = guard.preprocessing
-        shape = guard.image_shape if how is None or how.size is None else (how.channels, *how.size)
-        if shape is None:
-            raise ExportError("to_onnx: the size of the network's input is unknown; pass example=, a batch of it")
-        example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
-    both = torch.cat((example, example))[:2]  # a batch of one would become a fixed size
-    return both.to(guard.split.device, guard.split.dtype)
 
 
 def _refused(guard: Guard, reason: str) -> ExportError:

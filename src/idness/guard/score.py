@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 SHARD = 1024
 """Images per file of a table."""
-MANIFEST = "_idness.json"
-"""Starts with an underscore, so that programs that read the folder as Parquet ignore it."""
 NAMES = 16
 """Hexadecimal digits of a hash in a file's name."""
 WIDEST, LONGEST = 24, 1000
@@ -173,15 +171,13 @@ def write_rows(
     for record in tally.counted(records):
         if form == "csv":
             rows.writerow(record)
-        elif form == "json":
-            stream.write(("[\n" if tally.images == 1 else ",\n") + json.dumps(record, default=str))
         elif form == "jsonl":
             stream.write(json.dumps(record, default=str) + "\n")
         else:
             held.append(record)
         stream.flush()
     if form == "json":
-        stream.write("\n]\n" if tally.images else "[]\n")
+        stream.write("[\n" + ",\n".join(json.dumps(record, default=str) for record in held) + "\n]\n")
     elif form == "parquet":
         stream.buffer.write(_parquet_bytes(_arrow_table(held, kept, screened=screened)))
     return tally
@@ -218,10 +214,11 @@ def print_rows(
 
 
 class VerdictTable:
-    """Verdicts on a set of images as a folder of Parquet files, one per span of images, and a manifest once it is complete.
+    """Verdicts on a set of images as a folder of Parquet files, one per span of images.
 
     The name of a file contains its number and a key, the hash of everything that made it, so that a resumed run finds the spans that
-    are done. The folder's listing names the guard from the start: the verdicts of another guard are left alone.
+    are done. The folder's listing names the guard from the start, so that the verdicts of another guard are left alone, and has the
+    counts once the table is complete.
 
     Args:
         guard: the guard.
@@ -288,7 +285,7 @@ class VerdictTable:
             known = {name for file in old for name in self._read(file, "image")["image"].to_pylist()}
             if known and known.isdisjoint(map(self.images.item, range(count))):
                 raise StoreError(f"{self.folder}: contains verdicts on other images; choose another folder")
-        self._output.record(self._output.files | planned | {MANIFEST}, guard=self.identity)
+        self._output.record(self._output.files | planned, guard=self.identity, counts=None)
         return spans
 
     def has(self, file: str) -> bool:
@@ -303,18 +300,14 @@ class VerdictTable:
         self._output.write({file: _parquet_bytes(table)})
 
     def finish(self, files: Sequence[str]) -> Tally:
-        """Write the manifest of a complete table, remove parts of images that have changed since, and count the verdicts."""
+        """Count the verdicts of a complete table, and remove parts of images that have changed since."""
         if self.fdr is not None:
             self._screen(files, self.fdr)
         tally, columns = Tally(), ("image", "label", "score", "is_ood", "error")
         for _ in tally.counted(row for file in files for row in self._read(file, *columns).to_pylist()):
             pass
-        about = {"guard": self.identity, "batch": self.batch}
-        counts = {name: getattr(tally, name) for name in ("images", "ood", "unread", "first")}
-        manifest = {"format": 1, "about": about, "counts": counts, "parts": [{"file": file} for file in files]}
-        self._output.write({MANIFEST: json.dumps(manifest, indent=1) + "\n"})
         self._output.remove({path.name for path in self.folder.glob("part-*.parquet")} - set(files))
-        self._output.record({name for name in self._output.files if not name.startswith("part-")} | set(files))
+        self._output.record(files, counts={"images": tally.images, "ood": tally.ood, "unread": tally.unread})
         return tally
 
     def _screen(self, files: Sequence[str], fdr: float) -> None:

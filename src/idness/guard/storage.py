@@ -10,10 +10,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from pydantic import Field
 from torch import Tensor, nn
 
 from idness.core.documents import Document, packed
@@ -23,7 +21,7 @@ from idness.core.scripts import Script, approve, approved
 from idness.core.text import abridged
 from idness.data import Preprocessing
 from idness.detectors.registry import build
-from idness.guard.conformal import Calibration, false_alarm_rate
+from idness.guard.conformal import Calibration
 from idness.guard.gallery import Gallery
 from idness.guard.inputs import InputRange, range_of
 from idness.guard.verdict import Detection
@@ -57,7 +55,6 @@ class ModelEntry:
     """The network that the guard was calibrated with."""
 
     spec: str | None
-    kind: Annotated[str, Field(alias="class")]
     layer: str
     fingerprint: str
     file: FileEntry | None = None
@@ -131,7 +128,7 @@ def load_guard(
     """Read a guard of this class from a folder; the other arguments are those of `Guard.load`."""
     manifest = read_manifest(folder)
     tensors = _DOCUMENT.tensors(manifest.tensors.below(folder), manifest.tensors.sha256)
-    known, name = manifest.model, manifest.model.spec or manifest.model.kind
+    known = manifest.model
     how = None if manifest.preprocessing is None else Preprocessing.from_dict(manifest.preprocessing)
     if model is None or isinstance(model, str):
         split = _opened(folder, known, how, model, weights)
@@ -142,7 +139,7 @@ def load_guard(
     if (module_fingerprint(split.model), split.ending) != (known.fingerprint, known.ending):
         raise ModelError(
             f"{folder}: was calibrated with another network: the weights, or what follows layer {known.layer!r}, are not those of"
-            f" {name}; load the same network, or calibrate again"
+            f" {known.spec or 'the calibrated one'}; load the same network, or calibrate again"
         )
     try:
         detector = build(manifest.detector["method"], **manifest.detector["options"])
@@ -172,7 +169,7 @@ def _opened(
     """Open the network of this name, or the one that the guard names, with the guard's copy of the weights if it has one."""
     if spec is None:
         if known.spec is None:
-            raise ModelError(f"{folder}: does not name its network ({known.kind}); pass model=")
+            raise ModelError(f"{folder}: does not name its network; pass model=")
         spec = approved(known.spec, code=known.code)
     if weights is None and known.file is not None:
         weights = known.file.below(folder)
@@ -197,17 +194,12 @@ def _named_files(folder: Path) -> set[str]:
 
 
 def model_card(guard: Guard, repo_id: str) -> str:
-    """Describe a guard for its page on the hub: promise, method, network, calibration and limits."""
-    facts, calibration, how = guard.describe(), guard.rule().calibration, guard.preprocessing
+    """Describe a guard for its page on the hub: promise, method, network and limits."""
+    facts, how = guard.describe(), guard.preprocessing
     spec = facts["model"]["spec"] or ""
     base = f"\nbase_model: {spec.removeprefix(PREFIX)}" if spec.startswith(PREFIX) else ""
     own = "" if spec and Script.named(spec) is None else ", model=network"
-    rates = ", ".join(
-        f"{recall:g} (at most {100 * false_alarm_rate(recall):.4g} % flagged)" for recall in guard.recalls
-    )
     named = "" if guard.class_names is None else f": {abridged(guard.class_names, 20)}"
-    each = f", at least {int(calibration.sizes.min())} for each predicted class" if calibration.per_class else ""
-    low, median, high = np.quantile(calibration.scores.cpu().numpy(), (0.05, 0.5, 0.95))
     return f"""---
 library_name: idness
 pipeline_tag: image-classification
@@ -227,12 +219,10 @@ verdict = guard.judge("image.jpg")
 
 {guard.promise()}
 
-- recalls: {rates}
+- recalls: {", ".join(f"{recall:g}" for recall in guard.recalls)}
 - method: `{guard.method}`
 - network: `{spec or facts["model"]["class"]}`, {guard.split.width} features, {guard.split.classes} classes{named}
 - preprocessing: {"unknown" if how is None else how.describe()}
-- calibration data: {len(calibration):,} in-distribution images{each}; their scores (higher is more in-distribution) have the quantiles
-  {low:.5g} (5 %), {median:.5g} (50 %) and {high:.5g} (95 %)
 - versions: {", ".join(f"{name} {version}" for name, version in facts["versions"].items())}
 
 ## Limits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import accumulate
@@ -55,19 +55,14 @@ def images_for_fdr(images: int, discoveries: int, fdr: float) -> int:
 
 
 def fdr_shortfall(p_values: ArrayLike, calibration: int, fdr: float) -> str:
-    """Return why no image can be flagged at this rate if there are too few calibration images; empty if there are enough.
-
-    The lowest p-value is 1 / (n + 1), so that at least m / (fdr (n + 1)) of m images must have it before any can be flagged.
-    """
+    """Return why no image can be flagged at this rate if there are too few calibration images; empty if there are enough."""
     p = np.asarray(p_values, np.float64)
-    lowest = int((p <= ROUNDING / (calibration + 1)).sum())
-    least = math.ceil(len(p) / (fdr * (calibration + 1) * ROUNDING)) if len(p) else 0
-    if lowest == 0 or bool((q_values(p) <= fdr * ROUNDING).any()) or lowest >= least:
+    lowest = int((p <= ROUNDING / (calibration + 1)).sum())  # none is lower than 1 / (n + 1)
+    if lowest == 0 or bool((q_values(p) <= fdr * ROUNDING).any()):
         return ""
     return (
-        f"too few calibration images for a false discovery rate of {fdr:g}: with {calibration:,} of them, at least {least:,} of {len(p):,}"
-        f" images must score below all calibration images, and {lowest:,} {'does' if lowest == 1 else 'do'}; calibrate on"
-        f" {images_for_fdr(len(p), lowest, fdr):,} images or raise the rate"
+        f"too few calibration images for a false discovery rate of {fdr:g}: {lowest:,} of {len(p):,} images score below all {calibration:,}"
+        f" of them, which is not enough to flag any; calibrate on {images_for_fdr(len(p), lowest, fdr):,} images or raise the rate"
     )
 
 
@@ -121,9 +116,6 @@ class Verdict:
 
     def __len__(self) -> int:
         return len(self.label)
-
-    def __iter__(self) -> Iterator[Verdict]:
-        return (self[row] for row in range(len(self)))
 
     def __getitem__(self, row: int) -> Verdict:
         """Return the verdict on one image; the arrays keep their batch dimension."""
@@ -197,10 +189,6 @@ class Verdict:
         check_fraction("select", "fdr", fdr)
         return self.q_values() <= fdr * ROUNDING
 
-    def screened(self, fdr: float) -> Verdict:
-        """Return the verdict with `is_ood` decided by `select(fdr)`, and q-values in its records."""
-        return replace(self, is_ood=self.select(fdr), fdr=fdr, levels={})
-
     def name(self, row: int) -> str:
         """Return the name of a row's class, or its number if names are unknown."""
         label = int(self.label[row])
@@ -235,11 +223,9 @@ class Verdict:
             colour, word = ("#b3261e", "out") if bool(self.is_ood[row]) else ("#1a7f4b", "in")
             remark = self.reasons.get(row) or self.cautions.get(row)
             note = f" <small>{escape(remark)}</small>" if remark else ""
-            name = str(row) if self.names is None else escape(self.names[row])
-            rows.append(
-                f"<td>{name}</td><td>{escape(self.name(row))}</td><td>{float(self.score[row]):.4g}</td>"
-                f"<td>{float(self.p_value[row]):.4f}</td>"
-                f'<td><b style="color:#fff;background:{colour};padding:0 .4em">{word}</b>{note}</td>'
-            )
+            name = str(row) if self.names is None else self.names[row]
+            numbers = f"{float(self.score[row]):.4g}", f"{float(self.p_value[row]):.4f}"
+            cells = "".join(f"<td>{escape(cell)}</td>" for cell in (name, self.name(row), *numbers))
+            rows.append(f'{cells}<td><b style="color:#fff;background:{colour};padding:0 .4em">{word}</b>{note}</td>')
         more = f"<p>and {len(self) - SHOWN} more</p>" if len(self) > SHOWN else ""
         return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{more}"

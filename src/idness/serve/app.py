@@ -21,11 +21,10 @@ from starlette.exceptions import HTTPException
 from idness import __version__
 from idness.core.errors import ModelError, OptionError
 from idness.core.text import shorten
-from idness.data import embedded
 from idness.serve.middleware import AccessMiddleware, check_key, check_reach
 from idness.serve.protocol import add_protocol
-from idness.serve.schemas import ERRORS, SCORE_BODY, ApiError, Limits, ScoreAnswer, error_response, read_uploads
-from idness.serve.service import BATCH, Service, benchmark_of, samples
+from idness.serve.schemas import RESPONSES, SCORE_BODY, ApiError, Limits, error_response, read_uploads
+from idness.serve.service import BATCH, Service, samples
 
 if TYPE_CHECKING:
     from idness.guard.guard import Guard
@@ -72,33 +71,29 @@ def serve(
     """
     check_reach(host, key, no_token=no_token)
     service = Service(guard, limits or Limits(), batch, name)
-    server = Server(service, host=host, port=port, key=key, hosts=hosts, started=started)
+    server = Server(service, host=host, port=port, key=key, hosts=hosts)
     with server.listener:
-        server.run([server.listener])
-    if (failure := service.worker.failure) is not None:
-        reason = shorten(f"{type(failure).__name__}: {failure}", 300)
-        raise ModelError(f"serve: the network fails on its first image ({reason}); use the network that was calibrated")
+        try:
+            service.worker.warm_up()
+        except Exception as error:  # a network can raise anything
+            reason = shorten(f"{type(error).__name__}: {error}", 300)
+            raise ModelError(
+                f"serve: the network fails on its first image ({reason}); use the network that was calibrated"
+            ) from error
+        if started is not None:
+            shown, bound = server.listener.getsockname()[:2]
+            started(f"http://{f'[{shown}]' if ':' in shown else shown}:{bound}")
+        server.run([server.listener])  # until then, connections wait in the kernel
 
 
 class Server(uvicorn.Server):
-    """A server that loses no request when it stops; its arguments are those of `serve`."""
+    """A server that loses no request when it stops; `access` are the arguments of `make_app`."""
 
-    def __init__(
-        self,
-        service: Service,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        key: str | None = None,
-        hosts: Collection[str] = (),
-        started: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, service: Service, *, host: str = "127.0.0.1", port: int = 0, **access: Any) -> None:
         self.service = service
-        service.worker.on_failure = lambda: setattr(self, "should_exit", True)
-        self._on_start = started
         super().__init__(
             uvicorn.Config(
-                make_app(service, key, hosts),
+                make_app(service, **access),
                 http="h11",
                 loop="asyncio",
                 access_log=False,
@@ -120,13 +115,6 @@ class Server(uvicorn.Server):
         # Inherited by connections. Otherwise the body of a response waits 40 ms for the acknowledgement of its head (Nagle):
         # asyncio sets the option only on sockets that were created with an explicit protocol.
         self.listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections, and report the URL."""
-        await super().startup(sockets)
-        if self._on_start:
-            host, port = self.listener.getsockname()[:2]
-            self._on_start(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Stop on a signal. Unlike uvicorn, do not raise it again afterwards: a stop is a success."""
@@ -173,9 +161,9 @@ def make_app(service: Service, key: str | None = None, hosts: Collection[str] = 
 
 
 def _add_api(app: FastAPI, service: Service) -> None:
-    limits, gallery, own = service.limits, service.gallery, benchmark_of(service.class_names)
+    limits, gallery = service.limits, service.gallery
 
-    @app.post("/v1/score", response_model=ScoreAnswer, responses=ERRORS, openapi_extra=SCORE_BODY, tags=["score"])
+    @app.post("/v1/score", responses=RESPONSES, openapi_extra=SCORE_BODY, tags=["score"])
     async def score(
         request: Request,
         neighbours: int = Query(0, ge=0, le=24, description="Number of nearest calibration images to return."),
@@ -229,15 +217,13 @@ def _add_api(app: FastAPI, service: Service) -> None:
     @app.get("/v1/samples", tags=["look"])
     def list_samples() -> list[dict[str, str | int]]:
         """List the embedded sample images."""
-        found = enumerate(samples(own or embedded.DEFAULT))
-        return [
-            {"index": index, "title": title, "role": role if own else "picture"} for index, (title, role, *_) in found
-        ]
+        found = enumerate(samples(service.class_names))
+        return [{"index": index, "title": title, "role": role} for index, (title, role, *_) in found]
 
     @app.get("/v1/samples/{index}", response_class=Response, tags=["look"])
     def sample_image(index: int) -> Response:
         """Return an embedded sample image."""
-        found = samples(own or embedded.DEFAULT)
+        found = samples(service.class_names)
         if not 0 <= index < len(found):
             raise ApiError(404, f"no sample {index}")
         *_, content, kind = found[index]

@@ -1,7 +1,7 @@
 """The Open Inference Protocol (v2) of KServe and Triton, with the extension for binary tensors.
 
 The guard is a model with the input `images`: preprocessed float32 (N, C, H, W), as an exported graph takes, or N encoded image
-files. The optional input `threshold` replaces the calibrated one.
+files.
 """
 
 from __future__ import annotations
@@ -60,10 +60,7 @@ def add_protocol(app: FastAPI, service: Service) -> None:
             "name": model,
             "versions": ["1"],
             "platform": "idness",
-            "inputs": [
-                _tensor("images", "FP32", -1, *service.input_shape),
-                _tensor("threshold", "FP32", len(service.groups)),
-            ],
+            "inputs": [_tensor("images", "FP32", -1, *service.input_shape)],
             "outputs": [_tensor(name, kind, -1) for name, (kind, _) in FIELDS.items()],
         }
 
@@ -73,7 +70,7 @@ def add_protocol(app: FastAPI, service: Service) -> None:
         """Judge images: preprocessed (`FP32`), or encoded files (`BYTES`, in base64 within JSON)."""
         check(model)
         async with service.body(request) as body:
-            asked, images, threshold = await asyncio.to_thread(read, request.headers.get(LENGTH), body, service)
+            asked, images = await asyncio.to_thread(read, request.headers.get(LENGTH), body, service)
             if isinstance(images, list):
                 records = await service.judge(images)
                 wrong = [f"{record['image']}: {record['error']}" for record in records if "error" in record]
@@ -81,7 +78,7 @@ def add_protocol(app: FastAPI, service: Service) -> None:
                     raise ApiError(422, wrong[0])
             else:
                 records = await service.judge_inputs(images)
-        return respond(service, asked, records, threshold)
+        return respond(service, asked, records)
 
 
 def _tensor(name: str, kind: str, *shape: int) -> dict[str, Any]:
@@ -90,21 +87,22 @@ def _tensor(name: str, kind: str, *shape: int) -> dict[str, Any]:
 
 def read(
     length: str | None, body: bytes, service: Service
-) -> tuple[dict[str, Any], NDArray[np.float32] | list[Upload], NDArray[np.float32] | None]:
-    """Return the request, its images and its threshold, if any."""
+) -> tuple[dict[str, Any], NDArray[np.float32] | list[Upload]]:
+    """Return the request and its images."""
     try:
         cut = len(body) if length is None else int(length)
         asked = json.loads(body[:cut])
-        found: dict[str, tuple[str, list[int], Any]] = {}
-        for entry in asked["inputs"]:
-            size = entry.get("parameters", {}).get("binary_data_size")
-            data = entry["data"] if size is None else body[cut : cut + int(size)]
-            cut += int(size or 0)
-            found[entry["name"]] = entry["datatype"], [int(side) for side in entry["shape"]], data
-        kind, shape, data = found["images"]
-        images = _files(data) if kind == "BYTES" else _floats(kind, shape, data)
-        if "threshold" in found:
-            threshold = _floats(*found["threshold"]).reshape(len(service.groups))
+        [entry] = [entry for entry in asked["inputs"] if entry["name"] == "images"]
+        kind, shape = entry["datatype"], [int(side) for side in entry["shape"]]
+        size = entry.get("parameters", {}).get("binary_data_size")
+        data = entry["data"] if size is None else body[cut : cut + int(size)]
+        if kind == "BYTES":
+            images: NDArray[np.float32] | list[Upload] = _files(data)
+        elif kind == "FP32":
+            values = np.frombuffer(data, "<f4") if isinstance(data, bytes) else np.array(data, np.float32)
+            images = values.reshape(shape).astype(np.float32)  # a copy, which is writable
+        else:
+            raise ApiError(422, f"the datatype must be FP32, or BYTES for images, got {str(kind)[:20]}")
     except ApiError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
@@ -116,14 +114,7 @@ def read(
         images.ndim != 4 or any(side not in (-1, given) for side, given in zip(wanted, images.shape[1:], strict=True))
     ):
         raise ApiError(422, f"'images' must have the shape {[-1, *wanted]}, got {shape}")
-    return asked, images, threshold if "threshold" in found else None
-
-
-def _floats(kind: str, shape: list[int], data: Any) -> NDArray[np.float32]:
-    if kind != "FP32":
-        raise ApiError(422, f"the datatype must be FP32, or BYTES for images, got {str(kind)[:20]}")
-    values = np.frombuffer(data, "<f4") if isinstance(data, bytes) else np.array(data, np.float32)
-    return values.reshape(shape).astype(np.float32)  # a copy, which is writable
+    return asked, images
 
 
 def _files(data: Any) -> list[Upload]:
@@ -138,17 +129,10 @@ def _files(data: Any) -> list[Upload]:
     return [(f"image {place}", part) for place, part in enumerate(parts, start=1)]
 
 
-def respond(
-    service: Service, asked: dict[str, Any], records: list[dict[str, Any]], threshold: NDArray[np.float32] | None
-) -> Response:
+def respond(service: Service, asked: dict[str, Any], records: list[dict[str, Any]]) -> Response:
     """Return the outputs that were asked for, as JSON or binary."""
     values = {name: [record[name] for record in records] for name in FIELDS}
     values["score"] = [LOWEST if score is None else score for score in values["score"]]
-    if threshold is not None:
-        group = [max(label, 0) if len(threshold) > 1 else 0 for label in values["label"]]
-        low = np.array(values["score"], np.float32) < threshold[group]
-        rejected = np.array([record["reason"] is not None for record in records])
-        values["is_ood"] = (low | rejected).tolist()
     binary = asked.get("parameters", {}).get("binary_data_output", False)
     wanted = asked.get("outputs") or [{"name": name, "parameters": {"binary_data": binary}} for name in FIELDS]
     outputs, blobs = [], []

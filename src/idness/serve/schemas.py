@@ -1,16 +1,14 @@
-"""What clients send and receive: limits, errors, request bodies and the models of the OpenAPI document."""
+"""What clients send and receive: limits, errors, request bodies and their description for OpenAPI."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from pydantic import BaseModel, Field
-from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -125,10 +123,6 @@ async def _from_form(headers: Headers, body: bytes, limits: Limits) -> list[Uplo
     finally:
         for file in parser._files_to_close_on_error:
             file.close()
-    # The parser silently drops a part that has no end.
-    boundary = parse_options_header(headers["content-type"])[1].get(b"boundary", b"")
-    if b"--" + boundary + b"--" not in body:
-        raise ApiError(400, "the form is incomplete: its last part has no end; send it again")
     return found
 
 
@@ -157,48 +151,30 @@ def decode_base64(text: str) -> bytes | None:
         return None
 
 
-class Neighbour(BaseModel):
-    """One of the nearest calibration images."""
-
-    index: int = Field(description="Index of the image, for /v1/calibration/{index}.")
-    similarity: float = Field(description="Cosine similarity of the two images' features.")
-    class_: str = Field(alias="class", description="The network's class for it.")
-    score: float
+def _object(fields: Mapping[str, tuple[Sequence[str], str]], **more: Any) -> dict[str, Any]:
+    """Return the schema of an object, given type and description of each field."""
+    known = {name: {"type": kind, "description": text} for name, (kind, text) in fields.items()}
+    return {"type": "object", "properties": known | more}
 
 
-class Result(BaseModel):
-    """The verdict on one image."""
-
-    image: str = Field(description="The file name that was sent.")
-    name: str = Field(description="The same, until the next release.", deprecated=True)
-    label: int = Field(description="The network's class index; -1 if its output was not finite.")
-    class_: str = Field(alias="class")
-    score: float | None = Field(description="ID-ness; higher is more in-distribution.")
-    p_value: float = Field(description="Fraction of in-distribution images that score as low or lower.")
-    is_ood: bool = Field(description="Whether the image is flagged as out-of-distribution.")
-    reason: str | None = Field(None, description="Why the image was flagged without a score.")
-    caution: str | None = Field(None, description="What is unusual about an image that was not flagged for it.")
-    first_frame_only: bool = Field(
-        False, description="Whether the file has more frames or pages, which were not judged."
-    )
-    neighbours: list[Neighbour] = []
-    picture: str | None = Field(None, description="The image as the network saw it, a data URL, if requested.")
-
-
-class NotJudged(BaseModel):
-    """The error of one image; it has no field of a verdict, so that a client cannot read one by mistake."""
-
-    image: str = Field(description="The file name that was sent.")
-    error: str = Field(description="What is wrong with the file, and what to do.")
-    name: str = Field(description="The image, until the next release.", deprecated=True)
-    problem: str = Field(description="The error, until the next release.", deprecated=True)
-
-
-class ScoreAnswer(BaseModel):
-    """The results for all images of a request, in their order."""
-
-    recall: float = Field(description="Fraction of in-distribution images that the threshold accepts.")
-    results: list[Result | NotJudged]
+RESULT = {
+    "image": ("string", "The file name that was sent."),
+    "error": ("string", "What is wrong with the file, and what to do; such a result has no field of a verdict."),
+    "label": ("integer", "The network's class index; -1 if its output was not finite."),
+    "class": ("string", "The name of the class."),
+    "score": (["number", "null"], "ID-ness; higher is more in-distribution."),
+    "p_value": ("number", "Fraction of in-distribution images that score as low or lower."),
+    "is_ood": ("boolean", "Whether the image is flagged as out-of-distribution."),
+    "reason": (["string", "null"], "Why the image was flagged without a score."),
+    "caution": (["string", "null"], "What is unusual about an image that was not flagged for it."),
+    "first_frame_only": ("boolean", "Whether the file has more frames or pages, which were not judged."),
+    "neighbours": ("array", "Nearest calibration images: index for /v1/calibration, cosine similarity, class, score."),
+    "picture": (["string", "null"], "The image as the network saw it, a data URL, if requested."),
+}
+ANSWER = _object(
+    {"recall": ("number", "Fraction of in-distribution images that the threshold accepts.")},
+    results={"type": "array", "items": _object(RESULT)},
+)
 
 
 def _images(form: str) -> dict[str, Any]:
@@ -218,7 +194,8 @@ SCORE_BODY: dict[str, Any] = {
     }
 }
 """The OpenAPI description of request bodies, which FastAPI cannot infer."""
-ERRORS: dict[int | str, dict[str, Any]] = {
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {"schema": ANSWER}}},
     400: {"description": "The body cannot be parsed."},
     401: {"description": "The API key is missing or wrong."},
     403: {"description": "The request comes from a page of another origin."},

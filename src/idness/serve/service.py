@@ -7,7 +7,7 @@ import base64
 import os
 import queue
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache
@@ -52,26 +52,21 @@ class Worker:
     A batch consists of what is waiting when the last one is done, so a single image is judged at once.
     """
 
-    def __init__(
-        self,
-        guard: Guard | GraphGuard,
-        *,
-        size: int = BATCH,
-        room: int = 512,
-        on_batch: Callable[[int], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, guard: Guard | GraphGuard, *, size: int = BATCH, room: int = 512) -> None:
         self.guard, self.size, self.room = guard, size, room
-        self._on_batch = on_batch
-        self.failure: Exception | None = None
-        """The error of the network at warm-up, which ends the thread."""
-        self.on_failure: Callable[[], None] = lambda: None
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock, self._stopped = threading.Lock(), False
         self.waiting = 0
         """Number of reserved places: images that are being decoded, wait, or are being judged."""
-        self.ready = threading.Event()
         self.thread = threading.Thread(target=self._work, name="idness-worker", daemon=True)
-        """To be started; `ready` is set after the warm-up."""
+        """To be started."""
+
+    def warm_up(self) -> None:
+        """Judge a batch of noise: the first client does not wait for the first run, and faults appear at the start."""
+        how = self.guard.preprocessing
+        if how is not None and how.size is not None:
+            noise = np.random.default_rng(0).integers(0, 256, (self.size, *how.size, how.channels), np.uint8)
+            self.guard.judge_array(noise)
 
     def stop(self) -> None:
         """Judge all waiting images, then end the thread."""
@@ -100,16 +95,6 @@ class Worker:
         return answer
 
     def _work(self) -> None:
-        try:  # the first client does not wait for the first run, and faults appear at the start
-            how = self.guard.preprocessing
-            if how is not None and how.size is not None:
-                noise = np.random.default_rng(0).integers(0, 256, (self.size, *how.size, how.channels), np.uint8)
-                self.guard.judge_array(noise)
-        except Exception as error:  # a network can raise anything
-            self.failure = error
-            self.on_failure()
-            return
-        self.ready.set()
         batch: list[Job | None] = []
         while None not in batch:
             batch = [self._jobs.get()]
@@ -131,7 +116,6 @@ class Worker:
             for _, answer in live:
                 answer.set_exception(error)
             return
-        self._on_batch(len(live))
         for (_, answer), record, own in zip(live, verdict.records(), features, strict=True):
             shown = record if record["score"] > LOWEST else record | {"score": None}
             answer.set_result((shown, own))
@@ -160,15 +144,15 @@ class Service:
         }
         """What /v1/guard returns."""
         self.monitor = Monitor(self.groups, lambda: self.worker.waiting)
-        self.worker = Worker(guard, size=batch, room=limits.queue, on_batch=self.monitor.batch)
+        self.worker = Worker(guard, size=batch, room=limits.queue)
         self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="idness-decode")
         self.stopping = False
         self._held = 0
 
     def check_ready(self) -> None:
         """Raise if requests are not accepted."""
-        if self.stopping or not self.worker.ready.is_set():
-            raise ApiError(503, "stopping" if self.stopping else "the network is warming up", {"Retry-After": "1"})
+        if self.stopping:
+            raise ApiError(503, "stopping", {"Retry-After": "1"})
 
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -252,16 +236,14 @@ class Service:
                 loop = asyncio.get_running_loop()
                 pixels, animated = await loop.run_in_executor(self.decoders, self._decoded, content)
         except DataError as error:
-            reason = str(error).removeprefix("image: ")
-            # The names of 0.1, until the next release.
-            return {"image": name, "name": name, "error": reason, "problem": reason}
+            return {"image": name, "error": str(error).removeprefix("image: ")}
         record, features = await asyncio.wrap_future(self.worker.submit(pixels))
+        shown, kind = encoded(pixels, SIDE) if picture else (b"", "")
         return record | {
             "image": name,
-            "name": name,  # until the next release
             "first_frame_only": animated,
             "neighbours": self._neighbours(features, neighbours),
-            "picture": _data_url(pixels) if picture else None,
+            "picture": f"data:{kind};base64,{base64.b64encode(shown).decode()}" if picture else None,
         }
 
     def _decoded(self, content: bytes | None) -> tuple[NDArray[np.uint8], bool]:
@@ -274,7 +256,7 @@ class Service:
         if self.gallery is None or count == 0:
             return []
         found = []
-        for index, similarity in self.gallery.nearest(features.unsqueeze(0), count)[0]:
+        for index, similarity in self.gallery.nearest(features, count):
             label, score = int(self.gallery.labels[index]), float(self.gallery.scores[index])
             shown = self.class_names[label] if self.class_names else str(label)
             found.append({"index": index, "similarity": similarity, "class": shown, "score": score})
@@ -296,27 +278,20 @@ class Service:
         return {"images": len(ordered), "low": low, "high": high, "counts": counts.tolist(), "quantiles": quantiles}
 
 
-def _data_url(pixels: NDArray[np.uint8]) -> str:
-    content, kind = encoded(pixels, SIDE)
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
 @cache
-def samples(benchmark: str) -> list[tuple[str, str, bytes, str]]:
-    """Return title, role, content and media type of six ID images of an embedded benchmark and two of each OOD set."""
-    found = []
+def samples(class_names: tuple[str, ...] | None) -> list[tuple[str, str, bytes, str]]:
+    """Return title, role, content and media type of six ID images of an embedded benchmark and two of each OOD set.
+
+    It is the benchmark with these classes; if there is none, the default one, whose images have no role then.
+    """
+    own = next((name for name in embedded.NETWORKS if set(embedded.classes(name)) == set(class_names or ())), None)
+    benchmark, found = own or embedded.DEFAULT, []
     for role, short in ROLES.items():
         for name in embedded.sets(role, root=embedded.HOME / benchmark):
             data = embedded.open_embedded(f"{benchmark}/{name}")
             for row in range(0, len(data), -(-len(data) // (6 if short == "id" else 2))):
-                own = data.classes[data.labels[row]] if data.labels is not None and short == "id" else name
+                title = data.classes[data.labels[row]] if data.labels is not None and short == "id" else name
                 stored = data.encoded(row)
                 content, kind = encoded(data.picture(row)) if stored is None else (stored, "image/avif")
-                found.append((own.replace("-", " ").replace("_", " "), short, content, kind))
+                found.append((title.replace("-", " ").replace("_", " "), short if own else "picture", content, kind))
     return found
-
-
-def benchmark_of(class_names: Sequence[str] | None) -> str | None:
-    """Return the embedded benchmark that has the classes of a network, so that it is known which samples are OOD."""
-    own = set(class_names or ())
-    return next((name for name in embedded.NETWORKS if set(embedded.classes(name)) == own), None)

@@ -8,19 +8,17 @@ function table(rows) {
   return element("table", {}, ...rows.map(([name, text]) => element("tr", {}, element("th", { textContent: name }), element("td", { textContent: text }))));
 }
 
-function fields(api, schema) {
+function fields(schema) {
   if (!schema) return [];
-  if (schema.type === "array") return fields(api, schema.items);
-  if (schema.anyOf) return schema.anyOf.flatMap((each) => fields(api, each));
-  const found = schema.$ref ? api.components.schemas[schema.$ref.split("/").pop()] : schema;
-  return Object.entries(found.properties || {}).flatMap(([name, value]) => {
-    const inner = value.type === "array" && value.items && (value.items.$ref || value.items.anyOf) ? fields(api, value.items).map(([key, text]) => [`${name}[].${key}`, text]) : [];
-    const kind = value.type || (value.anyOf || []).map((each) => each.type).filter(Boolean).join(" or ") || "object";
+  if (schema.type === "array") return fields(schema.items);
+  return Object.entries(schema.properties || {}).flatMap(([name, value]) => {
+    const inner = value.items ? fields(value.items).map(([key, text]) => [`${name}[].${key}`, text]) : [];
+    const kind = [value.type || "object"].flat().join(" or ");
     return [[name, value.description ? `${kind} – ${value.description}` : kind], ...inner];
   });
 }
 
-function operation(api, path, verb, about) {
+function operation(path, verb, about) {
   const answers = about.responses || {};
   const good = answers["200"] && answers["200"].content && answers["200"].content["application/json"];
   const taken = about.requestBody ? Object.keys(about.requestBody.content).join(", ") : "";
@@ -30,7 +28,7 @@ function operation(api, path, verb, about) {
   ];
   if (taken) parts.push(element("p", { textContent: `Accepts ${taken}. ${about.requestBody.description}` }));
   const queries = (about.parameters || []).map((each) => [`${each.in}: ${each.name}`, each.description || each.schema.type || ""]);
-  const rows = good ? fields(api, good.schema) : [];
+  const rows = good ? fields(good.schema) : [];
   if (queries.length) parts.push(table(queries));
   if (rows.length) parts.push(element("p", {}, element("strong", { textContent: "Response" })), table(rows));
   const bad = Object.entries(answers).filter(([code]) => code !== "200" && about.requestBody).map(([code, each]) => [code, each.description]);
@@ -101,5 +99,5 @@ document.getElementById("short").textContent = [
 main.append(askForKey());
 const api = await (await fetch("/openapi.json")).json();
 for (const [path, verbs] of Object.entries(api.paths)) {
-  for (const [verb, about] of Object.entries(verbs)) main.append(operation(api, path, verb, about));
+  for (const [verb, about] of Object.entries(verbs)) main.append(operation(path, verb, about));
 }
