@@ -156,6 +156,15 @@ def test_guard_for_images(net_spec: str, weights: Path, id_folder: Path, ood_fol
     Guard.load(guard.save(tmp_path / "guard", bundle=True))  # the network's file was named by the user
 
 
+def test_any_recall_has_a_threshold(guard: Guard) -> None:
+    again = Guard(guard.split, "scale").calibrate([known_tensors(200)[0]], 0.5)
+    assert torch.equal(guard.threshold(0.5), again.threshold())
+    with pytest.raises(InputError, match="needs at least 999 in-distribution images, got 200"):
+        guard.threshold(0.999)
+    with pytest.raises(OptionError, match="recall must be in"):
+        guard.threshold(95)
+
+
 def test_recalls_can_change_while_other_threads_decide(guard: Guard) -> None:
     made = Guard(guard.split, "scale").calibrate([known_tensors(200)[0]], 0.95)
     limits = {float(made.set_recall(recall).threshold()) for recall in (0.95, 0.5)}

@@ -371,9 +371,16 @@ class Guard(nn.Module):
         for read, acts in run_images(network, images, batch_size=size, edit_with=edit, progress=progress):
             yield self.decide(acts.to(self.split.device)).of_batch(images, read)
 
-    def threshold(self) -> Tensor:
-        """Return the score below which an image is flagged at the first recall: one per class, or a single one."""
-        return next(iter(self.rule().thresholds.values()))
+    def threshold(self, recall: float | None = None) -> Tensor:
+        """Return the score below which an image is flagged: one per class, or a single one.
+
+        Args:
+            recall: any that there are enough calibration images for; the first calibrated one by default.
+        """
+        rule = self.rule()
+        if recall is None:
+            return next(iter(rule.thresholds.values()))
+        return rule.calibration.thresholds(recall, rule.confidence)
 
     def promise(self) -> str:
         """Return the guarantee in one sentence."""
