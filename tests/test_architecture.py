@@ -176,13 +176,13 @@ def test_the_tests_mirror_the_rooms():
 
 
 LARGEST = {
-    "src lines": 22_550,
-    "src modules": 148,
+    "src lines": 21_000,
+    "src modules": 145,
     "modules of bench": 90,
-    "tests lines": 19_340,
-    "tools lines": 6_010,
+    "tests lines": 17_870,
+    "tools lines": 6_000,
 }
-"""Ceilings of the project's size; they go down, never up. The goals are 20,000, 140, 90, 18,000 and 6,000."""
+"""Ceilings of the project's size; they go down, never up."""
 
 
 def lines_below(*folders: str) -> int:

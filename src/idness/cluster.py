@@ -60,13 +60,10 @@ KEPT = "finished parts are kept, continue with resume=True"
 
 @dataclass(frozen=True)
 class Pool:
-    """Where the work runs, and in how many processes.
+    """Where the work runs (`None` starts Ray on this machine), and in how many processes.
 
-    Args:
-        address: address of a Ray cluster, as for `ray.init`; `None` starts Ray on this machine.
-        actors: number of processes, each with its own network and as many threads as this process has; by default as many as the
-            cluster has cores, or GPUs, for.
-        gpus: GPUs per actor; a fraction shares one.
+    Each actor has its own network and as many threads as this process; by default there are as many as the cluster has cores, or GPUs,
+    for. A fraction of `gpus` shares one.
     """
 
     address: str | None = None

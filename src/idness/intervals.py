@@ -103,10 +103,8 @@ def compare_runs(first: Sequence[float], second: Sequence[float], level: float =
 class Ranks:
     """The positions of one method's images among those of the other side: all that DeLong's intervals and tests need.
 
-    Attributes:
-        by_id: for each ID image, the weighted mean over the sets of the fraction of OOD images below it.
-        by_ood: for each set and OOD image, the fraction of ID images above it.
-        weights: the weights of the sets; they sum to one.
+    `by_id` is the weighted mean over the sets of the fraction of OOD images below each ID image, `by_ood` the fraction of ID images above
+    each OOD image of each set. The weights of the sets sum to one.
     """
 
     by_id: Array

@@ -24,9 +24,6 @@ from idness.data.sets import select
 from idness.networks.open import Network
 from idness.networks.split import SplitModel
 
-ACTIVATIONS = {
-    "relu", "relu6", "hardtanh", "leaky_relu", "silu", "gelu", "hardswish", "elu", "selu", "mish", "softplus", "tanh", "sigmoid"
-}  # fmt: skip
 TOLERANCE = 1e-4
 """How far pooled ReLU outputs may be from the features, relative to the largest feature."""
 
@@ -60,7 +57,7 @@ def run_images(
             plain = how.normalize(torch.from_numpy(batch.pixels).to(split.device))
             inputs = plain if edit is None else edit(plain, batch.start)
             if pre_relu:
-                acts, _ = capture(split, inputs)
+                acts = capture(split, inputs)
             else:
                 acts = split.split(inputs, precision=network.precision.used, edit_with=edit_with).to("cpu")
         else:
@@ -207,8 +204,8 @@ def _edited(acts: Activations) -> Activations:
     return replace(own, index=acts.index, hashes=acts.hashes, skipped=acts.skipped)
 
 
-def capture(split: SplitModel, images: Tensor) -> tuple[Activations, str]:
-    """Run one batch, and return its activations and the last activation function's name.
+def capture(split: SplitModel, images: Tensor) -> Activations:
+    """Run one batch, and return its activations.
 
     If the features are the pooled output of a final ReLU, the activations have `pre_relu` and `rectifier`. The forward pass is observed
     call by call, so nothing depends on names, and functional ReLUs (DenseNet) are found as well as modules (ResNet). The paper does not
@@ -224,8 +221,8 @@ def capture(split: SplitModel, images: Tensor) -> tuple[Activations, str]:
             far = (pooled - acts.features).abs().max() if pooled.shape == acts.features.shape else torch.inf
             if far <= TOLERANCE * (acts.features.abs().max() + 1e-12):
                 kind = "ReLU" if cap == torch.inf else "ReLU6"
-                return replace(acts, pre_relu=pool(before), rectifier=f"{kind}{pooling}"), watch.last
-    return acts, watch.last
+                return replace(acts, pre_relu=pool(before), rectifier=f"{kind}{pooling}")
+    return acts
 
 
 _POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -242,14 +239,11 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self.width = width
         self.seen: list[tuple[float, Tensor]] = []
-        self.last = ""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         options = dict(zip(("input", "min_val", "max_val"), args, strict=False)) | dict(kwargs or {})
-        name = getattr(func, "__name__", "").strip("_")
-        self.last = name if name in ACTIVATIONS else self.last
         cap = torch.inf if func in _RELUS else 6.0 if func is functional.relu6 else None
         if func in _HARDTANHS and options.get("min_val", -1.0) == 0.0:
             cap = float(options.get("max_val", 1.0))

@@ -76,11 +76,9 @@ class Comparison:
 
 
 def gather(specs: Sequence[str]) -> dict[str, list[Report]]:
-    """Read the results to compare.
+    """Read the results to compare: folders or `results.json` files, as `path` or `name=path,path,...`.
 
-    Args:
-        specs: folders or `results.json` files, as `path` or `name=path,path,...`. Folders whose names differ only in a seed
-            (`ish-seed0`, `ish-seed1`) are runs of one result.
+    Folders whose names differ only in a seed (`ish-seed0`, `ish-seed1`) are runs of one result.
     """
     found: dict[str, list[Report]] = {}
     for spec in specs:

@@ -30,14 +30,8 @@ _PLAIN = methodcaller("item")  # converts a number of an array
 class Document(Generic[T]):
     """One kind of JSON file, and how to read and write it and the files that it names.
 
-    Args:
-        content: the type of its content, a dataclass or a TypedDict; types are checked, values are not converted.
-        version: the version that is written; older ones are read, newer ones refused.
-        key: the field with the version.
-        absent: advice for the message if the file does not exist.
-        remedy: advice for the message if the file is damaged.
-        sealed: whether the file contains a hash of its own content.
-        finite: whether NaN and Inf are refused.
+    `content` is a dataclass or a TypedDict, whose types are checked. `version` is written in the field `key`; newer versions are refused.
+    `absent` and `remedy` are advice for a missing and a damaged file. A `sealed` file contains a hash of its own content.
     """
 
     content: type[T]

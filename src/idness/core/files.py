@@ -37,11 +37,8 @@ class OutputFolder(os.PathLike[str]):
     A folder may be written to if it is new, empty, or idness wrote to it before. A file in it is overwritten only if idness wrote it, or
     with `force`; a file is deleted only if idness wrote it. Names starting with a dot are ignored.
 
-    Args:
-        path: the folder.
-        recognise: returns the names of our files in a folder without a listing, such as one written by 0.1.0; empty if it is not ours.
-        listed: whether to keep a listing in the folder; otherwise `recognise` alone decides.
-        force: also overwrite files that idness did not write.
+    `recognise` returns the names of our files in a folder without a listing, such as one written by 0.1.0, and decides alone unless the
+    folder is `listed`.
     """
 
     def __init__(

@@ -123,11 +123,8 @@ def oas_shrinkage(covariance: Tensor, count: int) -> float:
 def whitening(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
     """Return a matrix V such that |x V|^2 is the squared Mahalanobis distance of x from the mean.
 
-    Directions without variance are left out, as in a pseudo-inverse, unless the covariance is shrunk.
-
-    Args:
-        covariance: (D, D) in float64; scores are small differences of distances in the thousands.
-        shrinkage: fraction in [0, 1] by which the covariance moves towards a multiple of the identity.
+    `covariance` is (D, D) in float64, as scores are small differences of distances in the thousands; `shrinkage` in [0, 1] moves it
+    towards a multiple of the identity. Otherwise directions without variance are left out, as in a pseudo-inverse.
     """
     identity = torch.eye(len(covariance)).to(covariance)
     if shrinkage:

@@ -60,18 +60,8 @@ def prepare(
     A detector is never chosen or fitted on the images that calibrate. If it is chosen (`auto`, `percentile=auto`) or fitted (without
     `train`) on images of `data`, a random half with a fixed seed serves for that and the other half calibrates; otherwise all images do.
 
-    Args:
-        model: as for `Guard.for_images`.
-        data: the in-distribution images, as for `Guard.for_images`.
-        notes: receives remarks, one line each.
-        method: a method such as `scale(percentile=85)`; `auto` takes the recommended one, `scale(percentile=auto)` the best percentile.
-        train: images for detectors that learn, such as the network's training images.
-        ood: OOD images, to choose a method by.
-        any_accuracy: whether to continue even if accuracy on labelled images is at chance level.
-        gallery: whether to keep thumbnails of some images for display.
-        least: the number of images that must be left to calibrate if the detector takes half of them.
-        progress: progress callback.
-        options: fields of `ModelOptions`.
+    `model` and `data` are as for `Guard.for_images`, and `options` fields of `ModelOptions`. `method` may be `auto`, or
+    `scale(percentile=auto)` for the best percentile. `notes` receives remarks, and `least` images must be left to calibrate on.
 
     Returns:
         The network, the fitted detector, the activations to calibrate on, those of OOD images if given, the range of the network's

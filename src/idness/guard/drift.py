@@ -72,11 +72,7 @@ class _Urn:
 
 
 class DriftWatch:
-    """A monitor of the scores of new images.
-
-    Args:
-        groups: the calibration scores of each group, a guard's `groups`.
-    """
+    """A monitor of the scores of new images, beside the calibration scores of each group (a guard's `groups`)."""
 
     def __init__(self, groups: Sequence[Sequence[float]]) -> None:
         self._random = np.random.default_rng(0)

@@ -26,10 +26,7 @@ SEVERAL = 8
 class InputRange:
     """The range of the network's input values, and the distribution of its images' contrasts.
 
-    Args:
-        low: the lowest allowed value.
-        high: the highest allowed value.
-        contrast: mean and standard deviation, over images, of the standard deviation of an image's values; `None` if no image was seen.
+    `contrast` is the mean and standard deviation of the images' own standard deviations; `None` if no image was seen.
     """
 
     low: float

@@ -46,9 +46,6 @@ class GraphGuard:
     """A guard exported by `Guard.to_onnx`: network, detector and threshold in one graph; does not need torch.
 
     It can be scored with and served like a `Guard`.
-
-    Args:
-        path: the file.
     """
 
     gallery: None = None

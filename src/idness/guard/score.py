@@ -218,15 +218,8 @@ class VerdictTable:
 
     The name of a file contains its number and a key, the hash of everything that made it, so that a resumed run finds the spans that
     are done. The folder's listing names the guard from the start, so that the verdicts of another guard are left alone, and has the
-    counts once the table is complete.
-
-    Args:
-        guard: the guard.
-        folder: the folder.
-        images: the images; `None` in a process that gets them span by span.
-        batch: the batch size; by default, what suits the network.
-        keep: columns of the user's to add.
-        fdr: the false discovery rate at which images are flagged, once all are scored; if `None`, each is flagged by its p-value.
+    counts once the table is complete. `images` is `None` in a process that gets them span by span. `keep` names columns of the user's
+    to add. With `fdr`, images are flagged at that false discovery rate once all are scored.
     """
 
     def __init__(

@@ -20,11 +20,7 @@ APART = 2.0
 
 
 class HuggingFaceClassifier(nn.Module):
-    """A classifier of transformers that takes a batch of images and returns its logits.
-
-    Args:
-        model: a network of `AutoModelForImageClassification`.
-    """
+    """A network of `AutoModelForImageClassification` that takes a batch of images and returns its logits."""
 
     preprocessing: Preprocessing | None = None
 

@@ -158,13 +158,8 @@ def open_network(
     """Load a network and resolve everything that is needed to run it on images.
 
     The preprocessing is the given one, or the network's: its attribute `preprocessing`, or what torchvision, timm or the embedded
-    benchmark declare. If it is unknown, the network is refused: with images at once, else when it first runs on an image.
-
-    Args:
-        options: the network, or its name, or either with options.
-        images: a data set that it will run on, labelled if possible; a sample of it is read.
-        expected: the number of images to expect, for the choice of the engine; those of `images` by default.
-        workers: the number of threads that decode images.
+    benchmark declare. If it is unknown, the network is refused: with images at once, else when it first runs on an image. A sample of
+    `images` is read; `expected`, their number by default, decides the engine.
     """
     if not isinstance(options, ModelOptions):
         options = ModelOptions(options)
@@ -172,7 +167,8 @@ def open_network(
     spec, weights = options.located()
     model = options.model
     loaded = (load_model(spec, weights) if isinstance(model, str) else model).to(find_device(options.device))
-    name, taken, (_, trained_names, own) = spec or type(loaded).__name__, input_channels(loaded), facts_of(weights)
+    name, (_, trained_names, own) = spec or type(loaded).__name__, facts_of(weights)
+    taken = next((module.in_channels for module in loaded.modules() if isinstance(module, nn.Conv2d)), None)
     own = own or preprocessing_for(loaded, spec, None if weights is None else str(weights))
     how = options.preprocessing or own
     channels = 1 if taken == 1 else 3 if images is None else images.channels
@@ -212,12 +208,6 @@ def example_for(preprocessing: Preprocessing | None) -> Tensor | None:
     if preprocessing is None or preprocessing.size is None:
         return None
     return noise((preprocessing.channels, *preprocessing.size))
-
-
-def input_channels(model: nn.Module) -> int | None:
-    """Return the number of channels of a network's images, by its first convolution; `None` if it has none."""
-    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    return None if first is None else first.in_channels
 
 
 def _folder_names(network: Network, source: str, images: ImageSet, sample: Batch) -> tuple[str, ...] | None:

@@ -136,13 +136,9 @@ def figure_of(ax: Any) -> Any:
 
 
 def figure_svg(figure: Any, *, alt: str = "", prefix: str = "", adaptive: bool = True) -> str:
-    """Return a figure as SVG text for a page, the same bytes each time.
+    """Return a figure, or the one of some axes, as SVG text for a page, the same bytes each time.
 
-    Args:
-        figure: the figure, or axes of it.
-        alt: a text alternative.
-        prefix: start of every id, so that several figures fit on one page.
-        adaptive: transparent, with text in the page's colour; otherwise on white.
+    `prefix` starts every id, so that several figures fit on one page. An `adaptive` figure is transparent, with text in the page's colour.
     """
     stream = io.StringIO()
     with house_style():

@@ -37,15 +37,9 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of a table.
+    """One entry of a table: its text, what text forms append (`plain`), and small print, sort key and tooltip of HTML.
 
-    Args:
-        text: the text in every form.
-        mark: `best` of its column, a `tie` with it, `leads` its row or column, `better` or `worse` than another, or the method to `use`.
-        plain: what text forms append.
-        note: small print of HTML.
-        sort: the sort key of HTML; the text if empty.
-        hint: the tooltip of HTML.
+    `mark` is `best` of its column, a `tie` with it, `leads` its row or column, `better` or `worse` than another, or the method to `use`.
     """
 
     text: str
@@ -62,14 +56,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Heading:
-    """The heading of a column.
+    """The heading of a column of numbers, or of `words`; a line break in the title is a space except in the terminal.
 
-    Args:
-        title: the text; a line break is a space except in the terminal.
-        note: small print below it.
-        best: the direction that sorts the best row first; empty if the column cannot be sorted.
-        sorted: whether the rows are in that order.
-        words: whether the column contains words instead of numbers.
+    `best` is the direction that sorts the best row first, empty if the column cannot be sorted; `sorted` tells whether it is.
     """
 
     title: str

@@ -21,13 +21,9 @@ from idness.metrics import auroc
 
 @dataclass
 class Choice:
-    """The fitted detector of a method, and how its options were chosen.
+    """The fitted detector of a method, with its AUROC on validation data, the settings that were tried, and those that were dropped.
 
-    Attributes:
-        chosen_by: `validation`, `given` (by the user) or `default` (nothing to choose, or nothing to choose by).
-        auroc: its AUROC on validation data.
-        tried: the settings that were scored on validation data, with their AUROCs.
-        dropped: the settings that could not be used, with the reasons.
+    It was chosen by `validation`, `given` by the user, or is the `default`, as there was nothing to choose, or nothing to choose by.
     """
 
     detector: Detector

@@ -55,14 +55,7 @@ class Limits:
 
 
 class ApiError(HTTPException):
-    """A response other than 200.
-
-    Args:
-        status: the HTTP status.
-        message: one line, sent as `error`.
-        headers: additional headers.
-        more: additional fields of the response.
-    """
+    """A response other than 200, with one line as `error` and possibly more fields."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None, **more: Any) -> None:
         super().__init__(status, " ".join(message.split()), headers)
