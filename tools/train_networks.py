@@ -137,12 +137,10 @@ Meant for the embedded benchmark: to compare detectors on, not to classify photo
 
 def ship(archive: Path) -> None:
     """Put the trained networks into the package; accuracy is measured on CIFAR-10's official test split."""
-    classes, splits = embedded.classes(), ("val", "test")
-    arrays = {split: embedded.from_cifar10(archive, split) for split in splits}
+    arrays = {split: embedded.from_cifar10(archive, split) for split in ("val", "test")}
     benchmark = embedded.load("id_test")
-    assert benchmark.labels is not None
     arrays["id_test"] = benchmark.images, benchmark.labels
-    data = {split: TrainingSet(*map(torch.from_numpy, pair), classes) for split, pair in arrays.items()}
+    data = {split: TrainingSet(*map(torch.from_numpy, pair), embedded.classes()) for split, pair in arrays.items()}
     for name, runs in SHIPPED.items():
         source = REPOSITORY / "runs" / runs[-1] / "weights.safetensors"
         model = load_model("small_resnet", source)

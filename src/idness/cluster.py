@@ -25,7 +25,7 @@ from torch import Tensor
 from idness.activations.extract import Span, finish, plan_spans, shard_of
 from idness.activations.store import FeatureStore
 from idness.benchmark.extraction import Extraction, Filled, filled
-from idness.core.errors import ClusterError, IdnessError, ModelError, OptionError, needed
+from idness.core.errors import ClusterError, IdnessError, ModelError, needed
 from idness.core.files import marked
 from idness.core.options import check_count
 from idness.core.progress import Progress
@@ -73,8 +73,6 @@ class Pool:
     def __post_init__(self) -> None:
         if self.actors is not None:
             check_count(self, "actors")
-        if self.gpus < 0:
-            raise OptionError(f"Pool: gpus_per_actor= must be at least 0, got {self.gpus:g}")
 
     def size(self, ray: Any, threads: int = 1) -> int:
         """Return the number of actors; raises if the cluster has no room for them."""

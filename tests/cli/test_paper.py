@@ -47,5 +47,5 @@ def test_the_doctor_takes_what_the_network_does_not_say(net_spec: str, weights: 
     given = ("--data", id_folder, "--size", 12, "--mean", ".5,.4,.3", "--std", ".2,.2,.2", "--limit", 60)
     done = idness("doctor", net_spec, "--weights", weights, *given)
     assert done.returncode == 0, done.stderr
-    assert "preprocessing: resize 12 x 12" in done.stderr
+    assert "preprocessing: resize (12, 12)" in done.stderr
     assert "(0.5, 0.4, 0.3), std (0.2, 0.2, 0.2)" in done.stderr

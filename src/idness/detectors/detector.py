@@ -317,11 +317,9 @@ class InputEdit(Detector):
 
     @abstractmethod
     def perturb(self, network: Callable[[Tensor], tuple[Tensor, Tensor]], images: Tensor) -> Tensor:
-        """Return perturbed images, never in place; the first call of `network` must be on the images themselves.
+        """Return perturbed input of the network, never in place.
 
-        Args:
-            network: returns features and logits of images, with gradients.
-            images: input of the network.
+        `network` returns features and logits with gradients; its first call must be on the images themselves.
         """
 
     @property

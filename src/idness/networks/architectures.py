@@ -113,9 +113,6 @@ class MobileNetV2(nn.Module):
     """MobileNetV2 of width 1 -- Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", CVPR 2018.
 
     3.5 M parameters, 1,280 non-negative features.
-
-    Args:
-        classes: the number of classes.
     """
 
     def __init__(self, classes: int = 1000) -> None:

@@ -146,12 +146,7 @@ def ranking(report: Report, ax: Any = None) -> Any:
 def score_ridges(report: Report, row: str, prefix: str = "ridges") -> str:
     """Return an SVG of a method's scores: one histogram per OOD set below that of the ID images, with the threshold.
 
-    A page has one per method. A template takes milliseconds, where matplotlib would take a tenth of a second.
-
-    Args:
-        report: the results.
-        row: the method.
-        prefix: start of every id, so that several figures fit on one page.
+    A page has one per method, whose ids start with `prefix`. A template takes milliseconds, matplotlib a tenth of a second.
     """
     names = list(ood_weights(report))
     sides = [np.asarray(report.scores.of(row, name), float) for name in ("id_test", *names)]

@@ -72,6 +72,7 @@ def serve(
     check_reach(host, key, no_token=no_token)
     service = Service(guard, limits or Limits(), batch, name)
     server = Server(service, host=host, port=port, key=key, hosts=hosts)
+    server.on_start = started
     with server.listener:
         try:
             service.worker.warm_up()
@@ -80,14 +81,13 @@ def serve(
             raise ModelError(
                 f"serve: the network fails on its first image ({reason}); use the network that was calibrated"
             ) from error
-        if started is not None:
-            shown, bound = server.listener.getsockname()[:2]
-            started(f"http://{f'[{shown}]' if ':' in shown else shown}:{bound}")
         server.run([server.listener])  # until then, connections wait in the kernel
 
 
 class Server(uvicorn.Server):
     """A server that loses no request when it stops; `access` are the arguments of `make_app`."""
+
+    on_start: Callable[[str], None] | None = None
 
     def __init__(self, service: Service, *, host: str = "127.0.0.1", port: int = 0, **access: Any) -> None:
         self.service = service
@@ -115,6 +115,13 @@ class Server(uvicorn.Server):
         # Inherited by connections. Otherwise the body of a response waits 40 ms for the acknowledgement of its head (Nagle):
         # asyncio sets the option only on sockets that were created with an explicit protocol.
         self.listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections, and report the URL; signals are handled from before that."""
+        await super().startup(sockets)
+        if self.on_start is not None:
+            host, port = self.listener.getsockname()[:2]
+            self.on_start(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Stop on a signal. Unlike uvicorn, do not raise it again afterwards: a stop is a success."""

@@ -406,6 +406,8 @@ def _listed(data: str, root: str | Path | None, archive: str | Path = "", classe
         images, labels = embedded.from_cifar10(Path(archive), "val" if classes else "train")
         return ArraySet(images, data, labels, embedded.classes())
     place = Path(data).expanduser()
+    if not place.exists():
+        raise DataError(f"{data} does not exist; pass a folder with one subfolder of images per class, or another set")
     table = {"path": str(place.absolute())}
     if place.suffix == ".txt":
         table["root"] = str(Path(root or place.parent).absolute())
