@@ -56,11 +56,9 @@ def network() -> nn.Module:
 
 def train(method: str, archive: Path, out: Path, epochs: int, precision: str) -> None:
     """Fine-tune the network; a run that was interrupted is resumed from its last checkpoint."""
-    arrays = np.load(archive)
+    arrays, names = np.load(archive), tuple("0123456789")
     labels = {part: torch.from_numpy(arrays[f"{part}_labels"]).long() for part in ("train", "test")}
-    parts = {
-        part: TrainingSet(torch.from_numpy(arrays[f"{part}_images"]), own, (*"0123456789",)) for part, own in labels.items()
-    }
+    parts = {part: TrainingSet(torch.from_numpy(arrays[f"{part}_images"]), labels[part], names) for part in labels}
     finetune(
         network(), parts["train"], method, val=parts["test"], out=out / f"{method}-{epochs}", progress=True,
         epochs=epochs, precision=precision, mean=MEAN, std=STD, seed=0, checkpoint_every=50,
