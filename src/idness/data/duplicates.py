@@ -24,6 +24,8 @@ STRUCTURE = 8
 """Bits that must be 0, and 1: the perceptual hash of a plain image carries no information."""
 PAIRS = 400_000_000
 """The most pairs of hashes that are compared, of larger sets evenly spaced ones."""
+BLOCK = 65_536
+"""Pairs of hashes that are compared at a time."""
 Places = NDArray[np.int64]
 COMPARED = 400
 """The most pairs of images that are compared pixel by pixel."""
@@ -108,9 +110,11 @@ def candidates(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> list[tupl
     rows = np.flatnonzero((bits >= STRUCTURE) & (bits <= 8 * LOOK - STRUCTURE))
     rows = rows[:: max(1, -(-len(rows) * len(others) // PAIRS))]
     found: list[tuple[int, int, int]] = []
-    for row in rows.tolist():
-        apart = np.bitwise_count(ones[row] ^ others)
-        found += [(int(apart[other]), row, other) for other in np.flatnonzero(apart <= NEAR).tolist()]
+    for block in np.array_split(rows, -(-len(rows) * len(others) // BLOCK) or 1):
+        apart = np.bitwise_count(ones[block, None] ^ others)
+        found += [
+            (int(apart[row, other]), int(block[row]), other) for row, other in np.argwhere(apart <= NEAR).tolist()
+        ]
         if len(found) > 100 * COMPARED:
             break  # sets of one plain kind, such as digits on black
     return [(a, b) for _, a, b in sorted(found) if first[a, :EXACT].tobytes() != second[b, :EXACT].tobytes()]

@@ -115,8 +115,9 @@ class ImageSet:
         place = None if memory is None or state is None else memory / state[:2] / state
         if place is not None and place.is_file():
             return place.read_text()
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1) if self.parallel else 1) as pool:
-            found = sha256_of(pool.map(self.digest, range(start, min(stop, len(self)))))
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            digests = (pool.map if self.parallel else map)(self.digest, range(start, min(stop, len(self))))
+            found = sha256_of(digests)
         if place is not None:
             with suppress(StoreError):  # reading the images again next time is the only harm
                 atomic_write(place, found)
