@@ -214,7 +214,7 @@ def test_a_killed_actor_loses_and_doubles_nothing(
     assert [row["image"] for row in rows(out)] == names
     [unread] = [row for row in rows(out) if row["error"]]
     assert unread["image"].endswith("red/0003.png")
-    assert "1 unread; the first unread, " in done.stdout
+    assert "1 unreadable; the first: " in done.stdout
     assert idness(*words, network(), "-o", tmp_path / "one", "--engine", "eager").returncode == 0
     assert contents(out) == contents(tmp_path / "one")
 
@@ -246,7 +246,7 @@ def test_a_run_whose_driver_was_killed_can_be_resumed(
     kept = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
     assert 3 <= len(kept) < 12
     assert json.loads((out / LISTING).read_text())["counts"] is None
-    assert "--resume continues" in idness(*words).stderr
+    assert "--resume to continue" in idness(*words).stderr
     again = idness(*words, "--resume")
     assert again.returncode == 0, again.stderr
     assert again.stderr == f"wrote {out}\n"
@@ -261,7 +261,7 @@ def test_an_address_that_does_not_answer(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     words = ("extract", "cifar6:base", ".", "-o", "out", "--engine", "ray", "--address", f"127.0.0.1:{port}")
-    refused(idness(*words, cwd=tmp_path), f"no Ray answers at --address 127.0.0.1:{port} (Connection refused)")
+    refused(idness(*words, cwd=tmp_path), f"no Ray cluster responds at --address 127.0.0.1:{port} (Connection refused)")
     assert not list(tmp_path.glob("out*"))
 
 
@@ -271,7 +271,7 @@ def test_an_address_that_does_not_answer(tmp_path: Path) -> None:
         (["--actors", "2"], "--address, --actors and --gpus-per-actor need --engine ray"),
         (["--engine", "ray:nosuch"], "engine must be one of"),
         (["--engine", "ray", "--actors", "0"], "--actors"),
-        (["--engine", "ray", "-o", "taken"], "taken exists; --resume continues"),
+        (["--engine", "ray", "-o", "taken"], "taken exists; pass --resume to continue"),
     ],
 )
 def test_mistakes_are_one_line_before_ray_is_started(more: list[str], message: str, tmp_path: Path) -> None:

@@ -317,7 +317,7 @@ def check_answers(pool: Pool) -> None:
             socket.create_connection((host, int(port)), timeout=WAIT).close()
     except OSError as error:
         where = f"address={pool.address!r} ({error.strerror or error})"
-        raise ClusterError(f"no Ray answers at {where}; start it with: ray start --head") from error
+        raise ClusterError(f"no Ray cluster responds at {where}; start it with: ray start --head") from error
 
 
 def ray_reason(error: BaseException) -> str:

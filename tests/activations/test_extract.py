@@ -177,7 +177,7 @@ def test_images_with_nan_activations_are_skipped(tmp_path: Path) -> None:
     split = SplitModel(Hurt(), layer="model.fc")
     store = FeatureStore(tmp_path)
     [part] = store.shards(extract(Network(split, SETTING), ArraySet(images, "x", labels), store)[0])
-    assert part.skipped == [(4, "the network gives NaN or Inf for it")]
+    assert part.skipped == [(4, "the network returns NaN or Inf for it")]
     assert len(part) == 9
     assert part.labels is not None
     assert part.labels.tolist() == np.delete(labels, 4).tolist()

@@ -79,7 +79,7 @@ def test_every_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     path.write_bytes({"flip": bytes(content), "cut": bytes(content[:-9]), "empty": b""}[damage])
     os.utime(path, ns=(1, 1))  # changed, even if the clock has not moved on
     with pytest.raises(
-        StoreError, match=r"safetensors: is damaged \(its sha256 is not the one that was saved\); delete it"
+        StoreError, match=r"safetensors: is damaged \(its sha256 does not match the saved one\); delete it"
     ):
         store.load("whole")
     key = path.stem.partition("-")[0]
@@ -90,10 +90,10 @@ def test_every_damage_is_noticed(tmp_path: Path, damage: str) -> None:
 
 def test_missing_sets_shards_and_damaged_manifests_are_reported(tmp_path: Path) -> None:
     store = filled(tmp_path)
-    with pytest.raises(StoreError, match=r"sets: holds no other\.json; run the benchmark"):
+    with pytest.raises(StoreError, match=r"sets: contains no other\.json; run the benchmark"):
         store.load("other")
     files(tmp_path)[0].unlink()
-    with pytest.raises(StoreError, match=r"holds no \w+-\w+\.safetensors; run the benchmark"):
+    with pytest.raises(StoreError, match=r"contains no \w+-\w+\.safetensors; run the benchmark"):
         store.load("whole")
     (tmp_path / "sets" / "whole.json").write_text("{")
     with pytest.raises(StoreError, match="is damaged"):

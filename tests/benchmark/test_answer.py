@@ -118,7 +118,7 @@ def test_what_version_0_1_wrote_gets_answer_and_marks_from_its_scores(report: Re
     assert old.answer is None
     assert conclude(old) == report
     (tmp_path / "scores.safetensors").unlink()
-    with pytest.raises(StoreError, match=r"holds no scores\.safetensors"):
+    with pytest.raises(StoreError, match=r"contains no scores\.safetensors"):
         conclude(Report.load(tmp_path / "results.json"))
 
 

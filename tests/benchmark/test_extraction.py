@@ -64,7 +64,7 @@ def test_what_is_there_is_refused_or_gone_on_with(place: Path, tmp_path: Path) -
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
     refused = idness("extract", *words(place, place.parent / "test.npz", "-o", out))
     assert (refused.returncode, refused.stderr) == (
-        2, f"idness: {out} exists; --resume continues it, or choose another folder\n",
+        2, f"idness: {out} exists; pass --resume to continue it, or choose another folder\n",
     )  # fmt: skip
     again = idness("extract", *words(place, place.parent / "test.npz", "-o", out, "--resume"))
     assert ", 0 run, " in again.stdout

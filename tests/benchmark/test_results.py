@@ -90,7 +90,7 @@ def test_odd_file_names_survive() -> None:
 
 
 def test_a_report_of_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"holds no results\.json; pass a folder"):
+    with pytest.raises(StoreError, match=r"contains no results\.json; pass a folder"):
         Report.load(tmp_path)
     with pytest.raises(StoreError, match="save it first"):
         _ = make_report().scores
@@ -137,7 +137,7 @@ def test_files_that_are_not_those_of_the_report_are_reported(name: str, tmp_path
 
 @pytest.mark.fault(
     "a disk that is really full (no file may grow further) while new results replace old ones",
-    does="the old results stay, whole and as compare reads them; never a mixture",
+    does="the old results stay complete and readable by compare; never a mixture",
 )
 def test_a_disk_that_is_really_full_never_mixes_two_runs(tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")

@@ -310,7 +310,7 @@ def test_activations_of_other_programs(report: Report, place: Path, tmp_path: Pa
     with pytest.raises(DataError, match=r"id_test: labels must be in \[0, 3\], got 70 to 73"):
         run(tmp_path / "npz.toml")
     (tmp_path / "acts.toml").write_text(text.replace('head = "head.safetensors"', ""))
-    with pytest.raises(DataError, match="needs head"):
+    with pytest.raises(DataError, match="set head to"):
         run(tmp_path / "acts.toml")
 
 

@@ -115,7 +115,7 @@ def test_ctrl_c_reports_what_remains_and_how_to_continue(monkeypatch, tmp_path, 
         ("train --data nosuch --out here", "nosuch does not exist; pass a folder with one subfolder of images"),
         ("reproduce --data nosuch", "--data nosuch does not exist"),
         ("analyze --data nosuch", "--data nosuch does not exist"),
-        ("score nosuch .", "nosuch does not exist; make a guard with idness calibrate"),
+        ("score nosuch .", "nosuch does not exist; create a guard with idness calibrate"),
         ("compare nosuch", "nosuch does not exist; pass a folder that idness bench wrote"),
     ],
 )

@@ -67,7 +67,7 @@ def test_damage_is_one_line_that_names_the_field(text: str, why: str) -> None:
 
 def test_a_change_breaks_the_seal() -> None:
     for text in (SEALED.text(Note("a", 3)).replace('"count": 3', '"count": 4'), PLAIN.text(Note("a", 3))):
-        with pytest.raises(StoreError, match="its checksum is not that of its content"):
+        with pytest.raises(StoreError, match="its checksum does not match its content"):
             SEALED.parse(text, "x")
 
 
@@ -81,7 +81,7 @@ def test_nan_is_written_and_read_only_if_allowed() -> None:
 def test_what_is_no_file_is_told_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
     for name in ("none.json", "pipe.json", "."):
-        with pytest.raises(StoreError, match="holds no .*; make one"):
+        with pytest.raises(StoreError, match="contains no .*; make one"):
             PLAIN.read(tmp_path / name)
 
 
@@ -93,7 +93,7 @@ def test_tensors_come_back(tmp_path: Path) -> None:
     tensors = PLAIN.tensors(tmp_path / "t.safetensors", sha256_of(content))
     assert tensors.keys() == given.keys()
     assert all(torch.equal(tensors[name], torch.as_tensor(value)) for name, value in given.items())
-    with pytest.raises(StoreError, match="its sha256 is not the one that was saved"):
+    with pytest.raises(StoreError, match="its sha256 does not match the saved one"):
         PLAIN.tensors(tmp_path / "t.safetensors", "0" * 64)
     (tmp_path / "t.safetensors").write_bytes(content[:-1])
     with pytest.raises(StoreError, match="is damaged"):

@@ -98,7 +98,7 @@ def test_what_is_not_an_image_is_reported_in_one_line(data: bytes, message: str)
 def test_truncated_files_are_refused(format_: str) -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
     data = encoded(noise, format_)
-    with pytest.raises(DataError, match=r"^image: is (cut off: its end is missing|damaged); save or send it again$"):
+    with pytest.raises(DataError, match=r"^image: is (truncated: its end is missing|damaged); save or send it again$"):
         decode(data[: len(data) // 2])
 
 
@@ -115,7 +115,7 @@ def test_frames_beyond_the_first_are_noticed(format_: str) -> None:
 def test_an_image_with_too_many_pixels_is_reported_with_its_size() -> None:
     data = encoded(Image.new("RGB", (100, 60)), "PNG")
     assert decode(data, max_pixels=6000).size == (100, 60)
-    with pytest.raises(DataError, match="at most 5,999 pixels, got 100 x 60; shrink it"):
+    with pytest.raises(DataError, match="at most 5,999 pixels, got 100 x 60; resize it"):
         decode(data, max_pixels=5999)
     for side in (10_000, 40_000):  # bombs
         start = time.perf_counter()
@@ -149,7 +149,7 @@ def test_both_decoders_report_the_same_damage() -> None:
     slight = data[:1500] + bytes(40) + data[1540:]  # Pillow decodes it
     assert np.array_equal(np.asarray(decode_picture(slight)), np.asarray(decode(slight)))
     for read in (decode, decode_picture):
-        with pytest.raises(DataError, match="cut off"):
+        with pytest.raises(DataError, match="truncated"):
             read(data[: len(data) // 2])
         with pytest.raises(DataError, match="at most 100 pixels"):
             read(data, max_pixels=100)

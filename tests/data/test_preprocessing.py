@@ -106,7 +106,7 @@ def test_dictionary_round_trip_and_description() -> None:
     [
         ({"resize": 0}, "resize must be"),
         ({"crop": "big"}, "crop must be"),
-        ({"mean": [0.5]}, "mean and std must be of as many channels"),
+        ({"mean": [0.5]}, "mean and std must have the same length"),
         ({"mean": []}, "must be numbers, one per channel"),
         ({"std": [1, 0, 1]}, "above 0"),
         ({"interpolation": "cubic"}, "must be one of"),

@@ -231,7 +231,7 @@ def test_tar_files_are_read_by_key(tmp_path: Path) -> None:
     whole = (tmp_path / "lake" / "a.tar").read_bytes()
     for end in (whole.rindex(b"PNG"), 700, 100):
         (tmp_path / "cut.tar").write_bytes(whole[:end])
-        with pytest.raises(DataError, match=r"^cut\.tar: is not a complete, uncompressed tar file .*fetch it again$"):
+        with pytest.raises(DataError, match=r"^cut\.tar: is not a complete, uncompressed tar .*download it again$"):
             opened("cut.tar", tmp_path)
 
 
@@ -253,7 +253,7 @@ def test_columns_of_tables_are_found_and_kept(tmp_path: Path) -> None:
 def test_nothing_is_lost_where_a_set_is_ambiguous(tmp_path: Path) -> None:
     write_images(tmp_path / "both", 1)
     write_tar(tmp_path / "both" / "x.tar", {"a.png": encoded(pixels(1)[0])})
-    with pytest.raises(DataError, match="both: contains image files, tables or tar files side by side"):
+    with pytest.raises(DataError, match="both: mixes image files, tables and tar files"):
         opened("both", tmp_path)
     two = {f"a.{side}.png": encoded(array) for side, array in zip(("left", "right"), pixels(2), strict=True)}
     write_tar(tmp_path / "two.tar", two)

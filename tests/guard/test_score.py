@@ -78,7 +78,7 @@ def test_table_has_the_same_verdicts_as_rows(
             assert row[name] == (pytest.approx(record[name], rel=1e-5) if name in record else None)
     flagged = sum(bool(row["is_ood"]) for row in found)
     assert done.stdout.startswith(
-        f"{flagged} of 91 images out-of-distribution, 1 unread; the first unread, {tmp_path}/junk.png"
+        f"{flagged} of 91 images out-of-distribution, 1 unreadable; the first: {tmp_path}/junk.png"
     )
     assert json.loads((tmp_path / "out" / LISTING).read_text())["counts"] == {"images": 91, "ood": flagged, "unread": 1}
     assert idness(*words, tmp_path / "junk.png", "-o", tmp_path / "strict", "--strict").returncode == 1
@@ -106,7 +106,7 @@ def test_an_interrupted_table_resumes_without_scoring_again(
     assert (len(kept), list(out.glob(".*"))) == (2, [out / LISTING])
     assert json.loads((out / LISTING).read_text())["counts"] is None
     scored.append(100)
-    assert idness(*words, id_folder, "-o", out).stderr.startswith(f"idness: {out} exists; --resume continues it")
+    assert idness(*words, id_folder, "-o", out).stderr.startswith(f"idness: {out} exists; pass --resume to continue it")
     assert idness(*words, id_folder, "-o", out, "--resume").returncode == 0
     assert scored[scored.index(100) + 1 :] == [2, *range(3, 12)]
     assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept

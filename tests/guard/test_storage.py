@@ -130,7 +130,7 @@ def test_damaged_and_missing_files_are_named(guard: Guard, tmp_path: Path) -> No
                 assert "\n" not in str(caught.value)
         file.write_bytes(whole)
     Guard.load(folder, guard.split)
-    with pytest.raises(StoreError, match=r"nothing does not exist; make a guard with idness calibrate"):
+    with pytest.raises(StoreError, match=r"nothing does not exist; create a guard with idness calibrate"):
         Guard.load(tmp_path / "nothing", guard.split)
     next(folder.glob("tensors-*")).unlink()
     with pytest.raises(StoreError, match=r"no tensors-\w+\.safetensors"):

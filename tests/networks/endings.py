@@ -102,8 +102,8 @@ TAKEN: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Any, Tensor], Ten
         lambda net, maps: averaged(net, maps, 0.3).softmax(dim=1),
         lambda net, maps: averaged(net, maps, 0.3),
     ),
-    "one layer, two looks": same(lambda net, maps: (net.fc(pooled(maps)) + net.fc(maps.amax(dim=(2, 3)))) / 2),
-    "every place, then mean": (
+    "one layer, used twice": same(lambda net, maps: (net.fc(pooled(maps)) + net.fc(maps.amax(dim=(2, 3)))) / 2),
+    "every position, then mean": (
         lambda net, maps: net.fc(maps.flatten(2).transpose(1, 2)).mean(dim=1),
         logits,
     ),
@@ -156,10 +156,10 @@ def distances(net: Any, maps: Tensor) -> Tensor:
 
 
 REFUSED: dict[str, Callable[[], nn.Module]] = {
-    "squashed": lambda: Ends(lambda net, maps: torch.tanh(logits(net, maps))),
+    "tanh": lambda: Ends(lambda net, maps: torch.tanh(logits(net, maps))),
     "ReLU": lambda: Ends(lambda net, maps: logits(net, maps).relu()),
     "convolution, ReLU": lambda: Ends(lambda net, maps: pooled(net.conv(maps).relu_())),
-    "largest place": lambda: Ends(lambda net, maps: net.conv(maps).amax(dim=(2, 3))),
+    "maximum over positions": lambda: Ends(lambda net, maps: net.conv(maps).amax(dim=(2, 3))),
     "distances": lambda: Ends(distances),
     "mean of probabilities": Averaged,
     "TorchScript": scripted,

@@ -88,7 +88,7 @@ def test_damaged_weights_and_those_of_others_are_told(file, tmp_path):
         with pytest.raises(ModelError, match="not a readable weights file"):
             load_model(f"{file}:make", tmp_path / name)
     save_file({"fc.weight": torch.ones(2)}, tmp_path / "other.safetensors")
-    with pytest.raises(ModelError, match=r'Missing key.*"1.weight".*Unexpected key.*"fc.weight".*are they of another'):
+    with pytest.raises(ModelError, match=r'Missing key.*"1.weight".*Unexpected key.*"fc.weight".*from another'):
         load_model(f"{file}:make", tmp_path / "other.safetensors")
     save_file({**trained().state_dict(), "3.bias": torch.ones(9)}, tmp_path / "shape.safetensors")
     with pytest.raises(ModelError, match=r"do not fit the network .*size mismatch for 3.bias"):
@@ -101,7 +101,7 @@ def test_damaged_weights_and_those_of_others_are_told(file, tmp_path):
 
 
 def test_what_names_no_network_is_told(file):
-    with pytest.raises(ModelError, match=r"a model is written as torchvision:NAME, .*; got 'resnet50'"):
+    with pytest.raises(ModelError, match=r"a model must be one of torchvision:NAME, .*; got 'resnet50'"):
         load_model("resnet50")
     with pytest.raises(UnknownNameError, match="unknown torchvision model 'resnet5'; did you mean 'resnet50'"):
         load_model("torchvision:resnet5")

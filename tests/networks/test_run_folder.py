@@ -94,7 +94,7 @@ def test_weights_of_another_number_of_classes_bring_their_final_layer(tmp_path: 
 
 
 def test_what_is_no_run_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"has no weights.safetensors; pass a folder that idness train wrote"):
+    with pytest.raises(ModelError, match=r"has no weights.safetensors; pass the folder of a finished run"):
         load_model(str(tmp_path))
     save_file({"a": torch.ones(1)}, tmp_path / "weights.safetensors")
     with pytest.raises(ModelError, match="does not name its network; pass model='NAME', weights="):

@@ -64,7 +64,7 @@ def test_nearest_calibration_images(served: Served) -> None:
 
 HOSTILE = {
     "empty": (b"", "is an empty file"),
-    "truncated": (png(known("red", 1, side=200), "JPEG")[:900], "is cut off: its end is missing"),
+    "truncated": (png(known("red", 1, side=200), "JPEG")[:900], "is truncated: its end is missing"),
     "large": (png(Image.new("RGB", (600, 600))), "at most 250,000 pixels"),
     "svg": (b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>', "got something else"),
 }

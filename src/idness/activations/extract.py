@@ -90,7 +90,7 @@ def collect(
         acts = data.load(step=1 if limit is None else max(1, -(-len(data) // limit)))
         return in_memory(name, acts, count=len(data))
     if network is None:
-        raise DataError(f"{name}: is a set of images, so a network is needed")
+        raise DataError(f"{name}: contains images, not activations; pass a network")
     images = data if limit is None else select(data, {"sample": limit})
     progress = progress or Progress()
     progress.phase(name, len(images))
@@ -190,7 +190,7 @@ def _shard(known: Tensor | None, parts: Sequence[Activations]) -> Activations:
     acts = _labelled(Activations.concat(parts), known)
     assert acts.index is not None
     finite = acts.finite
-    bad = [(int(place), "the network gives NaN or Inf for it") for place in acts.index[~finite]]
+    bad = [(int(place), "the network returns NaN or Inf for it") for place in acts.index[~finite]]
     return replace(acts[finite], skipped=sorted([*acts.skipped, *bad]))
 
 

@@ -222,7 +222,7 @@ def _evidence(report: Report, found: Answer) -> list[str]:
     leaders = {group: _best_by_auroc(report, sets)[0] for group, sets in report.benchmark.groups.items()}
     if len(set(leaders.values())) > 1:
         parts = listed([f"{shorten(best)} on {shorten(group)} OOD" for group, best in leaders.items()])
-        lines.append(f"Different methods are best: {parts}. If one kind matters more to you, choose by it.")
+        lines.append(f"Different methods are best: {parts}. If one kind matters more to you, choose its best method.")
     lines.append(_choice(report))
     if "msp" in found.auroc and found.use != "msp":
         gain = points(found.auroc[found.use] - found.auroc["msp"])
@@ -242,8 +242,8 @@ def _choice(report: Report) -> str:
         reason = report.failed.get(report.advised, "it was not among the methods")
         return f"{start} {report.advised_why} It was not measured here: {reason}."
     if _chosen(report):
-        return f"{start} So was the method."
-    return f"{start} The best method by test results is an optimistic choice."
+        return f"{start} The method was chosen in the same way."
+    return f"{start} The method was chosen by test results, which is optimistic."
 
 
 def _cost(report: Report, row: str) -> str:

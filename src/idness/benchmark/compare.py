@@ -103,7 +103,7 @@ def compare(runs: Runs) -> Comparison:
     """
     if len(runs) < 2:
         raise OptionError(
-            "compare: needs at least two results; runs that differ in their seed count as one, name them a=... b=..."
+            "compare: needs at least two results; runs that differ in their seed count as one unless named a=... b=..."
         )
     baseline, *others = runs
     reports = [report for some in runs.values() for report in some]
@@ -213,7 +213,7 @@ def _notes(runs: Runs, rows: Sequence[str]) -> list[str]:
     if bare:
         notes.append(f"the differences of {', '.join(bare)} have no interval: tests need their scores.safetensors")
     if len(reports) == len(runs) and len({report.model.weights_sha256 for report in reports}) > 1:
-        notes.append("each result is a single training run: the intervals leave out the variation between seeds")
+        notes.append("each result is a single training run: the intervals do not cover the variation between seeds")
     notes += without_interval(reports[0])
     missing = {row for report in reports for row in report.methods} - set(rows)
     if missing:

@@ -49,7 +49,7 @@ def benchmark_network(
     if model is None and not images:
         if bench.head is None:
             raise DataError(
-                f"benchmark {bench.name}: has activations only; needs head = a file with weight and bias, or model="
+                f"benchmark {bench.name}: has activations only; set head to a file with weight and bias, or pass model="
             )
         path = bench.root(settings.data) / bench.head
         head, digest = read_head(path)

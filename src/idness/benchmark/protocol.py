@@ -158,7 +158,7 @@ class Benchmark:
         enough = partial and "id_test" in roles and not roles.isdisjoint(GROUPS) and absent == set(problems)
         if problems and not enough:
             listed = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-            count, hint = len(problems), "data= is their folder, partial=True leaves out missing ones"
+            count, hint = len(problems), "pass data=, their folder, or partial=True to skip missing sets"
             raise DataError(f"benchmark {self.name}: {count} of {len(wanted)} sets cannot be used: {listed}; {hint}")
         for name, problem in problems.items():
             warnings.warn(f"{name} is left out: {problem}", IdnessWarning, stacklevel=2)

@@ -251,7 +251,7 @@ class Report:
 
     def _read(self, name: str) -> dict[str, NDArray[Any]]:
         if "_folder" not in self.__dict__:
-            raise StoreError("this report is in no folder, so its scores cannot be read; save it first")
+            raise StoreError("this report has no folder to read scores from; save it first")
         digest = None if self.files is None else self.files.get(name)
         found = _DOCUMENT.tensors(self.__dict__["_folder"] / name, digest)
         return {key: value.numpy() for key, value in found.items()}

@@ -225,7 +225,7 @@ def _cautions(report: Report) -> Iterator[str]:
     yield from without_interval(report)
     for row, method in report.methods.items():
         if method.degenerate:
-            yield f"{row}: nearly all images have the same score, so it is never the best method"
+            yield f"{row}: nearly all images have the same score, so it is never marked as the best"
     for name in (name for sets in report.benchmark.groups.values() for name in sets):
         found = {row: method.sets[name].intervals["auroc"][1] for row, method in report.methods.items()}
         below = [row for row, high in found.items() if high < 0.5]

@@ -32,7 +32,7 @@ def calibrate(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the guard.")] = Path("guard"),
     weights: o.Weights = None,
     method: Annotated[str, typer.Option(help="A method such as 'scale(percentile=85)', or auto.")] = "auto",
-    ood: Annotated[str | None, typer.Option(help="OOD images to choose the method and measure detection.")] = None,
+    ood: Annotated[str | None, typer.Option(help="OOD images, to choose the method and measure detection.")] = None,
     train: Annotated[str | None, typer.Option(help="Images or activations to fit on; default: half of --data.")] = None,
     recall: Annotated[list[float] | None, typer.Option(help="Fraction of ID images to accept; repeatable.")] = None,
     false_alarm: Annotated[list[float] | None, typer.Option(help="Fraction to flag, instead of --recall.")] = None,
@@ -99,7 +99,7 @@ def calibrate(
             chose = "; they also chose the method" if method == "auto" else ""
             print(f"detection  {guard.detection}{chose}")
         print(f"method     {guard.detector.label()}")
-        print(f"threshold  {limits} (ID-ness below it is out-of-distribution)")
+        print(f"threshold  {limits} (images with a lower ID-ness are out-of-distribution)")
         print(f"promise    {guard.promise()}")
         print(f"wrote      {out}")
 
@@ -107,12 +107,12 @@ def calibrate(
 def score(
     guard: Annotated[Path, typer.Argument(help="The guard's folder, or an .onnx file written by idness export.")],
     images: Annotated[list[str], typer.Argument(help="Files, folders, quoted patterns, or - for a list on stdin.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each image.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per image.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if an image is OOD or unreadable.")] = False,
     recall: Annotated[float | None, typer.Option(help="Use this recall instead of the calibrated one.")] = None,
     false_alarm: Annotated[float | None, typer.Option(help="Use this false-alarm rate instead of a recall.")] = None,
-    fdr: Annotated[float | None, typer.Option(help="Judge images together, at this false discovery rate.")] = None,
+    fdr: Annotated[float | None, typer.Option(help="Judge all images together at this false discovery rate.")] = None,
     model: o.GuardModel = None,
     weights: o.GuardWeights = None,
     engine: o.RayEngine = "auto",
@@ -126,7 +126,7 @@ def score(
         typer.Option("--out", "-o", help="A .csv, .json, .jsonl or .parquet file, or a folder for many images."),
     ] = None,
     resume: o.Resume = False,
-    keep: Annotated[str, typer.Option(help="Columns or WebDataset fields to add, as in a,b; __key__: the key.")] = "",
+    keep: Annotated[str, typer.Option(help="Columns or WebDataset fields to copy, as in a,b,__key__.")] = "",
     image_column: Annotated[str | None, typer.Option(help="Column (or array of an .npz file) with the images.")] = None,
     batch_size: o.BatchSize = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
@@ -180,7 +180,7 @@ def score(
                     tally = score_on_ray(table, guard, model, weights, pool, progress)
             short = table.shortfall
     if out is not None or not form:
-        unread = f", {tally.unread:,} unread; the first unread, {shorten(tally.first, scoring.LONGEST)}"
+        unread = f", {tally.unread:,} unreadable; the first: {shorten(tally.first, scoring.LONGEST)}"
         rate = "" if fdr is None else f" (on average at most {100 * fdr:g} % of them in-distribution)"
         print(f"{tally.ood:,} of {tally.images:,} images out-of-distribution{rate}{unread if tally.unread else ''}")
     print_note(f"wrote {out}", quiet=quiet or out is None)
@@ -313,7 +313,7 @@ def serve(
             key, where = token_file.read_text(encoding="ascii").strip(), "token_file="
         except (OSError, UnicodeError) as error:
             raise OptionError(
-                f"serve: token_file= cannot be read ({error}); give a file with one line of text"
+                f"serve: token_file= cannot be read ({error}); pass a file with one line of text"
             ) from error
     if key is not None:
         middleware.check_key(key, where)

@@ -23,7 +23,7 @@ def bench(
     data: o.Data = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = Path("idness-results"),
     methods: Annotated[
-        str, typer.Option(help="Such as 'ebo,scale(percentile=95),my_file.py:MyDetector'; default: all with one pass.")
+        str, typer.Option(help="Such as 'ebo,scale(percentile=95),my.py:MyDetector'; default: all single-pass methods.")
     ] = "",
     precision: o.Precision = "fp32",
     engine: o.Engine = "auto",
@@ -42,7 +42,7 @@ def bench(
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Compare all methods on a network and a benchmark; without arguments, on the embedded ones."""
+    """Compare all methods on a network and a benchmark, by default the embedded ones."""
     if init:
         from idness.benchmark.protocol import template
         from idness.core.errors import StoreError
@@ -136,7 +136,7 @@ def extract(
 
 
 def compare(
-    results: Annotated[list[str], typer.Argument(help="Folders of bench, or name=folder,folder for several seeds.")],
+    results: Annotated[list[str], typer.Argument(help="Outputs of bench, or name=folder,folder for several seeds.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for compare.md and compare.html.")] = None,
     fpr: o.Fpr = "id",
     by_set: Annotated[bool, typer.Option("--by-set", help="Print results by set, not only by group.")] = False,
@@ -181,7 +181,7 @@ def doctor(
     multi_label: o.MultiLabel = None,
     device: o.Device = "auto",
     threads: o.Threads = None,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of images of each set, evenly spaced.")] = 4000,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of images per set, evenly spaced.")] = 4000,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -224,7 +224,7 @@ def list_methods(as_json: o.Json = False) -> None:
         rows.append([*map(Cell, (name, f"{cls.summary()}\n{options}", learns_from, signed, cls.passes()))])
     titles = ("method", "description and options", "training\nimages", "negative\nfeatures", "passes")
     note = (
-        "Set options as in scale(percentile=95); a search tries them on validation data. Passes: forward + backward passes per"
-        " image; one forward pass serves all methods that need no more, and a comparison includes the others only if they are named."
+        "Set options as in scale(percentile=95); bench searches options that are not set. Passes: forward + backward passes per"
+        " image. All methods that need one forward pass share it; bench runs the others only if they are named."
     )
     print_tables(open_console(), [Table("Methods", [Heading(title, words=True) for title in titles], rows, [note])])

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from idness.cluster import Pool
     from idness.networks.open import ModelOptions
 
-MODEL_HELP = "torchvision:NAME, timm:NAME, hf:NAME, file.py:function, a folder of idness train, or photos:mobilenet_v2."
+MODEL_HELP = "torchvision:NAME, timm:NAME, hf:NAME, file.py:function, a run of idness train, or photos:mobilenet_v2."
 ENGINE_HELP = "Engine that runs the network: eager, onnxruntime, openvino, or auto."
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 OptionalModel = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
-GuardModel = Annotated[str | None, typer.Option("--model", help="The network, if the guard cannot find it.")]
+GuardModel = Annotated[str | None, typer.Option("--model", help="The network, if the guard's cannot be found.")]
 GuardWeights = Annotated[str | None, typer.Option("--weights", help="The network's weights, with --model.")]
 Weights = Annotated[str | None, typer.Option(help="A safetensors file or checkpoint, or none for random weights.")]
 Size = Annotated[int | None, typer.Option(help="Side of the square input, if the network does not define it.")]
@@ -33,7 +33,7 @@ ClassNames = Annotated[str | None, typer.Option("--classes", help="Class names i
 MultiLabel = Annotated[
     bool | None, typer.Option("--multi-label/--single-label", help="Whether an image may have several labels or none.")
 ]
-Benchmark = Annotated[str, typer.Argument(help="Name or TOML file of a benchmark; by default the embedded one.")]
+Benchmark = Annotated[str, typer.Argument(help="Name or TOML file of a benchmark; default: the embedded one.")]
 Data = Annotated[Path | None, typer.Option(help="Base folder for relative paths in the benchmark file.")]
 Partial = Annotated[bool, typer.Option("--partial", help="Skip sets that are not available.")]
 AnyAccuracy = Annotated[bool, typer.Option("--any-accuracy", help="Continue even if accuracy is at chance level.")]
@@ -41,11 +41,11 @@ Precision = Annotated[str, typer.Option(help="fp32, bf16, or auto (bf16 on a GPU
 Engine = Annotated[str, typer.Option(help=ENGINE_HELP)]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of network and decoding; all cores by default.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Images per batch; by default, depends on their size.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Images per batch; the default depends on their size.")]
 Workers = Annotated[int | None, typer.Option(help="Threads that decode images.")]
 Cache = Annotated[Path | None, typer.Option(help="Folder for caching activations between runs.")]
 Fpr = Annotated[str, typer.Option(help="Positive class of the FPR in the tables: id or ood.")]
-Force = Annotated[bool, typer.Option("--force", help="Write into a folder with other files; replace same names.")]
+Force = Annotated[bool, typer.Option("--force", help="Allow a folder with other files; overwrite same-named ones.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue in an existing folder; finished parts are kept.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print neither progress nor notes.")]

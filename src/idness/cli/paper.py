@@ -14,7 +14,7 @@ from idness.cli.terminal import open_console, print_note, print_tables
 
 
 def data(
-    benchmarks: Annotated[list[str] | None, typer.Argument(help="Such as cifar10 or imagenet; default: all.")] = None,
+    benchmarks: Annotated[list[str] | None, typer.Argument(help="Benchmarks, such as cifar10; default: all.")] = None,
     root: Annotated[Path, typer.Option(help="Folder of the sets and for downloads.")] = Path("data"),
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a set is incomplete.")] = False,
     download: Annotated[bool, typer.Option("--download", help="Download what needs no account.")] = False,
@@ -43,7 +43,7 @@ def data(
 
 
 def reproduce(
-    tables: Annotated[list[str] | None, typer.Argument(help="Such as cifar10 or imagenet; default: all.")] = None,
+    tables: Annotated[list[str] | None, typer.Argument(help="Tables, such as cifar10; default: all.")] = None,
     data: Annotated[list[Path] | None, typer.Option(help="Folder with sets and weights; may be repeated.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for reports and comparison.")] = Path("reproduced"),
     weights: Annotated[Path | None, typer.Option(help="The network's weights, if their file has another name.")] = None,
@@ -57,7 +57,7 @@ def reproduce(
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Run the paper's tables on the available data, and print our numbers beside the paper's."""
+    """Run the paper's tables on the available data, and print our numbers next to the paper's."""
     from idness.core.files import OutputFolder
     from idness.core.progress import show_progress
     from idness.paper.reproduce import PAGE, SUMMARY
@@ -84,7 +84,7 @@ def analyze(
     layer: o.Layer = "",
     data: o.Data = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = Path("idness-analysis"),
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of images of each set, evenly spaced.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of images per set, evenly spaced.")] = 1000,
     device: o.Device = "auto",
     threads: o.Threads = None,
     force: o.Force = False,

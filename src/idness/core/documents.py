@@ -60,7 +60,7 @@ class Document(Generic[T]):
         if version > self.version:
             raise StoreError(f"{name}: {self.key} {version} is newer than {self.version}; update idness")
         if self.sealed and values.pop(CHECKSUM, None) != checksum(values):
-            raise self.damaged(name, "its checksum is not that of its content")
+            raise self.damaged(name, "its checksum does not match its content")
         try:
             return self._adapter.validate_json(plain, strict=True)
         except ValidationError as error:
@@ -84,13 +84,13 @@ class Document(Generic[T]):
         """Read the file or one that it names, and check its hash if given."""
         try:
             if not path.is_file():  # a pipe or a device would never end
-                lacks = f": holds no {path.name}" if path.parent.exists() else " does not exist"
+                lacks = f": contains no {path.name}" if path.parent.exists() else " does not exist"
                 raise StoreError(f"{path.parent}{lacks}; {self.absent}")
             found = path.read_bytes()
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror or error}; {self.remedy}") from error
         if sha256 is not None and sha256_of(found) != sha256:
-            raise self.damaged(path, "its sha256 is not the one that was saved")
+            raise self.damaged(path, "its sha256 does not match the saved one")
         return found
 
     def tensors(self, path: Path, sha256: str | None = None) -> dict[str, Tensor]:

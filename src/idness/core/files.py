@@ -86,7 +86,7 @@ class OutputFolder(os.PathLike[str]):
         if not found or self.force:
             return
         if resume is False:
-            raise StoreError(f"{self.path} exists; resume=True continues it, or choose another folder")
+            raise StoreError(f"{self.path} exists; pass resume=True to continue it, or choose another folder")
         if not ours:
             more = ", or pass force=True to overwrite files of the same name" if resume is None else ""
             those = f"files that idness did not write ({abridged(found, 3)})"

@@ -126,10 +126,10 @@ def approved(spec: str, what: str = "the guard's network", more: str = "", code:
     if found:
         return next((one for one in found if code and one.identity() == code), found[0]).key
     if not present and not bare:
-        raise ModelError(f"{what} is made by {spec}, which does not exist; pass model='path/to/file.py:FUNCTION'")
+        raise ModelError(f"{what} is created by {spec}, which does not exist; pass model='path/to/file.py:FUNCTION'")
     why = "that you have not run with idness in its present form; read it, then pass"
     named = present[0].key if present else f"path/to/{spec}"
-    raise ModelError(f"{what} is made by {spec}, a Python file {why} model={named!r}{more}")
+    raise ModelError(f"{what} is created by {spec}, a Python file {why} model={named!r}{more}")
 
 
 def _approvals() -> dict[str, Any]:

@@ -155,7 +155,7 @@ class Head:
     Args:
         weight: (C, D).
         bias: (C,); zero if not given.
-        multi_label: whether each class is a label that an image has or has not, independent of the others.
+        multi_label: whether each class is a label that an image may have, independent of the others.
 
     Example:
         >>> head = Head(torch.eye(3))
@@ -174,7 +174,7 @@ class Head:
             raise InputError(f"Head: bias must have one value per class ({len(weight)}), got shape {tuple(bias.shape)}")
         # NaN and Inf survive a sum, which is the cheapest check; traced tensors have no values.
         if not torch.compiler.is_exporting() and not math.isfinite((weight.sum() + bias.sum()).item()):
-            raise InputError("Head: weight and bias must be finite, got NaN or Inf; are they of a diverged network?")
+            raise InputError("Head: weight and bias must be finite, got NaN or Inf; did the training diverge?")
         object.__setattr__(self, "weight", weight)
         object.__setattr__(self, "bias", bias)
 
@@ -209,7 +209,7 @@ def check_acts(owner: object, what: str, acts: Activations, head: Head) -> None:
     if not isinstance(acts, Activations):
         raise InputError(f"{where} must be Activations(features, logits), got {type(acts).__name__}")
     if len(acts) == 0:
-        raise InputError(f"{where} must hold at least one image, got none")
+        raise InputError(f"{where} must contain at least one image, got none")
     for name, value, width in (("features", acts.features, head.width), ("logits", acts.logits, head.classes)):
         if value.shape[1] != width:
             raise InputError(f"{where} must have {width} {name} per image as the head has, got {value.shape[1]}")
@@ -222,7 +222,7 @@ def check_acts(owner: object, what: str, acts: Activations, head: Head) -> None:
 def check_edited(owner: object, what: str, acts: Activations, head: Head) -> None:
     """Raise unless the activations of the edited images exist, are finite and as wide as the head."""
     if acts.edited is None:
-        why = "must carry those of the changed images, got none; score images with a Guard or bench"
+        why = "must include those of the changed images, got none; score images with a Guard or bench"
         raise InputError(f"{owner_name(owner)}: {what} {why}")
     check_acts(owner, f"{what} of the changed images", acts.edited, head)
 
@@ -250,8 +250,8 @@ def check_match(owner: object, what: str, acts: Activations, head: Head) -> None
     error = float((head(some.features) - some.logits).abs().max())
     # Allows for networks that ran in bfloat16; a wrong head is far off.
     if error > 0.05 * (1.0 + float(some.logits.abs().max())):
-        why = f"logits must be the head's for these features, got values off by {error:.3g}"
-        raise InputError(f"{owner_name(owner)}: {what} {why}; are they of another network?")
+        why = f"logits must be the head's for these features, got a difference of {error:.3g}"
+        raise InputError(f"{owner_name(owner)}: {what} {why}; do they come from another network?")
 
 
 def is_signed(acts: Activations) -> bool:

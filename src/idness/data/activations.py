@@ -93,7 +93,7 @@ class ActivationsSet:
                 assert shard.index is not None
                 assert other.index is not None
                 if not torch.equal(shard.index, other.index):
-                    raise DataError(f"{self.name}: some edited images give NaN or Inf; leave out methods of two passes")
+                    raise DataError(f"{self.name}: some edited images give NaN or Inf; omit methods with two passes")
                 yield replace(shard, edited=other)
 
         return replace(self, shards=shards)

@@ -54,22 +54,22 @@ def decode_picture(
     """
     name, data = (name, source) if isinstance(source, bytes) else (readable(Path(source).name), contents(Path(source)))
     if not data:
-        raise DataError(f"{name}: is an empty file; an image is expected")
+        raise DataError(f"{name}: is an empty file; pass an image")
     try:
         with _opened(data) as image:
             width, height = image.size
             if width * height > max_pixels:
-                raise DataError(f"{name}: must have at most {max_pixels:,} pixels, got {width} x {height}; shrink it")
+                raise DataError(f"{name}: must have at most {max_pixels:,} pixels, got {width} x {height}; resize it")
             found = _jpeg(image, data) if arrays and sys.modules.get("torch") is not None else None
             return to_rgb(name, image) if found is None else found
     except DataError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(f"{name}: must have at most {max_pixels:,} pixels, got far more; make it smaller") from error
+        raise DataError(f"{name}: must have at most {max_pixels:,} pixels, got far more; resize it") from error
     except UnidentifiedImageError as error:
         raise DataError(f"{name}: must be one of {', '.join(FORMATS)}, got something else") from error
     except Exception as error:  # a hostile file may raise anything inside a decoder
-        harm = "is cut off: its end is missing" if "truncated" in str(error).lower() else "is damaged"
+        harm = "is truncated: its end is missing" if "truncated" in str(error).lower() else "is damaged"
         raise DataError(f"{name}: {harm}; save or send it again") from error
 
 

@@ -106,7 +106,7 @@ def open_argument(
         return object_set(name, value, normalised)
     place = str(value)
     if place.partition(":")[0] not in PREFIXES and not exists(located(place)):
-        raise DataError(f"{name}={masked(place)!r} does not exist; give a folder of images or another set")
+        raise DataError(f"{name}={masked(place)!r} does not exist; pass a folder of images or another set")
     return open_set(place, classes=classes)
 
 
@@ -133,7 +133,7 @@ def _named_set(text: str, column: str | None) -> tuple[ImageSet, str]:
     """Open a set, and return it with the prefix of its images' names: where it is."""
     images = open_set({"path": text if is_url(text) else str(Path(text).expanduser()), "images": column})
     if not isinstance(images, ImageSet):
-        raise DataError(f"{masked(text)}: must contain images, got activations; give image files or an array of images")
+        raise DataError(f"{masked(text)}: must contain images, got activations; pass image files or an array of images")
     if isinstance(images, FileSet):
         text = "" if images.root == Path() else str(images.root)
     elif text.partition(":")[0] in PREFIXES or text.endswith(".npz"):
@@ -146,7 +146,7 @@ def _named_set(text: str, column: str | None) -> tuple[ImageSet, str]:
 def _local(place: Any) -> Path:
     if isinstance(place, Path):
         return place
-    raise DataError(f"{masked(place)}: must be a local file; by URL give a folder, list, Parquet or tar file")
+    raise DataError(f"{masked(place)}: must be a local file; a URL must name a folder, list, Parquet or tar file")
 
 
 def _kind_and_place(table: Mapping[str, Any], base: Path) -> tuple[str, Any]:
@@ -176,7 +176,7 @@ def kind_of(place: Place, images: bool = False) -> str:
         if found and any(suffix_of(file) in SUFFIXES for file in place.iterdir()):
             found.append("folder")
         if len(found) > 1:
-            raise DataError(f"{name}: contains image files, tables or tar files side by side; name each or set kind")
+            raise DataError(f"{name}: mixes image files, tables and tar files; pass each separately or set kind")
         return found[0] if found else "folder"
     if suffix not in SUFFIX_KINDS:
         raise DataError(f"{name}: must be a folder or end in {', '.join(SUFFIX_KINDS)}; or set kind")
@@ -203,7 +203,7 @@ def _list_set(path: Place, table: Mapping[str, Any], base: Path) -> FileSet:
         items.append(name)
         labels.append(int(label))
     if items and not any((root / name).is_file() for name in (items[0], items[len(items) // 2], items[-1])):
-        raise MissingError(f"{source}: {items[0]} is not below {name_of(root) or 'the root'}; set root")
+        raise MissingError(f"{source}: {items[0]} is not inside {name_of(root) or 'the root'}; set root")
     return FileSet(root, items, source, sets.known_labels(labels))
 
 

@@ -119,7 +119,7 @@ class TableSet(ImageSet):
 
     def _read(self, group: int, column: str) -> Any:
         file, number, _ = self._groups[group]
-        with explained(name_of(file), "is damaged", "fetch it again"), _parquet(file) as table:
+        with explained(name_of(file), "is damaged", "download it again"), _parquet(file) as table:
             return table.read_row_group(number, columns=[column]).column(column)
 
 
@@ -162,7 +162,7 @@ class TarSet(ImageSet):
         self.path, self.reads = path.absolute(), images or ""
         found, labels, about = dict[str, tuple[str, int, int]](), dict[str, Any](), dict[str, tuple[int, int]]()
         with (
-            explained(self.source, "is not a complete, uncompressed tar file", "decompress it or fetch it again"),
+            explained(self.source, "is not a complete, uncompressed tar file", "decompress it or download it again"),
             path.open("rb") as opened,
             tarfile.open(fileobj=opened, mode="r:") as archive,
         ):
@@ -237,6 +237,6 @@ def _pick(source: str, wanted: str | None, usual: Names, names: Names, possible:
         return found
     if len(possible) != 1:
         raise DataError(
-            f"{source}: which of {', '.join(names)} contains the images? pass --image-column, or set images"
+            f"{source}: cannot tell which of {', '.join(names)} contains the images; pass --image-column, or set images"
         )
     return possible[0]

@@ -58,7 +58,7 @@ class Preprocessing:
         for name, read in (("resize", _size), ("crop", _size), ("mean", _channels), ("std", _channels)):
             object.__setattr__(self, name, read(name, getattr(self, name)))
         if len(self.mean) != len(self.std):
-            raise OptionError(f"Preprocessing: mean and std must be of as many channels, got {self.mean}, {self.std}")
+            raise OptionError(f"Preprocessing: mean and std must have the same length, got {self.mean}, {self.std}")
         if not all(value > 0 for value in self.std):
             raise OptionError(f"Preprocessing: std must be above 0, got {list(self.std)}")
         if not isinstance(self.interpolation, str) or self.interpolation not in INTERPOLATIONS:
@@ -126,9 +126,9 @@ class Preprocessing:
     def suspicion(self, sample: NDArray[np.uint8]) -> str | None:
         """Return what looks wrong with the normalisation, given a sample of images (N, H, W, C); None if nothing does."""
         if self.plain:
-            return "images are not normalised (mean 0, std 1); most networks were trained with a mean and std: give them in preprocessing"
+            return "images are not normalised (mean 0, std 1); most networks were trained with a mean and std; set them in preprocessing"
         if max(self.mean) > 1.5 or max(self.std) > 1.5:
-            return f"mean and std are of values in [0, 1], got mean {list(self.mean)}, std {list(self.std)}; divide them by 255"
+            return f"mean and std must refer to values in [0, 1], got mean {list(self.mean)}, std {list(self.std)}; divide them by 255"
         values = self.normalize(sample)
         centre, spread = float(values.mean()), float(values.std())
         if len(sample) >= 16 and (abs(centre) > 2.0 or not 0.2 < spread < 4.0):

@@ -393,7 +393,7 @@ def find_images(arguments: Iterable[str]) -> Iterator[Path]:
             matches = map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207
             found = sorted(file for file in matches if file.is_file())
         if not found:
-            raise DataError(f"no image at {text}; give files, folders, patterns in quotes, or - for a list of paths")
+            raise DataError(f"no image at {text}; pass files, folders, patterns in quotes, or - for a list of paths")
         yield from found
 
 

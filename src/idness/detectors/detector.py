@@ -138,7 +138,7 @@ class Detector(ABC):
 
     @final
     def chosen_on(self, *parts: Activations) -> Self:
-        """Remember activations on which this detector was preferred to others, so that no guard is calibrated on them."""
+        """Record activations on which this detector was chosen, so that no guard is calibrated on them."""
         known = [] if self._chosen_rows is None else [self._chosen_rows]
         self._chosen_rows = torch.cat([*known, *(part.digests for part in parts)])
         return self
@@ -348,7 +348,7 @@ def fit_many(
     """Fit several detectors; those of the same method share work."""
     if not isinstance(head, Head):
         raise InputError(
-            f"fit: head must be a Head, got {type(head).__name__}; take SplitModel(model).head or Head(weight, bias)"
+            f"fit: head must be a Head, got {type(head).__name__}; pass SplitModel(model).head or Head(weight, bias)"
         )
     for what, acts in (("train", train), ("val", val)):
         if acts is not None and detectors:

@@ -103,8 +103,8 @@ def prepare(
     shared = 0 if known is None or hashes is None else common(hashes.numpy(), known)
     if shared:
         notes.append(
-            f"{CAUTION}the network was trained on at least {shared:,} of the {len(ids.acts):,} images of {ids.name}, so that the guard"
-            " will flag more ID images than it promises: calibrate on others"
+            f"{CAUTION}the network was trained on at least {shared:,} of the {len(ids.acts):,} images of {ids.name}, so the guard"
+            " will flag more ID images than it promises; calibrate on other images"
         )
     _check_disjoint({"data": ids, "train": fitted, "ood": others}, notes)
     outside = None if others is None else others.acts
@@ -136,7 +136,7 @@ def _read_preprocessing(given: Any) -> Preprocessing:
 def _open(name: str, data: Any, how: Preprocessing | None) -> ImageSet | ActivationsSet:
     images = open_argument(name, data, normalised=None if how is None else (how.mean, how.std))
     if isinstance(images, ActivationsSet) and name != "train":
-        raise DataError(f"{images.source}: is a file of activations; a guard is calibrated on images")
+        raise DataError(f"{images.source}: contains activations; pass images to calibrate on")
     if len(images) == 0:
         raise DataError(f"{images.source}: contains no images; supported names end in .jpg, .png, .webp, ...")
     return images
@@ -214,7 +214,7 @@ def choose_detector(
         steps.append(f"the detector learns from {len(fitted.acts):,} images of {fitted.name}")
         learn = fitted.acts[torch.randperm(len(fitted.acts), generator=torch.Generator().manual_seed(SEED))]
     steps = steps or [f"{detector.name} needs no training data"]
-    steps.append(f"{'the other' if len(rows) < count else 'all'} {len(rows):,} images of {ids.name} calibrate")
+    steps.append(f"{'the other' if len(rows) < count else 'all'} {len(rows):,} images of {ids.name} set the threshold")
     notes.append("; ".join(steps))
     return detector, learn, rows
 

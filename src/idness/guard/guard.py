@@ -217,7 +217,7 @@ class Guard(nn.Module):
                 detector has seen more than 1 % of them.
             recall: fraction of in-distribution images to keep; several give several thresholds, of which the first decides.
             per_class: whether each predicted class has its own threshold, so that the promise holds within each class.
-            confidence: the probability with which this very guard, not only the average guard, keeps its false-alarm rate, such as
+            confidence: the probability with which this guard, not only the average guard, keeps its false-alarm rate, such as
                 0.95; the threshold is lower for it, and more images are needed.
         """
         recalls = wanted_recalls(recall, None, confidence)
@@ -311,7 +311,7 @@ class Guard(nn.Module):
         )
 
     def judge(self, *images: Any) -> Verdict:
-        """Decide for images as a program has them; one that cannot be read does not fail the others.
+        """Judge images in any form; one that cannot be read does not fail the others.
 
         Args:
             images: paths, bytes of image files, PIL images, uint8 arrays or tensors (H, W, 3) or (3, H, W), or one folder, list or

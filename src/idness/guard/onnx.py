@@ -170,7 +170,7 @@ def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], examp
     if example is None:
         how = guard.preprocessing
         if how is None or how.size is None:
-            raise ExportError("to_onnx: the size of the network's input is unknown; pass example=, a batch of it")
+            raise ExportError("to_onnx: the network's input size is unknown; pass example=, a batch of its input")
         example = torch.randn(2, how.channels, *how.size, generator=torch.Generator().manual_seed(0))
     # Two images: a batch of one would become a fixed size.
     images = torch.cat((example, example))[:2].to(guard.split.device, guard.split.dtype)

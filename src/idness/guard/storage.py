@@ -81,7 +81,7 @@ class GuardManifest:
 _DOCUMENT = Document(
     content=GuardManifest,
     version=FORMAT,
-    absent="make a guard with idness calibrate",
+    absent="create a guard with idness calibrate",
     remedy="restore it or calibrate again",
     sealed=True,
 )

@@ -111,7 +111,7 @@ class EngineRunner:
         if split.device.type == "cpu":
             keep_memory()
         if used == "auto":
-            used, why = "eager", f"{self.images:,} images do not repay another engine's set-up"
+            used, why = "eager", f"{self.images:,} images are too few for another engine to pay off"
             if self.images * prod(images.shape[2:]) >= MUCH:
                 used, why = "onnxruntime", f"for {self.images:,} images"
         try:

@@ -1,7 +1,7 @@
 """Finds a network's head: runs a copy of it once and explains its output by its linear steps.
 
-Most networks end in one linear layer. Others go on: a softmax, a temperature, the mean of several heads. What can be undone
-exactly is undone, so that the logits are a linear function of the features and the network's own output follows from them.
+Most networks end in one linear layer. Others continue with a softmax, a temperature or the mean of several heads. Whatever can be
+inverted exactly is inverted, so that the logits are a linear function of the features and the network's own output follows from them.
 """
 
 from __future__ import annotations
@@ -248,8 +248,8 @@ def search_head(
         for found in answers(output).values():
             head = "a linear layer" if layer is None else f"layer {layer!r}"
             raise ModelError(
-                f"SplitModel: {kind} returns {as_rows(found).shape[1]} outputs that are not those of {head}, their softmax or sigmoid,"
-                f" a multiple or a sum; pass layer='{LOGITS}' to use its output as features and logits, or return a linear layer's"
+                f"SplitModel: {kind} returns {as_rows(found).shape[1]} outputs that are not those of {head}, nor their softmax, sigmoid,"
+                f" multiple or sum; pass layer='{LOGITS}' to use its output as features and logits, or return a linear layer's"
             )
         raise ModelError(f"SplitModel: {kind} returns no row of logits per image; return the logits (N, C)")
     raise ModelError(f"SplitModel: {kind} could not be probed ({problem}); pass example=, a batch of its images")

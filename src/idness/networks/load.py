@@ -105,7 +105,7 @@ def _made(spec: str, *, pretrained: bool) -> nn.Module:
         weights = embedded.HOME / source / f"{name}.safetensors"
         return load_weights(model, weights, ours.unpacked(read_weights(weights))) if pretrained else model
     if spec not in ours.NETWORKS:
-        raise ModelError(f"a model is written as {FORMS}; got {spec!r}")
+        raise ModelError(f"a model must be one of {FORMS}; got {spec!r}")
     if pretrained:
         raise ModelError(f"{spec}: has no pretrained weights; pass weights=, the folder of its run, or weights='none'")
     return ours.build(spec, len(embedded.classes()))
@@ -146,7 +146,7 @@ def load_weights(model: nn.Module, path: str | Path, state: dict[str, Tensor] | 
         model.load_state_dict(state)
     except RuntimeError as error:
         detail = shorten(" ".join(str(error).split()), 200)
-        raise ModelError(f"{path}: its weights do not fit the network ({detail}); are they of another one?") from error
+        raise ModelError(f"{path}: its weights do not fit the network ({detail}); are they from another?") from error
     return model
 
 
@@ -208,7 +208,7 @@ def located_model(model: str, weights: str | Path | None = None) -> tuple[str, s
         return model, weights
     file = folder / WEIGHTS
     if not file.is_file():
-        raise ModelError(f"{folder}: has no {WEIGHTS}; pass a folder that idness train wrote, once it is done")
+        raise ModelError(f"{folder}: has no {WEIGHTS}; pass the folder of a finished run of idness train")
     found = facts_of(file)[0]
     if not found:
         raise ModelError(f"{file}: does not name its network; pass model='NAME', weights={str(file)!r}")

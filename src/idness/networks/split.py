@@ -22,11 +22,11 @@ class SplitModel:
     """Any torch classifier as features and a head.
 
     The head is the linear layer whose output is the model's output, found by running a copy of the model once. A softmax, a
-    sigmoid, a factor or constants behind it are undone, and several heads whose logits are averaged become one; a network with
+    sigmoid, a factor or constants after it are inverted, and several heads whose logits are averaged become one; a network with
     another ending is refused. Every batch is checked: the network's output must follow from features and head. Hooks exist
     only during a call and see only its thread, and the network is not changed.
 
-    A network with a single output answers yes or no; it has the two logits -z / 2 and z / 2.
+    A network with a single output is a binary classifier with the two logits -z / 2 and z / 2.
 
     Args:
         model: the classifier; wrappers (DataParallel, DistributedDataParallel, torch.compile) are removed.
@@ -162,7 +162,7 @@ class SplitModel:
             features, logits = self.look(as_input(self.model, batch.clone()), precision)
             if batch.requires_grad and not logits.requires_grad:
                 name = type(editor).__name__
-                raise ModelError(f"{name}: the network gives no gradient for its images; use a method of one pass")
+                raise ModelError(f"{name}: the network gives no gradient for its images; use a method with one pass")
             seen.append(Activations(features, logits))
             return features, logits
 

@@ -50,7 +50,7 @@ SEED = 0
 ENOUGH = 30
 """Minimum numbers of ID and of OOD images to measure anything; with fewer, an AUROC is uncertain by more than ten points."""
 UNMEASURED = (
-    "Nothing was measured: there are neither OOD images nor images to make pseudo-OOD images of; add ID images."
+    "Nothing was measured: there are no OOD images, and no ID images to make pseudo-OOD images from; add ID images."
 )
 MULTI_LABEL = "The network is multi-label, for which the joint energy is the best tested score."
 

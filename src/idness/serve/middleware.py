@@ -50,9 +50,9 @@ def check_reach(host: str, key: str | None, *, no_token: bool) -> None:
 
 
 class AccessMiddleware:
-    """ASGI middleware that refuses strangers, sets security headers, and reports path, status and seconds of requests to `record`.
+    """ASGI middleware that checks access, sets security headers, and reports path, status and seconds of requests to `record`.
 
-    Host names and origins are checked only without a key. A page of a stranger could otherwise use the service through its
+    Host names and origins are checked only without a key. A page of another site could otherwise use the service through its
     visitor's browser: read it by DNS rebinding, or send images to it by a cross-site form.
     """
 
