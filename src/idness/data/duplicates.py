@@ -112,9 +112,8 @@ def candidates(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> list[tupl
     found: list[tuple[int, int, int]] = []
     for block in np.array_split(rows, -(-len(rows) * len(others) // BLOCK) or 1):
         apart = np.bitwise_count(ones[block, None] ^ others)
-        found += [
-            (int(apart[row, other]), int(block[row]), other) for row, other in np.argwhere(apart <= NEAR).tolist()
-        ]
+        at = np.nonzero(apart <= NEAR)
+        found += zip(apart[at].tolist(), block[at[0]].tolist(), at[1].tolist(), strict=True)
         if len(found) > 100 * COMPARED:
             break  # sets of one plain kind, such as digits on black
     return [(a, b) for _, a, b in sorted(found) if first[a, :EXACT].tobytes() != second[b, :EXACT].tobytes()]
