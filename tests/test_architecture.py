@@ -75,7 +75,7 @@ def test_modules_do_not_import_each_other_in_a_circle():
     TopologicalSorter(graph).prepare()  # raises CycleError with the modules of a cycle
 
 
-WALK = (ROOT / "CONTRIBUTING.md").read_text().partition("## The walk\n")[2].partition("\n## ")[0]
+WALK = (ROOT / "CONTRIBUTING.md").read_text().partition("## Data flow\n")[2].partition("\n## ")[0]
 
 
 @pytest.mark.parametrize(
