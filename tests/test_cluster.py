@@ -256,7 +256,7 @@ def test_a_run_whose_driver_was_killed_can_be_resumed(
     assert not [path for path in out.iterdir() if path.suffix == ".part"]
 
 
-@pytest.mark.fault("a Ray address that does not answer", does="one line within ten seconds")
+@pytest.mark.fault("a Ray address that does not respond", does="one line within ten seconds")
 def test_an_address_that_does_not_answer(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]

@@ -178,7 +178,7 @@ def test_the_pythons_that_are_named_are_those_that_are_allowed() -> None:
 
 
 @pytest.mark.fault(
-    "the wheel bundles images under other licences than the code", does="names them all, and carries their texts"
+    "the wheel bundles images under other licences than the code", does="names them all and includes their texts"
 )
 def test_the_licence_field_names_the_images_licences_too() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -103,7 +103,7 @@ API: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "loop.finetune", "ish.IshLinear", "ish.ish", "objective.Settings", "data.open_training",
         )),
     ),
-    "figures": ("Figures", "Each draws on your axes or its own, and returns them.", ("idness.report.figures",)),
+    "figures": ("Figures", "Each draws on the given or new axes, and returns them.", ("idness.report.figures",)),
     "serve": ("Service", "Serve a guard over HTTP.", ("idness.serve.app.serve", "idness.serve.schemas.Limits")),
 }  # fmt: skip
 """The pages of the reference: their titles, what they say first, and the names whose docstrings they show."""
@@ -123,7 +123,7 @@ def commands_page() -> str:
     lines = [
         "# Commands",
         "",
-        "What `idness COMMAND --help` prints. Exit code 2 and one line say what a user can mend.",
+        "What `idness COMMAND --help` prints. An error that the user can fix is one line with exit code 2.",
         "",
     ]
     lines += ["`idness --install-completion` lets bash, zsh, fish and PowerShell complete commands and options.", ""]
@@ -198,7 +198,7 @@ def method_page(name: str, cls: Any) -> str:
     lines += options_table(cls, arguments)
     if cls.rows:
         rows = ", ".join(f"`{row}`" for row in cls.rows)
-        lines += ["", f"A comparison lists its variants apart: {rows}."]
+        lines += ["", f"A comparison lists its variants separately: {rows}."]
     lines += ["", *brought(name, cls)]
     lines += [
         f"Command line: `--methods '{cls().label()}'`. Python: `idness.build(\"{name}\")` with the options as keywords.",
@@ -215,8 +215,8 @@ def brought(name: str, cls: Any) -> list[str]:
     networks = list(dict.fromkeys(network for gains in rows.values() for network in gains))
     if name == "ebo" or not networks:
         return []
-    said = "Points of AUROC above the energy score, ± half of a 95 % interval, at its defaults; from `results/methods.json`."
-    lines = ["## By our own results", "", said, "", f"| network | {' | '.join(rows)} |", f"|---|{'--:|' * len(rows)}"]
+    said = "Points of AUROC above the energy score, ± half of a 95 % interval, with default options; from `results/methods.json`."
+    lines = ["## Measured results", "", said, "", f"| network | {' | '.join(rows)} |", f"|---|{'--:|' * len(rows)}"]
     for network in networks:
         found = (gains.get(network) for gains in rows.values())
         cells = [f"{100 * gain[0]:+.1f} ± {50 * (gain[2] - gain[1]):.1f}" if gain else "" for gain in found]
@@ -248,7 +248,7 @@ def options_table(cls: Any, arguments: dict[str, str]) -> list[str]:
     if not fields:
         return ["None."]
     lines = ["| option | default | meaning | a search tries |", "|---|---|---|---|"]
-    known = {"readout": "what is read off the edited logits: `energy`, `msp` or `max_logit`"} | arguments
+    known = {"readout": "score that is computed from the edited logits: `energy`, `msp` or `max_logit`"} | arguments
     for field in fields:
         tried = ", ".join(f"`{value}`" for value in cls.grid.get(field.name, ()))
         meaning = known.get(field.name, "").replace("|", "\\|")
@@ -282,7 +282,7 @@ def results_page() -> str:
     lines = [
         "# Results",
         "",
-        "Every number here is read from a file under `results/` when the site is built; beside each is the command that made it.",
+        "Every number here is read from a file under `results/` when the site is built; next to it is the command that produced it.",
         "",
     ]
     for path in sorted(RESULTS.glob("**/results.json")):
@@ -341,7 +341,7 @@ def speed_section(path: Path) -> list[str]:
         lines.append("| " + " | ".join(number(row.get(key)) for key in columns) + " |")
     lines += ["", *(f"- {note}" for note in found.get("notes", [])), ""]
     where = path.relative_to(ROOT).as_posix()
-    return [*lines, f"From `{where}`, made by `{found['command']}`. Read ratios, not times.", ""]
+    return [*lines, f"From `{where}`, made by `{found['command']}`. Compare ratios, not times.", ""]
 
 
 def number(value: Any) -> str:

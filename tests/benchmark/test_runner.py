@@ -193,7 +193,7 @@ def test_repeated_images_and_an_auroc_below_chance_are_reported(tmp_path: Path) 
     assert "grey: AUROC below 50 % with msp, ebo: OOD images score above ID images" in found.warnings
 
 
-@pytest.mark.fault("near copies of ID images among OOD images, in bench", does="counted in the report, and told")
+@pytest.mark.fault("near-duplicates of ID images among OOD images", does="counted in the report, with a warning")
 def test_near_copies_are_reported(tmp_path: Path) -> None:
     path = world(tmp_path)
     copies = [Image.fromarray(image).resize((32, 32), Image.Resampling.NEAREST) for image in pictures(60, seed=2)[0]]
@@ -281,7 +281,7 @@ def write_activations(place: Path, folder: Path) -> str:
     return text.replace("classes =", 'head = "head.safetensors"\nclasses =')
 
 
-@pytest.mark.fault("the same activations as ID test set and as OOD set", does="warns, with how many")
+@pytest.mark.fault("the same activations as ID test set and as OOD set", does="warns with their number")
 def test_activations_of_other_programs(report: Report, place: Path, tmp_path: Path) -> None:
     text = write_activations(place, tmp_path)
     (tmp_path / "acts.toml").write_text(text)

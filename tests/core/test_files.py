@@ -83,7 +83,7 @@ def test_a_folder_is_looked_at_without_being_made(tmp_path):
 
 
 @pytest.mark.fault(
-    "a process is killed while it writes", does="its temporary file (.part) is removed by a later write, a day after"
+    "a process is killed while it writes", does="its temporary file (.part) is removed by a write at least a day later"
 )
 def test_leftovers_of_killed_processes_are_removed_a_day_later(tmp_path: Path) -> None:
     code = (

@@ -118,7 +118,7 @@ def test_a_file_runs_once_its_user_has_named_it_and_again_while_it_is_unchanged(
 
 
 @pytest.mark.fault(
-    "a guard names its Python file without a folder", does="takes the file of the same code that its user has run"
+    "a guard names its Python file without a folder", does="uses the file with the same code that the user has run"
 )
 def test_a_file_without_a_folder_is_found_among_those_that_were_run(tmp_path: Path) -> None:
     for folder, width in (("one", 2), ("two", 3), ("never run", 2)):

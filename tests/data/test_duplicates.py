@@ -37,8 +37,8 @@ def harmed(picture: Image.Image, seed: int) -> Image.Image:
 
 
 @pytest.mark.fault(
-    "near copies of ID images among OOD or training images: another size, format, brightness",
-    does="bench and calibrate count and tell them, by a hash of the look that is checked against the pictures",
+    "near-duplicates of ID images among OOD or training images: another size, format, brightness",
+    does="bench and calibrate report their number, found by a perceptual hash and checked against the pixels",
 )
 def test_near_duplicates_are_found(tmp_path: Path) -> None:
     loaded = embedded.load("id_test").images

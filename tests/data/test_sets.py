@@ -377,7 +377,7 @@ def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: p
             read(tmp_path)
 
 
-@pytest.mark.fault("a damaged Parquet file: cut, flipped bytes, not one at all", does="one line that names the file")
+@pytest.mark.fault("a damaged Parquet file: truncated, flipped bytes, not Parquet", does="one line that names the file")
 def test_damaged_parquet_is_reported(tmp_path: Path) -> None:
     rng, image = np.random.default_rng(0), encoded(pixels(1)[0])
     table = pa.table({"image": [image + rng.bytes(200) for _ in range(40)], "label": list(range(40))})

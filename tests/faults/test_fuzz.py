@@ -51,7 +51,7 @@ def check(name: str, data: bytes) -> None:
 
 @pytest.mark.fault(
     "arbitrary bytes as image, benchmark TOML, method text, guard.json, store manifest, multipart and JSON body",
-    does="is refused in one line, or accepted (hypothesis)",
+    does="refused in one line, or accepted (property-based test)",
 )
 @pytest.mark.parametrize("name", TARGETS)
 @settings(max_examples=90, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])

@@ -80,7 +80,7 @@ def send(address: str, numbers: Iterable[int], seed: int) -> list[str]:
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 @pytest.mark.fault(
-    "20,000 good, bad and rude requests",
+    "20,000 valid, invalid and aborted requests",
     does="loses none; memory stays within 5 % of that after the first 1,000",
 )
 def test_a_long_time_loses_nothing_and_leaks_nothing(guard: Guard, tmp_path: Path) -> None:

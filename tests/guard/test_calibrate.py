@@ -164,8 +164,8 @@ def test_images_in_two_sets_are_refused(
 
 
 @pytest.mark.fault(
-    "a guard is calibrated on images of which idness train has kept the hash",
-    does="a caution with their number, in whatever format they are",
+    "a guard is calibrated on images whose hashes idness train has stored",
+    does="a caution with their number, whatever their format",
 )
 def test_training_images_of_a_run_get_a_caution(tmp_path: Path) -> None:
     """The same pixels in another format and under another name, among images that were not trained on."""

@@ -215,9 +215,7 @@ def test_values_outside_the_range_at_calibration_are_ood(
         assert (loaded.input_range.low, loaded.input_range.high) == (-4.0, 4.0)
 
 
-@pytest.mark.fault(
-    "images in [0, 1] without normalisation", does="warns that their statistics are not those of calibration"
-)
+@pytest.mark.fault("images in [0, 1] without normalisation", does="warns that their statistics differ from calibration")
 def test_missing_normalisation_is_reported_for_large_batches(guard: Guard) -> None:
     with pytest.warns(IdnessWarning, match="of the input.*is it normalised in the same way"):
         guard(BYTES / 255)
@@ -228,7 +226,7 @@ def test_missing_normalisation_is_reported_for_large_batches(guard: Guard) -> No
         guard(ood_tensors(24))
 
 
-@pytest.mark.fault("a score far above that of every calibration image", does="a caution beside the verdict")
+@pytest.mark.fault("a score far above that of every calibration image", does="a caution next to the verdict")
 def test_scores_far_above_calibration_get_a_caution(guard: Guard) -> None:
     assert not guard(IMAGES).cautions
     acts = guard.split.split(IMAGES[:2])

@@ -141,8 +141,8 @@ def with_external_data(location: str) -> bytes:
 
 
 @pytest.mark.fault(
-    "an ONNX file takes its data from another file: an absolute path, one with .., or one beside it",
-    does="is refused in one line, and the other file is not opened",
+    "an ONNX file takes its data from another file: an absolute path, one with .., or one next to it",
+    does="refused in one line; the other file is not opened",
 )
 @pytest.mark.parametrize("location", ["/etc/passwd", "../secret", "beside.bin"])
 def test_data_in_other_files_is_refused(location: str, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_networks_loaded_by_name_run_channels_last_unless_they_flatten_with_view
     assert not ours.model[0].weight.is_contiguous()
 
 
-@pytest.mark.fault("`--device cuda` on a machine without one", does="one line that says to use cpu")
+@pytest.mark.fault("`--device cuda` on a machine without one", does="one line that recommends cpu")
 @pytest.mark.parametrize("device", ["cuda:77", "nonsense"])
 def test_a_device_that_is_not_there_is_told(device: str) -> None:
     with pytest.raises(ModelError, match=r"^device must be available, got .*use device='cpu'$"):

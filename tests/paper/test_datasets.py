@@ -107,7 +107,7 @@ def test_a_complete_download_is_not_repeated_and_stays_in_its_folder(shelf: Shel
 
 
 @pytest.mark.fault(
-    "a download is damaged, cut off, or an archive whose members lead out of the folder",
+    "a download is damaged or truncated, or is an archive with members outside the folder",
     does="one line; nothing is unpacked",
 )
 @pytest.mark.parametrize("harm", ["hash", "cut", "outside", "absent"])

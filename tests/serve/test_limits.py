@@ -213,7 +213,7 @@ class Failing(nn.Module):
 
 @pytest.mark.fault(
     "the network fails on a request, or at warm-up",
-    does="responds with 500 in one line and keeps the connection; ends with one line and exit code 2",
+    does="on a request, responds with 500 and keeps the connection; at warm-up, exits with one line and code 2",
 )
 def test_the_connection_and_the_worker_survive_a_failure_of_the_network(trained: nn.Module) -> None:
     model = Failing(trained)

@@ -122,7 +122,7 @@ def test_ema_is_the_running_mean(world: TrainingSet) -> None:
     ],
 )
 @pytest.mark.fault(
-    "training options that are NaN, Inf, or of another kind (`--set lr=nan`)", does="one line, before anything runs"
+    "training options that are NaN, Inf, or of the wrong type (`--set lr=nan`)", does="one line, before anything runs"
 )
 def test_wrong_options_are_refused_and_the_plain_layer_is_restored(
     options: dict[str, Any], words: str, world: TrainingSet
@@ -238,7 +238,7 @@ def test_two_trainings_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault(
-    "a run's folder holds the checkpoint of another architecture", does="one line; the folder stays as it was"
+    "a run's folder contains the checkpoint of another architecture", does="one line; the folder is unchanged"
 )
 def test_a_checkpoint_of_another_network_is_told(tmp_path: Path, world: TrainingSet) -> None:
     finetune(start(), world, "plain", out=tmp_path, **QUICK)
