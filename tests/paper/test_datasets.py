@@ -143,7 +143,7 @@ def test_the_command_lists_downloads_and_checks(shelf: Shelf, tmp_path: Path, mo
     after = of("--download", "--sets", "isun", "--check")
     assert after["isun"]["state"] == "3 of 8,925 images"
     assert after["code"] == 1
-    shown = idness("data", "cifar10", "--root", tmp_path / "d")
+    shown = idness("data", "cifar10", "--root", tmp_path / "d", "--root", tmp_path / "other")
     assert "3 of 8,925" in " ".join(shown.stdout.split())
     assert len(shelf.ranges) == 1
     assert "unknown benchmark" in idness("data", "cifar11").stderr

@@ -15,7 +15,7 @@ from idness.cli.terminal import open_console, print_note, print_tables
 
 def data(
     benchmarks: Annotated[list[str] | None, typer.Argument(help="Benchmarks, such as cifar10; default: all.")] = None,
-    root: Annotated[Path, typer.Option(help="Folder of the sets and for downloads.")] = Path("data"),
+    root: Annotated[list[Path] | None, typer.Option(help="Folder of sets (default: data); may be repeated.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a set is incomplete.")] = False,
     download: Annotated[bool, typer.Option("--download", help="Download what needs no account.")] = False,
     only: Annotated[str, typer.Option("--sets", help="Download only these sets, such as isun,textures.")] = "",
@@ -27,13 +27,14 @@ def data(
     from idness.core.progress import show_progress
     from idness.paper import datasets
 
+    roots = root or [Path("data")]
     if download:
-        check_writable(root)
+        check_writable(roots[0])
         with show_progress(quiet=quiet) as progress:
             names = [name.strip() for name in only.split(",") if name.strip()]
-            fetched = datasets.download(root, benchmarks or [], names, progress=progress)
-        print_note(f"downloaded {', '.join(fetched) or 'nothing'} to {root}", quiet=quiet)
-    found = datasets.list_sets([root], benchmarks or [])
+            fetched = datasets.download(roots, benchmarks or [], names, progress)
+        print_note(f"downloaded {', '.join(fetched) or 'nothing'} to {roots[0]}", quiet=quiet)
+    found = datasets.list_sets(roots, benchmarks or [])
     if as_json:
         sys.stdout.write(json.dumps([item.to_dict() for item in found], indent=1) + "\n")
     else:

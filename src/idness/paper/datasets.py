@@ -157,16 +157,13 @@ def sets_table(sets: Sequence[DataSet]) -> Table:
     return Table("Data of the shipped benchmarks", headings, cells, [note])
 
 
-def download(
-    root: Path, benchmarks: Sequence[str] = (), sets: Sequence[str] = (), *, progress: Progress | None = None
-) -> list[str]:
-    """Download the missing sets of these benchmarks, or only the named ones, and return the names of the archives."""
-    lacking = [
-        item for item in list_sets([root], benchmarks) if not item.complete and item.name in (sets or [item.name])
-    ]
+def download(roots: Sequence[Path], benchmarks: Sequence[str], names: Sequence[str], progress: Progress) -> list[str]:
+    """Download the missing sets of these benchmarks, or the named ones, to the first folder; return the names of the archives."""
+    lacking = [item for item in list_sets(roots, benchmarks) if not item.complete]
+    lacking = [item for item in lacking if item.name in (names or [item.name])]
     needed = {item.archive.name: item.archive for item in lacking if item.archive is not None}
     for archive in needed.values():
-        fetch(archive, root, progress)
+        fetch(archive, roots[0], progress)
     return list(needed)
 
 
