@@ -153,14 +153,17 @@ def test_unreadable_images_are_skipped_and_named(tmp_path: Path) -> None:
     for place in (0, 3, *range(20, 40)):  # a whole shard among them
         (tmp_path / "images" / f"{place:03}.png").write_bytes(b"junk")
     store = FeatureStore(tmp_path / "store")
-    key, _ = extract(net, folder_set(tmp_path / "images"), store, batch_size=4)
+    data, labels = folder_set(tmp_path / "images"), np.arange(45) % 4
+    key, _ = extract(net, FileSet(data.root, data.items, "x", labels), store, batch_size=4)
     shards = list(store.shards(key))
     assert [place for part in shards for place, _ in part.skipped] == [0, 3, *range(20, 40)]
-    assert torch.cat([part.index for part in shards]).tolist() == [1, 2, *range(4, 20), *range(40, 45)]
+    index = torch.cat([part.index for part in shards])
+    assert index.tolist() == [1, 2, *range(4, 20), *range(40, 45)]
+    assert torch.cat([part.labels for part in shards]).tolist() == labels[index].tolist()
     good = store.load(key).features
     whole = ArraySet(pictures(45, 0)[0], "x")
     reference = store.load(extract(net, whole, store)[0]).features
-    assert torch.allclose(good, reference[torch.cat([part.index for part in shards])], atol=1e-6)
+    assert torch.allclose(good, reference[index], atol=1e-6)
 
 
 def test_images_with_nan_activations_are_skipped(tmp_path: Path) -> None:
