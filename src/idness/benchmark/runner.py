@@ -31,13 +31,13 @@ from idness.core.errors import DataError
 from idness.core.files import sha256_of
 from idness.core.progress import Progress, report_warnings
 from idness.core.text import abridged, shorten
-from idness.core.types import Head
-from idness.data.activations import in_memory
+from idness.core.types import Activations, Head
+from idness.data.activations import ActivationsSet, in_memory
 from idness.data.decoding import decoder_version
 from idness.data.duplicates import EXACT, common, near, within
 from idness.data.preprocess import thumbnail
 from idness.networks.open import Network, check_accuracy
-from idness.selection.recommend import MOST, Recommendation, learning_half, recommend_for
+from idness.selection.recommend import MOST, learning_half, recommend_for, searched_alike
 from idness.selection.search import Choice, Row, choose, wanted_rows
 
 NO_IMAGES = "edits the images, and the benchmark has activations instead of images"
@@ -80,13 +80,17 @@ def run(
         sets = bench.open(asked.data, partial=asked.partial)
         head, network, info = benchmark_network(bench, sets, model, asked, shown)
         passes, spent = run_passes(network, sets, wanted, asked, shown)
-        choices, failed = _choices(wanted, head, passes, shown)
+        part = None if network is None else _advised_part(passes[0])
+        alike = part is not None and not asked.methods and searched_alike(passes[0].train, passes[0].ood_val)
+        choices, failed = _choices(wanted, head, passes, shown, half=part.acts if part is not None and alike else None)
         if not choices:
             raise DataError(f"benchmark {bench.name}: no method can be used: {next(iter(failed.values()))}")
         validated, advice = any(choice.auroc is not None for choice in choices.values()), None
         # If validation data decides between methods that were named, doctor and calibrate do not know them.
-        if network is not None and not (validated and asked.methods):
-            advice = _advice(network, passes[0], shown, validated=validated)
+        if network is not None and part is not None and not (validated and asked.methods):
+            ood = passes[0].ood_val if validated else {}
+            searched = {name: choice.on_half for name, choice in choices.items()} if alike else None
+            advice = recommend_for(network, part, learn=passes[0].train, ood=ood, searched=searched, progress=shown)
         scoring = time.perf_counter()
         scored = _scores(choices, passes, shown)
         test = scored["id_test"]
@@ -111,27 +115,25 @@ def run(
 
 
 def _choices(
-    wanted: Mapping[str, Row], head: Head, passes: Sequence[Pass], progress: Progress
+    wanted: Mapping[str, Row], head: Head, passes: Sequence[Pass], progress: Progress, *, half: Activations | None
 ) -> tuple[dict[str, Choice], dict[str, str]]:
     """Fit the methods and choose their options; return them, and the reasons why others could not be used."""
     progress.phase("methods", len(wanted))
     choices: dict[str, Choice] = {}
     failed = {row: NO_IMAGES for row in wanted if not any(row in each.rows for each in passes)}
     for each in passes:
-        found, reasons = choose(each.rows, head, each.train, each.val, each.ood_val, progress=progress)
+        found, reasons = choose(each.rows, head, each.train, each.val, each.ood_val, half=half, progress=progress)
         choices |= found
         failed |= reasons
     return choices, failed
 
 
-def _advice(network: Network, plain: Pass, progress: Progress, *, validated: bool) -> Recommendation | None:
-    """Return the recommendation of `doctor` and `calibrate` for the same images; None if there are too few."""
+def _advised_part(plain: Pass) -> ActivationsSet | None:
+    """Return the ID images on which `doctor` and `calibrate` compare methods, given the same images; None if there are too few."""
     source = next(source for source in plain.sets if source.role in ("id_val", "id_test"))  # in this order
     acts = plain.val or source.load(step=-(-source.count // (2 * MOST)))
     part, _ = learning_half(in_memory("ID images", acts, source.images, source.count))
-    if len(part.acts) < 2:
-        return None
-    return recommend_for(network, part, learn=plain.train, ood=plain.ood_val if validated else {}, progress=progress)
+    return None if len(part.acts) < 2 else part
 
 
 def _scores(choices: Mapping[str, Choice], passes: Sequence[Pass], progress: Progress) -> dict[str, SetScores]:

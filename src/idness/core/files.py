@@ -127,7 +127,10 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(target.parent)
+        for left in target.parent.glob(".*.part"):  # of idness, whose writer was killed
+            with suppress(OSError):  # another process was faster
+                if TEMPORARY.search(left.name) and time.time() - left.stat().st_mtime > STALE:
+                    left.unlink()
         yield part
         with part.open("rb+") as file:
             os.fsync(file.fileno())
@@ -136,14 +139,6 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise StoreError(_cannot_write(target, error)) from error
     finally:
         part.unlink(missing_ok=True)
-
-
-def _remove_stale(folder: Path) -> None:
-    """Delete temporary files of idness whose writer was killed."""
-    for left in folder.glob(".*.part"):
-        with suppress(OSError):  # another process was faster
-            if TEMPORARY.search(left.name) and time.time() - left.stat().st_mtime > STALE:
-                left.unlink()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ ROWS = 128
 """Maximum number of rows processed at once."""
 HIGHEST = 80.0
 """Upper limit of the scale ratio: exp(88) overflows float32."""
-CACHED = 12
+CACHED = 48
 """Number of cached results; the oldest is dropped first. A matrix of 2,048 features takes 34 MB."""
 
 _results: ContextVar[dict[Hashable, tuple[Any, Any]] | None] = ContextVar("results", default=None)

@@ -73,7 +73,10 @@ class AdaScale(InputEdit):
         # Fraction of ID images that are odder: 1 for the most ordinary image, 0 for the oddest.
         rank = torch.searchsorted(self.oddness_, self._oddness(acts), right=True)
         share = 1 - rank / len(self.oddness_)
-        ratio = _ratio_each(acts.features.clamp(min=0), self.low + share * (self.high - self.low)).unsqueeze(1)
+        width, percents = acts.features.shape[1], self.low + share * (self.high - self.low)
+        kept = (width - (width * percents / 100).round().long()).clamp(min=1).unsqueeze(1)
+        sums = acts.features.clamp(min=0).sort(dim=1, descending=True).values.cumsum(dim=1)
+        ratio = safe_ratio(sums[:, -1:], sums.gather(1, kept - 1), float(width))
         if self.variant == "l":
             return energy(acts.logits * ratio.square())
         bias = self.head_.offset
@@ -85,14 +88,6 @@ class AdaScale(InputEdit):
         level = changed.clamp(min=0).gather(1, plain.topk(_count(plain, self.k_level), dim=1).indices)
         shift = (plain - changed).abs().gather(1, plain.topk(_count(plain, self.k_shift), dim=1).indices)
         return level.sum(dim=1) + self.weight * shift.sum(dim=1)
-
-
-def _ratio_each(features: Tensor, percents: Tensor) -> Tensor:
-    """Return the scale ratio (N,) of non-negative rows, each with its own percentile (N,)."""
-    width = features.shape[1]
-    kept = (width - (width * percents / 100).round().long()).clamp(min=1)
-    sums = features.sort(dim=1, descending=True).values.cumsum(dim=1)
-    return safe_ratio(sums[:, -1], sums.gather(1, kept.unsqueeze(1) - 1).squeeze(1), float(width))
 
 
 def _count(rows: Tensor, share: float) -> int:

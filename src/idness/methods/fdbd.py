@@ -25,9 +25,9 @@ class FDBD(Detector):
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         self.centre_ = mean_features(train).float()
         weight = head.weight.double()
-        apart = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
-        # There is no boundary between a class and itself, or one with the same weights.
-        self.closeness_ = torch.where(apart > 0, 1 / apart, 0.0).float()
+        apart = torch.cdist(weight, weight, compute_mode="use_mm_for_euclid_dist")
+        # There is no boundary between a class and itself, or one with the same weights up to rounding.
+        self.closeness_ = torch.where(apart > 1e-6 * apart.max(), 1 / apart, 0.0).float()
 
     def rate(self, acts: Activations) -> Tensor:
         # The boundary to class c is (z_max - z_c) / |w_max - w_c| away; the authors' code sums what the paper averages.

@@ -10,7 +10,7 @@ from idness.core.options import check_at_most_images, count
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 from idness.detectors.gaussian import nearest_squared, whitening_of
-from idness.detectors.kernels import unit
+from idness.detectors.kernels import shared, unit
 
 ROUNDS = 100
 """Maximum number of k-means iterations, as in the authors' code."""
@@ -36,30 +36,35 @@ class SSD(Detector):
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         check_at_most_images(self, "clusters", len(train))
-        directions = unit(train.features.double())
-        self.centre_ = directions.mean(dim=0)
-        self.spread_ = directions.std(dim=0, correction=0) + 1e-10
-        points = self._place(train.features)
-        owners = k_means(points, self.clusters)
-        groups = [points[owners == owner] for owner in sorted(set(owners.tolist()))]
-        self.means_ = torch.stack([group.mean(dim=0) for group in groups])
-        # A cluster with no more images than features has no covariance of full rank: it uses that of all clusters.
-        centred = [group - mean for group, mean in zip(groups, self.means_, strict=True)]
-        small = [len(group) <= head.width for group in centred]
-        pooled = whitening_of(torch.cat(centred))
-        whites = [pooled if few else whitening_of(group) for group, few in zip(centred, small, strict=True)]
-        # Narrower matrices are padded with zeros.
-        self.whitenings_ = torch.stack([pad(white, (0, head.width - white.shape[1])) for white in whites])
-
-    def _place(self, features: Tensor) -> Tensor:
-        return (unit(features.double()) - self.centre_) / self.spread_
+        self.centre_, self.spread_, self.means_, self.whitenings_ = _clustered(train.features, self.clusters)
 
     def rate(self, acts: Activations) -> Tensor:
-        points = self._place(acts.features)
-        whites = self.whitenings_.expand(len(self.means_), -1, -1)  # a single matrix is that of all clusters
-        pairs = zip(self.means_.unsqueeze(1), whites, strict=True)
-        squares = [nearest_squared(points @ white, mean @ white) for mean, white in pairs]
+        points = (unit(acts.features.double()) - self.centre_) / self.spread_
+        whites = self.whitenings_
+        means = self.means_.unsqueeze(0 if len(whites) == 1 else 1)  # a single matrix is that of all clusters
+        squares = [nearest_squared(points @ white, some @ white) for some, white in zip(means, whites, strict=True)]
         return -torch.stack(squares).amin(dim=0).float()
+
+
+@shared
+def _clustered(features: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return mean and standard deviation of the directions (D,), and means (K, D) and whitening matrices of clusters of them."""
+    directions = unit(features.double())
+    centre = directions.mean(dim=0)
+    spread = directions.std(dim=0, correction=0) + 1e-10
+    points = (directions - centre) / spread
+    owners = k_means(points, count)
+    groups = [points[owners == owner] for owner in sorted(set(owners.tolist()))]
+    means = torch.stack([group.mean(dim=0) for group in groups])
+    # A cluster with no more images than features has no covariance of full rank: it uses that of all clusters.
+    centred = [group - mean for group, mean in zip(groups, means, strict=True)]
+    width = features.shape[1]
+    small = [len(group) <= width for group in centred]
+    pooled = whitening_of(torch.cat(centred))
+    whites = [pooled if few else whitening_of(group) for group, few in zip(centred, small, strict=True)]
+    # If all clusters use it, it is kept once; narrower matrices are padded with zeros.
+    padded = [pad(white, (0, width - white.shape[1])) for white in (whites[:1] if all(small) else whites)]
+    return centre, spread, means, torch.stack(padded)
 
 
 def k_means(points: Tensor, count: int) -> Tensor:

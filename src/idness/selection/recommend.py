@@ -105,6 +105,7 @@ def recommend(
     *,
     ood: Mapping[str, Activations] | None = None,
     pseudo: Mapping[str, Activations] | None = None,
+    searched: Mapping[str, search.Choice | None] | None = None,
 ) -> Recommendation:
     """Recommend a method and its options.
 
@@ -114,6 +115,7 @@ def recommend(
         ids: activations of other ID images, to compare methods on.
         ood: activations of OOD images by set; they must not be used for testing afterwards.
         pseudo: activations of pseudo-OOD images by kind, made of ID images that methods are not fitted on.
+        searched: choices of the search on these ID and OOD images, if it was done already.
 
     Raises:
         InputError: if there are no images, or they do not match the head.
@@ -143,7 +145,7 @@ def recommend(
         if few:
             return _untested("fuse", few, findings)
         if others := real or pseudo:
-            found = _compare(candidates, head, learn, ids, others, real=bool(real))
+            found = _compare(candidates, head, learn, ids, others, searched, real=bool(real))
             where = "your OOD images" if real else "pseudo-OOD images"
             findings += _measurements(found, scale_gains(head, ids, others), where)
         else:
@@ -160,6 +162,7 @@ def recommend_for(
     *,
     learn: Activations | None = None,
     ood: Activations | Mapping[str, Activations] | None = None,
+    searched: Mapping[str, search.Choice | None] | None = None,
     progress: Progress | None = None,
 ) -> Recommendation:
     """Recommend a method for a network by its activations, as `recommend`; without enough OOD images, pseudo-OOD images are made.
@@ -177,7 +180,8 @@ def recommend_for(
         labels, predicted = acts.labels.numpy(), acts.logits.argmax(dim=1).numpy()
         wrong = check_accuracy(ids.name, labels, predicted, acts.logits.shape[1], any_accuracy=True)
         acts = replace(acts, labels=None) if wrong else acts
-    found = recommend(network.split.head, learn, acts, ood=given or None, pseudo=pseudo)
+    searched = None if wrong else searched
+    found = recommend(network.split.head, learn, acts, ood=given or None, pseudo=pseudo, searched=searched)
     return replace(found, findings=(Finding("labels", wrong, False), *found.findings)) if wrong else found
 
 
@@ -193,6 +197,12 @@ def learning_half(ids: ActivationsSet) -> tuple[ActivationsSet, Tensor]:
     more = (len(thin) + len(rest)) // 2 - half
     order = torch.cat([thin[:half], rest[:more], thin[half:], rest[more:]])
     return ids.select(thin[:half].sort().values), order
+
+
+def searched_alike(learn: Activations | None, ood: Mapping[str, Activations]) -> bool:
+    """Return whether `recommend_for` compares methods on all of these OOD images, fitted on all of these training images."""
+    distinct = all(len(_distinct(acts)[0]) == len(acts) for acts in ood.values())
+    return learn is not None and len(learn) <= FITTED and sum(map(len, ood.values())) >= ENOUGH and distinct
 
 
 def diagnose(
@@ -308,6 +318,7 @@ def _compare(
     learn: Activations,
     ids: Activations,
     others: Mapping[str, Activations],
+    searched: Mapping[str, search.Choice | None] | None,
     *,
     real: bool,
 ) -> Recommendation:
@@ -315,8 +326,11 @@ def _compare(
     detectors: dict[str, Detector] = {}
     failed: dict[str, str] = {}
     if real:
-        wanted = {name: search.Row(detector) for name, detector in candidates.items()}
-        found, failed = search.choose(wanted, head, learn, ids, others)
+        if searched is None:
+            wanted = {name: search.Row(detector) for name, detector in candidates.items()}
+            found, failed = search.choose(wanted, head, learn, ids, others)
+        else:
+            found = {name: choice for name, choice in searched.items() if choice and name in candidates}
         values = {name: choice.auroc for name, choice in found.items() if choice.auroc is not None}
         detectors = {name: found[name].detector for name in values}
     else:

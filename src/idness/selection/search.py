@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from idness.core.errors import IdnessError, InputError, OptionError
+from idness.core.errors import IdnessError, IdnessWarning, InputError, OptionError
 from idness.core.progress import Progress
 from idness.core.scripts import Script
 from idness.core.types import Activations, Head
@@ -24,6 +26,7 @@ class Choice:
     """The fitted detector of a method, with its AUROC on validation data, the settings that were tried, and those that were dropped.
 
     It was chosen by `validation`, `given` by the user, or is the `default`, as there was nothing to choose, or nothing to choose by.
+    `on_half` is what would have been chosen with half of the validation images, if that was asked for.
     """
 
     detector: Detector
@@ -32,6 +35,7 @@ class Choice:
     tried: list[tuple[dict[str, Any], float]] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    on_half: Choice | None = None
 
 
 @dataclass(frozen=True)
@@ -76,20 +80,27 @@ def choose(
     val: Activations | None = None,
     ood_val: Mapping[str, Activations] | None = None,
     *,
+    half: Activations | None = None,
     progress: Progress | None = None,
 ) -> tuple[dict[str, Choice], dict[str, str]]:
     """Fit every method with every setting of its grid, and keep the one with the highest AUROC on validation data.
 
     The AUROC is the mean over the OOD validation sets. A method keeps its defaults unless another setting is better. Returns
-    the choice for every method that could be fitted, and the reason for each that could not.
+    the choice for every method that could be fitted, and the reason for each that could not. With `half` of the validation images,
+    each choice is made on these as well.
     """
     progress = progress or Progress()
     chosen: dict[str, Choice] = {}
     failed: dict[str, str] = {}
     for name, row in wanted.items():
         progress.advance(1)
+        again = None if half is None else Row(deepcopy(row.detector))
         try:
             chosen[name] = _choose_row(row, head, train, val, ood_val or {})
+            if again is not None:  # now, while the results that both share are cached
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", IdnessWarning)  # the same as for all images
+                    chosen[name].on_half = _choose_row(again, head, train, half, ood_val or {})
         except IdnessError as error:
             failed[name] = str(error)
     return chosen, failed
