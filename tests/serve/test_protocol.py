@@ -24,7 +24,6 @@ from idness.guard.onnx import GraphGuard
 pytest.importorskip("fastapi")
 pytest.importorskip("onnxruntime")
 from idness.serve import Limits
-from tests.cli.running import idness
 from tests.serve.serving import ODD, RED, Served, error_of, running, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,33 +120,14 @@ def test_wrong_requests_are_refused_in_one_line(served: Served, body: Any, statu
 
 
 @pytest.mark.parametrize("per_class", [False, True])
-def test_the_graph_takes_a_threshold_and_a_triton_repository_describes_it(
-    shown: Guard, tmp_path: Path, per_class: bool
-) -> None:
+def test_the_graph_takes_a_threshold(shown: Guard, tmp_path: Path, per_class: bool) -> None:
     guard = Guard(shown.split, "msp", preprocessing=HOW).calibrate([known_tensors(200)[0]], 0.9, per_class=per_class)
-    folder = guard.save(tmp_path / "my_guard", bundle=True)
-    model = f"{ROOT / 'tests' / 'samples' / 'tiny_net.py'}:make"
-    words = ("export", folder, "--model", model, "--weights", next(folder.glob("weights-*")))
-    done = idness(*words, "--triton", tmp_path / "models")
-    assert done.returncode == 0, done.stderr
-    config = (tmp_path / "models" / "my_guard" / "config.pbtxt").read_text()
-    groups = 4 if per_class else 1
-    assert 'name: "my_guard"' in config
-    assert '{ name: "images" data_type: TYPE_FP32 dims: [ -1, 3, 16, 16 ] }' in config
-    assert f'{{ name: "threshold" data_type: TYPE_FP32 dims: [ {groups} ] optional: true }}' in config
-    assert config.count("dims: [ -1 ]") == 4
-    exported = GraphGuard(tmp_path / "models" / "my_guard" / "1" / "model.onnx")
+    exported = GraphGuard(guard.to_onnx(tmp_path / "guard.onnx"))
     plain = exported.session.run(None, {"images": INPUTS})
     assert plain[3].tolist() == guard(known_tensors(1)[0].new_tensor(INPUTS)).is_ood.tolist()
     for limit, flags in ((1e9, [True, True]), (-1e9, [False, False])):
-        given = {"images": INPUTS, "threshold": np.full(groups, limit, np.float32)}
+        given = {"images": INPUTS, "threshold": np.full(4 if per_class else 1, limit, np.float32)}
         assert exported.session.run(None, given)[3].tolist() == flags
-    config_file = tmp_path / "models" / "my_guard" / "config.pbtxt"
-    config_file.write_text("mine")
-    refused = idness(*words, "--triton", tmp_path / "models")
-    assert refused.returncode == 2
-    assert "was not written by idness" in refused.stderr
-    assert idness("export", folder).returncode == 2
 
 
 def test_the_documented_container_starts_in_an_empty_home(graph: Path, tmp_path: Path) -> None:

@@ -238,8 +238,7 @@ def _listed() -> Iterator[str]:
 
 def export(
     guard: Annotated[Path, typer.Argument(help="The guard's folder.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The ONNX file to write.")] = None,
-    triton: Annotated[Path | None, typer.Option(help="Triton model repository to write to.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The ONNX file to write.")],
     model: o.GuardModel = None,
     weights: o.GuardWeights = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that idness did not export.")] = False,
@@ -247,21 +246,13 @@ def export(
 ) -> None:
     """Write a guard as one ONNX graph: images in; label, score, p_value and is_ood out."""
     from idness.guard.guard import Guard
-    from idness.guard.onnx import check_target, to_triton
+    from idness.guard.onnx import check_target
 
-    if (out is None) == (triton is None):
-        raise typer.BadParameter("pass either --out FILE.onnx or --triton DIR")
-    if out is not None:
-        check_target(out, force=force)
-    loaded = Guard.load(guard, model, weights=weights)
-    if out is not None:
-        written = loaded.to_onnx(out, force=force)
-        about = f"{written} ({written.stat().st_size / 1e6:.1f} MB): images -> label, score, p_value, is_ood; checked against torch"
-    else:
-        assert triton is not None
-        about = f"{to_triton(loaded, triton, guard.resolve().name, force=force)}; start Triton with --model-repository {triton}"
+    check_target(out, force=force)
+    written = Guard.load(guard, model, weights=weights).to_onnx(out, force=force)
     if not quiet:
-        print(f"wrote {about}")
+        size = f"{written.stat().st_size / 1e6:.1f} MB"
+        print(f"wrote {written} ({size}): images -> label, score, p_value, is_ood; checked against torch")
 
 
 def serve(

@@ -9,7 +9,7 @@ import base64
 import json
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,6 @@ TOLERANCE = 1e-4
 OUTPUTS = ("label", "score", "p_value", "is_ood")
 THRESHOLD = "threshold"
 """The optional input that replaces the calibrated threshold."""
-TRITON = "# Written by idness export."
-"""First line of a Triton configuration."""
 NOWHERE = os.devnull + "/no-external-data"
 """A folder that cannot exist: the only one from which a graph may take data of other files."""
 
@@ -209,30 +207,6 @@ def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], examp
     }
     onnx.helper.set_model_props(proto, metadata)
     return atomic_write(path, proto.SerializeToString(), lambda part: _check(part, images, expected, guard))
-
-
-def to_triton(guard: Guard, folder: str | os.PathLike[str], name: str, *, force: bool = False) -> Path:
-    """Write a guard into a Triton model repository as NAME/config.pbtxt and NAME/1/model.onnx; return the folder NAME."""
-    model = Path(folder) / name
-    config, graph = model / "config.pbtxt", model / "1" / f"model{SUFFIX}"
-    if config.exists() and not force and not config.read_text(encoding="utf-8", errors="replace").startswith(TRITON):
-        raise StoreError(f"{config}: exists and was not written by idness; choose another folder or pass force=True")
-    session = _session(guard.to_onnx(graph, force=force))
-    kinds = {"tensor(float)": "TYPE_FP32", "tensor(int64)": "TYPE_INT64", "tensor(bool)": "TYPE_BOOL"}
-
-    def listed(values: Sequence[Any], more: str = "") -> list[str]:
-        sides = [", ".join(str(side if isinstance(side, int) else -1) for side in value.shape) for value in values]
-        return [
-            f'  {{ name: "{value.name}" data_type: {kinds[value.type]} dims: [ {dims} ]{more} }}'
-            for value, dims in zip(values, sides, strict=True)
-        ]
-
-    inputs = listed(session.get_inputs()) + listed(session.get_overridable_initializers(), " optional: true")
-    # Triton accepts optional inputs of this kind only without its own batching.
-    lines = [TRITON, f'name: "{name}"', 'backend: "onnxruntime"', "max_batch_size: 0"]
-    lines += ["input [", ",\n".join(inputs), "]", "output [", ",\n".join(listed(session.get_outputs())), "]"]
-    atomic_write(config, "\n".join(lines) + "\n")
-    return model
 
 
 def _check(file: Path, images: Tensor, expected: Any, guard: Guard) -> None:
