@@ -201,3 +201,10 @@ def test_calibrate_reports_the_detection_rate_first(
     assert done.stdout.startswith(f"detection  {guard.detection}\nmethod     msp")
     assert str(Detection(12, 150)) == "8.0 % of OOD images are flagged (12 of 150; 95 % interval 4.2 to 13.6 %)"
     assert guard.set_recall(0.5).detection is None
+    for few in (False, True):
+        again = idness("calibrate", net_spec, *words, "--method", "auto")
+        assert ("they also chose the method" in again.stdout) is not few
+        assert ("OOD images: 20 are too few to choose a method; 30 are needed" in again.stderr) is few
+        assert again.stdout.endswith("guard, in place of its earlier guard\n")
+        for file in list(pictures.values())[20:]:
+            file.unlink(missing_ok=True)

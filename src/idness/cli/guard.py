@@ -78,9 +78,11 @@ def calibrate(
         from idness.guard.conformal import wanted_recalls
         from idness.guard.guard import Guard
         from idness.guard.storage import guard_folder
+        from idness.selection.recommend import ENOUGH
 
         folder = guard_folder(out, force=force)
         folder.check()
+        replaced = out.is_dir() and any(out.iterdir())
         notes: list[str] = []
         guard = Guard.for_images(
             o.model_options(locals()), data, wanted_recalls(recall, false_alarm), per_class=per_class, confidence=confidence, notes=notes,
@@ -96,12 +98,12 @@ def calibrate(
         limit = guard.threshold()
         limits = f"{float(limit.min()):.4g}" + (f" to {float(limit.max()):.4g}, by class" if len(limit) > 1 else "")
         if guard.detection is not None:
-            chose = "; they also chose the method" if method == "auto" else ""
+            chose = "; they also chose the method" if method == "auto" and guard.detection.images >= ENOUGH else ""
             print(f"detection  {guard.detection}{chose}")
         print(f"method     {guard.detector.label()}")
         print(f"threshold  {limits} (images with a lower ID-ness are out-of-distribution)")
         print(f"promise    {guard.promise()}")
-        print(f"wrote      {out}")
+        print(f"wrote      {out}{', in place of its earlier guard' if replaced else ''}")
 
 
 def score(

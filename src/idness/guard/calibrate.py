@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -158,7 +159,8 @@ def _activations(
     if isinstance(data, ActivationsSet):
         notes += [f"skipped row {row} of {data.source}: {reason}" for row, reason in found.acts.skipped]
         return found
-    notes += [f"skipped {data.item(index)}: {reason}" for index, reason in found.acts.skipped]
+    for item, reason in ((data.item(index), reason) for index, reason in found.acts.skipped):
+        notes.append(f"skipped {item}: {reason.removeprefix(f'{Path(item).name}: ')}")
     repeated = len(data) - len(found.acts) - len(found.acts.skipped)
     if repeated:
         notes.append(f"{data.source}: left out {repeated} duplicate images, which would invalidate the guarantee")
@@ -186,6 +188,7 @@ def choose_detector(
     if method == "auto":
         found = recommend_for(network, part, learn=None if fitted is None else fitted.acts, ood=ood, progress=progress)
         notes += [f"auto: {found.why} {found.risk}".strip(), *(f"not tried: {reason}" for reason in found.left_out)]
+        notes += [f"{finding.name}: {finding.text}" for finding in found.findings if finding.name == "OOD images"]
         detector, measured = found.detector, bool(found.aurocs)
     elif measured:
         gains = scaling(network, part, ood=ood, progress=progress)

@@ -138,6 +138,6 @@ def drift_warning(groups: Sequence[Sequence[float]], seen: Sequence[tuple[float,
     if not any(watch.observe([seen[place][0]], [seen[place][1]]).alarm for place in order):
         return ""
     return (
-        "these images differ from those that the guard was calibrated on, so that its promise does not apply to them;"
-        f" this is a false alarm in at most {100 * LEVEL:g} of 100 cases"
+        "these images differ as a whole from those that the guard was calibrated on: some are out-of-distribution, or they have another"
+        f" source, to which its promise does not apply (this warning is false in at most {100 * LEVEL:g} of 100 cases)"
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import warnings
 from collections.abc import Iterator
@@ -165,6 +166,7 @@ def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], examp
             " calibrate again"
         )
     onnx = _onnx()
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns if torchvision is not installed
     if example is None:
         how = guard.preprocessing
         if how is None or how.size is None:

@@ -148,7 +148,8 @@ class Tally:
             self.ood += bool(record.get("is_ood"))
             if record.get("error") is not None:
                 self.unread += 1
-                self.first = self.first or f"{record['image']}: {record['error']}"
+                reason = record["error"].removeprefix(f"{Path(record['image']).name}: ")
+                self.first = self.first or f"{record['image']}: {reason}"
             elif self.images % self.step == 0:
                 self.seen.append((record["score"], max(record["label"], 0)))
                 if len(self.seen) > PERIOD:

@@ -117,7 +117,7 @@ class EngineRunner:
         try:
             run = split.run if self.asked == "auto" and self.images < SMALL else build_engine(used, split, images)
         except ModelError as error:
-            why = f"{used} cannot run the network: {error}"
+            why = f"{used} is not used: {str(error).removeprefix(f'engine {used}: ')}"
             if self.asked != "auto":
                 text = f"engine {used} cannot run the network, eager is used: {error}"
                 warnings.warn(text, IdnessWarning, stacklevel=4)

@@ -129,7 +129,7 @@ def recommend(
     if head.multi_label and not real:
         return _untested("ebo", MULTI_LABEL, findings)
     if count and not real:
-        findings.append(Finding("OOD images", f"{count} are too few to choose a method; add up to {ENOUGH}"))
+        findings.append(Finding("OOD images", f"{count} are too few to choose a method; {ENOUGH} are needed"))
     few = f"Nothing was measured: {len(ids)} images are too few." if len(ids) < ENOUGH else ""
     learn, ids = (ids[::2], ids[1::2]) if learn is None else (learn[:: _step(len(learn), FITTED)], ids)
     # A method that requires non-negative features is never recommended for signed ones.
