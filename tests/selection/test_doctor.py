@@ -74,14 +74,14 @@ def test_scale_is_found_to_harm_the_embedded_network() -> None:
     assert found.aurocs["fuse"] > found.aurocs["ebo"]
 
 
-@pytest.mark.parametrize("outside", [False, True])
-def test_doctor_calibrate_and_bench_agree_also_if_images_occur_twice(tmp_path: Path, outside: bool) -> None:
-    """The same images, of which every fourth occurs twice, give the same recommendation in every command."""
+@pytest.mark.parametrize("outside", [0, 1, 2])
+def test_doctor_calibrate_and_bench_agree_also_if_images_occur_twice(tmp_path: Path, outside: int) -> None:
+    """The same images, of which every fourth occurs twice, and OOD images so many times, give the same recommendation everywhere."""
     known, other = embedded.load("id_val"), embedded.load("mnist")
     twice = np.sort(np.concatenate([np.arange(200), np.arange(0, 200, 4)]))
     np.savez(tmp_path / "ids.npz", images=known.images[twice], labels=known.labels[twice])
     np.savez(tmp_path / "rest.npz", images=known.images[200:], labels=known.labels[200:])
-    np.savez(tmp_path / "ood.npz", images=other.images[np.arange(60) // 2])
+    np.savez(tmp_path / "ood.npz", images=other.images[:30].repeat(outside, axis=0))
     np.savez(tmp_path / "far.npz", images=other.images[60:120])
     ids, ood = str(tmp_path / "ids.npz"), str(tmp_path / "ood.npz") if outside else None
     for train in (None, "rest.npz"):
@@ -99,6 +99,9 @@ def test_doctor_calibrate_and_bench_agree_also_if_images_occur_twice(tmp_path: P
         assert report.answer.use == found.row or found.row in report.failed
         assert any(found.why.removeprefix("Recommended: ") in line for line in report.answer.evidence)
         assert found.row not in report.failed or train is None  # without training images bench cannot measure it
+        if train:  # however the recommendation was found, it changes nothing else
+            alone = bench(benchmark, "cifar6:base", Settings(methods=("fuse",)))
+            assert np.array_equal(alone.scores.of("fuse", "far"), report.scores.of("fuse", "far"))
 
 
 def test_large_sets_are_sampled_alike(monkeypatch: pytest.MonkeyPatch) -> None:
