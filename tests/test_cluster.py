@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import tiny_net
 import torch
@@ -165,6 +166,9 @@ def test_a_pool_is_as_large_as_the_cluster_or_as_asked() -> None:
 
 def test_a_store_filled_by_actors_is_that_of_one_process_and_the_cache_of_bench(tmp_path: Path, address: str) -> None:
     place = world(tmp_path)
+    with np.load(tmp_path / "test.npz") as test:
+        rows = [*np.arange(1024) % 60, 1, 2, 3]  # two parts, which begin with different labels
+        np.savez(tmp_path / "test.npz", images=test["images"][rows], labels=test["labels"][rows])
     weights = tmp_path / "weights.safetensors"
     model = f"{tmp_path}/net.py:make"
     words = ("extract", model, place, "--weights", weights, "-o")

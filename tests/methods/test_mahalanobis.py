@@ -9,7 +9,7 @@ from sklearn.covariance import oas
 
 from idness.core.errors import IdnessWarning, InputError
 from idness.core.types import Activations
-from idness.detectors.gaussian import oas_shrinkage
+from idness.detectors import gaussian
 from idness.methods import MDS, MDSPP, RMDS, RMDSPP
 from idness.metrics import auroc
 from tests.methods.slow import check
@@ -39,7 +39,8 @@ def unit(acts):
 
 @pytest.mark.parametrize("count", [600, 30])  # more images than features, and fewer, as a pseudo-inverse takes them
 @pytest.mark.parametrize("method", [MDS, RMDS, MDSPP, RMDSPP])
-def test_it_is_the_distance_to_the_nearest_class_relative_to_that_to_all_data(world, method, count):
+def test_it_is_the_distance_to_the_nearest_class_relative_to_that_to_all_data(world, method, count, monkeypatch):
+    monkeypatch.setattr(gaussian, "BLOCK", 256)
     train, test = world.train[:count], world.test
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", IdnessWarning)
@@ -104,7 +105,7 @@ def test_few_images_per_class_still_separate_ood_images_and_one_is_refused(world
 def test_the_automatic_shrinkage_is_that_of_scikit_learn(count, width):
     rows = np.random.default_rng(0).normal(size=(count, width)) * np.linspace(0.1, 2, width)
     covariance = torch.from_numpy(rows.T @ rows / count)
-    assert oas_shrinkage(covariance, count) == pytest.approx(oas(rows, assume_centered=True)[1], rel=1e-9)
+    assert gaussian.oas_shrinkage(covariance, count) == pytest.approx(oas(rows, assume_centered=True)[1], rel=1e-9)
 
 
 def test_the_automatic_shrinkage_counts_the_images_beyond_one_per_class(world):
@@ -112,7 +113,7 @@ def test_the_automatic_shrinkage_counts_the_images_beyond_one_per_class(world):
     labels = world.train.labels.numpy()
     centred = centred - np.stack([centred[labels == c].mean(axis=0) for c in range(5)])[labels]
     covariance = torch.from_numpy(centred.T @ centred / len(centred))
-    fixed = MDS(shrinkage=oas_shrinkage(covariance, len(centred) - 5)).fit(world.head, world.train)
+    fixed = MDS(shrinkage=gaussian.oas_shrinkage(covariance, len(centred) - 5)).fit(world.head, world.train)
     auto = MDS(shrinkage="auto").fit(world.head, world.train)
     torch.testing.assert_close(auto.score(world.test), fixed.score(world.test))
 
