@@ -77,12 +77,12 @@ def calibrate(
         from idness.guard.calibrate import CAUTION
         from idness.guard.conformal import wanted_recalls
         from idness.guard.guard import Guard
-        from idness.guard.storage import guard_folder
+        from idness.guard.storage import MANIFEST, guard_folder
         from idness.selection.recommend import ENOUGH
 
         folder = guard_folder(out, force=force)
         folder.check()
-        replaced = out.is_dir() and any(out.iterdir())
+        replaced = (out / MANIFEST).exists()
         notes: list[str] = []
         guard = Guard.for_images(
             o.model_options(locals()), data, wanted_recalls(recall, false_alarm), per_class=per_class, confidence=confidence, notes=notes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -98,7 +99,7 @@ def choose(
         try:
             chosen[name] = _choose_row(row, head, train, val, ood_val or {})
             if again is not None:  # now, while the results that both share are cached
-                with warnings.catch_warnings():
+                with warnings.catch_warnings(), suppress(IdnessError):
                     warnings.simplefilter("ignore", IdnessWarning)  # the same as for all images
                     chosen[name].on_half = _choose_row(again, head, train, half, ood_val or {})
         except IdnessError as error:
