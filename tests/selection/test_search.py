@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +58,13 @@ def test_settings_with_equal_scores_are_one_trial() -> None:
     world = make_world()
     gen = choose({"gen": Row(build("gen"))}, world.head, world.train, world.val, {"u": world.ood})[0]["gen"]
     assert len(gen.tried) == 7  # seven gammas; with five classes every m is the same
+
+
+def test_a_method_that_fails_on_half_of_the_images_is_still_chosen_on_all() -> None:
+    world, wanted = make_world(), {"tempscale": Row(build("tempscale"))}
+    half = replace(world.val[:9], labels=None)  # which tempscale needs
+    found, failed = choose(wanted, world.head, world.train, world.val, {"u": world.ood}, half=half)
+    assert (found["tempscale"].on_half, failed) == (None, {})
 
 
 def test_mean_over_validation_sets_decides() -> None:
