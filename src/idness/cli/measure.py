@@ -56,11 +56,11 @@ def bench(
         return
     from idness.core.options import split_methods
     from idness.core.progress import show_progress
-    from idness.data import embedded
 
     with show_progress(quiet=quiet) as progress:
         from idness.benchmark.results import DERIVED, RESULTS, results_folder
         from idness.benchmark.runner import run
+        from idness.data import embedded
         from idness.report import write_html
         from idness.report.tables import fpr_name, terminal_tables, write_tables
 
