@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,7 +63,6 @@ def calibrate(
 ) -> None:
     """Calibrate a guard for your network on a folder of your images."""
     from idness.core.progress import show_progress
-    from idness.data import embedded
 
     if plan:
         from idness.guard import conformal
@@ -74,6 +74,7 @@ def calibrate(
     if not model or not data:
         raise typer.BadParameter("MODEL and --data are needed, except with --plan")
     with show_progress(quiet=quiet) as progress:
+        from idness.data import embedded
         from idness.guard.calibrate import CAUTION
         from idness.guard.conformal import wanted_recalls
         from idness.guard.guard import Guard
@@ -134,15 +135,9 @@ def score(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Score images: print the class, ID-ness, p-value and verdict of each."""
-    from idness.core.files import OutputFolder, locked
     from idness.core.progress import show_progress
-    from idness.core.text import shorten
-    from idness.data.batches import limit_threads
-    from idness.guard import score as scoring
-    from idness.guard.drift import drift_warning
 
     engine, pool = o.engine_and_pool(engine, address, actors, gpus_per_actor)
-    limit_threads(threads)
     form = _form(out, as_csv=as_csv, as_json=as_json)
     columns = [name.strip() for name in keep.split(",") if name.strip()]
     folder = out if not form else None  # of Parquet files; otherwise rows are printed or written to one file
@@ -151,10 +146,16 @@ def score(
     console = open_console()
     # Rows and progress share a terminal only if one console draws both.
     shared = console if folder is None and console.is_terminal else None
-    with (
-        show_progress(quiet=quiet or bool(shared and form and out is None), console=shared) as progress,
-        scoring.row_stream(None if folder else out) as stream,
-    ):
+    hidden = quiet or bool(shared and form and out is None)
+    with show_progress(quiet=hidden, console=shared) as progress, ExitStack() as opened:
+        from idness.core.files import OutputFolder, locked
+        from idness.core.text import shorten
+        from idness.data.batches import limit_threads
+        from idness.guard import score as scoring
+        from idness.guard.drift import drift_warning
+
+        limit_threads(threads)
+        stream = opened.enter_context(scoring.row_stream(None if folder else out))
         if folder is not None:
             OutputFolder(folder).check(resume=resume)
         found = _opened(images, image_column, columns)  # before the network is loaded
