@@ -169,6 +169,11 @@ def test_the_first_progress_comes_before_torch(words: list[str], tmp_path: Path)
     assert float(seconds) < 1.5
 
 
+def test_a_process_that_imported_torchvision_exits_quietly(tmp_path: Path) -> None:
+    done = subprocess.run([*PROCESS, "data", "--root", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_secrets_of_urls_are_not_shown(tmp_path: Path) -> None:
     url = "nosuch://key:secret@bucket/x"
     for words in (["score", "guard", url, "-o", "out"], ["doctor", "net.py:make", "--data", url], ["data", url]):

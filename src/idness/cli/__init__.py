@@ -5,7 +5,6 @@ Nothing here may import torch before a subcommand runs: `idness --help` answers 
 
 from __future__ import annotations
 
-import atexit
 import errno
 import gc
 import io
@@ -144,9 +143,7 @@ def run() -> None:
     # Read when torch is imported: threads that spin while they wait for each other slow down a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("KMP_BLOCKTIME", "0")
-    # Imports create a million objects that stay: search them for garbage seldom, and not once more at exit.
-    gc.set_threshold(10_000)
-    atexit.register(gc.freeze)
+    gc.set_threshold(10_000)  # imports create a million objects that stay
     main()
 
 
