@@ -108,6 +108,11 @@ def test_the_automatic_shrinkage_is_that_of_scikit_learn(count, width):
     assert gaussian.oas_shrinkage(covariance, count) == pytest.approx(oas(rows, assume_centered=True)[1], rel=1e-9)
 
 
+def test_a_variance_of_rounding_errors_is_none():
+    directions = gaussian.whitening(torch.diag(torch.tensor([1.0, 1e-17], dtype=torch.double)))
+    assert directions.square().sum(dim=1).tolist() == [1.0, 0.0]
+
+
 def test_the_automatic_shrinkage_counts_the_images_beyond_one_per_class(world):
     centred = world.train.features.double().numpy()
     labels = world.train.labels.numpy()
