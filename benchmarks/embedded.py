@@ -1,7 +1,7 @@
 """The embedded benchmark against an earlier state: python benchmarks/embedded.py
 
 `idness bench` runs as a user runs it, from start to report, in a process of its own with an empty cache, in turns with the same of
-an earlier commit of this repository. CPU seconds, user and system, one thread. Then by the clock, with all threads: alone, and beside a
+earlier commits of this repository. CPU seconds, user and system, one thread. Then by the clock, with all threads: alone, and beside a
 process of equal priority on each core that never waits.
 """
 
@@ -18,19 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from ratios import ROOT, cpu_of, least, report
-from whole import PAPER
 
-BEFORE = "ae24790"
-"""The last commit before the work on speed."""
+BEFORE = {"slow": "ae24790", "before": "e39fa33"}
+"""The last commits before the work on speed, and before the package was restructured."""
 TURNS = 3
 COMMAND = "import idness.cli as cli; getattr(cli, 'run', cli.main)()"
 """What the installed command calls, earlier and now."""
 
 
-def bench(source: Path, *more: str) -> float:
+def bench(source: Path) -> float:
     """Run the embedded benchmark with the package of a tree and return its CPU seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["bench", "cifar6", "--quiet", "--out", f"{folder}/out", "--cache", f"{folder}/cache", *more]
+        words = ["bench", "cifar6", "--quiet", "--out", f"{folder}/out", "--cache", f"{folder}/cache"]
         return cpu_of("-c", COMMAND, *words, PYTHONPATH=str(source / "src"))
 
 
@@ -48,33 +47,29 @@ def beside(busy: int) -> float:
             other.kill()
 
 
-def earlier(folder: Path) -> Path:
+def earlier(folder: Path, commit: str) -> Path:
     """Unpack the package as it was."""
-    packed = subprocess.run(["git", "archive", BEFORE, "src"], check=True, cwd=ROOT, stdout=subprocess.PIPE).stdout
+    packed = subprocess.run(["git", "archive", commit, "src"], check=True, cwd=ROOT, stdout=subprocess.PIPE).stdout
     with tarfile.open(fileobj=BytesIO(packed)) as archive:
         archive.extractall(folder, filter="data")
     return folder
 
 
 def main() -> None:
-    names = {
-        "before": f"idness bench at {BEFORE}",
-        "now": "idness bench now",
-        "same": f"idness bench now, of the {len(PAPER)} rows that it had",
-    }
+    names = {name: f"idness bench at {commit}" for name, commit in BEFORE.items()} | {"now": "idness bench now"}
     times: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
-        before = earlier(Path(folder))
+        trees = {name: earlier(Path(folder) / name, commit) for name, commit in BEFORE.items()} | {"now": ROOT}
         for _ in range(TURNS):
-            times["before"].append(bench(before))
-            times["now"].append(bench(ROOT))
-            times["same"].append(bench(ROOT, "--methods", ",".join(PAPER)))
+            for name, tree in trees.items():
+                times[name].append(bench(tree))
     fastest = least(times)
     rows: list[dict[str, Any]] = [
         {
             "what": what,
             "seconds": fastest[name],
-            "ratio": fastest[name] / fastest["before"],
+            "ratio": fastest[name] / fastest["slow"],
+            "to before": fastest[name] / fastest["before"],
             "spread": max(times[name]) / min(times[name]),
         }
         for name, what in names.items()
@@ -87,6 +82,7 @@ def main() -> None:
             "what": f"by the clock, {places[busy]}",
             "seconds": min(found),
             "ratio": min(found) / min(clock[0]),
+            "to before": "–",
             "spread": max(found) / min(found),
         }
         for busy, found in clock.items()

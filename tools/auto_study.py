@@ -17,12 +17,14 @@ import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 import auto_tables
 from auto_networks import NETS
@@ -30,7 +32,7 @@ from auto_setups import PLANS, Places, Setup, open_setup
 from fetch import FetchError
 from idness.core.errors import IdnessError, IdnessWarning
 from idness.core.files import atomic_write
-from idness.core.types import Activations
+from idness.core.types import Activations, is_signed
 from idness.detectors.detector import Detector
 from idness.detectors.registry import build, parse, rows
 from idness.intervals import Ranks, mean_auroc_difference, mean_auroc_interval, mean_fpr_interval, ranks
@@ -43,8 +45,13 @@ RESULTS = REPOSITORY / "results"
 FUSED = ("fuse", "auto", "scale(auto)")
 """Entries that are not a single method at its defaults."""
 VERDICTS = {True: "helps", False: "harms", None: "makes little difference"}
-ADDED = (0, 1, 2, 4)
-"""How many times the standardized energy score is added to `fuse`, to see what better near sets cost."""
+SUMS: tuple[dict[str, float], ...] = (
+    {"vra": inf, "vim": -2.0},
+    {"vra": inf, "ras": inf, "actsub": -1.0, "vim": -1.0, "optfs": -1.0},
+)
+"""Other sums than `fuse`: the upper limit of each standardized score, to see what better near sets cost; RAS counts half."""
+SIGNED_PARTS = {"vra": "ebo", "actsub": "knn", "ras": "", "optfs": ""}
+"""What takes the place of a part in networks with signed features; nothing for the last two."""
 TURNED_BACK = (FileNotFoundError, FetchError, IdnessError, ImportError)
 """Errors of a network or a set that is not available."""
 
@@ -163,7 +170,7 @@ def study(setup: Setup) -> tuple[dict[str, Any], Scored]:
         "far": list(setup.far),
         "best single": best,
         "regret": _rounded(*mean_auroc_difference(rival, ours)[:3]),
-        "fuse with energy": with_energy(scored.scores, setup, plain),
+        "other sums": other_sums(scored.scores, setup, plain),
         **advised,
         "methods": methods,
         "left out": scored.failed,
@@ -171,14 +178,31 @@ def study(setup: Setup) -> tuple[dict[str, Any], Scored]:
     return found, scored
 
 
-def with_energy(scores: Mapping[str, Mapping[str, Tensor]], setup: Setup, plain: Ranks) -> dict[str, list[float]]:
-    """Return the gains over EBO, near and mean, of `fuse` with the standardized energy score added several times."""
-    mean, spread = scores["ebo"]["val"].mean(), scores["ebo"]["val"].std()
+def other_sums(scores: Mapping[str, Mapping[str, Tensor]], setup: Setup, plain: Ranks) -> dict[str, list[float]]:
+    """Return the gains over EBO, near and mean, of `fuse` and of other ways to add up standardized scores."""
+    names = ("test", *setup.near, *setup.far)
+
+    def part(row: str, limit: float = inf) -> Tensor:
+        row = SIGNED_PARTS.get(row, row) if is_signed(setup.train) else row
+        if not row:
+            return torch.zeros(1)
+        mean, spread = scores[row]["val"].mean(), scores[row]["val"].std().clamp(min=1e-9)
+        standard = (torch.cat([scores[row][name] for name in names]) - mean) / spread
+        return standard.clamp(max=limit) / (2 if row == "ras" else 1)
+
+    parts = [part(each.name) for each in build("fuse").parts]
+    sums = {
+        "`fuse`": sum(parts),
+        "log-sigmoids": sum(map(logsigmoid, parts)),
+    }
+    for limits in SUMS:
+        terms = [row if limit == inf else f"min({row}, {limit:g})" for row, limit in limits.items()]
+        sums[" + ".join(terms).replace("ras", "ras/2")] = sum(part(*each) for each in limits.items())
     found = {}
-    for times in ADDED:
-        total = {name: s + times * (scores["ebo"][name] - mean) / spread for name, s in scores["fuse"].items()}
-        near = [ranks(part["test"], [part[name] for name in setup.near]).auroc for part in (total, scores["ebo"])]
-        found[str(times)] = _rounded(near[0] - near[1], ranks_of(total, setup).auroc - plain.auroc)
+    for title, total in sums.items():
+        split = dict(zip(names, total.split([len(scores["ebo"][name]) for name in names]), strict=True))
+        near = [ranks(one["test"], [one[name] for name in setup.near]).auroc for one in (split, scores["ebo"])]
+        found[title] = _rounded(near[0] - near[1], ranks_of(split, setup).auroc - plain.auroc)
     return found
 
 
@@ -187,13 +211,6 @@ def _beside(setup: Setup, auto: str) -> tuple[Ranks, Ranks]:
     energy, ours = (parse(text).fit(setup.head, setup.train, val=setup.val) for text in ("ebo", auto))
     found = [{name: row.score(acts) for name, acts in sets_of(setup).items()} for row in (energy, ours)]
     return ranks_of(found[0], setup), ranks_of(found[1], setup)
-
-
-def _with_former(networks: Mapping[str, Any], former: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the networks of an earlier run that this one has not measured, each with its command."""
-    kept = {name: {"kept from": former["command"], **found} for name, found in former["networks"].items()}
-    found = kept | dict(networks)
-    return {name: {"family": plan.family, **found[name]} for name, plan in PLANS.items() if name in found}
 
 
 def _rounded(*values: float) -> list[float]:
@@ -206,16 +223,11 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PLANS)}; all if not given")
     parser.add_argument("--data", type=Path, default=REPOSITORY / ".data", help="folder of tools/fetch.py")
     parser.add_argument("--shared", type=Path, default=SHARED, help="folder of real data beside the repository")
-    parser.add_argument(
-        "--keep", action="store_true", help="keep the last figures of networks that are not available now"
-    )
     parser.add_argument("--tables", action="store_true", help="only write the tables again from auto.json")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    place = RESULTS / "auto.json"
-    former = json.loads(place.read_text(encoding="utf-8")) if (given.keep or given.tables) and place.is_file() else None
-    if given.tables and former is not None:
-        write(former, RESULTS)
+    if given.tables:
+        write(json.loads((RESULTS / "auto.json").read_text(encoding="utf-8")), RESULTS)
         return 0
     networks = {}
     for name in given.names or PLANS:
@@ -225,15 +237,9 @@ def main() -> int:
             print(f"{name}: skipped: {error}", flush=True)
             continue
         networks[name], _ = study(setup)
-        item = networks[name]
-        print(
-            f"{name}: auto {item['methods']['auto']['mean']['auroc'][0]:.4f}, regret {item['regret'][0]:+.4f}",
-            flush=True,
-        )
-    if former is not None:
-        networks = _with_former(networks, former)
+        print(f"{name}: regret {networks[name]['regret'][0]:+.4f}", flush=True)
     missing = {name: plan.about for name, plan in PLANS.items() if name not in networks}
-    command = " ".join(["python tools/auto_study.py", *given.names, *(["--keep"] if given.keep else [])])
+    command = " ".join(["python tools/auto_study.py", *given.names])
     write({"command": command, "networks": networks, "passed over": missing}, RESULTS)
     return 0
 

@@ -43,7 +43,7 @@ class Ash(Enhancer):
             level = features.sum(dim=1, keepdim=True) / kept
             return torch.zeros_like(features).scatter(1, largest, level.expand_as(largest))
         # Many times faster than torch.where.
-        rest = features * (features >= ascending(features)[:, -kept, None]).to(features)
+        rest = features.clone().ge_(ascending(features)[:, -kept, None]).mul_(features)
         if self.variant == "p":
             return rest
         return rest * scale_ratio(features, self.percentile).exp().unsqueeze(1)
