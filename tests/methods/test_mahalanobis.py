@@ -109,8 +109,7 @@ def test_the_automatic_shrinkage_is_that_of_scikit_learn(count, width):
 
 
 def test_a_variance_of_rounding_errors_is_none():
-    directions = gaussian.whitening(torch.diag(torch.tensor([1.0, 1e-17], dtype=torch.double)))
-    assert directions.square().sum(dim=1).tolist() == [1.0, 0.0]
+    assert gaussian.whitening(torch.tensor([1.0, 1e-17]).double().diag()).square().sum(dim=1).tolist() == [1.0, 0.0]
 
 
 def test_the_automatic_shrinkage_counts_the_images_beyond_one_per_class(world):
