@@ -162,8 +162,8 @@ def near_sets(networks: Mapping[str, Network]) -> list[str]:
     measured = {name: network["other sums"] for name, network in networks.items() if "other sums" in network}
     sums = list(next(iter(measured.values()), {}))
     lines = [
-        "Gain over EBO on near sets, and on the mean of near and far. Of about 450 sums of standardized scores that were tried,",
-        "clipped, softened or as log p-values, none is above EBO on all near sets with the mean gain of `fuse`. With signed",
+        "Gain over EBO on near sets, and on the mean of near and far, of sums of standardized scores. None of these is at least",
+        "as good as EBO on all near sets and keeps the mean gain of `fuse` on every network. With signed",
         "features, `ebo` and `knn` take the places of `vra` and `actsub`, and `ras` and `optfs` are left out.",
         "",
         f"| network | {' | '.join(sums)} | chosen without it |",
