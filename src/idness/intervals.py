@@ -170,28 +170,40 @@ def mean_fpr_interval(
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval | None:
-    """Return an interval for the mean of an FPR over OOD sets, or None if there are too few images to set the threshold.
+    """Return an interval for the mean of an FPR over OOD sets, or None if there are too few images to set the threshold."""
+    return fpr_intervals(convention, id_scores, ood_scores, recall, level, seed)[-1]
+
+
+def fpr_intervals(
+    convention: Convention,
+    id_scores: Scores,
+    ood_scores: Sequence[Scores],
+    recall: float = 0.95,
+    level: float = 0.95,
+    seed: int = 0,
+) -> list[Interval | None]:
+    """Return an interval for an FPR on each OOD set and, last, for its mean over the sets; None where images are too few.
 
     The number of images below the true threshold is binomial, so the threshold lies in a random gap between two neighbouring
-    scores; the rates at either end of the gap follow Clopper and Pearson's Beta distributions. The ends of the interval are
+    scores; the rates at either end of the gap follow Clopper and Pearson's Beta distributions. The ends of an interval are
     quantiles over draws of both, so that the coverage is slightly above the level.
     """
     ids, oods = _checked(id_scores, ood_scores)
-    at_id_recall = convention == "fpr_at_id_recall"
-    if min([len(ids)] if at_id_recall else [len(ood) for ood in oods]) < images_needed(recall, level):
-        return None
+    at_id_recall, needed = convention == "fpr_at_id_recall", images_needed(recall, level)
+    few = [len(side) < needed for side in ([ids] * len(oods) if at_id_recall else oods)]
     ids, oods, rng = np.sort(ids), [np.sort(ood) for ood in oods], np.random.default_rng(seed)
     if at_id_recall:
         gaps = rng.binomial(len(ids), 1 - recall, DRAWS)
         counts = [_counts_at(-ood[::-1], -ids[::-1], len(ids) - gaps) for ood in oods]
-        drawn = [_mean_rates(rng, np.array([pair]), len(ood)) for pair, ood in zip(counts, oods, strict=True)]
-        lows, highs = np.mean(drawn, axis=0)
+        each = [_rates(rng, np.array([pair]), len(ood)) for pair, ood in zip(counts, oods, strict=True)]
+        drawn = np.concatenate(each)
     else:
         counts = [_counts_at(ids, ood, rng.binomial(len(ood), recall, DRAWS)) for ood in oods]
-        lows, highs = _mean_rates(rng, np.array(counts), len(ids))
+        drawn = _rates(rng, np.array(counts), len(ids))
+    lows, highs = np.concatenate((drawn, drawn.mean(axis=0, keepdims=True))).swapaxes(0, 1)
     tail = (1 - level) / 2
-    (low, _), (_, high) = np.quantile([lows, highs], (tail, 1 - tail), axis=1)
-    return Interval(float(low), float(high))
+    ends = zip(np.quantile(lows, tail, axis=1), np.quantile(highs, 1 - tail, axis=1), [*few, any(few)], strict=True)
+    return [None if missing else Interval(float(low), float(high)) for low, high, missing in ends]
 
 
 def fpr_draws(
@@ -277,8 +289,8 @@ def _counts_at(others: Array, thresholds: Array, gaps: Array) -> tuple[Array, Ar
     return counts[gaps - first], counts[gaps - first + 1]
 
 
-def _mean_rates(rng: np.random.Generator, counts: Array, size: int) -> tuple[Array, Array]:
-    """Draw the mean rates behind counts (sets, 2, draws) among the same images, as spacings of ordered uniform numbers.
+def _rates(rng: np.random.Generator, counts: Array, size: int) -> Array:
+    """Draw the rates behind counts (sets, 2, draws) among the same images, as spacings of ordered uniform numbers.
 
     The rates behind the counts `low` and `high` of one set are Beta(low, ...) and Beta(high + 1, ...).
     """
@@ -288,7 +300,7 @@ def _mean_rates(rng: np.random.Generator, counts: Array, size: int) -> tuple[Arr
     sums = np.cumsum(rng.standard_gamma(steps), axis=0)
     rates = np.empty(ends.shape)
     np.put_along_axis(rates, order, sums[:-1] / sums[-1], axis=0)
-    return rates[: len(counts)].mean(axis=0), rates[len(counts) :].mean(axis=0)
+    return rates.reshape(2, *counts.shape[::2]).swapaxes(0, 1)
 
 
 def _fpr(ids: Array, oods: Sequence[Array], convention: Convention, recall: float) -> Array:

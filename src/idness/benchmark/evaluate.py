@@ -16,8 +16,8 @@ from idness.core.types import Activations
 from idness.data.activations import ActivationsSet
 from idness.detectors.detector import Enhancer, score_many
 from idness.detectors.kernels import sharing
-from idness.intervals import mean_auroc_interval, mean_fpr_interval, ranks
-from idness.metrics import FPRS, Array, accepted_accuracy, all_metrics, aurc
+from idness.intervals import Interval, Ranks, fpr_intervals, mean_auroc_interval, ranks
+from idness.metrics import FPRS, Array, Convention, accepted_accuracy, all_metrics, aurc
 from idness.selection.search import Choice
 
 WORST = 8
@@ -114,24 +114,22 @@ def evaluate(
                 for found, ood in zip(values, oods, strict=True):
                     found["aurc"] = aurc(ids, correct[order], ood)
                     found["accepted_accuracy"] = accepted_accuracy(ids, correct[order], ood, recall)
-            for name, ood, found in zip(sets, oods, values, strict=True):
-                by_set[name] = mean_metrics(ids, [ood], [found], recall, seed)
-            by_group[group] = mean_metrics(ids, oods, values, recall, seed)
+            drawn = {metric: fpr_intervals(metric, ids, oods, recall, seed=seed) for metric in FPRS}
+            for place, (name, ood) in enumerate(zip(sets, oods, strict=True)):
+                fprs = {metric: found[place] for metric, found in drawn.items()}
+                by_set[name] = _metrics(ranks(ids, [ood]), values[place : place + 1], fprs)
+            by_group[group] = _metrics(ranks(ids, oods), values, {metric: found[-1] for metric, found in drawn.items()})
         results[row] = (by_set, by_group)
     return results
 
 
-def mean_metrics(
-    ids: Array, oods: Sequence[Array], values: Sequence[Mapping[str, float]], recall: float = 0.95, seed: int = 0
+def _metrics(
+    order: Ranks, values: Sequence[Mapping[str, float]], fprs: Mapping[Convention, Interval | None]
 ) -> Metrics:
     """Return the means of the values of some OOD sets, and the intervals of three of them."""
     means = {name: float(np.mean([found[name] for found in values])) for name in values[0]}
-    intervals: dict[str, tuple[float, float]] = {"auroc": mean_auroc_interval(ranks(ids, oods))}
-    for convention in FPRS:
-        interval = mean_fpr_interval(convention, ids, oods, recall, seed=seed)
-        if interval is not None:
-            intervals[convention] = interval
-    return Metrics(**means, intervals=intervals, marks={})
+    known: dict[str, tuple[float, float]] = {name: found for name, found in fprs.items() if found is not None}
+    return Metrics(**means, intervals={"auroc": mean_auroc_interval(order), **known}, marks={})
 
 
 def wrong_images(id_test: SetScores, groups: Groups) -> dict[str, dict[str, list[Wrong]]]:
