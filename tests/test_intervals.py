@@ -7,7 +7,7 @@ from scipy.stats import norm, t
 
 from idness import intervals, metrics
 from idness.core.errors import InputError
-from idness.intervals import compare_fpr, fpr_draws, mean_auroc_interval, mean_fpr_interval, ranks
+from idness.intervals import compare_fpr, fpr_draws, fpr_intervals, mean_auroc_interval, ranks
 from idness.metrics import FPRS, WITH_INTERVAL, auroc
 
 EACH_FPR = pytest.mark.parametrize("name", FPRS)
@@ -40,7 +40,7 @@ def test_the_fpr_interval_covers_the_truth(name, count):
     truth = norm.sf(norm.ppf(0.05) + gap)
     sizes = (count, 1000) if name == "fpr_at_id_recall" else (1000, count)
     sets = [(rng.normal(gap, 1, sizes[0]), rng.normal(0, 1, sizes[1])) for _ in range(300)]
-    found = [mean_fpr_interval(name, ids, [oods]) for ids, oods in sets]
+    found = [fpr_intervals(name, ids, [oods])[-1] for ids, oods in sets]
     assert np.mean([covers(each, truth) for each in found]) >= 0.94
     assert all(covers(each, getattr(metrics, name)(*pair)) for each, pair in zip(found, sets, strict=True))
     if count == 400:  # and it is not wider than it needs to be
@@ -49,13 +49,14 @@ def test_the_fpr_interval_covers_the_truth(name, count):
 
 
 @EACH_FPR
-def test_the_interval_of_a_mean_fpr_covers_the_truth(name):
+def test_the_intervals_of_fprs_and_of_their_mean_cover_the_truths(name):
     rng, gaps = np.random.default_rng(13), (1.0, 2.0, 2.5)
-    truth = np.mean([norm.sf(norm.ppf(0.05) + gap) for gap in gaps])
+    truths = [norm.sf(norm.ppf(0.05) + gap) for gap in gaps]
     sets = [(rng.normal(0, 1, 150), [rng.normal(-gap, 1, 400) for gap in gaps]) for _ in range(200)]
-    found = [mean_fpr_interval(name, *each) for each in sets]
-    assert np.mean([covers(each, truth) for each in found]) >= 0.93
-    assert np.mean([each.high - each.low for each in found]) < (0.35 if name == "fpr_at_id_recall" else 0.22)
+    found = [fpr_intervals(name, *each) for each in sets]
+    for place, truth in enumerate([*truths, np.mean(truths)]):
+        assert np.mean([covers(each[place], truth) for each in found]) >= 0.93
+    assert np.mean([each[-1].high - each[-1].low for each in found]) < (0.35 if name == "fpr_at_id_recall" else 0.22)
 
 
 def test_too_few_images_have_no_fpr_interval():
@@ -66,8 +67,9 @@ def test_too_few_images_have_no_fpr_interval():
         assert max(recall, 1 - recall) ** needed <= (1 - level) / 2 < max(recall, 1 - recall) ** (needed - 1)
         for count, exists in ((needed - 1, False), (needed, True)):
             few, many = rng.normal(1, 1, count), rng.normal(0, 1, 500)
-            at_id = mean_fpr_interval("fpr_at_id_recall", few, [many], recall, level)
-            at_ood = mean_fpr_interval("fpr_at_ood_recall", many, [few], recall, level)
+            [at_id, _] = fpr_intervals("fpr_at_id_recall", few, [many], recall, level)
+            [kept, at_ood, mean] = fpr_intervals("fpr_at_ood_recall", many, [many, few], recall, level)
+            assert [kept is None, mean is None] == [False, at_ood is None]
             paired = compare_fpr("fpr_at_id_recall", (few, many), (few, many), recall, level)
             other = compare_fpr("fpr_at_ood_recall", (many, few), (many, few), recall, level)
             assert [each is not None for each in (at_id, at_ood, paired, other)] == [exists] * 4
@@ -81,9 +83,9 @@ def test_perfect_order_has_an_honest_lower_end():
     assert intervals.auroc_interval([1.0] * 20, [2.0] * 50) == pytest.approx((0.0, 1 - low))
     # Exact binomial bounds for "none of 50" and "all of 50", once the threshold is certain.
     never, always = (0.0, 1 - 0.025 ** (1 / 50)), (0.025 ** (1 / 50), 1.0)
-    assert mean_fpr_interval("fpr_at_id_recall", [2.0] * 400, [[1.0] * 50]) == pytest.approx(never, abs=0.02)
-    assert mean_fpr_interval("fpr_at_id_recall", [1.0] * 400, [[2.0] * 50]) == pytest.approx(always, abs=0.02)
-    assert mean_fpr_interval("fpr_at_ood_recall", [1.0] * 50, [[2.0] * 400]) == pytest.approx(always, abs=0.02)
+    assert fpr_intervals("fpr_at_id_recall", [2.0] * 400, [[1.0] * 50])[0] == pytest.approx(never, abs=0.02)
+    assert fpr_intervals("fpr_at_id_recall", [1.0] * 400, [[2.0] * 50])[0] == pytest.approx(always, abs=0.02)
+    assert fpr_intervals("fpr_at_ood_recall", [1.0] * 50, [[2.0] * 400])[0] == pytest.approx(always, abs=0.02)
 
 
 @pytest.mark.parametrize("name", WITH_INTERVAL)

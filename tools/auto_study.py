@@ -35,7 +35,7 @@ from idness.core.files import atomic_write
 from idness.core.types import Activations, is_signed
 from idness.detectors.detector import Detector
 from idness.detectors.registry import build, parse, rows
-from idness.intervals import Ranks, mean_auroc_difference, mean_auroc_interval, mean_fpr_interval, ranks
+from idness.intervals import Ranks, fpr_intervals, mean_auroc_difference, mean_auroc_interval, ranks
 from idness.metrics import accuracy, auroc, fpr_at_id_recall
 from idness.selection.recommend import mean_logit, recommend, scale_gains, scale_percentile
 
@@ -134,7 +134,7 @@ def measure(scores: Mapping[str, Tensor], setup: Setup, plain: Ranks) -> dict[st
         fpr = float(np.mean([fpr_at_id_recall(scores["test"], ood) for ood in oods]))
         found[group] = {
             "auroc": _rounded(part.auroc, *mean_auroc_interval(part)),
-            "fpr_at_id_recall": _rounded(fpr, *(mean_fpr_interval("fpr_at_id_recall", scores["test"], oods) or ())),
+            "fpr_at_id_recall": _rounded(fpr, *(fpr_intervals("fpr_at_id_recall", scores["test"], oods)[-1] or ())),
             "sets": {name: round(auroc(scores["test"], scores[name]), 5) for name in names},
         }
     return found

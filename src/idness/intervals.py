@@ -162,18 +162,6 @@ def images_needed(recall: float, level: float = 0.95) -> int:
     return math.ceil(math.log((1 - level) / 2) / math.log(max(recall, 1 - recall)))
 
 
-def mean_fpr_interval(
-    convention: Convention,
-    id_scores: Scores,
-    ood_scores: Sequence[Scores],
-    recall: float = 0.95,
-    level: float = 0.95,
-    seed: int = 0,
-) -> Interval | None:
-    """Return an interval for the mean of an FPR over OOD sets, or None if there are too few images to set the threshold."""
-    return fpr_intervals(convention, id_scores, ood_scores, recall, level, seed)[-1]
-
-
 def fpr_intervals(
     convention: Convention,
     id_scores: Scores,
