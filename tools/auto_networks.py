@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,35 @@ class Vgg(nn.Module):
         """Return the logits of normalised images."""
         x = torch.relu(self.hidden(self.drop1(self.body(x).flatten(1))))
         return self.fc(self.drop2(x))
+
+
+def plain(activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    """Return convolutions with batch norm, an activation function and max pooling one after the other: 160 features."""
+    layers: list[nn.Module] = []
+    for before, width, pool in ((3, 32, True), (32, 64, True), (64, 96, False), (96, 128, True), (128, 160, False)):
+        layers += [nn.Conv2d(before, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), activation()]
+        layers += [nn.MaxPool2d(2)] if pool else []
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(160, 6))
+
+
+class GeluBlock(nn.Module):
+    """A residual block as in ConvNeXt: a convolution per channel, normalization and a hidden layer with GELU."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(width, width, 5, 1, 2, groups=width), nn.GroupNorm(1, width)
+        self.up, self.down = nn.Conv2d(width, 2 * width, 1), nn.Conv2d(2 * width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the input plus what the block adds."""
+        return x + self.down(functional.gelu(self.up(self.norm(self.conv(x)))))
+
+
+def gelu() -> nn.Module:
+    """Return a convolutional network without ReLU: 128 features of either sign out of a LayerNorm."""
+    narrow, wide = (nn.Sequential(*(GeluBlock(width) for _ in range(count))) for width, count in ((64, 2), (128, 3)))
+    body = (nn.Conv2d(3, 64, 2, 2), narrow, nn.Conv2d(64, 128, 2, 2), wide, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(*body, nn.LayerNorm(128), nn.Linear(128, 6))
 
 
 class Layer(nn.Module):
@@ -164,6 +194,9 @@ RECIPES = {
     "vit-token": Recipe(vit_token, 14, 2e-3, 0.05, adam=True),
     "hybrid": Recipe(hybrid, 10, 2e-3, 0.05, adam=True),
     "wide": Recipe(wide, 8, 0.2, 5e-4),
+    "plain": Recipe(plain, 10, 0.1, 5e-4),
+    "silu": Recipe(partial(plain, nn.SiLU), 10, 0.1, 5e-4),
+    "gelu": Recipe(gelu, 12, 2e-3, 0.05, adam=True),
 }
 
 

@@ -260,7 +260,7 @@ class Plan:
         far: the names of the far OOD sets.
         normalisation: mean and standard deviation of each colour, in [0, 1].
         size: height and width of its images.
-        stand_ins: the number of validation images that pseudo-OOD images are made from.
+        pseudo_from: number of validation images that pseudo-OOD images are made from.
         kept: how many of its classes are kept; images of the others are a near set.
         chosen_on: whether the parts of `fuse`, the kinds of pseudo-OOD images or a threshold of `auto` were chosen with it.
         twice_every: methods of two passes see one in so many images, for a slow network.
@@ -274,7 +274,7 @@ class Plan:
     far: tuple[str, ...] = CIFAR_FAR
     normalisation: tuple[tuple[float, ...], tuple[float, ...]] = field(default_factory=embedded.normalisation)
     size: int = 32
-    stand_ins: int = 500
+    pseudo_from: int = 500
     kept: int | None = None
     chosen_on: bool = False
     twice_every: int = 1
@@ -312,7 +312,16 @@ PLANS = {
     "base": Plan("embedded ResNet", lambda _: load_model("cifar6:base"), cifar6, chosen_on=True),
     "ish": Plan("embedded, ISH", lambda _: load_model("cifar6:ish"), cifar6, chosen_on=True),
     "narrow": Plan("ResNet of 64 features", partial(_trained, "narrow"), cifar6, chosen_on=True),
-    "vgg": Plan("VGG without BatchNorm", partial(_trained, "vgg"), cifar6),
+    "vgg": Plan("VGG without BatchNorm", partial(_trained, "vgg"), cifar6, chosen_on=True),
+    "plain": Plan("CNN without shortcuts", partial(_trained, "plain"), cifar6),
+    "silu": Plan("the same with SiLU", partial(_trained, "silu"), cifar6, family="convolutions without ReLU"),
+    "gelu": Plan(
+        "CNN with GELU and LayerNorm",
+        partial(_trained, "gelu"),
+        cifar6,
+        chosen_on=True,
+        family="convolutions without ReLU",
+    ),
     "vit": _transformer("vision transformer", "vit"),
     "vit-token": _transformer("vision transformer with class token", "vit-token"),
     "hybrid": _transformer("convolutions and transformer", "hybrid"),
@@ -332,12 +341,13 @@ PLANS = {
         cifar100,
         ("cifar10",),
         ("svhn", "isun", "textures", "places"),
+        chosen_on=True,
         twice_every=4,
     ),
     "mobilenet+700": _cut("MobileNetV2, ImageNet", imagenet_networks.mobilenet, chosen_on=True, twice_every=4),
     "lite0+700": _cut("EfficientNet-Lite0, ImageNet", imagenet_networks.lite0, chosen_on=True, twice_every=4),
     "resnet50+700": _cut(
-        "ResNet-50, ImageNet", imagenet_networks.resnet50, every=2, stand_ins=200, chosen_on=True, twice_every=4
+        "ResNet-50, ImageNet", imagenet_networks.resnet50, every=2, pseudo_from=200, chosen_on=True, twice_every=4
     ),
 }
 
@@ -371,7 +381,7 @@ def open_setup(name: str, places: Places) -> Setup:
             found = pictures(key)
             every = 1 if editor is None else plan.twice_every
             labels = None if found.labels is None else found.labels[::every].copy()
-            some = Images(found.pixels[: plan.stand_ins]) if kind else Images(found.pixels[::every], labels)
+            some = Images(found.pixels[: plan.pseudo_from]) if kind else Images(found.pixels[::every], labels)
             print(f"{name}: {file.stem}{' twice' if editor else ''}, {len(some.pixels)} images", flush=True)
             edit = KINDS[kind] if kind else None
             atomic_write(file, save(_run(split(editor is not None), some, plan, edit, editor)))

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 import auto_tables
 from auto_networks import NETS
@@ -36,6 +35,7 @@ from idness.core.types import Activations, is_signed
 from idness.detectors.detector import Detector
 from idness.detectors.registry import build, parse, rows
 from idness.intervals import Ranks, fpr_intervals, mean_auroc_difference, mean_auroc_interval, ranks
+from idness.methods.fuse import FOR_FEW, FOR_MANY, FOR_SIGNED, MANY, RECIPES
 from idness.metrics import accuracy, auroc, fpr_at_id_recall
 from idness.selection.recommend import mean_logit, recommend, scale_gains, scale_percentile
 
@@ -45,13 +45,6 @@ RESULTS = REPOSITORY / "results"
 FUSED = ("fuse", "auto", "scale(auto)")
 """Entries that are not a single method at its defaults."""
 VERDICTS = {True: "helps", False: "harms", None: "makes little difference"}
-SUMS: tuple[dict[str, float], ...] = (
-    {"vra": inf, "vim": -2.0},
-    {"vra": inf, "ras": inf, "actsub": -1.0, "vim": -1.0, "optfs": -1.0},
-)
-"""Other sums than `fuse`: the upper limit of each standardized score, to see what better near sets cost; RAS counts half."""
-SIGNED_PARTS = {"vra": "ebo", "actsub": "knn", "ras": "", "optfs": ""}
-"""What takes the place of a part in networks with signed features; nothing for the last two."""
 TURNED_BACK = (FileNotFoundError, FetchError, IdnessError, ImportError)
 """Errors of a network or a set that is not available."""
 
@@ -76,7 +69,7 @@ class Scored:
             self.labels[row] = detector.label()
             if detector.needs_val and detector.remembers:  # as `auto` does: images that it remembers say nothing
                 blind = detector.variants({})[0].fit(setup.head, setup.train)
-                seen = ("val", *(name for name in self.scores[row] if name.startswith("stand-in ")))
+                seen = ("val", *(name for name in self.scores[row] if name.startswith("pseudo ")))
                 self.scores[row] |= {name: blind.score(sets_of(setup)[name]) for name in seen}
         except IdnessError as error:
             self.failed[row] = str(error)
@@ -84,8 +77,8 @@ class Scored:
 
 def sets_of(setup: Setup) -> dict[str, Activations]:
     """Return all sets but the one that methods learn from."""
-    stand_ins = {f"stand-in {kind}": acts for kind, acts in setup.pseudo.items()}
-    return {"val": setup.val, "test": setup.test, **setup.near, **setup.far, **stand_ins}
+    pseudo = {f"pseudo {kind}": acts for kind, acts in setup.pseudo.items()}
+    return {"val": setup.val, "test": setup.test, **setup.near, **setup.far, **pseudo}
 
 
 def score_all(setup: Setup) -> tuple[Scored, dict[str, Any]]:
@@ -108,7 +101,7 @@ def score_all(setup: Setup) -> tuple[Scored, dict[str, Any]]:
     return found, {
         "auto": {"method": advice.detector.label(), "why": advice.why, "risk": advice.risk},
         "doctor": {"method": advice.method, "scale": VERDICTS[scaling.good], "text": scaling.text},
-        "scale gains on stand-ins, logits": {f"{p:g}": round(gain, 3) for p, gain in gains.items()},
+        "scale gains on pseudo-OOD images, logits": {f"{p:g}": round(gain, 3) for p, gain in gains.items()},
     }
 
 
@@ -125,9 +118,9 @@ def measure(scores: Mapping[str, Tensor], setup: Setup, plain: Ranks) -> dict[st
         "mean": {"auroc": _rounded(both.auroc, *mean_auroc_interval(both))},
         "difference to ebo": _rounded(*mean_auroc_difference(both, plain)[:3]),
     }
-    kinds = {kind: scores[f"stand-in {kind}"] for kind in setup.pseudo if f"stand-in {kind}" in scores}
+    kinds = {kind: scores[f"pseudo {kind}"] for kind in setup.pseudo if f"pseudo {kind}" in scores}
     if kinds:  # methods of two passes are not run on pseudo-OOD images: `auto` never uses them
-        found["stand-ins"] = round(mean_logit(scores["val"], kinds), 4)
+        found["pseudo-OOD images"] = round(mean_logit(scores["val"], kinds), 4)
     for group, names in (("near", setup.near), ("far", setup.far)):
         oods = [scores[name] for name in names]
         part = ranks(scores["test"], oods)
@@ -165,7 +158,7 @@ def study(setup: Setup) -> tuple[dict[str, Any], Scored]:
         "classes": setup.head.classes,
         "accuracy": round(accuracy(setup.test.logits, setup.test.labels), 4),
         "images": {"train": len(setup.train)} | {name: len(acts) for name, acts in sets_of(setup).items()},
-        "one in so many for two looks": setup.plan.twice_every,
+        "one in so many for two passes": setup.plan.twice_every,
         "near": list(setup.near),
         "far": list(setup.far),
         "best single": best,
@@ -179,28 +172,24 @@ def study(setup: Setup) -> tuple[dict[str, Any], Scored]:
 
 
 def other_sums(scores: Mapping[str, Mapping[str, Tensor]], setup: Setup, plain: Ranks) -> dict[str, list[float]]:
-    """Return the gains over EBO, near and mean, of `fuse` and of other ways to add up standardized scores."""
-    names = ("test", *setup.near, *setup.far)
+    """Return the gains over EBO, near and mean, of `fuse`, of its parts in full, and of its parts for another number of classes."""
+    names, signed = ("test", *setup.near, *setup.far), is_signed(setup.train)
 
-    def part(row: str, limit: float = inf) -> Tensor:
-        row = SIGNED_PARTS.get(row, row) if is_signed(setup.train) else row
-        if not row:
-            return torch.zeros(1)
+    def standardized(row: str) -> Tensor:
         mean, spread = scores[row]["val"].mean(), scores[row]["val"].std().clamp(min=1e-9)
-        standard = (torch.cat([scores[row][name] for name in names]) - mean) / spread
-        return standard.clamp(max=limit) / (2 if row == "ras" else 1)
+        return (torch.cat([scores[row][name] for name in names]) - mean) / spread
 
-    parts = [part(each.name) for each in build("fuse").parts]
-    sums = {
-        "`fuse`": sum(parts),
-        "log-sigmoids": sum(map(logsigmoid, parts)),
-    }
-    for limits in SUMS:
-        terms = [row if limit == inf else f"min({row}, {limit:g})" for row, limit in limits.items()]
-        sums[" + ".join(terms).replace("ras", "ras/2")] = sum(part(*each) for each in limits.items())
+    def total(recipe: Mapping[str, tuple[float, float]]) -> Tensor:
+        parts = ((parse(text).name, weight, cap) for text, (weight, cap) in recipe.items())
+        return sum((weight * standardized(row).clamp(max=cap) for row, weight, cap in parts), torch.zeros(1))
+
+    few, many = (FOR_FEW, FOR_MANY) if setup.head.classes < MANY else (FOR_MANY, FOR_FEW)
+    own = RECIPES[FOR_SIGNED if signed else few]
+    sums = {"`fuse`": total(own), "its parts in full": total(dict.fromkeys(own, (1.0, inf)))}
+    sums |= {} if signed else {"its parts for another number of classes": total(RECIPES[many])}
     found = {}
-    for title, total in sums.items():
-        split = dict(zip(names, total.split([len(scores["ebo"][name]) for name in names]), strict=True))
+    for title, summed in sums.items():
+        split = dict(zip(names, summed.split([len(scores["ebo"][name]) for name in names]), strict=True))
         near = [ranks(one["test"], [one[name] for name in setup.near]).auroc for one in (split, scores["ebo"])]
         found[title] = _rounded(near[0] - near[1], ranks_of(split, setup).auroc - plain.auroc)
     return found

@@ -45,7 +45,7 @@ def verdict(browser: Any) -> None:
     from idness.serve.schemas import Limits
     from idness.serve.service import Service
 
-    guard = Guard.for_images(embedded.default_model(embedded.DEFAULT), "embedded:photos/id_val", method="scale")
+    guard = Guard.for_images("photos:mobilenet_v2", "embedded:photos/id_val", method="scale")
     server = Server(Service(guard, Limits()))
     thread = threading.Thread(target=server.run, args=([server.listener],))
     thread.start()

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from idness.core.errors import IdnessWarning, InputError, OptionError
+from idness.core.errors import IdnessWarning, OptionError
+from idness.detectors.registry import parse, short
 from idness.methods import EBO, KNN, VRA, Fuse
+from idness.methods.fuse import FOR_FEW, FOR_MANY, FOR_SIGNED, MANY, RECIPES
+from tests.worlds import make_world
 
 
 @pytest.mark.parametrize("given", ["both", "train", "val"])
@@ -40,28 +43,50 @@ def test_what_is_no_method_is_refused(bad):
         Fuse(parts=bad)
 
 
-def test_with_few_images_only_parts_that_need_next_to_none_are_used(world):
-    few = world.val[:60]
-    with pytest.warns(IdnessWarning, match="30 ID images to learn from are too few.* for actsub, vim"):
-        fuse = Fuse().fit(world.head, few)
-    # One part alone orders images as it does by itself.
-    alone = VRA(low=60, high=99).fit(world.head, few[::2], val=few[1::2]).score(world.test)
-    assert torch.equal(fuse.score(world.test).argsort(), alone.argsort())
-    again = Fuse().load_state(world.head, fuse.state())
-    assert torch.equal(again.score(world.test), fuse.score(world.test))
+def by_hand(world, recipe):
+    total = 0.0
+    for text, (weight, cap) in recipe.items():
+        part = parse(text).fit(world.head, world.train, val=world.val)
+        seen, scores = (part.score(acts).double() for acts in (world.val, world.test))
+        total = total + weight * ((scores - seen.mean()) / seen.std(correction=0)).clamp(max=cap)
+    return total.numpy()
+
+
+@pytest.mark.parametrize(
+    ("kind", "recipe"),
+    [({}, FOR_FEW), ({"classes": MANY, "count": 300}, FOR_MANY), ({"signed": True}, FOR_SIGNED)],
+)
+def test_the_parts_are_chosen_by_the_network_and_saved(kind, recipe):
+    known, other = make_world(**kind), make_world(signed="signed" not in kind)
+    fuse = Fuse().fit(other.head, other.train, val=other.val).fit(known.head, known.train, val=known.val)
+    assert [part.label() for part in fuse.used] == [parse(text).label() for text in RECIPES[recipe]]
+    assert short(fuse) == "fuse"
+    np.testing.assert_allclose(fuse.score(known.test).numpy(), by_hand(known, RECIPES[recipe]), rtol=1e-3, atol=1e-3)
+    again = Fuse().load_state(known.head, fuse.state())
+    assert torch.equal(again.score(known.test), fuse.score(known.test))
+
+
+def test_saved_detectors_depend_on_this_order():
+    parts = ["vra", "ebo", "vra+ras+actsub+vim", "vra+actsub+vim+nci", "nnguide+ras+knn+vim"]
+    assert ["+".join(parse(text).name for text in recipe) for recipe in RECIPES] == parts
+
+
+@pytest.mark.parametrize(("signed", "part"), [(False, VRA(low=60, high=99)), (True, EBO())])
+def test_with_few_images_one_part_is_used_alone(signed, part):
+    known = make_world(signed=signed)
+    few = known.val[:60]
+    with pytest.warns(IdnessWarning, match=f"30 ID images to learn from are too few.* more than {part.name}"):
+        fuse = Fuse().fit(known.head, few)
+    alone = part.fit(known.head, few[::2], val=few[1::2]).score(known.test)
+    assert torch.equal(fuse.score(known.test).argsort(), alone.argsort())
 
 
 def test_images_of_one_class_are_too_few_classes(world):
-    rows = world.train.logits.argmax(dim=1) == 0
-    one_class = world.train[rows]
+    one_class = world.train[world.train.logits.argmax(dim=1) == 0]
     assert len(one_class) >= 100
-    with pytest.warns(IdnessWarning, match="of too few classes, for actsub, vim"):
+    with pytest.warns(IdnessWarning, match="of too few classes, for more than vra"):
         Fuse().fit(world.head, one_class)
-    with pytest.raises(
-        InputError,
-        match=r"needs at least 100 ID images of all classes, got \d+ images that the network assigns to 1 of",
-    ):
-        Fuse(parts="knn(k=5)").fit(world.head, one_class)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Fuse().fit(world.head, world.train)
+        Fuse(parts="knn(k=5)").fit(world.head, one_class)

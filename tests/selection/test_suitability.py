@@ -30,12 +30,9 @@ def test_methods_for_non_negative_features_are_never_used_on_signed_ones(world: 
         assert "methods that require non-negative features do not apply" in found.findings[0].text
         assert not found.detector.assumes_nonnegative
         assert not [name for name in found.aurocs if parse(name).assumes_nonnegative]
-    assert alone.detector.used == fused.used == ["ebo", "knn", "vim", "nci"]
-    assert "As some features are negative, its parts are ebo, knn, vim and nci." in alone.why
-    parts = [build("ebo"), build("knn"), build("vim", share=50), build("nci", alpha=0.001)]
-    expected = build("fuse", parts=parts).fit(world.head, inside).score(inside)
-    torch.testing.assert_close(scores, expected)
-    assert build("fuse").fit(world.head, world.inside).used == ["vra", "actsub", "vim", "nci"]
+    names = [[part.name for part in found.used] for found in (alone.detector, fused)]
+    assert names == [["nnguide", "ras", "knn", "vim"]] * 2
+    assert "As some features are negative, its parts are nnguide, ras, knn and vim." in alone.why
     saved = build("fuse", **fused.options()).load_state(world.head, fused.state())
     torch.testing.assert_close(saved.score(inside), scores)
 
@@ -58,8 +55,8 @@ def test_few_images_measure_nothing(world: World) -> None:
     signed = Activations(world.inside.features - 1, world.head(world.inside.features - 1))
     few = recommend(world.head, None, signed[:20])
     assert few.row == "fuse"
-    with pytest.warns(IdnessWarning, match="too few, or of too few classes, for knn, vim, nci"):
-        assert few.detector.fit(world.head, signed[:20]).used == ["ebo"]
+    with pytest.warns(IdnessWarning, match="too few, or of too few classes, for more than ebo"):
+        assert few.detector.fit(world.head, signed[:20]).used == (build("ebo"),)
     found = recommend(world.head, None, world.inside, ood={"a": world.outside[:10]})
     assert not found.aurocs
     assert "10 are too few" in next(finding.text for finding in found.findings if finding.name == "OOD images")

@@ -126,7 +126,11 @@ def extract(
         if found is None:
             spans = spans_of(span.stop, batch_size or network.batch, span.start)
             run = run_images(network, images, spans=spans, workers=workers, edit_with=edit_with, progress=progress)
-            parts = [acts if edit_with is None else _edited(acts) for _, acts in run]
+            # Of edited images, the activations in place of those of the images themselves; none if no image could be read.
+            parts = [
+                replace(acts.edited or acts, index=acts.index, hashes=acts.hashes, skipped=acts.skipped)
+                for _, acts in run
+            ]
             found = store.put(span.key, _shard(known, parts))
             ran += span.stop - span.start
         else:
@@ -196,12 +200,6 @@ def _shard(known: Tensor | None, parts: Sequence[Activations]) -> Activations:
 
 def _labelled(acts: Activations, known: Tensor | None) -> Activations:
     return acts if known is None or acts.index is None else replace(acts, labels=known[acts.index])
-
-
-def _edited(acts: Activations) -> Activations:
-    """Return the activations of the edited images in place of those of the images themselves."""
-    own = acts if acts.edited is None else acts.edited  # None if no image could be read
-    return replace(own, index=acts.index, hashes=acts.hashes, skipped=acts.skipped)
 
 
 def capture(split: SplitModel, images: Tensor) -> Activations:

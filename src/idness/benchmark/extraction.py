@@ -59,7 +59,7 @@ def benchmark_network(
     if model is None:
         if bench.name not in embedded.NETWORKS:
             raise ModelError(f"benchmark {bench.name}: needs model= (torchvision:NAME, timm:NAME or file.py:function)")
-        model = embedded.default_model(bench.name)
+        model = f"{bench.name}:{embedded.NETWORKS[bench.name][0]}"
     how = None if bench.preprocessing is None else Preprocessing.from_dict(bench.preprocessing)
     options = replace(settings.model_options(model), preprocessing=how, class_names=bench.class_names)
     first = next((images[name] for name in ("id_test", "id_train", "id_val", *images) if name in images), None)

@@ -56,11 +56,6 @@ def owns(spec: str) -> bool:
     return spec.partition(":")[0] in NETWORKS
 
 
-def default_model(benchmark: str = NAME) -> str:
-    """Return the network that a benchmark uses by default."""
-    return f"{benchmark}:{NETWORKS[benchmark][0]}"
-
-
 def id_test(spec: str) -> str:
     """Return the ID test images of an embedded network, as `open_set` takes them."""
     benchmark = spec.partition(":")[0]

@@ -6,7 +6,7 @@ import io
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,10 +73,6 @@ class Preprocessing:
     def plain(self) -> bool:
         """Whether values stay in [0, 1], not normalised."""
         return not any(self.mean) and all(value == 1 for value in self.std)
-
-    def of_channels(self, count: int) -> Preprocessing:
-        """Return the same for another number of channels, unless there is a mean or std."""
-        return replace(self, mean=(0.0,) * count, std=(1.0,) * count) if self.plain else self
 
     @property
     def size(self) -> tuple[int, int] | None:

@@ -221,15 +221,13 @@ class Detector(ABC):
         """Restore the result of `state`, with the head of the same network."""
         self._forget()
         remaining = dict(state)
-        for prefix, part in self.inner():
+        for key in [key for key in state if "." not in key and key.endswith("_")]:
+            setattr(self, key, remaining.pop(key))
+        for prefix, part in self.inner():  # what was learned may determine the parts
             own = [key for key in remaining if key.startswith(f"{prefix}.")]
             part.load_state(head, {key.removeprefix(f"{prefix}."): remaining.pop(key) for key in own})
-        for key, value in remaining.items():
-            if not key.endswith("_"):
-                raise StoreError(
-                    f"{type(self).__name__}: learned values must end in an underscore, got {key!r}; is the file damaged?"
-                )
-            setattr(self, key, value)
+        for key in remaining:
+            raise StoreError(f"{type(self).__name__}: has no learned value {key!r}; is the file damaged?")
         self.head_, self._learned_with = head, object()
         return self
 

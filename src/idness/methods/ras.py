@@ -7,7 +7,7 @@ from torch import Tensor
 
 from idness.core.types import Activations, Head
 from idness.detectors.detector import Enhancer
-from idness.detectors.kernels import ascending
+from idness.detectors.kernels import ascending, shared
 
 
 @dataclass(kw_only=True)
@@ -26,9 +26,12 @@ class RAS(Enhancer):
         self.profile_ = ascending(train.features).mean(dim=0, dtype=torch.double).float()
 
     def shape(self, features: Tensor) -> Tensor:
-        # Of two equal features the first ranks lower, whatever the batch; ONNX has no stable sort, but its top-k is.
-        if torch.compiler.is_exporting():
-            order = features.topk(features.shape[1], dim=1, largest=False).indices
-        else:
-            order = features.sort(dim=1, stable=True).indices
-        return torch.zeros_like(features).scatter(1, order, self.profile_.expand_as(features))
+        return torch.zeros_like(features).scatter(1, _order(features), self.profile_.expand_as(features))
+
+
+@shared
+def _order(features: Tensor) -> Tensor:
+    """Return the places of each image's features in ascending order; of two equal features the first ranks lower."""
+    if torch.compiler.is_exporting():  # ONNX has no stable sort, but its top-k is stable
+        return features.topk(features.shape[1], dim=1, largest=False).indices
+    return features.sort(dim=1, stable=True).indices

@@ -172,8 +172,8 @@ def open_network(
     own = own or preprocessing_for(loaded, spec, None if weights is None else str(weights))
     how = options.preprocessing or own
     channels = 1 if taken == 1 else 3 if images is None else images.channels
-    if how is not None and channels != 3:
-        how = how.of_channels(channels)
+    if how is not None and channels != 3 and how.plain:
+        how = replace(how, mean=(0.0,) * channels, std=(1.0,) * channels)
     sample, example = None, example_for(how)
     if images is not None:
         if how is None:
