@@ -59,9 +59,9 @@ def test_all_that_is_missing_is_reported_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("far", "message"),
     [
-        ('{ pth = "far.npz" }', "grey: a set takes path, kind.*; got 'pth'"),
+        ('{ pth = "far.npz" }', "grey: a set has the options path, kind.*; got 'pth'"),
         ('{ path = "far.npz", kind = "foldr" }', "grey: kind must be one of folder, npz, list.*; got 'foldr'"),
-        ("5", "grey: a set is a path or a table with a path, got 5"),
+        ("5", "grey: a set must be a path or a table with a path, got 5"),
         (
             '"torchvision:LSUN"',
             "grey: unknown torchvision data set 'LSUN'",

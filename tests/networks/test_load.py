@@ -96,7 +96,7 @@ def test_damaged_weights_and_those_of_others_are_told(file, tmp_path):
     with pytest.raises(ModelError, match="no weights at"):
         load_weights(trained(), tmp_path / "absent.pth")
     torch.save([1, 2], tmp_path / "list.pth")
-    with pytest.raises(ModelError, match="contains no tensors by name"):
+    with pytest.raises(ModelError, match="contains no named tensors"):
         load_weights(trained(), tmp_path / "list.pth")
 
 
