@@ -267,7 +267,7 @@ def test_nothing_is_lost_where_a_set_is_ambiguous(tmp_path: Path) -> None:
     for name in ("image", "img"):
         table = pa.table({name: [encoded(array) for array in pixels(2)], "mask": [b"", b""]})
         pq.write_table(table, tmp_path / "tables" / f"{name}.parquet")
-    with pytest.raises(DataError, match=r"img\.parquet: must have the columns of the other tables \(image, mask\)"):
+    with pytest.raises(DataError, match=r"img\.parquet: must have the other tables' columns \(image, mask\)"):
         opened("tables", tmp_path)
 
 

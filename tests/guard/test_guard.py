@@ -79,7 +79,7 @@ def test_invalid_calls_get_one_line(trained: nn.Module) -> None:
         Guard(trained, "msp").calibrate([])
     with pytest.raises(InputError, match="4 classes, got 2"):
         Guard(trained, "msp", class_names=["a", "b"])
-    with pytest.raises(InputError, match="preprocessing is unknown"):
+    with pytest.raises(InputError, match="without preprocessing"):
         Guard(trained, "msp").calibrate([known_tensors(40)[0]]).judge(world.known("red", 0))
     images[3] = float("nan")
     with pytest.raises(InputError, match="image 3"):

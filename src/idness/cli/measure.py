@@ -23,8 +23,7 @@ def bench(
     data: o.Data = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = Path("idness-results"),
     methods: Annotated[
-        str,
-        typer.Option(help="Methods, as in 'ebo,scale(percentile=95),my.py:Detector'; default: all single-pass ones."),
+        str, typer.Option(help="Such as 'ebo,scale(percentile=95),my.py:MyDetector'; default: all single-pass methods.")
     ] = "",
     precision: o.Precision = "fp32",
     engine: o.Engine = "auto",

@@ -74,9 +74,7 @@ class TableSet(ImageSet):
             self.reads = self.reads or _pick(self.source, images, IMAGE_COLUMNS, schema.names, binary)
             label = _pick(self.source, labels, LABEL_COLUMNS, self.columns, None)
             if not {self.reads, label} - {""} <= set(schema.names):
-                raise DataError(
-                    f"{name_of(file)}: must have the columns of the other tables ({', '.join(self.columns)})"
-                )
+                raise DataError(f"{name_of(file)}: must have the other tables' columns ({', '.join(self.columns)})")
         self.items = range(self._starts[-1])
         self.classes = _class_names(schema.metadata)
         if label:

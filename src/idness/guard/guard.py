@@ -365,9 +365,7 @@ class Guard(nn.Module):
         from idness.activations.extract import run_images
 
         if self.preprocessing is None:
-            raise InputError(
-                "Guard: accepts only tensors if preprocessing is unknown; pass Guard(..., preprocessing=...)"
-            )
+            raise InputError("Guard: without preprocessing, only tensors are accepted; pass preprocessing=")
         network, edit = Network(self.split, self.preprocessing), self.detector.input_edit
         size = self.batch_size(batch)
         for read, acts in run_images(network, images, batch_size=size, edit_with=edit, progress=progress):

@@ -38,7 +38,7 @@ class Ash(Enhancer):
 
     def shape(self, features: Tensor) -> Tensor:
         kept = kept_count(features.shape[1], self.percentile)
-        if self.variant == "b":  # exactly so many, even if others are equal
+        if self.variant == "b":  # exactly this many, even with ties
             largest = features.topk(kept, dim=1, sorted=False).indices
             level = features.sum(dim=1, keepdim=True) / kept
             return torch.zeros_like(features).scatter(1, largest, level.expand_as(largest))

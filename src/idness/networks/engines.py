@@ -201,9 +201,7 @@ def _eager(split: SplitModel, images: Tensor) -> Run:
                 own.model = fuse(own.model, inplace=True)
             for module in own.model.modules():
                 if type(module) is nn.Conv2d and "weight" in module._parameters:
-                    weight = module.weight.detach().clone(
-                        memory_format=torch.channels_last
-                    )  # cloned, because the weight is shared
+                    weight = module.weight.detach().clone(memory_format=torch.channels_last)  # it is shared
                     module.weight = nn.Parameter(weight, requires_grad=False)
             if distance(own.run(images)[0], expected) <= EXACT:
                 return own.run

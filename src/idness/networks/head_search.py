@@ -199,9 +199,7 @@ class Recipe:
             return [_output_step(output)]
         known = _named(seen)
         if not self.parts.keys() <= known.keys():
-            raise ModelError(
-                f"SplitModel: layer {self.layer!r} was not used for this batch; choose another with layer="
-            )
+            raise ModelError(f"SplitModel: layer {self.layer!r} was not used for this batch; pass another layer=")
         return [known[name] for name in self.parts]
 
     def head(self, steps: Sequence[Step]) -> Head:

@@ -122,9 +122,7 @@ def load_for_training(
     torch.manual_seed(seed)
     exact = init.startswith(("torchvision:", "timm:"))
     if exact and init.split(":")[:2] != spec.split(":")[:2]:
-        raise ModelError(
-            f"init={init!r} names weights of another network than {spec!r}; pass weights of the same network"
-        )
+        raise ModelError(f"init={init!r} names weights of another network than {spec!r}; use the same network")
     if exact:
         model = load_model(init)
     else:
