@@ -190,7 +190,7 @@ def test_repeated_images_and_an_auroc_below_chance_are_reported(tmp_path: Path) 
     assert {"sets": ["id_test"], "images": 2, "near": 0} in found.duplicates
     assert any(line.startswith("2 images and 0 near-duplicates occur twice in id_test") for line in found.warnings)
     assert max(method.sets["grey"].intervals["auroc"][1] for method in found.methods.values()) < 0.5
-    assert "grey: AUROC below 50 % with msp, ebo: OOD images score above ID images" in found.warnings
+    assert "grey: AUROC below 50 % with msp, ebo; OOD images score above ID images" in found.warnings
 
 
 @pytest.mark.fault("near-duplicates of ID images among OOD images", does="counted in the report, with a warning")
