@@ -275,7 +275,7 @@ def serve(
     max_pixels: Annotated[int, typer.Option(help="Maximum pixels per image.")] = 25_000_000,
     max_request_pixels: Annotated[int, typer.Option(help="Maximum pixels of all images in a request.")] = 200_000_000,
     max_images: Annotated[int, typer.Option(help="Maximum images per request.")] = 64,
-    max_queue: Annotated[int, typer.Option(help="Maximum waiting images; more are refused with 503.")] = 512,
+    max_queue: Annotated[int, typer.Option(help="Maximum waiting images; more are rejected with 503.")] = 512,
     body_timeout: Annotated[float, typer.Option(help="Maximum seconds to receive a request.")] = 20.0,
     timeout: Annotated[float, typer.Option(help="Maximum seconds to answer a request.")] = 60.0,
 ) -> None:

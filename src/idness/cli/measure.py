@@ -220,9 +220,9 @@ def list_methods(as_json: o.Json = False) -> None:
     for name, cls in available().items():
         options = write_options(cls().options()) or "no options"
         learns_from = "labelled" if cls.needs_labels else "yes" if cls.needs_train else "no"
-        signed = "unsuited" if cls.assumes_nonnegative else "fine"
+        signed = "no" if cls.assumes_nonnegative else "yes"
         rows.append([*map(Cell, (name, f"{cls.summary()}\n{options}", learns_from, signed, cls.passes()))])
-    titles = ("method", "description and options", "training\nimages", "negative\nfeatures", "passes")
+    titles = ("method", "description and options", "training\nimages", "negative\nfeatures\nallowed", "passes")
     note = (
         "Set options as in scale(percentile=95); bench searches options that are not set. Passes: forward + backward passes per"
         " image. All methods that need one forward pass share it; bench runs the others only if they are named."

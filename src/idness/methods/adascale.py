@@ -16,7 +16,7 @@ from idness.detectors.readouts import energy
 
 @dataclass(kw_only=True)
 class AdaScale(InputEdit):
-    """Scale as SCALE (a) or LTS (l), but less for images whose largest features shift more when the image is perturbed.
+    """SCALE (a) or LTS (l) with less scaling for images whose largest features shift more when the image is perturbed.
 
     Negative features count as zero, except where features are scaled. Paper and code use the names k1 and k2 inconsistently;
     the options here have descriptive names.

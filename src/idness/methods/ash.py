@@ -12,7 +12,7 @@ from idness.detectors.kernels import ascending, kept_count, scale_ratio
 
 @dataclass(kw_only=True)
 class Ash(Enhancer):
-    """Set the small features of each image to zero, and scale (s), keep (p) or level (b) the others.
+    """Pruning of the small features of each image; the others are scaled (s), kept (p) or binarized (b).
 
     Requires non-negative features (post-ReLU); warns otherwise.
 

@@ -19,7 +19,7 @@ NORM = 1000.0
 
 @dataclass(kw_only=True)
 class OptFS(Enhancer):
-    """Multiply each feature by the mean contribution of features of its size to the predicted class on training images.
+    """Scaling of each feature by the mean contribution of features of its size to the predicted class on training images.
 
     Bins of equal width cover the values; features outside become 0. The factors maximize the mean largest logit of
     training images for a given norm: the factor of a bin is proportional to the mean over images of the sum of

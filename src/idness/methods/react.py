@@ -12,7 +12,7 @@ from idness.detectors.kernels import percentile_of
 
 @dataclass(kw_only=True)
 class ReAct(Enhancer):
-    """Clip features at a percentile of all in-distribution activations.
+    """Clipping of features at a percentile of all in-distribution activations.
 
     The percentile is that of validation images if there are any, else of training images.
 

@@ -13,7 +13,7 @@ from idness.detectors.kernels import scale_ratio
 
 @dataclass(kw_only=True)
 class Scale(Enhancer):
-    """Scale all features by exp(r), where r is the sum of all activations over the sum of the largest.
+    """Scaling of all features by exp(r), where r is the sum of all activations over the sum of the largest.
 
     Requires non-negative features (post-ReLU); warns otherwise. Unlike ASH-S, it does not prune features.
 

@@ -1,4 +1,4 @@
-"""Pseudo-OOD images: transformed ID images that keep some of their statistics but show none of the classes.
+"""Pseudo-OOD images: transformed ID images that resemble the originals but do not show known content.
 
 Of 23 kinds tested on real networks (shuffled tiles, blends, phase noise, blur, noise, zooms, colours, ...), these four
 together rank methods most like real OOD images; single kinds are misleading. `results/auto.md` has the measurements.
