@@ -82,10 +82,7 @@ def test_table_has_the_same_verdicts_as_rows(
     )
     assert json.loads((tmp_path / "out" / LISTING).read_text())["counts"] == {"images": 91, "ood": flagged, "unread": 1}
     assert idness(*words, tmp_path / "junk.png", "-o", tmp_path / "strict", "--strict").returncode == 1
-    assert (
-        "these images differ as a whole from the calibration images"
-        in idness(*words, ood_folder, "-o", tmp_path / "odd").stderr
-    )
+    assert "differ as a whole from the calibration images" in idness(*words, ood_folder, "-o", tmp_path / "odd").stderr
 
 
 def test_an_interrupted_table_resumes_without_scoring_again(

@@ -77,7 +77,7 @@ def collect(
     progress: Progress | None = None,
     **options: Any,
 ) -> ActivationsSet:
-    """Return the activations of a set in memory, computed by the network or, without a network, read from a file.
+    """Return the activations of a set in memory, computed by the network, or read if the set already consists of activations.
 
     `name` is the name of the set, by default its source; `limit` is the maximum number of images, evenly spaced; `distinct` skips
     duplicate images of a set; `options` are `pre_relu`, `edit` and `edit_with` of `run_images`.
