@@ -1,8 +1,8 @@
-"""The embedded benchmark against an earlier state: python benchmarks/embedded.py
+"""The embedded benchmark compared with earlier versions: python benchmarks/embedded.py
 
-`idness bench` runs as a user runs it, from start to report, in a process of its own with an empty cache, in turns with the same of
-earlier commits of this repository. CPU seconds, user and system, one thread. Then by the clock, with all threads: alone, and beside a
-process of equal priority on each core that never waits.
+`idness bench` runs as for a user, from start to report, in a separate process with an empty cache, alternating with earlier commits of
+this repository. CPU seconds (user and system) are measured with one thread, then wall-clock time with all threads: alone, and next to a
+busy process of equal priority on each core.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 from ratios import ROOT, cpu_of, least, report
 
 BEFORE = {"slow": "ae24790", "before": "e39fa33"}
-"""The last commits before the work on speed, and before the package was restructured."""
+"""The last commits before the work on speed and before the package was restructured."""
 TURNS = 3
 COMMAND = "import idness.cli as cli; getattr(cli, 'run', cli.main)()"
-"""What the installed command calls, earlier and now."""
+"""The code that the installed command runs, in earlier versions and now."""
 
 
 def bench(source: Path) -> float:
@@ -34,7 +34,7 @@ def bench(source: Path) -> float:
 
 
 def beside(busy: int) -> float:
-    """Run the embedded benchmark beside so many busy processes and return its seconds by the clock."""
+    """Run the embedded benchmark next to `busy` busy processes and return its wall-clock seconds."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +48,7 @@ def beside(busy: int) -> float:
 
 
 def earlier(folder: Path, commit: str) -> Path:
-    """Unpack the package as it was."""
+    """Unpack the package of an earlier commit and return its folder."""
     packed = subprocess.run(["git", "archive", commit, "src"], check=True, cwd=ROOT, stdout=subprocess.PIPE).stdout
     with tarfile.open(fileobj=BytesIO(packed)) as archive:
         archive.extractall(folder, filter="data")

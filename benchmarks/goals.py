@@ -1,6 +1,6 @@
-"""The goals of speed, and what was reached: python benchmarks/goals.py
+"""The performance goals and the results: python benchmarks/goals.py
 
-Writes results/speed/goals.md from the files beside it; `make speed` does so last.
+Writes results/speed/goals.md from the other files in that folder; `make speed` runs it last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Goal:
-    """A row of the table: the work, its file, the goal, and how the numbers are found and judged."""
+    """A row of the table: the work, its file, the goal, and functions that find and judge the numbers."""
 
     work: str
     file: str
@@ -28,7 +28,7 @@ class Goal:
     met: Callable[[list[float]], list[bool]] | None = None
     remark: str = ""
     of: tuple[str, ...] = ()
-    """What the numbers are of, if one goal may be met and another missed."""
+    """Names of the numbers, if one may meet the goal and another miss it."""
 
     def line(self) -> str:
         """Return the row of the table."""
@@ -39,7 +39,7 @@ class Goal:
         return f"| {self.work} (`{self.file}.json`) | {self.wanted} | {measured} | {said} |"
 
     def values(self, folder: Path) -> list[float]:
-        """Return the numbers that were measured; none if an earlier run did not measure them."""
+        """Return the measured numbers; empty if an earlier run did not measure them."""
         return self.found(json.loads((folder / f"{self.file}.json").read_text())["rows"])
 
     def _verdict(self, met: list[bool]) -> str:
@@ -50,7 +50,7 @@ class Goal:
 
 
 def picked(name: str, *wanted: dict[str, Any]) -> Callable[[Rows], list[float]]:
-    """Return a function that finds a column of the rows that have the given values, one row for each set of them."""
+    """Return a function that returns a column of the rows with the given values, one row for each set of values."""
 
     def find(rows: Rows) -> list[float]:
         found = []
@@ -64,7 +64,7 @@ def picked(name: str, *wanted: dict[str, Any]) -> Callable[[Rows], list[float]]:
 
 
 def at_most(*limits: float) -> Callable[[list[float]], list[bool]]:
-    """Return a function that compares numbers, rounded as they are shown, with their limits."""
+    """Return a function that compares numbers, rounded as shown, with their limits."""
     return lambda values: [round(value, 2) <= limit for value, limit in zip(values, limits, strict=False)]
 
 

@@ -47,7 +47,7 @@ print(found.peak_memory)
 
 
 def write(folder: Path, count: int) -> None:
-    """Write a benchmark with so many test images on either side; beyond the embedded ones they are these, mirrored and shifted."""
+    """Write a benchmark with `count` ID and OOD test images each: the embedded ones, then mirrored and shifted copies."""
     (folder / "net.py").write_text(NETWORK)
     (folder / "memory.toml").write_text(BENCH)
     for name, source in (("train", "id_train"), ("val", "id_val"), ("horse", "horse")):
@@ -64,7 +64,7 @@ def write(folder: Path, count: int) -> None:
 
 
 def peak(count: int) -> int:
-    """Run a benchmark in a process of its own and return its peak memory."""
+    """Run a benchmark in a separate process and return its peak memory."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), count)
         done = subprocess.run([sys.executable, "-c", RUN, folder], capture_output=True, text=True, check=True)

@@ -1,6 +1,6 @@
-"""Side by side with pytorch-ood, in values and in speed, on the same features: python benchmarks/peer.py
+"""Comparison with pytorch-ood, in values and in speed, on the same features: python benchmarks/peer.py
 
-With a head of the size that many small networks have, and with that of a ResNet-50 for ImageNet, the paper's main network.
+Uses a head of a size common in small networks, and that of a ResNet-50 for ImageNet, the paper's main network.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ratios import interleaved, report
 
 IMAGES, TRAIN = 256, 5000
 SIZES = {(512, 100): (20, 10), (2048, 1000): (7, 3)}
-"""Features and classes, and how many turns of how many calls are timed."""
+"""Numbers of features and classes, and numbers of timed turns and of calls per turn."""
 WANTED = {"ASH-S, 90": 3.0, "ReAct, 90": 1.5}
 SLOW = "DICE, 70"
-"""Creates a tensor of images x classes x features, which takes gigabytes at the larger size."""
+"""A method that creates a tensor of images x classes x features, which takes gigabytes at the larger size."""
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def features(rng: torch.Generator, count: int, strength: float, head: Head) -> A
 def pairs(
     head: Head, train: Activations
 ) -> list[tuple[str, Callable[[Activations], Tensor], Callable[[Tensor], Tensor]]]:
-    """Return each method twice: ours on activations, theirs on features (as 1 x 1 maps if it needs maps)."""
+    """Return both implementations of each method: ours on activations, theirs on features (as 1 x 1 maps if required)."""
 
     def flat(maps: Tensor) -> Tensor:
         return head(maps.flatten(1))
@@ -91,7 +91,7 @@ def pairs(
 def metric_rows(
     scale: Any, known: Activations, unknown: Activations, size: str, notes: list[str], turns: tuple[int, int]
 ) -> list[dict[str, Any]]:
-    """Compare AUROC and AUPR on SCALE's energies, which are in the hundreds and more."""
+    """Return a comparison of AUROC and AUPR on SCALE's energies, which are in the hundreds or higher."""
     inside, outside = scale.score(known), scale.score(unknown)
     labels = torch.cat([torch.zeros(len(inside)), -torch.ones(len(outside))]).long()
     scores = -torch.cat([inside, outside])
@@ -117,7 +117,7 @@ def metric_rows(
 
 
 def timed(theirs: Callable[[], Any], ours: Callable[[], Any], turns: tuple[int, int]) -> dict[str, float]:
-    """Time both in turns of several calls, as one may take less than a millisecond; seconds of one call."""
+    """Return the seconds of one call of each, timed in turns of several calls, since one may take less than a millisecond."""
     repeats, calls = turns
     ways = {"peer": lambda: [theirs() for _ in range(calls)], "ours": lambda: [ours() for _ in range(calls)]}
     return {name: seconds / calls for name, seconds in interleaved(ways, repeats).items()}

@@ -1,6 +1,6 @@
-"""Time competing ways of doing the same work, in turns, and report ratios.
+"""Timing of alternative ways of doing the same work, in turns, and reporting of ratios.
 
-Machines are shared and noisy: a time means little, the ratio of two times taken side by side means something.
+Machines are shared and noisy, so absolute times mean little, unlike the ratio of two times measured side by side.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from rich.table import Table
 
 K = TypeVar("K")
 SPREADS: list[float] = []
-"""The slowest turn by the fastest, of each way that was timed more than once in this process."""
+"""Ratio of the slowest to the fastest turn, for each way that was timed more than once in this process."""
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "speed"
 SHARED = Path(os.environ.get("IDNESS_SHARED", ROOT.parent / "shared" / "data"))
 FETCHED = Path(os.environ.get("IDNESS_FETCHED", ROOT / ".data"))
-"""Where real networks and images are looked for; benchmarks that find none measure the others."""
+"""Folders that are searched for real networks and images; benchmarks skip missing ones."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def interleaved(ways: Mapping[str, Callable[[], Any]], repeats: int = 7) -> dict[str, float]:
-    """Run each way in turn, `repeats` times over, and return the least seconds of each; the first round warms up.
+    """Run each way in turn, `repeats` times, and return the minimum seconds of each; the first round is a warm-up.
 
-    Seconds of this process on the CPU, not of the wall clock: what other processes take does not count.
+    CPU time of this process is measured rather than wall-clock time, so that other processes have little influence.
     """
     times: dict[str, list[float]] = {name: [] for name in ways}
     for round_ in range(repeats + 1):
@@ -48,13 +48,13 @@ def interleaved(ways: Mapping[str, Callable[[], Any]], repeats: int = 7) -> dict
 
 
 def least(times: Mapping[K, Sequence[float]]) -> dict[K, float]:
-    """Return the least seconds of each way; how far its turns differ goes into the report."""
+    """Return the minimum seconds of each way; the spread of its turns is recorded for the report."""
     SPREADS.extend(max(values) / min(values) for values in times.values() if len(values) > 1)
     return {name: min(values) for name, values in times.items()}
 
 
 def cpu_of(*words: str, **environment: str) -> float:
-    """Run Python in a process of its own with one thread and return its CPU seconds, user and system."""
+    """Run Python in a separate process with one thread and return its CPU seconds, user and system."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, *words], check=True, env=os.environ | ONE_THREAD | environment, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

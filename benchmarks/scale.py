@@ -1,7 +1,7 @@
-"""Ray beside one plain process: overhead, and two actors against one: python benchmarks/scale.py
+"""Ray compared with one plain process: overhead, and two actors against one: python benchmarks/scale.py
 
-Writes results/scale.json and results/scale.md. Options: --images N for the passes of ResNet-50 (random weights; what a pass costs does not
-depend on them), --only overhead|actors for a part of it, which keeps what was measured of the others.
+Writes results/scale.json and results/scale.md. Options: --images N for the passes of ResNet-50 (with random weights, on which the cost of
+a pass does not depend), --only overhead|actors for one part, which keeps the results of the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 WANTED = 2000
 SPAN = 32
-"""Images in a span while measuring; 1,024 otherwise. Many small spans make Ray's part of the work larger, not smaller."""
+"""Number of images in a span while measuring, instead of 1,024. Many small spans increase Ray's part of the work."""
 RUN = """
 import sys
 from idness.activations import extract
@@ -40,7 +40,7 @@ main()
 
 
 def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
-    """Wait for a process; return the CPU seconds of it and its children, as far as they were seen."""
+    """Wait for a process, and return the CPU seconds of the process and its children, as far as observed."""
     spent: dict[int, float] = {}
     while process.poll() is None:
         with suppress(psutil.Error):
@@ -53,7 +53,7 @@ def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
 
 
 def extract(model: Sequence[str], images: Path, out: Path, *more: object) -> float:
-    """Run `idness extract` in a process of its own, and return its CPU seconds."""
+    """Run `idness extract` in a separate process, and return its CPU seconds."""
     words = [sys.executable, "-c", RUN, str(SPAN), "extract", *model, str(images), "-o", str(out), *map(str, more)]
     process = subprocess.Popen(
         [*words, "--quiet"], env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL
@@ -65,14 +65,14 @@ def extract(model: Sequence[str], images: Path, out: Path, *more: object) -> flo
 
 
 def steady(out: Path, at_once: int) -> float:
-    """Return spans per second between the first and the last shard, without the start."""
+    """Return the spans per second between the first and the last shard, excluding the start."""
     times = sorted(path.stat().st_mtime for path in out.rglob("shards/*/*.safetensors"))
-    # The first shards of all that work at once come together.
+    # The first shards of parallel workers finish at the same time.
     return (len(times) - at_once) / max(times[-1] - times[at_once - 1], 1e-9)
 
 
 def write(folder: Path, count: int, side: int) -> Path:
-    """Write noise as JPEG: what it shows does not matter, that it is decoded does."""
+    """Write noise as JPEG files, whose content does not matter, and return the folder."""
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
     for number in range(count):
@@ -82,14 +82,14 @@ def write(folder: Path, count: int, side: int) -> Path:
 
 
 def resnet(folder: Path) -> tuple[str, ...]:
-    """Write random weights of a ResNet-50, the same for all processes, and name the network."""
+    """Write random weights of a ResNet-50, the same for all processes, and return the network's arguments."""
     file = folder / "resnet50.safetensors"
     save_file(torchvision.models.resnet50().state_dict(), file)
     return ("torchvision:resnet50", "--weights", str(file))
 
 
 def overhead(folder: Path, count: int) -> dict[str, Any]:
-    """Compare CPU seconds of one plain process and of Ray with one actor, both starting included."""
+    """Return a comparison of the CPU seconds of one plain process and of Ray with one actor, including startup."""
     few, many, network = write(folder / "few", SPAN, 256), write(folder / "many", count, 256), resnet(folder)
     cpu: dict[str, float] = {}
     for name, images, more in (
@@ -112,7 +112,7 @@ def overhead(folder: Path, count: int) -> dict[str, Any]:
 
 
 def actors(folder: Path, count: int) -> dict[str, Any]:
-    """Compare spans per second of two actors and one, beside those of two plain processes at once and one."""
+    """Return a comparison of the spans per second of two actors and one, and of two parallel plain processes and one."""
     images, network = write(folder / "images", count, 256), resnet(folder)
     found: dict[str, float] = {}
     for turn in range(2):
@@ -144,7 +144,7 @@ def actors(folder: Path, count: int) -> dict[str, Any]:
 
 
 def told(found: dict[str, Any]) -> str:
-    """Write what was measured as a page."""
+    """Return the results as a Markdown page."""
     lines = [
         "# Scale: Ray beside one process",
         "",

@@ -1,12 +1,12 @@
-"""What HTTP costs: images per second from 32 clients against the bare network's: python benchmarks/serving.py
+"""The cost of HTTP: images per second with 32 clients compared with the bare network: python benchmarks/serving.py
 
-Three kinds of process, as in production: the server, the clients, and the bare network (which runs alone, at each batch
-size, on tensors that are ready). Server and bare network have the same one core and one thread for the network, so all
-that the server does besides is measured too; the clients have another core. Rounds alternate, so that
-other load affects both. Each client waits for its answer before it asks again, one JPEG a request.
+There are three kinds of processes, as in production: the server, the clients, and the bare network (which runs alone, at
+each batch size, on prepared tensors). Server and bare network use the same single core and one thread for the network, so
+that everything else the server does is measured too; the clients use another core. Rounds alternate, so that
+other load affects both. Each client waits for the response before its next request, with one JPEG per request.
 
-Beside the ratio of images per second stands that of CPU seconds per image, which other programs hardly change. One client alone, whose
-requests find the server idle, shows how long an answer takes beside one pass of one image.
+In addition to the ratio of images per second, the ratio of CPU seconds per image is reported, which other programs hardly affect. A
+single client, whose requests find the server idle, shows the latency of a response compared with one pass of one image.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ratios import ONE_THREAD, report
 
 CLIENTS, ROUNDS, SECONDS, WANTED, IDLE = 32, 3, 8.0, 0.85, 1.3
 ENGINE = "onnxruntime"
-"""What runs the network on both sides: the fastest engine of the extras that most users have."""
+"""The engine on both sides: the fastest one in the extras that most users install."""
 CORES = sorted(os.sched_getaffinity(0))
 SIZES = (1, 2, 4, 8, 16, 32)
 NETWORKS = {
@@ -78,7 +78,7 @@ for line in sys.stdin:
 
 
 def jpegs(count: int = 48) -> list[bytes]:
-    """Return JPEGs of the usual size of ImageNet's: embedded images, enlarged, so that they compress like photographs."""
+    """Return JPEGs of the usual size of ImageNet images: embedded images, enlarged, which compress like photographs."""
     from idness.data import embedded
 
     rng, found = np.random.default_rng(0), []
@@ -92,7 +92,7 @@ def jpegs(count: int = 48) -> list[bytes]:
 
 
 def load(port: int, pictures: list[bytes], seconds: float, count: int) -> tuple[float, list[float]]:
-    """Ask from many clients until time is up; images per second, and each answer's seconds."""
+    """Send requests from many clients until time is up; return the images per second, and the seconds of each response."""
     end, taken, lock = time.perf_counter() + seconds, [], threading.Lock()
 
     def client(number: int) -> None:
@@ -119,14 +119,14 @@ def load(port: int, pictures: list[bytes], seconds: float, count: int) -> tuple[
 
 
 def on_one_core(command: list[str], **options: Any) -> subprocess.Popen[str]:
-    """Start a process that has the first core, and one thread for the network."""
+    """Start a process on the first core, with one thread for the network."""
     process = subprocess.Popen(command, text=True, env=os.environ | ONE_THREAD, **options)
-    os.sched_setaffinity(process.pid, CORES[:1])  # before it has started any thread
+    os.sched_setaffinity(process.pid, CORES[:1])  # before it starts any thread
     return process
 
 
 class Bare:
-    """The network alone, in a process of its own that sleeps when it is not asked."""
+    """The bare network, in a separate process that sleeps between runs."""
 
     def __init__(self, spec: str, side: int) -> None:
         command = [sys.executable, "-c", BARE, spec, str(side), ENGINE]
@@ -134,7 +134,7 @@ class Bare:
         self.engine = self._line()
 
     def run(self, size: int, seconds: float) -> tuple[int, float]:
-        """Run batches until time is up; gives the images and the seconds that they took."""
+        """Run batches until time is up; return the number of images and the seconds."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{size} {seconds}\n")
         self.process.stdin.flush()
@@ -152,7 +152,7 @@ class Bare:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Read how long a process has run on the CPU, all its threads together."""
+    """Return the CPU seconds of a process, over all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -193,7 +193,7 @@ def measure(name: str, spec: str, side: int, wanted: float | None, pictures: lis
             before = cpu_seconds(bare.process.pid), cpu_seconds(server.pid)
             per_bare = (before[0] - spent["bare"]) / images
             per_served = (before[1] - spent["served"]) / len(taken)
-            # One request at a time: what an answer costs beyond one forward pass of one image.
+            # One request at a time: the cost of a response beyond one forward pass of one image.
             singles, elapsed = bare.run(1, SECONDS)
             alone_cpu = (cpu_seconds(bare.process.pid) - before[0]) / singles
             _, lone = load(port, pictures, SECONDS, 1)

@@ -1,6 +1,6 @@
-"""What it takes to show that a command has started, to judge one image, and to decode one: python benchmarks/starting.py
+"""The time to show that a command has started, to judge one image, and to decode one: python benchmarks/starting.py
 
-The guard is that of torchvision's MobileNetV2 with random weights: they do not change the time. CPU seconds, user and system.
+The guard uses torchvision's MobileNetV2 with random weights, which do not affect the time. CPU seconds, user and system.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def one_picture(picture: bytes) -> list[dict[str, Any]]:
 
 
 def first_progress(picture: bytes) -> list[dict[str, Any]]:
-    """Measure the CPU seconds of commands, in a terminal, until they show anything."""
+    """Return the CPU seconds of commands in a terminal until they show anything."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "picture.jpg").write_bytes(picture)
@@ -76,7 +76,7 @@ def first_progress(picture: bytes) -> list[dict[str, Any]]:
 
 
 def until_shown(*words: str) -> float:
-    """Start idness in a terminal and stop it when it shows anything; CPU seconds until then."""
+    """Start idness in a terminal, stop it when it shows anything, and return the CPU seconds until then."""
     screen, terminal = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, *words], stdin=terminal, stdout=terminal, stderr=terminal

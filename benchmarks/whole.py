@@ -1,9 +1,9 @@
-"""A whole `idness bench`, all methods and options, against the ordinary pass over the same images: python benchmarks/whole.py [NAME ...]
+"""A complete `idness bench`, all methods and options, compared with an ordinary forward pass: python benchmarks/whole.py [NAME ...]
 
-Real networks on real images, looked for in `.data` (python tools/fetch.py mobilenet-v2 cifar10) and `../shared/data`; missing ones are
-skipped. The command runs in a process of its own, from its start to the last file written: decoding, engine, search of options, error
-bars and page included. The ordinary pass is what anybody would write: eager, images as they come, ready as tensors, a batch of 128; it
-is timed on 256 images and counted for all. CPU seconds, user and system, one thread, in turns.
+Real networks on real images are searched for in `.data` (python tools/fetch.py mobilenet-v2 cifar10) and `../shared/data`; missing ones
+are skipped. The command runs in a separate process, from its start to the last file written, including decoding, engine, search of
+options, intervals and page. The ordinary pass is typical eager code, on images that are already tensors, in batches of 128; it is timed
+on 256 images and extrapolated to all. CPU seconds, user and system, one thread, in turns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TURNS = 2
 PAPER = (
     "msp", "mls", "ebo", "tempscale", "gen", "mds", "rmds", "knn", "react", "dice", "chain", "ash-s", "ash-p", "ash-b", "scale",
 )  # fmt: skip
-"""The rows of the paper's tables, which are all that 0.1.0 had."""
+"""The methods of the paper's tables, which are all that 0.1.0 had."""
 SAID = {"all": "all methods and options", "paper": f"the {len(PAPER)} rows of the paper, all options"}
 ORDINARY = """
 import json, sys, time, torch
@@ -106,7 +106,7 @@ isun = {{ path = "{SHARED / "isun.npz"}", rows = [0, 1500] }}
 
 
 def bench(folder: Path, job: dict[str, Any], engine: str, which: str) -> tuple[float, dict[str, float]]:
-    """Run the command; return its CPU seconds and the times that it reports."""
+    """Run the command, and return its CPU seconds and the times that it reports."""
     with tempfile.TemporaryDirectory() as place:
         words = ["bench", str(folder / "whole.toml"), "--model", job["model"], "--engine", engine, "--workers", "1"]
         words += ["--out", f"{place}/out", "--cache", f"{place}/cache", "--quiet"]
@@ -118,7 +118,7 @@ def bench(folder: Path, job: dict[str, Any], engine: str, which: str) -> tuple[f
 
 
 def ordinary(job: dict[str, Any]) -> list[float]:
-    """Time the ordinary pass, for all images."""
+    """Return the times of the ordinary pass, extrapolated to all images."""
     words = json.dumps([job["model"], job["weights"], job["size"], TIMED])
     done = subprocess.run(
         [sys.executable, "-c", ORDINARY, words], check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT

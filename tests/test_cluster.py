@@ -134,18 +134,18 @@ def test_an_actor_refuses_another_network_other_versions_and_another_folder(
         assert actor(job, mark).refusal == ""
     assert threads == [1]  # as many as the driver has: with another number, sums are rounded differently
     assert not mark.exists()
-    assert re.search("has numpy .+, this machine 0.1; install the same", actor(job, mark, numpy="0.1").refusal)
+    assert re.search("has numpy .+, but this machine has 0.1; install the same", actor(job, mark, numpy="0.1").refusal)
     assert "has python " in actor(job, mark, python="2.7").refusal
     unseen = Actor(extractor(job, Pool()), 1, tmp_path / "elsewhere" / "mark", versions())
-    assert f"cannot see {tmp_path / 'elsewhere'}; use a folder" in unseen.refusal
+    assert f"cannot access {tmp_path / 'elsewhere'}; use a folder" in unseen.refusal
     [(_, images)] = job.sets
     images.present = lambda: False  # type: ignore[method-assign]
     [span, *_] = plan_spans(job.network, images, None, job.store)
     said = actor(job, mark).do(0, True, span, images, (), None)[1]["refusal"]
-    assert f"cannot see the images of {images.source}; use a folder that every worker sees" in said
+    assert f"cannot access the images of {images.source}; use a folder that every worker can access" in said
     own = tmp_path / "own.safetensors"
     save_file({name: value + 1 for name, value in load_file(own).items()}, own)
-    assert "is not the driver's network" in actor(job, mark).refusal
+    assert "differs from the driver's network" in actor(job, mark).refusal
     own.unlink()
     assert re.search("no weights at .*; every worker needs the same files", actor(job, mark).refusal)
 
@@ -154,11 +154,11 @@ def test_a_pool_is_as_large_as_the_cluster_or_as_asked() -> None:
     ray = SimpleNamespace(cluster_resources=lambda: {"CPU": 8.0, "GPU": 2.0})
     assert (Pool().size(ray), Pool(actors=3).size(ray), Pool(gpus=0.5).size(ray)) == (8, 3, 4)
     assert (Pool().size(ray, 4), Pool(gpus=1).size(ray, 4)) == (2, 2)
-    with pytest.raises(ClusterError, match="has 8 CPUs, each actor needs 1: not enough for 9 actors"):
+    with pytest.raises(ClusterError, match="has 8 CPUs and each actor needs 1, which is not enough for 9 actors"):
         Pool(actors=9).size(ray)
-    with pytest.raises(ClusterError, match="has 8 CPUs, each actor needs 4: .+ or set OMP_NUM_THREADS=1"):
+    with pytest.raises(ClusterError, match="has 8 CPUs and each actor needs 4, .+ or set OMP_NUM_THREADS=1"):
         Pool(actors=3).size(ray, 4)
-    with pytest.raises(ClusterError, match="has 2 GPUs, each actor needs 4: not enough for 1 actors"):
+    with pytest.raises(ClusterError, match="has 2 GPUs and each actor needs 4, which is not enough for 1 actors"):
         Pool(gpus=4).size(ray)
     with pytest.raises(OptionError, match="must be a whole number of at least 1"):
         Pool(actors=0)

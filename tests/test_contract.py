@@ -213,11 +213,11 @@ def test_methods_that_look_twice_say_so_and_what_is_missing_and_only_named_optio
     assert (detector.forward_passes, detector.backward_passes) == (2, 1)
     assert name not in rows()  # a comparison runs them only where they are named
     assert not set(detector.grid) & set(detector.changed_by)  # each such value would cost another pass
-    message = r"activations must include those of the changed images, got none; score images with a Guard"
+    message = r"activations must include those of the edited images, got none; score images with a Guard"
     with pytest.raises(InputError, match=f"{type(detector).__name__}: {message}"):
         detector.score(world.test)
     if detector.needs_train:
-        with pytest.raises(InputError, match="train must include those of the changed images"):
+        with pytest.raises(InputError, match="train must include those of the edited images"):
             build(name).fit(world.head, world.train)
     for outer, option in (("fuse", "parts"), ("chain", "steps")):
         with pytest.raises(OptionError, match="a part must need one pass|a step must edit features or head"):

@@ -75,7 +75,7 @@ def test_what_survives_and_what_is_wrongly_called_equivalent_fails(
     [
         ('{ find = "x + y", put = "x", breaks = "b" }', "got 0 times: x + y"),
         ('{ find = "return", put = "yield", breaks = "b" }', "got 2 times: return"),
-        ('{ find = "x + x", put = "x +", breaks = "b" }', "is not Python any more"),
+        ('{ find = "x + x", put = "x +", breaks = "b" }', "is no longer valid Python"),
         ('{ find = "x + x", put = "x", breaks = "b", tests = "tests/test_gone.py" }', "no tests/test_gone.py"),
     ],
 )

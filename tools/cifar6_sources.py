@@ -1,6 +1,6 @@
 """Read the images of the cifar6 benchmark from the packages of tools/fetch.py, as 32 x 32 RGB.
 
-Every choice is a rule that depends on the packages' bytes alone, so that the same packages give the same pixels.
+Every choice is a rule that depends only on the bytes of the packages, so that the same packages yield the same pixels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FASHION_CLASSES = (
     "t-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
 )  # fmt: skip
 
-# A drawn bird is not something that a network for birds never saw; these categories mean an ID class.
+# Drawings of these categories show an ID class, which is not OOD.
 QUICKDRAW_SKIPPED = frozenset(
     (
         "airplane", "ambulance", "bird", "bulldozer", "bus", "car", "dog", "duck", "firetruck", "flamingo", "owl",
@@ -36,7 +36,7 @@ QUICKDRAW_SKIPPED = frozenset(
     )
 )  # fmt: skip
 
-# Folders and names of pictures that are no surface: lamps, flares, skies, fire, signs, buttons, plain colours.
+# Folders and names of images that are not surfaces: lamps, flares, skies, fire, signs, buttons, plain colours.
 TEXTURE_FOLDERS_SKIPPED = frozenset(
     (
         "amph-dm01", "base_button", "base_light", "bubctf1", "common", "cosmo_light", "cosmo_sfx", "ctf", "ctf2", "dsi",
@@ -70,11 +70,11 @@ class Pictures:
 
 
 def cifar10(to: Path) -> dict[str, Pictures]:
-    """Split CIFAR-10 into the ID sets, the near-OOD sets and the OOD validation class, by official index."""
+    """Return CIFAR-10 split into the ID sets, the near-OOD sets and the OOD validation class, by official index."""
     with np.load(write_cifar10(to), allow_pickle=False) as file:
         arrays = dict(file)
     train, test = arrays["train_labels"], arrays["test_labels"]
-    # 2,000 and 500 do not divide by six: the first two classes give one image more.
+    # 2,000 and 500 are not divisible by six, so the first two classes have one more image.
     firsts = [_rows_of(train, name)[: 334 if place < 2 else 333] for place, name in enumerate(ID_CLASSES)]
     lasts = [_rows_of(train, name)[-(84 if place < 2 else 83) :] for place, name in enumerate(ID_CLASSES)]
     tests = [_rows_of(test, name)[:500] for name in ID_CLASSES]
@@ -85,7 +85,7 @@ def cifar10(to: Path) -> dict[str, Pictures]:
     }
     for name in ("cat", "frog", "ship"):
         found[name] = _cifar10_part(arrays, "test", _rows_of(test, name)[:500], (name,))
-    # From the training split, so that validation looks at no test image at all.
+    # From the training split, so that validation uses no test images.
     found["horse"] = _cifar10_part(arrays, "train", _rows_of(train, "horse")[:500], ("horse",))
     return found
 
@@ -117,7 +117,7 @@ def quickdraw(to: Path, count: int = 1000) -> Pictures:
     for place, label in itertools.product(range(100), range(len(classes))):
         ink = np.rint(np.array(json.loads(drawings[classes[label]][place])) * 255).astype(np.uint8)
         ink = ink.reshape(28, 28)
-        # Some are a mere stroke.
+        # Some drawings are a single stroke.
         if min(np.ptp(np.flatnonzero(ink.any(axis=axis))) for axis in (0, 1)) >= 7:
             images.append(ink)
             sources.append(f"{classes[label]}/{place}")
@@ -128,7 +128,7 @@ def quickdraw(to: Path, count: int = 1000) -> Pictures:
 
 
 def textures(to: Path) -> Pictures:
-    """Return surfaces: opaque, at least 64 pixels wide and high, with contrast, no two alike; one centre crop of each."""
+    """Return a centre crop of each surface that is opaque, at least 64 pixels wide and high, with contrast, without near-duplicates."""
     pack = next(content for name, content in members(fetch("textures", to)) if name.endswith(".pk3"))
     images, sources = [], []
     with zipfile.ZipFile(io.BytesIO(pack)) as archive:
@@ -143,15 +143,15 @@ def textures(to: Path) -> Pictures:
 
 
 def traffic_lights(to: Path, count: int = 1000) -> Pictures:
-    """Return the images with most pixels, no two alike, uncropped."""
+    """Return the images with the most pixels, without near-duplicates, uncropped."""
     classes = ("red", "yellow", "green")
     found = []
     for name, content in members(fetch("traffic-lights", to)):
         if "/__data_subpkg__/" in name and name.endswith(".jpg"):
             with Image.open(io.BytesIO(content), formats=["JPEG"]) as picture:
                 short = min(picture.size)
-                # Many are smaller than 32 pixels: Pillow's bilinear filter averages when it shrinks and blends when
-                # it enlarges.
+                # Many are smaller than 32 pixels; Pillow's bilinear filter averages when it shrinks and interpolates when it
+                # enlarges.
                 small = picture.convert("RGB").resize((32, 32), Image.Resampling.BILINEAR)
             found.append((-short, "/".join(name.split("/")[2:]), np.asarray(small)))
     found.sort(key=lambda item: item[:2])
@@ -161,7 +161,7 @@ def traffic_lights(to: Path, count: int = 1000) -> Pictures:
 
 
 def groceries(to: Path, count: int = 500) -> Pictures:
-    """Return images in turn from every product, no two alike; the centre square of each."""
+    """Return the centre square of images taken in turn from every product, without near-duplicates."""
     import pyarrow.parquet
 
     pack = next(content for name, content in members(fetch("groceries", to)) if name.endswith("images2.parquet"))
@@ -192,7 +192,7 @@ FAR: dict[str, Callable[[Path], Pictures]] = {
 
 
 def read_all(to: Path) -> dict[str, Pictures]:
-    """Read every set of the benchmark, in the order in which it is listed."""
+    """Return every set of the benchmark, in the order of the list."""
     parts = cifar10(to)
     horse = parts.pop("horse")
     return parts | {name: read(to) for name, read in FAR.items()} | {"horse": horse, "groceries": groceries(to)}
@@ -209,7 +209,7 @@ def _cifar10_part(arrays: dict[str, Any], split: str, rows: np.ndarray, classes:
 
 
 def _first_of_each_class(images: bytes, labels: bytes, classes: tuple[str, ...], each: int) -> Pictures:
-    """Read a pair of idx files: 16 and 8 bytes of header, then one byte a pixel and one a label."""
+    """Return images of a pair of idx files, which have headers of 16 and 8 bytes, then one byte per pixel and per label."""
     grey = np.frombuffer(images, np.uint8, offset=16).reshape(-1, 28, 28)
     shown = np.frombuffer(labels, np.uint8, offset=8)
     rows = np.sort(np.concatenate([np.flatnonzero(shown == label)[:each] for label in range(len(classes))]))
@@ -222,7 +222,7 @@ def _framed(grey: np.ndarray) -> np.ndarray:
 
 
 def is_surface(name: str) -> bool:
-    """Whether a file of the package is a surface, by its folder and name."""
+    """Whether a file of the package is a surface, according to its folder and name."""
     path = Path(name)
     return (
         path.parts[0] == "textures"
@@ -244,15 +244,15 @@ def _surface(content: bytes) -> np.ndarray | None:
 
 
 def _centre(picture: Image.Image, side: int) -> np.ndarray:
-    """Cut the centre square and average it down to 32 x 32."""
+    """Return the centre square, averaged down to 32 x 32."""
     left, top = (picture.width - side) // 2, (picture.height - side) // 2
     box = (left, top, left + side, top + side)
     return np.asarray(picture.resize((32, 32), Image.Resampling.BOX, box=box))
 
 
 def unlike(images: np.ndarray, distance: float = 8.0, correlation: float = 0.95) -> list[int]:
-    """Drop an image that differs from a kept one by under 8 grey levels (RMS), or only in brightness and contrast."""
-    # Sums of products of 8-bit values are exact in float64, so that no rounding decides.
+    """Return the indices of images without those that differ from a kept one by under 8 grey levels (RMS), or only in contrast."""
+    # Sums of products of 8-bit values are exact in float64, so that rounding has no effect.
     flat = images.reshape(len(images), -1).astype(np.float64)
     product, total, size = flat @ flat.T, flat.sum(axis=1), flat.shape[1]
     square = np.diag(product)

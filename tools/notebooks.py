@@ -1,6 +1,6 @@
-"""Run the tutorials and store their output: python tools/notebooks.py [NAME ...]
+"""Run the tutorials and store their outputs: python tools/notebooks.py [NAME ...]
 
-The notebooks under docs/tutorials are stored with their outputs; the site shows them, and a test runs them again and compares.
+The notebooks in docs/tutorials are stored with their outputs; the site shows them, and a test runs them and compares the outputs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ RESET = "%reset -sf"
 
 
 def tutorials() -> dict[str, Path]:
-    """List the notebooks by name."""
+    """Return the notebooks by name."""
     return {path.stem: path for path in sorted(TUTORIALS.glob("*.ipynb"))}
 
 
 @contextmanager
 def one_kernel(folder: Path) -> Iterator[Any]:
-    """Yield a function that runs notebooks in a folder in one process, since importing torch takes longest."""
+    """Yield a function that runs notebooks in a folder in one process, since importing torch is slow."""
     client = NotebookClient(
         nbformat.v4.new_notebook(), timeout=300, coalesce_streams=True, resources={"metadata": {"path": str(folder)}}
     )
@@ -46,12 +46,12 @@ def one_kernel(folder: Path) -> Iterator[Any]:
 
 
 def read(path: Path) -> NotebookNode:
-    """Read a notebook."""
+    """Return a notebook."""
     return nbformat.read(path, as_version=4)
 
 
 def _clean(cell: NotebookNode) -> NotebookNode:
-    """Remove what differs from run to run."""
+    """Return a cell without fields that differ between runs."""
     cell.metadata = {}
     for output in cell.get("outputs", ()):
         output.get("data", {}).pop("text/plain", None) if len(output.get("data", {})) > 1 else None
@@ -59,7 +59,7 @@ def _clean(cell: NotebookNode) -> NotebookNode:
 
 
 def main(names: list[str]) -> None:
-    """Run some notebooks, or all."""
+    """Run the given notebooks, or all of them."""
     with one_kernel(TUTORIALS) as run:
         for name, path in tutorials().items():
             if not names or name in names:

@@ -1,7 +1,7 @@
-"""Read the images of the photos benchmark out of the packages that tools/fetch.py brings, as 224 x 224 RGB.
+"""Read the images of the photos benchmark from the packages of tools/fetch.py, as 224 x 224 RGB.
 
-Every choice is a rule that depends on the packages' bytes alone, so that the same packages give the same pixels. An image that shows one of
-the 1,000 ImageNet classes is excluded by the folder or the name that its package gives it; photos_sets.toml lists them.
+Every choice is a rule that depends only on the bytes of the packages, so that the same packages yield the same pixels. Images of the 1,000
+ImageNet classes are excluded by their folder or name in the package; photos_sets.toml lists these.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHOSEN = tomllib.loads(Path(__file__).with_name("photos_sets.toml").read_text(en
 
 @dataclass(frozen=True)
 class Photos:
-    """The images of one set (N, 224, 224, 3), the origin of each, and their labels if they are ID."""
+    """The images of one set (N, 224, 224, 3), their origins, and, for ID images, their labels."""
 
     images: np.ndarray
     sources: list[str]
@@ -38,7 +38,7 @@ class Photos:
 
 
 def id_photos(folder: Path) -> dict[str, Photos]:
-    """Split the ID photographs, sorted by class and name: every fifth validates, all others test."""
+    """Return the ID photographs, sorted by class and name: every fifth for validation, all others for testing."""
     paths = sorted((folder / "id_test").glob("*/*.jpg"))
     wnids = sorted(path.name for path in (folder / "id_val").iterdir())
     parts = {"id_val": paths[4::5], "id_test": [path for place, path in enumerate(paths) if place % 5 != 4]}
@@ -53,13 +53,13 @@ def id_photos(folder: Path) -> dict[str, Photos]:
 
 
 def attribution(folder: Path) -> list[dict[str, str]]:
-    """Read the author, licence and page of each ID photograph."""
+    """Return the author, licence and page of each ID photograph."""
     with (folder / "id_test_attribution.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def fruit(to: Path, count: int = 150) -> Photos:
-    """Take photographs of pears and melons in a grocery store in turn, no two alike."""
+    """Return photographs taken in turn from pears and melons in a grocery store, without near-duplicates."""
     import pyarrow.parquet
 
     pack = next(content for name, content in members(fetch("groceries", to)) if name.endswith("images2.parquet"))
@@ -73,7 +73,7 @@ def fruit(to: Path, count: int = 150) -> Photos:
 
 
 def stamps(to: Path) -> Photos:
-    """Take the stamps that are listed, each as a whole on white, enlarged at most twofold."""
+    """Return the listed stamps, each uncropped on white, enlarged at most twofold."""
     wanted = {f"{folder}/{name}" for folder, names in CHOSEN["stamps"].items() for name in names.split()}
     files = {
         name.split("/stamps/")[1].removesuffix(".png"): content
@@ -87,7 +87,7 @@ def stamps(to: Path) -> Photos:
 
 
 def textures(to: Path, count: int = 150) -> Photos:
-    """Take surfaces at least 224 pixels wide and high, opaque and with contrast, no two alike, evenly over their names."""
+    """Return opaque surfaces with contrast, at least 224 pixels wide and high, without near-duplicates, evenly over their names."""
     pack = next(content for name, content in members(fetch("textures", to)) if name.endswith(".pk3"))
     found = []
     with zipfile.ZipFile(io.BytesIO(pack)) as archive:
@@ -102,7 +102,7 @@ def textures(to: Path, count: int = 150) -> Photos:
 
 
 def x_rays(to: Path, count: int = 150) -> Photos:
-    """Take chest X-rays of the package's test part, half of them normal, no two alike."""
+    """Return chest X-rays of the package's test split, half of them normal, without near-duplicates."""
     found = {
         "/".join(name.split("/")[-2:]): content
         for name, content in members(fetch("x-rays", to))
@@ -115,7 +115,7 @@ def x_rays(to: Path, count: int = 150) -> Photos:
 
 
 def nebulae(to: Path, count: int = 150) -> Photos:
-    """Take photographs of the deep sky at least 224 pixels wide and high, with contrast, no two alike, evenly over their names."""
+    """Return deep-sky photographs with contrast, at least 224 pixels wide and high, without near-duplicates, evenly over their names."""
     found = []
     for name, content in sorted(members(fetch("nebulae", to))):
         if "/nebulae/default/" in name and name.endswith(".png"):
@@ -126,7 +126,7 @@ def nebulae(to: Path, count: int = 150) -> Photos:
 
 
 def maps(to: Path) -> Photos:
-    """Take all maps, each as a whole on white."""
+    """Return all maps, each uncropped on white."""
     found = [
         (Path(name).stem, whole(Image.open(io.BytesIO(content)), largest=2.0))
         for name, content in sorted(members(fetch("maps", to)))
@@ -136,7 +136,7 @@ def maps(to: Path) -> Photos:
 
 
 def clip_art(to: Path, count: int = 150) -> Photos:
-    """Take drawings of food, plants and flags, each as a whole on white, no two alike, evenly over their names."""
+    """Return drawings of food, plants and flags, each uncropped on white, without near-duplicates, evenly over their names."""
     found = []
     for name, content in sorted(members(fetch("clip-art", to))):
         inside = re.fullmatch(r"usr/share/openclipart/png/((?:food|plants|signs_and_symbols/flags)/.*)\.png", name)
@@ -148,7 +148,7 @@ def clip_art(to: Path, count: int = 150) -> Photos:
 
 
 def sketches(to: Path, count: int = 150) -> Photos:
-    """Take drawings in turn from the categories that are listed, black on white, enlarged from 28 x 28; a mere stroke is left out."""
+    """Return drawings in turn from the listed categories, black on white, enlarged from 28 x 28, without single strokes."""
     drawings = {
         Path(name).name.removesuffix(".ndjson.gz"): gzip.decompress(content).splitlines()
         for name, content in members(fetch("quickdraw", to))
@@ -169,7 +169,7 @@ OOD_VAL: dict[str, Callable[[Path], Photos]] = {"clip-art": clip_art, "sketches"
 
 
 def square(picture: Image.Image) -> np.ndarray:
-    """Scale the shorter side to 224 pixels with Pillow's bilinear filter, and cut the centre, as the network's preprocessing does."""
+    """Return an image with the shorter side scaled to 224 pixels by Pillow's bilinear filter and cropped, as in the preprocessing."""
     flat = _flat(picture)
     short = min(flat.size)
     width, height = (int(SIDE * length / short) for length in flat.size)
@@ -179,7 +179,7 @@ def square(picture: Image.Image) -> np.ndarray:
 
 
 def whole(picture: Image.Image, largest: float = 1.0) -> np.ndarray:
-    """Put the whole image in the middle of a white square, scaled to fit but enlarged no more than `largest`."""
+    """Return the whole image in the middle of a white square, scaled to fit but enlarged at most by the factor `largest`."""
     flat = _flat(picture)
     scale = min(SIDE / max(flat.size), largest)
     flat = flat.resize([max(1, round(length * scale)) for length in flat.size], Image.Resampling.BILINEAR)
@@ -193,7 +193,7 @@ def _skipped(kind: str, name: str) -> bool:
 
 
 def _flat(picture: Image.Image) -> Image.Image:
-    """Return an image as RGB, transparent parts on white."""
+    """Return an image as RGB, with transparent parts on white."""
     if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
         layered = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered).convert("RGB")
@@ -201,7 +201,7 @@ def _flat(picture: Image.Image) -> Image.Image:
 
 
 def _taken(items: list[tuple[str, np.ndarray]], count: int | None = None, *, evenly: bool = False) -> Photos:
-    """Leave out images that are like an earlier one, and take `count` of the rest: the first, or evenly over their order."""
+    """Return images without near-duplicates of earlier ones, at most `count`: the first, or evenly spaced ones."""
     small = np.stack([np.asarray(Image.fromarray(image).resize((32, 32), Image.Resampling.BOX)) for _, image in items])
     kept = [items[row] for row in unlike(small)]
     if count is not None and len(kept) > count:

@@ -1,7 +1,7 @@
-"""Take the screenshots of README: python tools/pictures.py FOLDER
+"""Take the screenshots for the README: python tools/pictures.py FOLDER
 
-FOLDER is the output of `idness bench --out FOLDER`: its report's first screen is one screenshot. The other is the service's page with a
-verdict on an embedded OOD image, by a guard that is calibrated here. Needs Chromium.
+FOLDER is the output of `idness bench --out FOLDER`; the first screenshot is the top of its report. The other one is the page of the
+service with a verdict on an embedded OOD image, by a guard that is calibrated here. Needs Chromium.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
 
 
 def shoot(page: Any, name: str) -> None:
-    """Save a screenshot in few colours, so that the file stays small."""
+    """Save a screenshot with few colours, so that the file is small."""
     path = PICTURES / f"{name}.png"
     page.screenshot(path=path)
     Image.open(path).convert("RGB").quantize(192).save(path, optimize=True)
@@ -38,7 +38,7 @@ def report(browser: Any, folder: Path) -> None:
 
 
 def verdict(browser: Any) -> None:
-    """Serve a guard, and save its page after an OOD image."""
+    """Serve a guard, and save its page with the verdict on an OOD image."""
     from idness.data import embedded
     from idness.guard import Guard
     from idness.serve.app import Server

@@ -1,7 +1,7 @@
-"""Simulate the statistical promises of idness into results/promises.md and results/promises.json; a few minutes of one core.
+"""Simulate the statistical guarantees of idness and write results/promises.md and results/promises.json; takes minutes on one core.
 
-Every row repeats calibration or measurement on fresh synthetic data and compares the mean with what is promised. The Monte-Carlo
-error is one standard error of that mean. Calibrations run the library itself on a small trained network and images drawn at random.
+Every row repeats a calibration or measurement on new synthetic data and compares the mean with the guarantee. The Monte-Carlo
+error is one standard error of that mean. Calibrations run the library itself on a small trained network and random images.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLOURS = np.array([[0.7, 0.3, 0.3], [0.3, 0.7, 0.3], [0.3, 0.3, 0.7], [0.7, 0.7
 
 @dataclass(frozen=True)
 class Row:
-    """One simulated promise: shares in [0, 1], or images for the delays of the drift monitor."""
+    """One simulated guarantee: rates in [0, 1], or numbers of images for the delays of the drift monitor."""
 
     promise: str
     setting: str
@@ -51,7 +51,7 @@ class Row:
 
 
 def images(rng: np.random.Generator, count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Draw in-distribution images (N, 8, 8, 3) of four noisy colours, with labels."""
+    """Return random in-distribution images (N, 8, 8, 3) of four noisy colours, with labels."""
     labels = rng.integers(0, 4, count)
     light = rng.normal(0, 0.12, (count, 1, 1, 3))
     pixels = COLOURS[labels][:, None, None] + light + rng.normal(0, 0.05, (count, 8, 8, 3))
@@ -59,7 +59,7 @@ def images(rng: np.random.Generator, count: int) -> tuple[NDArray[np.uint8], NDA
 
 
 def others(rng: np.random.Generator, count: int) -> NDArray[np.uint8]:
-    """Draw OOD images: grey noise of any brightness."""
+    """Return random OOD images: grey noise of any brightness."""
     pixels = rng.uniform(0.2, 0.8, (count, 1, 1, 1)) + rng.normal(0, 0.15, (count, 8, 8, 3))
     return (255 * np.clip(pixels, 0, 1)).astype(np.uint8)
 
@@ -69,7 +69,7 @@ def inputs(pixels: NDArray[np.uint8]) -> Tensor:
 
 
 def network(folder: Path) -> nn.Module:
-    """Train the small network, and write it with its weights for the runs that open files."""
+    """Train the small network, and write it with its weights for simulations that open files."""
     from safetensors.torch import save_file
 
     scope: dict[str, Callable[[], nn.Module]] = {}
@@ -88,7 +88,7 @@ def network(folder: Path) -> nn.Module:
 
 
 def rate(guard: Guard, rng: np.random.Generator, count: int = 1000) -> float:
-    """Return the share of fresh in-distribution images that are flagged."""
+    """Return the fraction of new in-distribution images that are flagged."""
     return float(guard(inputs(images(rng, count)[0])).is_ood.float().mean())
 
 
@@ -134,7 +134,7 @@ def false_alarms(model: nn.Module, folder: Path, many: int) -> Iterator[Row]:
 
 
 def confidence(model: nn.Module, many: int) -> Iterator[Row]:
-    """Simulate how often a single guard keeps its false-alarm rate if it was calibrated with confidence."""
+    """Simulate how often a single guard calibrated with confidence keeps its false-alarm rate."""
     for count, recall, sure in ((100, 0.95, 0.95), (500, 0.95, 0.95), (500, 0.9, 0.8)):
         rng = np.random.default_rng([count, round(1000 * sure)])
         kept = []
@@ -149,7 +149,7 @@ def confidence(model: nn.Module, many: int) -> Iterator[Row]:
 
 
 def screening(model: nn.Module, many: int) -> Iterator[Row]:
-    """Simulate the share of in-distribution images among those that `Guard.screen` flags, and the share of OOD images that it flags."""
+    """Simulate the fraction of in-distribution images among those flagged by `Guard.screen`, and the fraction of OOD images flagged."""
     for count, total, odd, per_class in (
         (200, 500, 50, False),
         (1000, 1000, 20, False),
@@ -211,7 +211,7 @@ def automatic(folder: Path, many: int) -> Iterator[Row]:
 
 
 def coverage(many: int) -> Iterator[Row]:
-    """Simulate how often 95 % intervals contain the truth, for normal scores and a given gap between ID and OOD."""
+    """Simulate how often 95 % intervals contain the true value, for normal scores and a given gap between ID and OOD."""
     at_95 = norm.ppf(0.05)
     for gap in (1.0, 2.0, 3.0):
         truths = {"auroc": norm.cdf(gap / math.sqrt(2)), "fpr": norm.sf(at_95 + gap)}
@@ -226,7 +226,7 @@ def coverage(many: int) -> Iterator[Row]:
                         intervals.fpr_intervals("fpr_at_id_recall", ids, [oods])[-1],
                         truths["fpr"],
                     ),
-                    # The same scores mirrored: few OOD images set the threshold.
+                    # The same scores mirrored, so that few OOD images determine the threshold.
                     "FPR at 95 % OOD recall": (
                         intervals.fpr_intervals("fpr_at_ood_recall", -oods, [-ids])[-1],
                         truths["fpr"],
@@ -247,7 +247,7 @@ def at_least(promise: str, setting: str, values: list[bool]) -> Row:
 
 
 def paired(many: int) -> Iterator[Row]:
-    """Simulate the coverage of paired differences between two methods whose scores correlate by 0.7."""
+    """Simulate the coverage of paired differences between two methods whose scores have a correlation of 0.7."""
     at_95, gaps = norm.ppf(0.05), (2.5, 1.5)
     auroc = norm.cdf(gaps[0] / math.sqrt(2)) - norm.cdf(gaps[1] / math.sqrt(2))
     fpr = norm.sf(at_95 + gaps[0]) - norm.sf(at_95 + gaps[1])
@@ -273,7 +273,7 @@ def paired(many: int) -> Iterator[Row]:
 
 
 def drift(many: int) -> Iterator[Row]:
-    """Simulate the drift monitor: alarms while nothing changes, and how soon OOD images (three deviations lower) are noticed."""
+    """Simulate the drift monitor: false alarms, and the delay of alarms for OOD images (three deviations lower)."""
     for count in (20, 100, 1000):
         rng = np.random.default_rng(count)
         rings = [float(_alarm(rng, count, 0.0, 500) is not None) for _ in range(2 * many)]
@@ -292,7 +292,7 @@ def drift(many: int) -> Iterator[Row]:
             setting = f"{count} calibration images, {100 * share:g} % OOD"
             error = math.sqrt(max(part * (1 - part), 0.25 / many) / many)
             yield Row("drift noticed within 1,000 images", setting, "measured", part, error, many, True)
-            # The median over all runs; those without an alarm count as late.
+            # The median over all runs; runs without an alarm count as late.
             median = float(np.median([1001 if delay is None else delay for delay in delays]))
             spread = float(1.25 * np.std(seen) / math.sqrt(len(seen))) if seen else 0.0
             if median <= 1000:
@@ -306,7 +306,7 @@ def _alarm(rng: np.random.Generator, count: int, share: float, most: int) -> int
 
 
 def simulate(effort: float = 1.0) -> list[Row]:
-    """Simulate every promise; the effort scales the repetitions."""
+    """Return the simulation of every guarantee; the effort scales the repetitions."""
 
     def times(count: int) -> int:
         return max(2, round(effort * count))

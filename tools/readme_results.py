@@ -1,4 +1,4 @@
-"""Write the table of results in README.md from results/: python tools/readme_results.py
+"""Update the table of results in README.md from results/: python tools/readme_results.py
 
 Its numbers are those of `idness bench photos --out results/bench/photos`, `idness reproduce cifar10 cifar100 cifar` and
 `idness bench cifar6 --out results/cifar6/base`; a test compares the two.
@@ -13,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 START, END = "<!-- results: made by python tools/readme_results.py -->", "<!-- end of results -->"
 ROWS = ("msp", "ebo", "knn", "react", "dice", "ash-s", "scale", "fuse")
-"""The methods of the table: plain ones, those SCALE is compared with, and the recommended one."""
+"""The methods of the table: baselines, methods that SCALE is compared with, and the recommended one."""
 COLUMNS = {
     "photos, near": ("bench/photos", "groups", "near"),
     "photos, far": ("bench/photos", "groups", "far"),
@@ -30,7 +30,7 @@ def read(path: str) -> Any:
 
 
 def row_of(methods: dict[str, Any], row: str) -> dict[str, Any] | None:
-    """Return a method by its name, or by its method if its options were given."""
+    """Return the results of a method by its name, or by its method if options were given."""
     name, _, variant = row.partition("-")
     for found, item in methods.items():
         given = found != item["method"] and item["method"] == name
@@ -75,7 +75,7 @@ def table() -> str:
 
 
 def main() -> None:
-    """Write the table between its marks."""
+    """Write the table between its markers."""
     path = ROOT / "README.md"
     text = path.read_text()
     before, after = text.split(START)[0], text.split(END)[1]

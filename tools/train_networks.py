@@ -2,10 +2,10 @@
 
     python tools/fetch.py && python tools/build_cifar6.py     # CIFAR-10 as .data/cifar10.npz
     python tools/train_networks.py                            # runs/NAME/, results/training/logs/NAME.csv
-    python tools/train_networks.py --ship                     # puts `base` and `ish` into the package, each with a model card
+    python tools/train_networks.py --ship                     # copies `base` and `ish` into the package, each with a model card
 
 Each run is one `idness train` command, printed before it starts. After an interruption, finished runs are skipped, and an unfinished one
-continues from its last checkpoint to the same bits.
+resumes from its last checkpoint with identical results.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from idness.training.objective import CIFAR_MEAN, CIFAR_STD, Objective
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LOGS = REPOSITORY / "results" / "training" / "logs"
-# In two stages, since the first ended a little below 92 % test accuracy.
+# In two stages, since the first ended slightly below 92 % test accuracy.
 BASE = {
     "base-stage1": "--method plain --epochs 18 --lr 0.15 --weight-decay 5e-4 --warmup 2 --set checkpoint_every=115",
     "base": "--method plain --epochs 8 --lr 0.05 --weight-decay 5e-4 --seed 1",
 }
 STARTS = {"base-stage1": "", "base": "runs/base-stage1/weights.safetensors"}
-# The rows that are not fine-tunes in their papers get ISH's recipe, so that all start and end alike.
+# Methods that are not fine-tuning in their papers use ISH's recipe, so that all have the same start and length.
 RECIPE = "--epochs 10 --lr 0.003 --weight-decay 5e-6 --set nesterov=True --set milestones=()"
 TUNES = {
     "plain-0": "--method plain --seed 0",
@@ -52,7 +52,7 @@ TUNES = {
     "logitnorm-0": f"--method logitnorm {RECIPE} --seed 0",
     "regmixup-0": f"--method regmixup {RECIPE} --seed 0",
 }
-# All training rows at three seeds, one epoch each: at ten AugMix alone would take hours.
+# All training methods with three seeds, one epoch each; with ten epochs, AugMix alone would take hours.
 SHORT = f"{RECIPE} --epochs 1 --batch-size 128 --warmup 0"
 ROWS = ("plain", "logitnorm", "confbranch", "cider", "augmix", "regmixup")
 TUNES |= {f"{row}-short-{seed}": f"--method {row} {SHORT} --seed {seed}" for row in ROWS for seed in range(3)}
@@ -67,13 +67,13 @@ def command(name: str, options: str, threads: int) -> list[str]:
 
 
 def run(name: str, options: str, threads: int) -> None:
-    """Do one run, unless it is done, and copy its log."""
+    """Execute one run, unless it is finished, and copy its log."""
     folder = REPOSITORY / "runs" / name
     if not (folder / "weights.safetensors").is_file():
         folder.mkdir(parents=True, exist_ok=True)
         words = command(name, options, threads)
         print(" ".join(words), flush=True)
-        # Waiting threads that spin take the core from those that work, when the machine is shared.
+        # Spinning threads take cores from working ones if the machine is shared.
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(threads)}
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
         with (folder / "output.txt").open("a") as output:
@@ -91,7 +91,7 @@ ABOUT = {
 
 
 def right(model: nn.Module, data: TrainingSet) -> float:
-    """Return the accuracy."""
+    """Return the accuracy of a network."""
     normalise = Objective(model, len(data.classes), CIFAR_MEAN, CIFAR_STD).normalise
     with torch.no_grad():
         parts = [model(normalise(part.permute(0, 3, 1, 2))).argmax(1) for part in data.images.split(500)]
@@ -136,7 +136,7 @@ Meant for the embedded benchmark: to compare detectors on, not to classify photo
 
 
 def ship(archive: Path) -> None:
-    """Put the trained networks into the package; accuracy is measured on CIFAR-10's official test split."""
+    """Copy the trained networks into the package; accuracy is measured on CIFAR-10's official test split."""
     arrays = {split: embedded.from_cifar10(archive, split) for split in ("val", "test")}
     benchmark = embedded.load("id_test")
     arrays["id_test"] = benchmark.images, benchmark.labels
@@ -157,9 +157,9 @@ def ship(archive: Path) -> None:
 def main() -> int:
     """Train or ship the networks."""
     parser = argparse.ArgumentParser(description="Train the networks of the embedded benchmark.")
-    parser.add_argument("--only", nargs="*", choices=[*BASE, *TUNES], help="these runs; all if not given")
-    parser.add_argument("--jobs", type=int, default=2, help="fine-tunes at the same time, one thread each")
-    parser.add_argument("--ship", action="store_true", help="put the trained networks into the package")
+    parser.add_argument("--only", nargs="*", choices=[*BASE, *TUNES], help="runs to execute; default: all")
+    parser.add_argument("--jobs", type=int, default=2, help="number of parallel fine-tuning runs, one thread each")
+    parser.add_argument("--ship", action="store_true", help="copy the trained networks into the package")
     parser.add_argument("--archive", type=Path, default=REPOSITORY / ".data" / "cifar10.npz", help="CIFAR-10 as .npz")
     given = parser.parse_args()
     if given.ship:

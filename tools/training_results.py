@@ -1,11 +1,11 @@
 """Measure the networks of tools/train_networks.py on the embedded benchmark: results/training/{ish,rows}.{json,md}
 
     python tools/train_networks.py       # trains the networks
-    python tools/training_results.py     # measures those that are new, and writes both tables
+    python tools/training_results.py     # measures the new ones, and writes both tables
 
-`ish` compares fine-tunes of 10 epochs: EBO has no option; the percentiles of ASH-S and SCALE are chosen for each network by AUROC of ID
-validation against OOD validation (horse, groceries), never on a test set. `rows` compares all training methods after one epoch, each
-network with the detectors of the papers at their defaults: LogitNorm with MSP, CIDER with KNN, ConfBranch with its own confidence.
+`ish` compares fine-tuned networks (10 epochs): EBO has no options; the percentiles of ASH-S and SCALE are chosen for each network by AUROC
+of ID validation against OOD validation (horse, groceries), never on a test set. `rows` compares all training methods after one epoch,
+each network with the detectors of the papers at their defaults: LogitNorm with MSP, CIDER with KNN, ConfBranch with its own confidence.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def batches(images: Tensor) -> Iterator[Tensor]:
 
 
 def extract(split: SplitModel) -> Sets:
-    """Run a network over every set; return its activations by role and name."""
+    """Return the activations of a network on every set, by role and name."""
     found: Sets = {}
     for name in embedded.sets():
         data = embedded.load(name)
@@ -78,7 +78,7 @@ def extract(split: SplitModel) -> Sets:
 
 
 def choose(detector: Detector, split: SplitModel, sets: Sets) -> Detector:
-    """Fit a method at its best option by the mean AUROC over the OOD validation sets."""
+    """Return a method fitted with its best option by the mean AUROC over the OOD validation sets."""
     train, val = (next(iter(sets[role].values())) for role in ("id_train", "id_val"))
     variants = detector.variants()
     fit_many(variants, split.head, train, val=val)
@@ -88,7 +88,7 @@ def choose(detector: Detector, split: SplitModel, sets: Sets) -> Detector:
 
 
 def measure(folder: Path, *, search: bool) -> dict[str, Any]:
-    """Score one network with every detector: near and far means and each set."""
+    """Return the metrics of one network with every detector: near and far means and each set."""
     split = SplitModel(load_model("small_resnet", folder / "weights.safetensors"))
     sets = extract(split)
     train, test = (next(iter(sets[role].values())) for role in ("id_train", "id_test"))
@@ -107,7 +107,7 @@ def measure(folder: Path, *, search: bool) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return percent: one value, or mean and standard deviation over seeds."""
+    """Return a percentage: one value, or mean and standard deviation over seeds."""
     percents = [100 * value for value in values]
     mean = f"{statistics.fmean(percents):.2f}"
     return f"{mean} ± {statistics.stdev(percents):.2f}" if len(percents) > 1 else mean
@@ -134,7 +134,7 @@ def table(results: Results, networks: Mapping[str, Sequence[str]], *, search: bo
 
 
 def differences(results: Results) -> list[str]:
-    """Return, per method, the differences of ISH to the plain fine-tune of the same seed."""
+    """Return, per method, the differences between ISH and the plain fine-tuned network of the same seed."""
     pairs = [(f"ish-{s}", f"plain-{s}") for s in range(3) if f"ish-{s}" in results and f"plain-{s}" in results]
     lines = ["| method | group | AUROC | each seed | FPR | each seed |", "|---|---|--:|---|--:|---|"]
     for method in SEARCHED:
@@ -194,7 +194,7 @@ def main() -> int:
     """Measure every network that is new, and write both tables."""
     parser = argparse.ArgumentParser(description="Measure the fine-tuned networks on the embedded benchmark.")
     parser.add_argument("--runs", type=Path, default=REPOSITORY / "runs", help="folder of the training runs")
-    parser.add_argument("--again", action="store_true", help="measure networks again whose weights have not changed")
+    parser.add_argument("--again", action="store_true", help="also measure networks whose weights have not changed")
     given = parser.parse_args()
     torch.set_num_threads(1)
     for name, networks, page in (("ish", TUNED, ish_page), ("rows", SHORT, rows_page)):

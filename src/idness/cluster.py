@@ -1,8 +1,8 @@
 """Extraction and scoring on Ray: a pool of actors, each with its own network, processes the parts of a data set.
 
-The driver gives one part after the other to the next free actor, which writes a file and returns its hash. Only the names of images
-go through Ray, and only those of parts in progress, so memory does not grow with the data set. Ray restarts actors that die and
-repeats their unfinished parts; a part that has a file is not computed again. The files are those that one process would write.
+The driver assigns each part to the next free actor, which writes a file and returns its hash. Only the names of images go through
+Ray, and only those of parts in progress, so memory does not grow with the data set. Ray restarts actors that die and repeats their
+unfinished parts; a part that already has a file is not recomputed. The files are identical to those that one process would write.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ from idness.networks.modules import as_input
 from idness.networks.open import ModelOptions, open_network
 
 WAIT = 10.0
-"""Seconds for an address to answer."""
+"""Seconds to wait for an address to respond."""
 STORE = 256 << 20
-"""Bytes of the object store of a local Ray; little goes through it."""
+"""Size in bytes of the object store of a local Ray, through which little data goes."""
 PACKAGES = ("idness", "torch", "numpy", "pillow", "safetensors", "onnxruntime", "openvino", "pyarrow")
 """Packages that must have the same version on all machines, because they affect values or files."""
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # parts that are given up when a worker fails
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # parts that are abandoned when a worker fails
     "RAY_worker_niceness": "0",  # the user waits for the actors
 }
 Process = Callable[[Span, ImageSet, Sequence[str], Tensor | None], dict[str, Any]]
-"""Processes one part of a data set, given its images, their names and, if known, labels; returns plain values."""
+"""A function that processes one part of a data set, given its images, their names and, if known, labels; returns plain values."""
 Opener = Callable[[], Process]
 SetPart = tuple[ImageSet, Span, Tensor | None]
 """A data set, a range of it, and the labels of the whole set."""
-KEPT = "finished parts are kept, continue with resume=True"
+KEPT = "finished parts are kept; continue with resume=True"
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Where the work runs (`None` starts Ray on this machine), and in how many processes.
+    """A pool of actors on the Ray cluster at `address` (`None` starts Ray on this machine).
 
-    Each actor has its own network and as many threads as this process; by default there are as many as the cluster has cores, or GPUs,
-    for. A fraction of `gpus` shares one.
+    Each actor has its own network and as many threads as this process; by default there are as many actors as the cluster's cores or
+    GPUs allow. With a fraction as `gpus`, actors share a GPU.
     """
 
     address: str | None = None
@@ -75,15 +75,15 @@ class Pool:
             check_count(self, "actors")
 
     def size(self, ray: Any, threads: int = 1) -> int:
-        """Return the number of actors; raises if the cluster has no room for them."""
+        """Return the number of actors; raise if the cluster does not have enough cores or GPUs."""
         has = ray.cluster_resources()
         kind, each = ("GPU", self.gpus) if self.gpus else ("CPU", threads)
         room = int(has.get(kind, 0) / each)
         wanted = self.actors or max(room, 1)
         if wanted > room:
             hint = ", or set OMP_NUM_THREADS=1" if kind == "CPU" and each > 1 else ""
-            found = f"the cluster has {has.get(kind, 0):g} {kind}s, each actor needs {each:g}"
-            raise ClusterError(f"{found}: not enough for {wanted} actors; use fewer actors={hint}")
+            found = f"the cluster has {has.get(kind, 0):g} {kind}s and each actor needs {each:g}"
+            raise ClusterError(f"{found}, which is not enough for {wanted} actors; use fewer actors={hint}")
         return wanted
 
 
@@ -126,7 +126,7 @@ def extractor(job: Extraction, pool: Pool) -> Opener:
     def opener() -> Process:
         network = replace(open_network(options), **same)
         if network.identity != identity:
-            raise ModelError(f"{options.model} is not the driver's network")
+            raise ModelError(f"{options.model} differs from the driver's network")
         if network.engine is not None:
             inputs = as_input(network.split.model, network.preprocessing.normalize(sample))
             network.split.runner = EngineRunner.adopting(network.engine, network.split, inputs)
@@ -151,7 +151,7 @@ def score_on_ray(
     pool: Pool,
     progress: Progress | None = None,
 ) -> Tally:
-    """Score the images that the table does not contain yet on a cluster, and count all its verdicts."""
+    """Score on a cluster the images that the table does not contain yet, and return the counts of all its verdicts."""
     progress, images = progress or Progress(), table.images
     assert images is not None
     spans = table.start(progress)
@@ -160,7 +160,7 @@ def score_on_ray(
     }
     if model is None and guard.suffix != SUFFIX:
         known = read_manifest(guard).model
-        # What the user approved here is approved on the workers too, which have no list of their own.
+        # Scripts that the user approved here are also approved on the workers, which have no list of their own.
         model = None if known.spec is None else approved(known.spec, code=known.code)
     path, (model, weights) = guard.resolve(), _absolute(model or "", weights)
     options: dict[str, Any] = {"weights": weights, "images": len(images)}
@@ -179,7 +179,7 @@ def score_on_ray(
             loaded.set_recall(*recalls).to(device)
         table = VerdictTable(loaded, folder, **same)
         if table.identity != identity:
-            raise ModelError(f"{path} is not the driver's guard")
+            raise ModelError(f"{path} differs from the driver's guard")
 
         def process(span: Span, images: ImageSet, names: Sequence[str], _: Tensor | None) -> dict[str, Any]:
             if not table.has(span.key):
@@ -194,7 +194,7 @@ def score_on_ray(
 
 
 def _absolute(spec: str, weights: str | Path | None) -> tuple[str, str | None]:
-    """Return the name and weights of a network with absolute paths, as workers have another working folder."""
+    """Return the name and weights of a network with absolute paths, since workers have another working folder."""
     script = Script.named(spec)
     named = None if weights is None else "none" if str(weights) == "none" else str(Path(weights).resolve())
     return spec if script is None else script.key, named
@@ -203,7 +203,7 @@ def _absolute(spec: str, weights: str | Path | None) -> tuple[str, str | None]:
 def run_on_ray(
     opener: Opener, out: Path, missing: dict[int, SetPart], pool: Pool, total: int, progress: Progress
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Have the missing parts processed by a pool of actors; yield their numbers and results as they arrive.
+    """Process the missing parts with a pool of actors; yield their numbers and results as they arrive.
 
     `opener` is called once per actor; `total` counts the images of all parts.
     """
@@ -224,7 +224,7 @@ def run_on_ray(
         kind = ray.remote(**needs, max_restarts=-1, max_task_retries=-1)(Actor)
         size = min(pool.size(ray, threads), len(missing))
         actors = [kind.remote(opener, threads, out / mark, versions()) for _ in range(size)]
-        # Each is listed twice, so that its next part is waiting when one is done.
+        # Each actor is listed twice, so that its next part is already waiting when one is done.
         crew = ray.util.ActorPool([*actors, *actors])
         try:
             for number, result in crew.map_unordered(submit, list(missing)):
@@ -244,18 +244,18 @@ def _images(parts: Iterable[SetPart]) -> int:
 
 
 class Actor:
-    """A process with its own network. Errors are returned as one line, because Ray would print a page."""
+    """A process with its own network. Errors are returned as one line, because Ray would print long tracebacks."""
 
     def __init__(self, opener: Opener, threads: int, mark: Path, expected: dict[str, str]) -> None:
         self.refusal, found = "", versions()
-        torch.set_num_threads(threads)  # with another number, sums are rounded differently
+        torch.set_num_threads(threads)  # another number would change the rounding of sums
         for name, wanted in expected.items():
             if found.get(name) != wanted:
                 self.refusal = (
-                    f"has {name} {found.get(name)}, this machine {wanted}; install the same versions everywhere"
+                    f"has {name} {found.get(name)}, but this machine has {wanted}; install the same versions everywhere"
                 )
         if not mark.exists():
-            self.refusal = f"cannot see {mark.parent}; use a folder that all machines of the cluster share"
+            self.refusal = f"cannot access {mark.parent}; use a folder that all machines of the cluster share"
         if not self.refusal:
             try:
                 self.process = opener()
@@ -266,7 +266,7 @@ class Actor:
         """Process a part; return its number and the result. `visible` is whether the driver can see the images' files."""
         said = self.refusal
         if not said and visible and not images.present():
-            said = f"cannot see the images of {images.source}; use a folder that every worker sees, or a URL"
+            said = f"cannot access the images of {images.source}; use a folder that every worker can access, or a URL"
         if not said:
             try:
                 return number, self.process(span, images, *more)
@@ -289,7 +289,7 @@ def connected(pool: Pool, threads: int = 1) -> Iterator[Any]:
     """Connect to the cluster at the pool's address, or start Ray, for the block."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    if pool.address is None and "ray" not in sys.modules:  # read at import; nobody else may use a local cluster
+    if pool.address is None and "ray" not in sys.modules:  # read on import; a local cluster must not be used by others
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     ray = needed("ray", "engine ray", "ray", ClusterError)
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -310,7 +310,7 @@ def connected(pool: Pool, threads: int = 1) -> Iterator[Any]:
 
 
 def check_answers(pool: Pool) -> None:
-    """Refuse an address at which nothing answers; Ray itself would wait for minutes and end the process."""
+    """Raise if nothing responds at the address; Ray itself would wait for minutes and exit the process."""
     host, _, port = (pool.address or "").removeprefix("ray://").rpartition(":")
     try:
         if host and port.isdecimal():  # not `auto`, which Ray looks up
@@ -321,7 +321,7 @@ def check_answers(pool: Pool) -> None:
 
 
 def ray_reason(error: BaseException) -> str:
-    """Return the line of a Ray error that matters: the last one of a worker's traceback, or the first."""
+    """Return the relevant line of a Ray error: the last one of a worker's traceback, or the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     for line in lines:
         if line.startswith(("ModuleNotFoundError", "ImportError")):

@@ -1,4 +1,4 @@
-"""The images of the embedded benchmarks, under the name that users rely on."""
+"""The images of the embedded benchmarks, under their public name."""
 
 from idness.data.embedded import CIFAR6, EmbeddedSet, load, manifest, open_embedded, sets
 

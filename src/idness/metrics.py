@@ -22,7 +22,7 @@ Scores = Any
 Array = NDArray[Any]
 
 Convention = Literal["fpr_at_id_recall", "fpr_at_ood_recall"]
-"""Which images the recall of a false-positive rate refers to."""
+"""The convention of a false-positive rate: whether its recall refers to ID or to OOD images."""
 
 FPRS: tuple[Convention, ...] = ("fpr_at_id_recall", "fpr_at_ood_recall")
 WITH_INTERVAL = ("auroc", *FPRS)
@@ -30,9 +30,9 @@ NAMES = (*WITH_INTERVAL, "aupr_in", "aupr_out")
 SELECTIVE = ("aurc", "accepted_accuracy")
 """Metrics of a classifier that rejects images; they need labels."""
 LOWER = (*FPRS, "aurc")
-"""The metrics of which lower is better."""
+"""The metrics for which lower is better."""
 ALIKE = 0.9
-"""Fraction of ID images with the same score from which on a detector is degenerate."""
+"""Fraction of ID images with the same score from which a detector counts as degenerate."""
 _WORDS = {
     "auroc": ("AUROC", "probability that an ID image scores above an OOD image; higher is better"),
     "fpr_at_id_recall": ("FPR at {recall} ID recall", "OOD images accepted at {recall} ID recall; lower is better"),
@@ -41,11 +41,11 @@ _WORDS = {
     "aupr_out": ("AUPR, OOD positive", "area under the precision-recall curve, OOD positive; higher is better"),
     "aurc": (
         "AURC",
-        "mean error rate among accepted images over all thresholds, OOD images being errors; lower is better",
+        "mean error rate among accepted images over all thresholds, counting OOD images as errors; lower is better",
     ),
     "accepted_accuracy": (
         "accuracy of accepted images",
-        "correct predictions among images accepted at {recall} ID recall, OOD images being errors; higher is better",
+        "correct predictions among images accepted at {recall} ID recall, counting OOD images as errors; higher is better",
     ),
 }
 
@@ -64,7 +64,7 @@ def auroc(id_scores: Scores, ood_scores: Scores) -> float:
     0.875
     """
     ids, oods = sorted_pair(id_scores, ood_scores)
-    # Count the pairs with the ID image above; exact, since the counts are integers.
+    # Counts of pairs are integers, so the result is exact.
     below, upto = (int(np.searchsorted(ids, oods, side).sum()) for side in ("left", "right"))
     pairs = len(ids) * len(oods)
     return (2 * pairs - below - upto) / (2 * pairs)
@@ -149,7 +149,7 @@ def accepted_accuracy(id_scores: Scores, correct: Any, ood_scores: Scores = (), 
 
 def all_metrics(id_scores: Scores, ood_scores: Scores, recall: float = 0.95) -> dict[str, float]:
     """Return all five metrics by name."""
-    pair = sorted_pair(id_scores, ood_scores)  # sorting again what is sorted is quick
+    pair = sorted_pair(id_scores, ood_scores)  # sorting sorted values again is fast
     return {
         "auroc": auroc(*pair),
         "fpr_at_id_recall": fpr_at_id_recall(*pair, recall),
@@ -188,7 +188,7 @@ def _with_errors(owner: str, id_scores: Scores, correct: Any, ood_scores: Scores
 
 
 def sorted_pair(id_scores: Scores, ood_scores: Scores) -> tuple[Array, Array]:
-    """Return both sides' scores, checked and sorted."""
+    """Return ID and OOD scores, checked and sorted."""
     return np.sort(as_scores("ID scores", id_scores)), np.sort(as_scores("OOD scores", ood_scores))
 
 
@@ -214,7 +214,7 @@ def count_at_recall(count: int, recall: float) -> int:
 
 
 def id_threshold(id_scores: Scores, recall: float = 0.95) -> float:
-    """Return the score at or above which this fraction of the ID images lies."""
+    """Return the score at or above which the given fraction of the ID images lies."""
     check_fraction("id_threshold", "recall", recall)
     scores = np.sort(as_scores("ID scores", id_scores))
     return float(scores[id_rank(len(scores), recall)])
@@ -229,17 +229,17 @@ def degenerate(id_scores: Scores, ood_scores: Scores) -> bool:
     ids, oods = as_scores("ID scores", id_scores), as_scores("OOD scores", ood_scores)
     values, counts = np.unique(ids, return_counts=True)
     usual = values[counts.argmax()]
-    # Not if only ID images share it: a confident network gives most of them a probability of 1.
+    # Not degenerate if only ID images share it: a confident network gives most of them a probability of 1.
     return bool((ids == usual).mean() >= ALIKE and (oods == usual).mean() > 0.5)
 
 
 def id_rank(count: int, recall: float) -> int:
-    """Return the rank from below of the ID score that is the threshold at an ID recall."""
+    """Return the rank, from below, of the ID score that is the threshold at an ID recall."""
     return min(round((1 - recall) * count), count - 1)
 
 
 def _aupr(positives: Array, negatives: Array) -> float:
-    """Integrate precision over recall, from two ascending arrays of scores.
+    """Return the integral of precision over recall, from two ascending arrays of scores.
 
     Recall increases only at scores of positives, so only these thresholds contribute; at each, the curve comes from the point after
     the last negative above it.

@@ -83,7 +83,7 @@ def test_every_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     ):
         store.load("whole")
     key = path.stem.partition("-")[0]
-    with pytest.warns(IdnessWarning, match="is damaged; it is removed"):
+    with pytest.warns(IdnessWarning, match="is damaged; it will be removed"):
         assert store.find(key) is None
     assert not path.exists()
 

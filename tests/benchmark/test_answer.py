@@ -67,7 +67,7 @@ def test_the_row_is_chosen_on_validation_data_whatever_the_test_sets_say(report:
     assert found.best == report.answer.best
     assert found.kind == "behind"
     lead = next(rival.lead for rival in found.rivals if rival.row == worst)
-    assert f"on these, {found.best} is better by {100 * lead.value:.2f} points" in found.sentence
+    assert f"on which {found.best} is better by {100 * lead.value:.2f} points" in found.sentence
 
 
 def test_without_validation_data_the_advice_on_the_network_is_followed(report: Report) -> None:

@@ -137,7 +137,7 @@ def test_without_scores_there_are_values_but_no_intervals(runs: Path, tmp_path: 
 
 
 def test_wrong_calls_are_reported(runs: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="at least two results; runs that differ in their seed count as one"):
+    with pytest.raises(OptionError, match="at least two results; runs that differ only in the seed count as one"):
         compare(gather([str(runs / "long-seed0"), str(runs / "long-seed1")]))
     with pytest.raises(StoreError, match="no results.json"):
         gather([str(tmp_path)])

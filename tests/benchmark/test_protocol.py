@@ -48,8 +48,8 @@ def test_all_that_is_missing_is_reported_at_once(tmp_path: Path) -> None:
         found = Benchmark.load(path).open(partial=True)
     assert [entry.name for entry in found] == ["id_train", "id_test", "uval", "grey"]
     assert [str(warning.message) for warning in told] == [
-        "id_val is left out: val.npz does not exist",
-        "mixed is left out: near.npz does not exist",
+        "id_val is skipped: val.npz does not exist",
+        "mixed is skipped: near.npz does not exist",
     ]
     (tmp_path / "test.npz").unlink()
     with pytest.raises(DataError, match="id_test: test.npz does not exist"):
@@ -59,9 +59,9 @@ def test_all_that_is_missing_is_reported_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("far", "message"),
     [
-        ('{ pth = "far.npz" }', "grey: a set takes path, kind.*; got 'pth'"),
+        ('{ pth = "far.npz" }', "grey: a set has the options path, kind.*; got 'pth'"),
         ('{ path = "far.npz", kind = "foldr" }', "grey: kind must be one of folder, npz, list.*; got 'foldr'"),
-        ("5", "grey: a set is a path or a table with a path, got 5"),
+        ("5", "grey: a set must be a path or a table with a path, got 5"),
         (
             '"torchvision:LSUN"',
             "grey: unknown torchvision data set 'LSUN'",
@@ -87,7 +87,7 @@ def test_an_empty_set_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("title = 3 4", "is not TOML"),
+        ("title = 3 4", "is not valid TOML"),
         ("colour = 1", "unknown key 'colour'"),
         ("[id]\ntrain = 'x'\n[far]\na = 'b'", r"needs \[id\] test"),
         ("[id]\ntest = 'x'\nother = 'y'\n[far]\na = 'b'", "got 'other'"),

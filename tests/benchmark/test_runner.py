@@ -190,7 +190,7 @@ def test_repeated_images_and_an_auroc_below_chance_are_reported(tmp_path: Path) 
     assert {"sets": ["id_test"], "images": 2, "near": 0} in found.duplicates
     assert any(line.startswith("2 images and 0 near-duplicates occur twice in id_test") for line in found.warnings)
     assert max(method.sets["grey"].intervals["auroc"][1] for method in found.methods.values()) < 0.5
-    assert "grey: AUROC below 50 % with msp, ebo: OOD images score above ID images" in found.warnings
+    assert "grey: AUROC below 50 % with msp, ebo; OOD images score above ID images" in found.warnings
 
 
 @pytest.mark.fault("near-duplicates of ID images among OOD images", does="counted in the report, with a warning")
@@ -211,7 +211,7 @@ def test_near_copies_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('["red", "green", "blue", "yellow"]', "5", "has 5 classes, the network 4"),
+        ('["red", "green", "blue", "yellow"]', "5", "has 5 classes, the network has 4"),
         ("far.npz", "nowhere.npz", "grey: nowhere.npz does not exist"),
         ('"far.npz"', '{ path = "far.npz", images = "pix" }', "has no 'pix'"),
         ("mean = ", "men = ", "unknown option 'men'"),
@@ -262,7 +262,7 @@ def test_forgotten_weights_are_noticed(tmp_path: Path) -> None:
 def test_labels_beyond_the_classes_and_misspelt_methods(place: Path, tmp_path: Path) -> None:
     path = world(tmp_path)
     np.savez(tmp_path / "test.npz", images=pictures(6, 0)[0], labels=np.arange(6))
-    with pytest.raises(DataError, match="id_test: has 6 classes, the network 4"):
+    with pytest.raises(DataError, match="id_test: has 6 classes, the network has 4"):
         go(path)
     with pytest.raises(IdnessError, match="did you mean 'scale'"):
         go(place, methods=["scal"])
@@ -320,7 +320,7 @@ def test_partial_runs_with_what_is_there(tmp_path: Path) -> None:
         (tmp_path / f"{name}.npz").unlink()
     found = go(path, partial=True)
     assert list(found.benchmark.groups) == ["far"]
-    assert "mixed is left out: near.npz does not exist" in found.warnings
+    assert "mixed is skipped: near.npz does not exist" in found.warnings
     assert "knn" in found.failed
     assert all(method.chosen_by == "default" for method in found.methods.values())
 

@@ -34,7 +34,7 @@ def test_writes_every_file_prints_tables_and_names_the_files(place: Path) -> Non
     assert "\x1b" not in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("wrote idness-results/report.html, and beside it ")
+    assert last.startswith("wrote idness-results/report.html and, in the same folder, ")
     assert all(name in last for name in names)
     assert "preprocessing: mean" in done.stderr
     report = Report.load(folder)

@@ -17,7 +17,7 @@ def test_list_names_every_method_with_its_options():
     done = idness("list")
     assert done.returncode == 0
     assert done.stderr == ""
-    for word in ("scale", "percentile=85", "labelled", "unsuited", "Scale all features by exp(r)"):
+    for word in ("scale", "percentile=85", "labelled", "negative", "Scaling of all features by exp(r)"):
         assert word in done.stdout
     assert "\x1b" not in done.stdout
     assert max(len(line.rstrip()) for line in idness("list", COLUMNS="80").stdout.splitlines()) <= 80

@@ -22,7 +22,7 @@ def test_arrays_and_any_float_become_float32_tensors():
         (torch.ones(2, 3).long(), torch.ones(2, 4), None, "features must be floating point, got torch.int64"),
         (torch.ones(3), torch.ones(2, 4), None, r"features must be a matrix .* got shape \(3,\)"),
         (torch.ones(2, 0), torch.ones(2, 4), None, "features must be a matrix"),
-        (torch.ones(2, 3), torch.ones(3, 4), None, "logits must have 2 rows as features has, got 3"),
+        (torch.ones(2, 3), torch.ones(3, 4), None, "logits must have 2 rows, like features, got 3"),
         (torch.ones(2, 3), torch.ones(2, 4), torch.ones(2), "labels must be 2 integers, got torch.float32"),
         (torch.ones(2, 3), torch.ones(2, 4), torch.ones(3).long(), r"2 integers, got torch.int64 of shape \(3,\)"),
         (torch.ones(2, 3), torch.ones(2, 4), torch.ones(2).bool(), "labels must be 2 integers, got torch.bool"),
@@ -72,7 +72,7 @@ def test_activations_of_edited_images_are_kept():
     assert Activations.concat([*parts, Activations(plain, plain[:, :2])]).edited is None
     changed[4, 0] = float("nan")
     assert acts.finite.tolist() == [True, True, True, True, False, True]
-    with pytest.raises(InputError, match="edited must have 6 rows as features has, got 5"):
+    with pytest.raises(InputError, match="edited must have 6 rows, like features, got 5"):
         Activations(plain, plain[:, :2], edited=Activations(changed[:5], changed[:5, :2]))
 
 
@@ -83,5 +83,5 @@ def test_a_head_that_is_wrong_in_some_classes_is_refused():
     check_match("fit", "train", Activations(features, head(features).bfloat16()), head)
     wrong = head(features)
     wrong[:, 1:-1] = wrong[:, 1:-1].flip(0)
-    with pytest.raises(InputError, match="train logits must be the head's for these features"):
+    with pytest.raises(InputError, match="train logits must match the head's output for these features"):
         check_match("fit", "train", Activations(features, wrong), head)

@@ -98,7 +98,7 @@ def test_what_is_not_an_image_is_reported_in_one_line(data: bytes, message: str)
 def test_truncated_files_are_refused(format_: str) -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
     data = encoded(noise, format_)
-    with pytest.raises(DataError, match=r"^image: is (truncated: its end is missing|damaged); save or send it again$"):
+    with pytest.raises(DataError, match=r"^image: is (truncated \(its end is missing\)|damaged); save or send it"):
         decode(data[: len(data) // 2])
 
 

@@ -88,7 +88,7 @@ def test_options_of_a_variant_can_be_set_and_explicit_options_win():
 )
 def test_mistakes_of_a_plug_in_are_reported(offered: Offer, name: str, target: str, message: str):
     offered(**{name: target})
-    with pytest.raises(IdnessError, match=f"entry point '{name}' of idness.methods {message}.*fix or uninstall it"):
+    with pytest.raises(IdnessError, match=f"entry point '{name}' of idness.methods: {message}.*fix or uninstall it"):
         registry.available()
 
 

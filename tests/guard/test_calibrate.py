@@ -99,7 +99,7 @@ def test_duplicates_and_broken_files_are_left_out(network: ModelOptions, id_fold
     assert guard.gallery is not None
     assert len(guard.gallery) == 240
     text = "\n".join(notes)
-    assert "left out 1 duplicate images" in text
+    assert "skipped 1 duplicate images" in text
     assert "broken.jpg" in text
     assert "empty.png" in text
 
@@ -198,6 +198,6 @@ def test_the_engineers_example_runs(tmp_path: Path) -> None:
 
 def test_too_few_images_for_both_halves_are_counted_together(network: ModelOptions, id_folder: Path) -> None:
     some = sorted(id_folder.rglob("*.png"))[::5][:30]
-    with pytest.raises(InputError, match="the other half must be at least 19: 37 in all, got 30; add images"):
+    with pytest.raises(InputError, match="the other half must have at least 19: 37 in total, got 30; add images"):
         Guard.for_images(network, some, method="knn")
     assert len(Guard.for_images(network, some, method="ebo").rule().calibration) == 30

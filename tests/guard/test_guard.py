@@ -63,7 +63,7 @@ def test_thresholds_per_class(guard: Guard) -> None:
     verdict = made(known_tensors(400, first=6_000)[0])
     for label in range(4):
         assert float(verdict.is_ood[verdict.label == label].float().mean()) < 0.25
-    with pytest.raises(InputError, match=r"predicted as each class, and of class \d, got \d+; add"):
+    with pytest.raises(InputError, match=r"predicted as each class, and for class \d, got \d+; add"):
         made.calibrate([known_tensors(24)[0]], 0.95, per_class=True)
 
 
@@ -79,7 +79,7 @@ def test_invalid_calls_get_one_line(trained: nn.Module) -> None:
         Guard(trained, "msp").calibrate([])
     with pytest.raises(InputError, match="4 classes, got 2"):
         Guard(trained, "msp", class_names=["a", "b"])
-    with pytest.raises(InputError, match="no preprocessing"):
+    with pytest.raises(InputError, match="without preprocessing"):
         Guard(trained, "msp").calibrate([known_tensors(40)[0]]).judge(world.known("red", 0))
     images[3] = float("nan")
     with pytest.raises(InputError, match="image 3"):
@@ -91,7 +91,7 @@ def test_invalid_calls_get_one_line(trained: nn.Module) -> None:
 def test_images_that_a_detector_has_seen_do_not_calibrate_it(guard: Guard, tmp_path: Path) -> None:
     train, fresh = known_tensors(200, first=3_000), known_tensors(200)[0]
     made = Guard(guard.split, "knn(k=3)").fit([train])
-    refused = "calibrate: .* of 200 images are among those that knn learned from.*; calibrate on other images"
+    refused = "calibrate: .* of 200 images were used to fit or choose knn.*; calibrate on other images"
     with pytest.raises(InputError, match=refused):
         made.calibrate(train[0].split(32))  # other batches are rounded differently
     made.calibrate([torch.cat([fresh[:-2], train[0][:2]])])  # 1 %: duplicates between data sets
@@ -111,7 +111,7 @@ def test_images_that_a_detector_was_chosen_on_do_not_calibrate_it(guard: Guard) 
         guard.split.extract([part]) for part in (known_tensors(120), known_tensors(90, 400), ood_tensors(60))
     )
     made = Guard(guard.split, recommend(guard.split.head, train, ids, ood={"odd": ood}).detector).fit(train)
-    with pytest.raises(InputError, match="90 of 90 images are among those that .* was chosen on"):
+    with pytest.raises(InputError, match="90 of 90 images were used to fit or choose"):
         made.calibrate(ids)
     made.calibrate([known_tensors(90, 900)[0]])
 

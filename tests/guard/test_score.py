@@ -82,7 +82,7 @@ def test_table_has_the_same_verdicts_as_rows(
     )
     assert json.loads((tmp_path / "out" / LISTING).read_text())["counts"] == {"images": 91, "ood": flagged, "unread": 1}
     assert idness(*words, tmp_path / "junk.png", "-o", tmp_path / "strict", "--strict").returncode == 1
-    assert "these images differ as a whole from those" in idness(*words, ood_folder, "-o", tmp_path / "odd").stderr
+    assert "differ as a whole from the calibration images" in idness(*words, ood_folder, "-o", tmp_path / "odd").stderr
 
 
 def test_an_interrupted_table_resumes_without_scoring_again(
@@ -131,7 +131,7 @@ def test_resuming_scores_changed_images_and_refuses_another_guard(
     assert len(rows(out)) == 30
     other = idness(*words, folder, "-o", out, "--resume", "--recall", "0.8")
     assert other.returncode == 2
-    assert "contains verdicts of another guard or version, or with other options; choose another folder" in other.stderr
+    assert "contains verdicts from another guard, version or options; choose another folder" in other.stderr
     others = idness(*words, ood_folder, "-o", out, "--resume")
     assert (others.returncode, others.stderr) == (
         2,
@@ -179,7 +179,7 @@ def test_kept_columns_join_verdicts_with_the_users_table(words: Words, ood_folde
     assert [row["__key__"] for row in rows(tmp_path / "out-s")] == list("01234")
     forgotten = idness(*words, tmp_path / "s.tar", "-o", tmp_path / "out-s", "--resume")
     assert (forgotten.returncode, len(rows(tmp_path / "out-s"))) == (2, 5)
-    assert "contains verdicts of another guard or version, or with other options" in forgotten.stderr
+    assert "contains verdicts from another guard, version or options" in forgotten.stderr
     wrong = idness(*words, tmp_path / "t.parquet", "--keep", "skv", "--csv")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     assert "has no column 'skv'; it has sku, label, jpeg" in wrong.stderr
@@ -229,10 +229,10 @@ def test_unusable_lists_are_refused(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["nosuch.png", "-o", "out"], "no image at nosuch.png"),
+        (["nosuch.png", "-o", "out"], "no images at nosuch.png"),
         ([".", "-o", "a-file/out"], "a-file/out: a-file is not a folder"),
         (["empty.txt", "-o", "out"], "must contain at least one image, got none"),
-        ([".", "--resume"], "need --out with a folder"),
+        ([".", "--resume"], "need a folder as --out"),
         ([".", "--csv", "--json"], "pass either --csv or --json"),
         ([".", "-o", "link.csv"], "link.csv: exists"),
         ([".", "-o", "x.txt"], "--out ends in .txt"),

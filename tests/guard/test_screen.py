@@ -94,8 +94,8 @@ def test_confidence_is_promised_saved_and_exported(trained: nn.Module, tmp_path:
     plain = Guard(trained, "ebo", preprocessing=HOW).calibrate(data)
     guard = Guard(trained, "ebo", preprocessing=HOW).calibrate(data, confidence=0.95)
     assert float(guard.threshold()) < float(plain.threshold())
-    assert plain.promise().startswith("On average at most 5 % of in-distribution images")
-    assert guard.promise().startswith("With 95 % confidence at most 5 % of in-distribution images")
+    assert plain.promise().startswith("On average, at most 5 % of in-distribution images")
+    assert guard.promise().startswith("With 95 % confidence, at most 5 % of in-distribution images")
     loaded = Guard.load(guard.save(tmp_path / "guard"), trained)
     assert (loaded.rule().confidence, float(loaded.threshold())) == (0.95, float(guard.threshold()))
     assert loaded.set_recall(0.9).rule().confidence == 0.95
@@ -205,6 +205,6 @@ def test_calibrate_reports_the_detection_rate_first(
         again = idness("calibrate", net_spec, *words, "--method", "auto")
         assert ("they also chose the method" in again.stdout) is not few
         assert ("OOD images: 20 are too few to choose a method; 30 are needed" in again.stderr) is few
-        assert again.stdout.endswith("guard, in place of its earlier guard\n")
+        assert again.stdout.endswith("guard, replacing the previous guard\n")
         for file in list(pictures.values())[20:]:
             file.unlink(missing_ok=True)

@@ -99,5 +99,5 @@ def test_each_of_many_channels_is_resized_like_a_picture() -> None:
     assert found.shape == (5, 7, 4)
     for place in range(4):
         assert np.array_equal(found[..., place], alone.pixels(Image.fromarray(bands[..., place].copy()))[..., 0])
-    with pytest.raises(DataError, match="mean and std are of 4 channels, got an image file"):
+    with pytest.raises(DataError, match="mean and std have 4 channels, got an image file"):
         how.pixels(Image.new("RGB", (9, 9)))

@@ -178,7 +178,7 @@ def test_a_folder_of_some_classes_is_taken_by_name(folder: Path, tmp_path: Path)
     benchmark = Benchmark(name="b", title="b", id={"test": "levels"}, far={"odd": "other 7"}, base=tmp_path)
     model = network(NUMBERS)
     model.class_names = NUMBERS
-    with pytest.raises(DataError, match="not among its class names: zero; write classes"):
+    with pytest.raises(DataError, match="not among its class names: zero; set classes"):
         run(benchmark, model, Settings(methods=("msp",)))
     (tmp_path / "names.txt").write_text("zero\n" + "\n".join(NUMBERS[1:]) + "\n")
     (tmp_path / "b.toml").write_text(

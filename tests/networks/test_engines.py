@@ -113,7 +113,7 @@ def test_an_engine_that_cannot_run_it_leaves_it_to_eager(
 ) -> None:
     monkeypatch.setitem(engines.ENGINES, "onnxruntime", broken)
     split = SplitModel(small(), example=IMAGES[:2], engine="onnxruntime")
-    with pytest.warns(IdnessWarning, match=f"engine onnxruntime cannot run the network, eager is used: .*{why}"):
+    with pytest.warns(IdnessWarning, match=f"engine onnxruntime cannot run the network, so eager is used: .*{why}"):
         found = split.split(IMAGES)
     assert distance(found.features, plain(small())) <= EXACT
     auto = EngineRunner("auto", 10**9)  # silently

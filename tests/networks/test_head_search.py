@@ -72,7 +72,7 @@ def test_other_endings_are_refused_unless_their_output_is_taken_as_features(kind
     assert torch.equal(again(images).score, model(images).amax(dim=1).detach())
 
 
-NO_LOGITS = "returns no row of logits per image"
+NO_LOGITS = "does not return one row of logits per image"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ NO_LOGITS = "returns no row of logits per image"
         (lambda net, maps: [str(logits(net, maps))], NO_LOGITS),
         (
             lambda net, maps: (logits(net, maps), net.other(pooled(maps))),
-            "2 heads; name one: layer='fc', layer='other'",
+            "2 heads; choose one: layer='fc', layer='other'",
         ),
     ],
     ids=["map", "label", "text", "two tasks"],
@@ -188,7 +188,7 @@ def test_a_guard_of_several_labels_reads_each_for_itself(tmp_path: Path) -> None
 @pytest.mark.parametrize("classes", [1, CLASSES])
 def test_scores_that_are_all_the_same_stop_calibration(classes: int) -> None:
     model = Ends(lambda net, maps: net.fc(0 * pooled(maps)), classes)
-    said = r"calibrate: msp scores all 60 in-distribution images nearly the same .* nothing could be flagged"
+    said = r"calibrate: msp gives all 60 in-distribution images nearly the same score .* no image could be flagged"
     guard = Guard(model, "msp", layer="fc")
     with pytest.raises(InputError, match=said):
         guard.calibrate([torch.randn(60, 3, 9, 9)])

@@ -91,12 +91,12 @@ def test_damaged_weights_and_those_of_others_are_told(file, tmp_path):
     with pytest.raises(ModelError, match=r'Missing key.*"1.weight".*Unexpected key.*"fc.weight".*from another'):
         load_model(f"{file}:make", tmp_path / "other.safetensors")
     save_file({**trained().state_dict(), "3.bias": torch.ones(9)}, tmp_path / "shape.safetensors")
-    with pytest.raises(ModelError, match=r"do not fit the network .*size mismatch for 3.bias"):
+    with pytest.raises(ModelError, match=r"do not match the network .*size mismatch for 3.bias"):
         load_model(f"{file}:make", tmp_path / "shape.safetensors")
     with pytest.raises(ModelError, match="no weights at"):
         load_weights(trained(), tmp_path / "absent.pth")
     torch.save([1, 2], tmp_path / "list.pth")
-    with pytest.raises(ModelError, match="contains no tensors by name"):
+    with pytest.raises(ModelError, match="contains no named tensors"):
         load_weights(trained(), tmp_path / "list.pth")
 
 

@@ -89,7 +89,7 @@ def test_weights_of_another_number_of_classes_bring_their_final_layer(tmp_path: 
     assert torch.equal(load_model("tiny_resnet", tmp_path / "w.safetensors").fc.weight, tuned.fc.weight)
     state = load_file(tmp_path / "w.safetensors")
     save_file({**state, "fc.weight": torch.ones(9, 65)}, tmp_path / "wide.safetensors")
-    with pytest.raises(ModelError, match="do not fit"):
+    with pytest.raises(ModelError, match="do not match"):
         load_model("tiny_resnet", tmp_path / "wide.safetensors")
 
 

@@ -169,7 +169,7 @@ def test_networks_that_work_in_place_or_give_no_gradient():
     torch.testing.assert_close(found.logits, SplitModel(small()).split(before - 0.5).logits)
     assert torch.equal(images, before)
     closed = Closed(*small()).train()
-    with pytest.raises(ModelError, match="Brighter: the network gives no gradient for its images; use a method with"):
+    with pytest.raises(ModelError, match="Brighter: the network has no gradient for its input; use a method with"):
         SplitModel(closed).split(images, edit_with=Brighter())
     assert closed.training
     assert all(parameter.requires_grad for parameter in closed.parameters())

@@ -115,7 +115,7 @@ def test_a_wrong_file_is_reported_and_never_used(harm: str, shelf: Shelf, tmp_pa
     good = packed({"set/a.bin": NOISE})
     content = {"cut": good[:-5000], "outside": packed({"../a.bin": b"x"})}.get(harm, good)
     shelf.content = {} if harm == "absent" else {"set.tar.gz": content}
-    words = {"absent": "could not be downloaded .*404: Not Found", "hash": "its md5 is"}
+    words = {"absent": "could not be downloaded .*404: Not Found", "hash": "its md5 must be"}
     with pytest.raises(DataError, match=words.get(harm, "is not the expected file .*the download was removed")):
         fetch(shelf.archive("set.tar.gz", md5="0" * 32 if harm == "hash" else ""), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == [".fetched"]

@@ -67,7 +67,7 @@ def test_options_and_how_they_were_chosen() -> None:
     report.methods["msp"].dropped = ["k=1000: too many"]
     table = tables.options(report)
     assert [cell.text for cell in table.rows[-1]] == ["msp", "percentile 85", "best of 2", "90.00"]
-    assert table.notes == ["left out: knn, mds (no images)", "msp: setting dropped, k=1000: too many"]
+    assert table.notes == ["not run: knn, mds (no images)", "msp: setting dropped, k=1000: too many"]
 
 
 def test_markdown_and_latex_escape() -> None:

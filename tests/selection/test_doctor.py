@@ -128,7 +128,7 @@ def test_scale_is_warned_about_or_set_by_the_network_itself(monkeypatch: pytest.
     assert any("caution: Scale: percentile 85 harms this network" in note for note in notes)
     guard, notes = prepared("cifar6:base", "embedded:id_val", method="scale(percentile=auto)", gallery=False)
     assert guard.detector.name == "ebo"
-    assert any("no percentile helps this network" in note for note in notes)
+    assert any("no percentile improves on the energy score" in note for note in notes)
     monkeypatch.setattr(calibrate, "scaling", lambda *_, **__: {65.0: 0.2, 90.0: 0.7, 95.0: 0.1})
     guard, _ = prepared("cifar6:base", "embedded:id_val", method="scale(percentile=auto, readout=msp)", gallery=False)
     assert guard.detector.options() == {"readout": "msp", "percentile": 90.0}

@@ -94,7 +94,7 @@ def test_the_api_needs_the_key_and_nothing_else_does(shown: Guard) -> None:
 def test_an_address_that_others_reach_needs_a_token(
     shown: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(OptionError, match=r"0\.0\.0\.0 can be reached by other machines.*pass key=, or no_token=True"):
+    with pytest.raises(OptionError, match=r"0\.0\.0\.0 is reachable from other machines.*pass key=, or no_token=True"):
         serve(shown, host="0.0.0.0", port=0)
     folder, token = shown.save(tmp_path / "guard", bundle=True), tmp_path / "token"
     model = f"{Path(__file__).resolve().parents[1] / 'samples' / 'tiny_net.py'}:make"
@@ -154,7 +154,7 @@ def test_pixels_are_bounded_for_the_request_as_a_whole(shown: Guard) -> None:
         started = time.process_time()
         answer = served.score(*[large] * 64)
         assert answer.status_code == 413
-        assert "200,000,000 pixels together, got 1,600,000,000" in error_of(answer)
+        assert "200,000,000 pixels in total, got 1,600,000,000" in error_of(answer)
         assert time.process_time() - started < 2.5
         assert served.score().status_code == 200
 
@@ -237,7 +237,7 @@ def test_invalid_arguments_are_refused(shown: Guard) -> None:
         serve(shown, port=taken.getsockname()[1])
     with pytest.raises(InputError, match="must be calibrated"):
         serve(Guard(shown.split, "msp"))
-    with pytest.raises(OptionError, match="must fit the queue"):
+    with pytest.raises(OptionError, match="must be at most queue"):
         Limits(images=10, queue=5)
     with pytest.raises(OptionError, match="body must be above 0"):
         Limits(body=0)

@@ -144,7 +144,7 @@ def test_images_can_be_pasted_dropped_and_picked_among_samples(chromium: Any, se
 def spoiled(folder: Path) -> dict[str, tuple[Path, str]]:
     """Files that cannot be judged, each with what the page must say of it."""
     contents = {
-        "truncated.jpg": (png(known("red", 1, side=200), "JPEG")[:900], "The file is truncated: its end is missing"),
+        "truncated.jpg": (png(known("red", 1, side=200), "JPEG")[:900], "The file is truncated (its end is missing)"),
         "notes.png": (b"dear diary", "got something else."),
         "empty.png": (b"", "is an empty file"),
         "drawing.svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "got something else"),

@@ -110,7 +110,7 @@ def test_binary_tensors(served: Served, shown: Guard) -> None:
         ({"inputs": [tensor("images", INPUTS[:, 0])]}, 422, "must have the shape"),
         ({"inputs": [tensor("images", np.repeat(INPUTS, 3, axis=0))]}, 413, "1 to 4 images, got 6"),
         ({"inputs": [tensor("images", INPUTS)], "outputs": [{"name": "x"}]}, 422, "unknown output 'x'"),
-        ({"inputs": [FILES | {"data": [*TEXT, "?"]}]}, 422, "image 3: is not base64"),
+        ({"inputs": [FILES | {"data": [*TEXT, "?"]}]}, 422, "image 3: is not valid base64"),
     ],
 )  # fmt: skip
 def test_wrong_requests_are_refused_in_one_line(served: Served, body: Any, status: int, said: str) -> None:

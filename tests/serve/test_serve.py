@@ -64,7 +64,7 @@ def test_nearest_calibration_images(served: Served) -> None:
 
 HOSTILE = {
     "empty": (b"", "is an empty file"),
-    "truncated": (png(known("red", 1, side=200), "JPEG")[:900], "is truncated: its end is missing"),
+    "truncated": (png(known("red", 1, side=200), "JPEG")[:900], "is truncated (its end is missing)"),
     "large": (png(Image.new("RGB", (600, 600))), "at most 250,000 pixels"),
     "svg": (b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>', "got something else"),
 }
@@ -88,7 +88,7 @@ def test_text_that_is_not_base64_is_not_decoded(served: Served) -> None:
     text = base64.b64encode(RED).decode()
     good, bad = served.client.post("/v1/score", json={"images": [text, text[:8] + "!?" + text[8:]]}).json()["results"]
     assert good["is_ood"] is False
-    assert (bad["image"], bad["error"]) == ("image 2", "is not base64; send the bytes of an image in base64")
+    assert (bad["image"], bad["error"]) == ("image 2", "is not valid base64; send the bytes of an image in base64")
 
 
 def test_a_request_without_a_usable_image_fails_with_the_problem_of_each(served: Served) -> None:

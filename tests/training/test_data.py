@@ -97,8 +97,8 @@ def test_an_unreadable_image_stops_training_and_is_named(tmp_path: Path) -> None
     [
         (torch.zeros(2, 4, 4, 3), torch.tensor([0, 1]), "uint8"),
         (torch.zeros(2, 4, 4, 3, dtype=torch.uint8), torch.tensor([0]), "one per image"),
-        (torch.zeros(2, 4, 4, 3, dtype=torch.uint8), torch.tensor([0, 2]), "labels must be whole numbers of 0 to 1"),
-        (torch.zeros(0, 4, 4, 3, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), "at least one"),
+        (torch.zeros(2, 4, 4, 3, dtype=torch.uint8), torch.tensor([0, 2]), "labels must be whole numbers from 0 to 1"),
+        (torch.zeros(0, 4, 4, 3, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), "N at least 1"),
     ],
 )
 def test_wrong_arrays_are_refused(images: Tensor, labels: Tensor, words: str) -> None:

@@ -113,7 +113,7 @@ def test_ema_is_the_running_mean(world: TrainingSet) -> None:
         ({"lr": -1.0}, "lr must be 0 or more"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
         ({"precision": "fp8"}, "precision must be one of"),
-        ({"batch_size": 1000}, "fewer than one batch"),
+        ({"batch_size": 1000}, "needs at least one batch of"),
         ({"percent": 90}, "ish: unknown option 'percent'; it takes percentile, prune, layer, the fields"),
         ({"percentile": 0.85}, "percent"),
         ({"lr": float("nan")}, "lr must be a number, got nan"),
@@ -215,7 +215,7 @@ def test_networks_that_flatten_with_view_are_trained(method: str, options: dict[
 
 
 def test_training_that_diverges_fails_and_leaves_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    message = r"training has diverged: NaN or Inf after step \d of \d; .* a lower lr="
+    message = r"training: has diverged \(NaN or Inf after step \d of \d\); .* a lower lr="
     with pytest.raises(ModelError, match=message):
         finetune(Flattening(), small_world(24), "plain", out=tmp_path, epochs=1, batch_size=8, lr=1e38)
     assert not list(tmp_path.glob("*.safetensors"))

@@ -1,4 +1,4 @@
-"""Runs a network over the images of a data set: into memory, or into a store that keeps what was computed before."""
+"""Running a network over the images of a data set, into memory or into a store, which caches activations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from idness.networks.open import Network
 from idness.networks.split import SplitModel
 
 TOLERANCE = 1e-4
-"""How far pooled ReLU outputs may be from the features, relative to the largest feature."""
+"""Maximum difference between pooled ReLU outputs and the features, relative to the largest feature."""
 
 
 def run_images(
@@ -42,18 +42,18 @@ def run_images(
 ) -> Iterator[tuple[Batch, Activations]]:
     """Read, preprocess and run images batch by batch, in order; the next batches are decoded while the network runs.
 
-    Yields each batch and the activations of its images, which have index and hashes; none if no image can be read.
+    Yields each batch and the activations of its images, with index and hashes; a batch without readable images has none.
 
     `spans` are the ranges to run, each one batch; by default all images in batches of `batch_size`.
-    `pre_relu` keeps the input of the final ReLU. `edit` changes the network's input; it gets a batch and the position of its first
-    image. `edit_with` does so for a second pass, as `Detector.input_edit`; not with `pre_relu`.
+    `pre_relu` keeps the input of the final ReLU. `edit` changes the network's input, given a batch and the position of its first
+    image. `edit_with` edits images for a second pass, like `Detector.input_edit`; it cannot be combined with `pre_relu`.
     """
     progress, how, split = progress or Progress(), network.preprocessing, network.split
     ranges = spans if spans is not None else spans_of(len(images), batch_size or network.batch)
     for batch in read_batches(images, how, ranges, workers=workers):
         network.check_size(images.source, batch.pixels)
         if len(batch.pixels):
-            # Pixels are copied as bytes and normalised on the network's device.
+            # Pixels are transferred as bytes and normalised on the network's device.
             plain = how.normalize(torch.from_numpy(batch.pixels).to(split.device))
             inputs = plain if edit is None else edit(plain, batch.start)
             if pre_relu:
@@ -77,10 +77,10 @@ def collect(
     progress: Progress | None = None,
     **options: Any,
 ) -> ActivationsSet:
-    """Run a network over a set and keep its activations in memory; activations of a file are read, and need no network.
+    """Return the activations of a set in memory, computed by the network, or read if the set already consists of activations.
 
-    `name` is the name of the set, its source by default, and `limit` the most images used, evenly spaced; `distinct` leaves out
-    repeated images of a set; `options` are `pre_relu`, `edit` and `edit_with` of `run_images`.
+    `name` is the name of the set, by default its source; `limit` is the maximum number of images, evenly spaced; `distinct` skips
+    duplicate images of a set; `options` are `pre_relu`, `edit` and `edit_with` of `run_images`.
     """
     name = name or data.source
     if isinstance(data, ActivationsSet):
@@ -113,14 +113,14 @@ def extract(
     edit_with: InputEditor | None = None,
     progress: Progress | None = None,
 ) -> tuple[str, int]:
-    """Make sure that a store has the activations of a set, or of its images as an editor changes them.
+    """Ensure that a store contains the activations of a set, or of its images as edited by an editor.
 
-    The network runs over the images that are missing; the arguments are those of `run_images`. Returns the key of the set in the
-    store, and the number of images that the network ran over.
+    The network runs over the missing images; the arguments are those of `run_images`. Returns the key of the set in the store, and
+    the number of images that the network ran over.
     """
     known, progress = network.labels_of(images), progress or Progress()
     names, ran = dict[str, str](), 0
-    # The files of a shard are hashed just before they are decoded, so that they are read from disk once.
+    # The files of a shard are hashed just before they are decoded, so that they are read from disk only once.
     for span in plan_spans(network, images, known, store, edit_with):
         found = store.find(span.key)
         if found is None:
@@ -155,7 +155,7 @@ def plan_spans(
     store: FeatureStore,
     edit_with: InputEditor | None = None,
 ) -> Iterator[Span]:
-    """Divide a set into shards; `known` are its labels, as the network has them."""
+    """Yield the shards of a set; `known` are its labels as the network's class indices."""
     if len(images) == 0:
         raise DataError(f"{images.source}: must contain at least one image, got none; check the folder or file")
     change = [] if edit_with is None else [edit_with.edit_key()]
@@ -168,7 +168,7 @@ def plan_spans(
 def shard_of(
     network: Network, images: ImageSet, known: Tensor | None, start: int, batch_size: int, workers: int | None = None
 ) -> Activations:
-    """Return the shard of a set that is one shard, and whose first image has the position `start` in the whole set."""
+    """Return the single shard of a part of a set that begins at position `start` of the whole set."""
     run = run_images(network, images, batch_size=batch_size, workers=workers)
     made = _shard(known, [acts for _, acts in run])
     assert made.index is not None
@@ -176,7 +176,7 @@ def shard_of(
 
 
 def finish(network: Network, images: ImageSet, store: FeatureStore, names: dict[str, str]) -> str:
-    """Write the manifest of a set, hashes of its shards by key, unless the store has it, and return the key of the set."""
+    """Write the manifest of a set, given the hashes of its shards by key, unless it exists, and return the key of the set."""
     whole = key_of(network.identity, *names)
     if whole not in store or store.names(whole) != names:
         about = {"source": images.source, "images": len(images), "precision": network.precision.used}
@@ -185,12 +185,12 @@ def finish(network: Network, images: ImageSet, store: FeatureStore, names: dict[
 
 
 def spans_of(count: int, size: int, start: int = 0) -> list[tuple[int, int]]:
-    """Divide the range from `start` to `count` into ranges of at most `size`."""
+    """Return the range from `start` to `count` divided into ranges of at most `size`."""
     return [(low, min(low + size, count)) for low in range(start, count, size)]
 
 
 def _shard(known: Tensor | None, parts: Sequence[Activations]) -> Activations:
-    """Join batches to one shard; images with NaN or Inf are skipped like those that cannot be read."""
+    """Return batches joined to one shard; images with NaN or Inf are skipped, like unreadable ones."""
     acts = _labelled(Activations.concat(parts), known)
     assert acts.index is not None
     finite = acts.finite
@@ -203,16 +203,16 @@ def _labelled(acts: Activations, known: Tensor | None) -> Activations:
 
 
 def capture(split: SplitModel, images: Tensor) -> Activations:
-    """Run one batch, and return its activations.
+    """Run one batch and return its activations.
 
-    If the features are the pooled output of a final ReLU, the activations have `pre_relu` and `rectifier`. The forward pass is observed
-    call by call, so nothing depends on names, and functional ReLUs (DenseNet) are found as well as modules (ResNet). The paper does not
-    say how its "pre-ReLU activations" are pooled: here as the network pools the output of the ReLU.
+    If the features are the pooled output of a final ReLU, the activations include `pre_relu` and `rectifier`. Function calls of the
+    forward pass are observed, so nothing depends on names, and functional ReLUs (DenseNet) are found as well as modules (ResNet). The
+    paper does not state how its "pre-ReLU activations" are pooled; here they are pooled as the network pools the output of the ReLU.
     """
     with _Watch(split.width) as watch:
-        # The network as it is: other engines call no function that could be watched.
+        # The unchanged network: other engines do not call functions that can be observed.
         acts = Activations(*split.run(images)).to("cpu")
-    # The last one is nearly always it; an auxiliary branch may come after.
+    # It is nearly always the last one, but an auxiliary branch may follow.
     for cap, before in reversed(watch.seen):
         for pooling, pool in _POOLINGS.items():
             pooled = pool(before.clamp(0.0, cap))
@@ -231,7 +231,7 @@ _POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class _Watch(TorchFunctionMode):
-    """Records cap and input of every ReLU that is as wide as the features; only the last two are kept."""
+    """A mode that records the cap and input of every ReLU as wide as the features; only the last two are kept."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ class _Watch(TorchFunctionMode):
             cap = float(options.get("max_val", 1.0))
         before = options.get("input")
         if cap is not None and isinstance(before, Tensor) and before.ndim in (2, 4) and before.shape[1] == self.width:
-            # An in-place ReLU overwrites its input: copy first.
+            # Copied, since an in-place ReLU overwrites its input.
             self.seen = [*self.seen[-1:], (cap, before.detach().float().cpu().clone())]
         return func(*args, **(kwargs or {}))
 

@@ -1,4 +1,4 @@
-"""Comparisons of methods on sets of images: the protocol as data, one run, and its results."""
+"""Comparison of methods on sets of images: the protocol as data, the run, and its results."""
 
 from idness.benchmark.protocol import Benchmark, Settings
 from idness.benchmark.results import Report

@@ -1,4 +1,4 @@
-"""Rank the methods of a report, mark the best ones, and answer which method to use."""
+"""Ranking of the methods of a report, marks of the best ones, and the recommendation of a method."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from idness.selection.recommend import chosen_row
 
 LEVEL = 0.95
 DRAWS = 300
-"""Bootstrap draws: only their standard deviation is used."""
+"""Number of bootstrap draws, of which only the standard deviation is used."""
 USELESS = 0.6
 """Mean AUROC below which no method is recommended; chance is 0.5."""
 
 
 def conclude(report: Report) -> Report:
-    """Add the answer and the marks to a report that has neither yet, from its scores."""
+    """Add the answer and the marks to a report without them, computed from its scores."""
     if report.answer is None:
         for row, method in report.methods.items():
             oods = np.concatenate([report.scores.of(row, name) for name in ood_weights(report)])
@@ -36,9 +36,9 @@ def conclude(report: Report) -> Report:
 
 
 def answer(report: Report) -> Answer:
-    """Return the method to use, and how it performs on the test sets.
+    """Return the method to use, and its performance on the test sets.
 
-    The method is chosen without them: by validation data, otherwise by the recommendation for the network (`Report.advised`).
+    The method is chosen without the test sets: by validation data, otherwise by the recommendation for the network (`Report.advised`).
     """
     weights = ood_weights(report)
     found = {row: row_ranks(report, row, weights) for row in best_first(report)}
@@ -68,9 +68,9 @@ def answer(report: Report) -> Answer:
 
 
 def setting(report: Report, row: str) -> str:
-    """Return the options of a method that were searched, in words; all options if they were given or none was searched.
+    """Return the searched options of a method in words, or all options if they were given or none was searched.
 
-    Empty if the method's name already shows its options, as in `scale(percentile=95)`.
+    Empty if the name of the method already contains its options, as in `scale(percentile=95)`.
     """
     item = report.methods[row]
     if "(" in row:
@@ -80,23 +80,23 @@ def setting(report: Report, row: str) -> str:
     if len(item.tried) < 2:
         return ""
     searched = {key: item.options[key] for key in item.tried[0]["options"] if key in item.options}
-    # A text needs no name: react(percentile=85)+dice(percentile=10).
+    # A string needs no name: react(percentile=85)+dice(percentile=10).
     return ", ".join(value if isinstance(value, str) else f"{key} {plain(value)}" for key, value in searched.items())
 
 
 def contenders(report: Report) -> list[str]:
-    """Return the methods that may be the best: all but degenerate ones, unless there are no others."""
+    """Return the methods that can be the best: all except degenerate ones, unless there are no others."""
     return [row for row, found in report.methods.items() if not found.degenerate] or list(report.methods)
 
 
 def row_ranks(report: Report, row: str, weights: Mapping[str, float]) -> Ranks:
-    """Return the ranks of a method's images over some OOD sets."""
+    """Return the ranks of a method's scores over the given OOD sets."""
     oods = [report.scores.of(row, name) for name in weights]
     return ranks(report.scores.of(row, "id_test"), oods, list(weights.values()))
 
 
 def joint_level(rows: int) -> float:
-    """Return the level of each comparison with the best at which all of them hold together (Bonferroni)."""
+    """Return the level of each comparison with the best method at which all hold jointly (Bonferroni)."""
     return 1 - (1 - LEVEL) / max(rows - 1, 1)
 
 
@@ -110,7 +110,7 @@ def rivals_of_best(found: Mapping[str, Ranks], able: Collection[str]) -> tuple[s
 
 
 def mark_significance(report: Report) -> None:
-    """Mark the best method and its ties in each metric, on each set and group; the marks of a column hold together at 95 %."""
+    """Mark the best method and its ties in each metric, on each set and group; the marks of a column hold jointly at 95 %."""
     names, able = list(ood_weights(report)), contenders(report)
     draws = {metric: draw_fprs(report, metric, list(report.methods), DRAWS) for metric in FPRS}
     columns = [("groups", group, sets) for group, sets in report.benchmark.groups.items()]
@@ -129,14 +129,14 @@ def mark_significance(report: Report) -> None:
 
 
 def draw_fprs(report: Report, metric: Convention, rows: Sequence[str], draws: int) -> dict[str, Array]:
-    """Return bootstrap draws of the FPR of some methods on every OOD set, as `fpr_draws`."""
+    """Return bootstrap draws of the FPR of the given methods on every OOD set, as from `fpr_draws`."""
     read, names = report.scores.of, ood_weights(report)
     scores = {row: (read(row, "id_test"), [read(row, name) for name in names]) for row in rows}
     return fpr_draws(scores, metric, report.recall, draws=draws)
 
 
 def too_few(report: Report, metric: str) -> dict[str, int]:
-    """Return the sets that are too small for an interval of an FPR, with their numbers of images."""
+    """Return the sets that are too small for an interval of an FPR, with their number of images."""
     names = ["id_test"] if metric == "fpr_at_id_recall" else ood_weights(report)
     needed = images_needed(report.recall, LEVEL)
     return {name: report.sets[name].images for name in names if report.sets[name].images < needed}
@@ -168,7 +168,7 @@ def _best_by_fpr(values: Mapping[str, float], drawn: Mapping[str, Array]) -> lis
 
 
 def _chosen(report: Report) -> str | None:
-    """Return the method that is recommended without the test sets, as by every command."""
+    """Return the method that all commands recommend, which does not depend on the test sets."""
     if report.advised in report.methods:
         return report.advised
     return chosen_row({row: found.validation_auroc for row, found in report.methods.items()})
@@ -197,12 +197,12 @@ def _sentence(report: Report, found: Answer) -> str:
     low, high = percentage(rival.lead.low), percentage(rival.lead.high)
     lead = f"{percentage(rival.lead.value)} points (95 % interval {low} to {high})"
     if found.kind == "behind":
-        return f"{start} It was chosen without the test images; on these, {shorten(best)} is better by {lead}."
+        return f"{start} It was chosen without the test images, on which {shorten(best)} is better by {lead}."
     return f"{start} Significantly better than every other method; the next is {shorten(rival.row)}, behind by {lead}."
 
 
 def _evidence(report: Report, found: Answer) -> list[str]:
-    """Return how methods are ranked, where the recommended one is better or worse, and what its choice is based on."""
+    """Return how methods are ranked, where the recommended one is better or worse, and what the choice is based on."""
     use, groups = shorten(found.use), [shorten(name) for name in report.benchmark.groups]
     over = f"the mean of the {listed(groups)} means" if len(groups) > 1 else f"the mean over the {groups[0]} sets"
     lines = [
@@ -222,16 +222,16 @@ def _evidence(report: Report, found: Answer) -> list[str]:
     leaders = {group: _best_by_auroc(report, sets)[0] for group, sets in report.benchmark.groups.items()}
     if len(set(leaders.values())) > 1:
         parts = listed([f"{shorten(best)} on {shorten(group)} OOD" for group, best in leaders.items()])
-        lines.append(f"Different methods are best: {parts}. If one kind matters more to you, choose its best method.")
+        lines.append(f"Different methods are best: {parts}. If one group matters more to you, use its best method.")
     lines.append(_choice(report))
     if "msp" in found.auroc and found.use != "msp":
         gain = points(found.auroc[found.use] - found.auroc["msp"])
-        lines.append(f"Compared with msp, the plain softmax confidence, {use} gains {gain} points.")
+        lines.append(f"Compared with msp, the softmax baseline, {use} gains {gain} points.")
     return lines
 
 
 def _choice(report: Report) -> str:
-    """Return what the choice of the method and of its options is based on."""
+    """Return the basis of the choice of the method and its options."""
     start = "The options were chosen on validation data only."
     if all(found.validation_auroc is None for found in report.methods.values()):
         start = "There is no OOD validation set, so every method has its default options."
@@ -247,11 +247,11 @@ def _choice(report: Report) -> str:
 
 
 def _cost(report: Report, row: str) -> str:
-    """Return what a score costs beside the network's own pass."""
+    """Return the cost of a score in addition to the network's own pass."""
     seconds = report.methods[row].seconds
     images = sum(info.images for name, info in report.sets.items() if name == "id_test" or name in ood_weights(report))
     parts, fit = [f"{1000 * seconds.get('score', 0.0) / max(images, 1):.2g} ms per image"], ""
-    with suppress(IdnessError):  # a class of the user is not registered
+    with suppress(IdnessError):  # a user's class is not registered
         method = find(report.methods[row].method)[0]
         passes = {"forward": method.forward_passes - 1, "backward": method.backward_passes}
         more = [f"{n} more {name} pass{'es' if n > 1 else ''} of the network" for name, n in passes.items() if n]

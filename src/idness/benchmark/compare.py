@@ -1,4 +1,4 @@
-"""Compare results of several networks or runs on the same images."""
+"""Comparison of the results of several networks or runs on the same images."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from idness.intervals import Difference, compare_runs, difference_of_draws, mean
 from idness.metrics import FPRS, LOWER, WITH_INTERVAL
 
 DRAWS = 1000
-"""Bootstrap draws: each end of a 95 % interval is then determined by 25 draws."""
+"""Number of bootstrap draws, such that 25 draws lie beyond each end of a 95 % interval."""
 TESTED = ("id_test", "near", "far")
 """Roles of the test sets."""
 _SEED = re.compile(r"[-_.]?(?:seed|rng)[-_=]?\d+", re.IGNORECASE)
 
 Runs = Mapping[str, Sequence[Report]]
-"""The results to compare by name: one, or several that differ in their seed."""
+"""The results to compare by name: one report each, or several that differ in the seed."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Change:
-    """The difference from the first result; `verdict` is empty if the interval contains zero or there is none."""
+    """The difference from the first result; `verdict` is empty if the interval contains zero or is missing."""
 
     value: float
     low: float | None = None
@@ -47,7 +47,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Line:
-    """One method: the value of each result, and the change of all but the first."""
+    """One method: the value in each result, and the change in all but the first."""
 
     row: str
     values: tuple[Value, ...]
@@ -76,16 +76,16 @@ class Comparison:
 
 
 def gather(specs: Sequence[str]) -> dict[str, list[Report]]:
-    """Read the results to compare: folders or `results.json` files, as `path` or `name=path,path,...`.
+    """Return the results to compare, given folders or `results.json` files as `path` or `name=path,path,...`.
 
-    Folders whose names differ only in a seed (`ish-seed0`, `ish-seed1`) are runs of one result.
+    Folders whose names differ only in a seed (`ish-seed0`, `ish-seed1`) are runs of the same result.
     """
     found: dict[str, list[Report]] = {}
     for spec in specs:
         name, equals, paths = spec.partition("=")
         if equals and not Path(spec).exists():
             if not name or not paths or name in found:
-                raise OptionError(f"compare: write name=folder,folder with a unique name, got {spec!r}")
+                raise OptionError(f"compare: must be name=folder,folder with a unique name, got {spec!r}")
             found[name] = [Report.load(path) for path in paths.split(",")]
         else:
             found.setdefault(_name_of(Path(spec), found), []).append(Report.load(spec))
@@ -99,11 +99,11 @@ def compare(runs: Runs) -> Comparison:
     are compared by Welch's test on their means.
 
     Raises:
-        InputError: if the results are not of the same images.
+        InputError: if the results are of different images.
     """
     if len(runs) < 2:
         raise OptionError(
-            "compare: needs at least two results; runs that differ in their seed count as one unless named a=... b=..."
+            "compare: needs at least two results; runs that differ only in the seed count as one unless named a=... b=..."
         )
     baseline, *others = runs
     reports = [report for some in runs.values() for report in some]
@@ -141,7 +141,7 @@ def compare(runs: Runs) -> Comparison:
 
 
 def verdict(metric: str, change: Difference) -> Literal["", "better", "worse"]:
-    """Return whether a difference is an improvement; empty if its interval contains zero."""
+    """Return `better` or `worse` for a difference; empty if its interval contains zero."""
     if change.low <= 0 <= change.high:
         return ""
     return "better" if (change.value < 0) == (metric in LOWER) else "worse"
@@ -150,15 +150,15 @@ def verdict(metric: str, change: Difference) -> Literal["", "better", "worse"]:
 def _paired_test(
     old: Sequence[Report], new: Sequence[Report], rows: Sequence[str]
 ) -> Callable[[str, str, Sequence[str], float], Difference | None]:
-    """Return a test of a method's difference in a metric over some sets, of two single results.
+    """Return a paired test, for two single results, of a method's difference in a metric over some sets.
 
-    It returns None if one has several runs or no scores, or if there are too few images.
+    The test returns `None` if a result has several runs or no scores, or if there are too few images.
     """
     reports = [*new, *old]
     if len(reports) != 2 or not all(report.has_scores for report in reports):
         return lambda *_: None
     names = list(ood_weights(reports[0]))
-    # The same seed draws the same images from both.
+    # With the same seed, the same images are drawn from both.
     draws = {str(metric): [draw_fprs(report, metric, rows, DRAWS) for report in reports] for metric in FPRS}
 
     def test(row: str, metric: str, sets: Sequence[str], difference: float) -> Difference | None:
@@ -174,7 +174,7 @@ def _paired_test(
 
 
 def _check_same_data(name_a: str, a: Report, name_b: str, b: Report) -> None:
-    """Refuse results of different images, and list all differences."""
+    """Raise if results are of different images, listing all differences."""
     if a is b:
         return
     faults = []
@@ -190,11 +190,11 @@ def _check_same_data(name_a: str, a: Report, name_b: str, b: Report) -> None:
         elif a.has_scores and b.has_scores and not np.array_equal(a.scores.index(name), b.scores.index(name)):
             faults.append(f"the images skipped in {name}")
     if faults:
-        raise InputError(f"compare: {name_a} and {name_b} are not results of the same data; {', '.join(faults)} differ")
+        raise InputError(f"compare: {name_a} and {name_b} must use the same data; these differ: {', '.join(faults)}")
 
 
 def _notes(runs: Runs, rows: Sequence[str]) -> list[str]:
-    """Return what else differs between the results, and what is missing."""
+    """Return notes on other differences between the results, and on what is missing."""
     reports = [report for some in runs.values() for report in some]
     notes = []
     for what, read in (
@@ -217,12 +217,12 @@ def _notes(runs: Runs, rows: Sequence[str]) -> list[str]:
     notes += without_interval(reports[0])
     missing = {row for report in reports for row in report.methods} - set(rows)
     if missing:
-        notes.append(f"left out, not in every result: {', '.join(sorted(missing))}")
+        notes.append(f"omitted, not in every result: {', '.join(sorted(missing))}")
     return notes
 
 
 def _name_of(path: Path, taken: Collection[str]) -> str:
-    """Return the name of a folder without its seed; if it is taken and has no seed, with its parents."""
+    """Return the name of a folder without the seed; with its parents if the name is taken and has no seed."""
     folder = (path.parent if path.suffix == ".json" else path).resolve()
     plain = _SEED.sub("", folder.name)
     if plain != folder.name:

@@ -1,4 +1,4 @@
-"""Run a network over the sets of a benchmark, or over other sets for `idness extract`, into a feature store."""
+"""Extraction of the activations of a benchmark, or of other sets for `idness extract`, into a feature store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from idness.networks.open import ModelOptions, Network, open_network, places_of
 from idness.selection.search import Row
 
 TRAIN_SAMPLE = 50_000
-"""Maximum number of training images that methods are fitted on; of larger sets a random sample."""
+"""Maximum number of training images that methods are fitted on; larger sets are sampled at random."""
 
 
 def benchmark_network(
@@ -41,9 +41,9 @@ def benchmark_network(
     settings: Settings,
     progress: Progress,
 ) -> tuple[Head, Network | None, ModelInfo]:
-    """Open the network of a benchmark, check that it matches the sets, and return its head, itself and its description.
+    """Open the network of a benchmark, check that it matches the sets, and return the head, the network and its description.
 
-    The network is None if all sets are activations and no model is given.
+    The network is `None` if all sets are activations and no model is given.
     """
     images = {entry.name: entry.data for entry in sets if isinstance(entry.data, ImageSet)}
     if model is None and not images:
@@ -66,7 +66,7 @@ def benchmark_network(
     network = _opened(options, first, sum(map(len, images.values())), settings, progress)
     head = network.split.head
     _check_classes(bench, sets, head, network)
-    for name, data in images.items():  # one image of each set, before anything long starts
+    for name, data in images.items():  # read one image of each set before anything slow starts
         [batch] = read_batches(data, network.preprocessing, [(0, 1)])
         network.check_size(name, batch.pixels)
     weights = options.located()[1]
@@ -96,18 +96,20 @@ def _opened(
 
 
 def _check_classes(bench: Benchmark, sets: Sequence[OpenSet], head: Head, network: Network | None = None) -> None:
-    """Compare the classes of benchmark and sets with those of the network, and the sizes of activations with its head."""
+    """Check the classes of benchmark and sets against those of the network, and the sizes of activations against its head."""
     classes = head.classes
     declared = len(bench.class_names) if bench.class_names else bench.classes
     if declared is not None and declared != classes:
-        raise DataError(f"benchmark {bench.name}: has {declared} classes, the network {classes}; use another network")
+        raise DataError(
+            f"benchmark {bench.name}: has {declared} classes, the network has {classes}; use another network"
+        )
     for entry in sets:
         name, data, is_id = entry.name, entry.data, entry.role.startswith("id_")
         labels: tuple[int, int] | None = None
         if isinstance(data, ActivationsFile):
             logits = classes if data.classes is None else data.classes
             if (data.features, logits) != (head.width, classes):
-                sizes = f"{data.features} features and {logits} logits per image, the head {head.width} and {classes}"
+                sizes = f"{data.features} features and {logits} logits, the head has {head.width} and {classes}"
                 raise DataError(f"{name}: has {sizes}; use activations of the same network")
             data.head = Head(head.weight.cpu(), head.offset.cpu())  # computes the logits if the file has none
             labels = data.label_range() if is_id else None
@@ -120,18 +122,18 @@ def _check_classes(bench: Benchmark, sets: Sequence[OpenSet], head: Head, networ
 
 
 def _unknown_classes(images: ImageSet, network: Network, classes: int, highest: int) -> str:
-    """Return which classes of a set are not those of the network, and what to do."""
+    """Return a message about the classes of a set that the network does not have."""
     other = [name for name in images.classes if places_of([name], network.class_names or (), 0) is None]
     which = f"; not among its class names: {abridged(other)}" if network.class_names else ""
     return (
-        f"has {max(len(images.classes), highest + 1)} classes, the network {classes}{which}; write classes = [...] in the benchmark's"
-        f" file, the names of all {classes} in the order of the outputs, remove other folders, or use another network"
+        f"has {max(len(images.classes), highest + 1)} classes, the network has {classes}{which}; set classes in the benchmark file to"
+        f" all {classes} names in the order of the outputs, remove other folders, or use another network"
     )
 
 
 @dataclass
 class Pass:
-    """Some methods, the activations that they need, and in memory those that they are fitted on."""
+    """A set of methods, the activations that they need, and, in memory, the activations that they are fitted on."""
 
     rows: Mapping[str, Row]
     sets: Sequence[ActivationsSet]
@@ -146,9 +148,9 @@ class Pass:
 def run_passes(
     network: Network | None, sets: Sequence[OpenSet], wanted: Mapping[str, Row], settings: Settings, progress: Progress
 ) -> tuple[list[Pass], dict[str, float]]:
-    """Run the network over all images that are not in the store yet, once, and again for methods that edit images.
+    """Run the network once over all images that are not in the store yet, and again for methods that edit images.
 
-    Return the passes, that of the unedited images first, with the seconds and numbers of images that were run and found in the store.
+    Return the passes, beginning with that of the unedited images, the seconds, and the numbers of images run and found in the store.
     Methods that edit images have no pass if some sets are activations.
     """
     start, store, counts = time.perf_counter(), FeatureStore(settings.cache), {"images": 0.0, "cached": 0.0}
@@ -181,16 +183,16 @@ def run_passes(
         validated = any(entry.role == "id_val" for entry in sets)
         train = any(row.detector.needs_train and not (row.detector.needs_val and validated) for row in rows.values())
         seen = [entry for entry in sets if train or entry.role != "id_train"]
-        progress.phase(f"network, again for {', '.join(rows)}", sum(len(entry.data) for entry in seen))
+        progress.phase(f"network, second pass for {', '.join(rows)}", sum(len(entry.data) for entry in seen))
         passes.append(Pass(rows, [plain[entry.name].with_edited(activations(entry, editor)) for entry in seen]))
     return passes, {"extract": time.perf_counter() - start, **counts}
 
 
 @dataclass(frozen=True)
 class Extraction:
-    """A network, the sets to run it over, and the store that its activations go to.
+    """A network, the sets to run it over, and the store for its activations.
 
-    `sample` has the images that the engine was built on, as they are read: another process builds the same engine from them.
+    `sample` contains the images that the engine was built with, as they were read, so that another process can build the same engine.
     """
 
     network: Network
@@ -208,7 +210,7 @@ class Extraction:
 
 @dataclass(frozen=True)
 class Filled:
-    """The numbers of images of a set that were run, found in the store and not readable, and the first of the latter."""
+    """The numbers of images of a set that were run, found in the store, or unreadable, and the first unreadable one."""
 
     name: str
     images: int
@@ -225,16 +227,16 @@ class Filled:
 def prepare_extraction(
     model: str | ModelOptions, sets: Sequence[str], settings: Settings, *, progress: Progress | None = None
 ) -> Extraction:
-    """Open the sets, or all those of a benchmark by its name or TOML file, and the network, and build the engine.
+    """Open the sets, or all sets of a benchmark given by name or TOML file, and the network, and build the engine.
 
-    A benchmark has its own preprocessing and class names; `settings.cache` is the store.
+    A benchmark defines preprocessing and class names itself; `settings.cache` is the store.
     """
     options, progress = settings.model_options(model), progress or Progress()
     network: Network | None = None
     found: list[tuple[str, ImageSet | ActivationsFile]]
     if len(sets) == 1 and (sets[0] in names() or sets[0].endswith(".toml")):
         if options.preprocessing is not None or options.class_names:
-            raise OptionError("preprocessing= and class_names= are part of the benchmark; write them into its file")
+            raise OptionError("preprocessing= and class_names= are part of the benchmark; set them in its file")
         bench = Benchmark.load(sets[0])
         opened = bench.open(settings.data, partial=settings.partial)
         _, network, _ = benchmark_network(bench, opened, options, settings, progress)
@@ -243,7 +245,7 @@ def prepare_extraction(
         found = [(data.source, data) for data in (_open_argument(value, options.class_names) for value in sets)]
     images = [(name, data) for name, data in found if isinstance(data, ImageSet)]
     if not images or (network is None and len(images) < len(found)):
-        raise DataError(f"{listed(list(sets))}: has activations; pass sets of images")
+        raise DataError(f"{listed(list(sets))}: contains activations; pass sets of images")
     if network is None:
         network = _opened(options, images[0][1], sum(len(data) for _, data in images), settings, progress)
     sample = read_sample(images[0][1], network.preprocessing, FEW, workers=settings.workers)[1].pixels[:FEW]
@@ -265,14 +267,14 @@ def run_extraction(job: Extraction, progress: Progress | None = None) -> list[Fi
 
 
 def filled(store: FeatureStore, name: str, images: ImageSet, key: str, ran: int) -> Filled:
-    """Return the numbers of a set whose activations are complete in the store."""
+    """Return the counts of a set whose activations in the store are complete."""
     skipped = store.skipped(key)
     first = f"{images.item(skipped[0][0])}: {skipped[0][1]}" if skipped else ""
     return Filled(name, len(images), ran, len(images) - ran, len(skipped), first)
 
 
 def _open_argument(value: str, classes: Sequence[str]) -> ImageSet | ActivationsFile:
-    """Open a set; folders of the network's classes are read in their order, as in a benchmark."""
+    """Open a set; class folders are read in the order of the network's classes, as in a benchmark."""
     found = open_argument("sets", value)
     ordered = isinstance(found, ImageSet) and found.classes and set(found.classes) <= set(classes)
     return open_argument("sets", value, classes) if ordered else found

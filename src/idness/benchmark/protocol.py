@@ -42,14 +42,14 @@ class Benchmark:
     Args:
         name: short name.
         title: title for tables and reports.
-        id: ID sets by part: `test` is required; `train` and `val` are for methods that are fitted and for choosing options.
+        id: ID sets by part: `test` is required; `train` is for fitting methods, and `val` for choosing options.
         ood_val: OOD sets by name for choosing options; none of them may be a test set.
         near: OOD test sets similar to the ID classes.
         far: OOD test sets of another kind.
         classes: names of the classes, or their number.
         preprocessing: resize, crop, mean, std, interpolation; the network's own by default.
         head: a safetensors or .npz file with weight and bias, if all sets are files of activations.
-        base: the folder that relative paths start from, by default.
+        base: the default base folder of relative paths.
 
     Example:
         >>> Benchmark.load("cifar6").near["cat"] is not None
@@ -70,7 +70,7 @@ class Benchmark:
     def __post_init__(self) -> None:
         for part in self.id:
             if part not in ("train", "val", "test"):
-                raise DataError(f"benchmark {self.name}: [id] takes train, val and test; got {part!r}")
+                raise DataError(f"benchmark {self.name}: [id] must contain only train, val and test, got {part!r}")
         if "test" not in self.id:
             raise DataError(f"benchmark {self.name}: needs [id] test, the ID test images")
         if not self.near and not self.far:
@@ -78,12 +78,12 @@ class Benchmark:
         names = [*(f"id_{part}" for part in self.id), *self.ood_val, *self.near, *self.far]
         for name in names:
             if not NAME.fullmatch(name) or names.count(name) > 1:
-                rule = "names of sets must be unique, of letters, digits, dots and dashes"
+                rule = "names of sets must be unique and consist of letters, digits, dots and dashes"
                 raise DataError(f"benchmark {self.name}: {rule}, got {name!r}")
 
     @classmethod
     def load(cls, name: str | Path) -> Benchmark:
-        """Read a benchmark by name, such as `imagenet`, or from a TOML file."""
+        """Return a benchmark, given its name, such as `imagenet`, or a TOML file."""
         path, known = Path(name), _definitions()
         base: Path | None = path.parent
         if path.suffix != ".toml":
@@ -97,11 +97,11 @@ class Benchmark:
 
     @classmethod
     def from_text(cls, text: str, name: str, base: Path | None = None) -> Benchmark:
-        """Read a benchmark from TOML text."""
+        """Return a benchmark, given its TOML text."""
         try:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise DataError(f"benchmark {name}: is not TOML ({error})") from error
+            raise DataError(f"benchmark {name}: is not valid TOML ({error})") from error
         for key, value in table.items():
             if key not in KEYS:
                 raise DataError(f"benchmark {name}: unknown key {key!r}; known keys are {', '.join(KEYS)}")
@@ -120,15 +120,15 @@ class Benchmark:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes; empty if the benchmark does not give them."""
+        """The names of the classes; empty if the benchmark does not define them."""
         return self.classes if isinstance(self.classes, tuple) else ()
 
     def root(self, data: str | Path | None = None) -> Path:
-        """Return the folder that relative paths start from."""
+        """Return the base folder of relative paths."""
         if data is not None:
             if not Path(data).is_dir():
                 what = "is not a folder" if Path(data).exists() else "does not exist"
-                raise DataError(f"data={str(data)!r} {what}; pass the folder that relative paths start from")
+                raise DataError(f"data={str(data)!r} {what}; pass the base folder of relative paths")
             return Path(data)
         if self.base is not None:
             return self.base
@@ -138,8 +138,8 @@ class Benchmark:
         """Open every set; one error lists all that cannot be used.
 
         Args:
-            data: the folder that relative paths start from.
-            partial: whether to leave out missing sets, as long as the ID test set and one OOD test set exist.
+            data: the base folder of relative paths.
+            partial: whether to skip missing sets, as long as the ID test set and one OOD test set exist.
         """
         root, opened, problems, absent = self.root(data), [], dict[str, str](), set[str]()
         wanted = [(f"id_{part}", f"id_{part}", self.id[part]) for part in ("train", "val", "test") if part in self.id]
@@ -154,14 +154,14 @@ class Benchmark:
                 problems[name] = str(error)
                 absent |= {name} if isinstance(error, MissingError) else set()
         roles = {entry.role for entry in opened}
-        # A set that exists and cannot be used is a mistake, and partial= does not hide it.
+        # A set that exists but cannot be used is a mistake, which partial= does not hide.
         enough = partial and "id_test" in roles and not roles.isdisjoint(GROUPS) and absent == set(problems)
         if problems and not enough:
             listed = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
             count, hint = len(problems), "pass data=, their folder, or partial=True to skip missing sets"
             raise DataError(f"benchmark {self.name}: {count} of {len(wanted)} sets cannot be used: {listed}; {hint}")
         for name, problem in problems.items():
-            warnings.warn(f"{name} is left out: {problem}", IdnessWarning, stacklevel=2)
+            warnings.warn(f"{name} is skipped: {problem}", IdnessWarning, stacklevel=2)
         return opened
 
 
@@ -170,22 +170,22 @@ class Settings:
     """The options of a benchmark run.
 
     Args:
-        data: the folder that relative paths start from.
+        data: the base folder of relative paths.
         weights: a file with the network's weights.
         layer: the name of the final linear layer; found automatically by default.
-        multi_label: whether an image can have several labels or none; decided by the network by default.
+        multi_label: whether an image may have several labels or none; determined from the network by default.
         methods: the methods to compare: names such as `scale`, `scale(percentile=95)` or `my_file.py:MyDetector`, classes, whose
-            options are searched, and detectors; by default all methods that need one pass of the network.
+            options are searched, and detectors; by default all methods that need only one pass of the network.
         precision: fp32, bf16 or auto.
         engine: eager, onnxruntime, openvino, or auto.
-        batch_size: images per forward pass; chosen by their size by default.
+        batch_size: images per forward pass; by default chosen by image size.
         workers: number of threads that decode images; all cores by default.
-        threads: number of threads of the network and of decoding together; all cores by default.
+        threads: total number of threads for the network and for decoding; all cores by default.
         cache: the folder of the feature store.
-        device: where the network runs; auto uses a GPU if there is one.
-        recall: the recall of false-positive rates.
+        device: the device of the network; auto uses a GPU if available.
+        recall: the recall at which false-positive rates are computed.
         seed: seed of the bootstrap.
-        partial: whether to leave out missing sets.
+        partial: whether to skip missing sets.
         any_accuracy: whether to continue if the accuracy on labelled ID images is at chance level.
         command: the command line, for the record.
     """

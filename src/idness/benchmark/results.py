@@ -1,4 +1,4 @@
-"""The results of a benchmark, written to a folder as JSON and safetensors and read back.
+"""The results of a benchmark, stored in a folder as JSON and safetensors.
 
 - `results.json`: a `Report`; metrics are in [0, 1], there are no absolute paths, and missing values are null.
 - `scores.safetensors`: `scores/{method}/{set}` float32 (N,) for every set but id_train; `index/{set}` int64 (N,), the position of
@@ -30,12 +30,12 @@ SCHEMA_VERSION = 1
 RESULTS, SCORES, THUMBS = "results.json", "scores.safetensors", "thumbs.safetensors"
 TABLES, PAGE = ("results.csv", "results.md", "results.tex"), "report.html"
 DERIVED = (*TABLES, PAGE)
-"""Files that are made from a report."""
+"""Files that are derived from a report."""
 
 
 @dataclass(kw_only=True)
 class Metrics:
-    """The metrics of one set or group, 95 % intervals of three, and `marks` of those in which the method is `best` or a `tie`."""
+    """The metrics of one set or group, 95 % intervals of three, and `marks` for metrics in which the method is `best` or a `tie`."""
 
     auroc: float
     fpr_at_id_recall: float
@@ -50,9 +50,9 @@ class Metrics:
 
 @dataclass(kw_only=True)
 class MethodResult:
-    """The results of one method, and how its options were chosen; `degenerate` if nearly all images have the same score.
+    """The results of one method, and the choice of its options; `degenerate` if nearly all images have the same score.
 
-    `tried` are the settings that the search tried: their `options`, and their `auroc` on validation data.
+    `tried` lists the settings that the search tried, with their `options` and their `auroc` on validation data.
     """
 
     method: str
@@ -72,7 +72,7 @@ class MethodResult:
 
 @dataclass(kw_only=True)
 class SetInfo:
-    """A data set: its role, number of images, origin, hash of its images in order, and each `item` skipped with the `reason`."""
+    """A data set: its role, number of images, origin, hash of its images in order, and each skipped `item` with the `reason`."""
 
     role: str
     images: int
@@ -133,16 +133,16 @@ class Answer:
     """The recommended method and the evidence for it.
 
     Attributes:
-        kind: whether the method is significantly better than all others, tied, behind another one on the test sets, the only one that was
-            measured, or none is useful.
+        kind: whether the method is significantly better than all others, tied, worse than another one on the test sets, the only one
+            measured, or whether no method is useful.
         use: the recommended method, chosen without the test sets.
         best: the method with the highest mean AUROC on the test sets.
         auroc: mean AUROC of each method, best first.
         intervals: their 95 % intervals.
         rivals: all methods but the best one, nearest first.
         sentence: the recommendation in words.
-        evidence: what supports it and what does not.
-        cost: what a score costs beside the network's own pass.
+        evidence: the evidence for and against it.
+        cost: the cost of a score in addition to the network's own pass.
     """
 
     kind: Literal["clear", "tie", "behind", "only", "useless"]
@@ -166,7 +166,7 @@ class Report:
     """The results of a benchmark.
 
     Its attributes are the keys of `results.json`. Scores and thumbnails are read from the folder on first use. `answer`, `engine` and
-    `files` (the sha256 of the files beside `results.json`) are missing in results of version 0.1; `conclude` adds the answer.
+    `files` (the sha256 of the files next to `results.json`) are missing in results of version 0.1; `conclude` adds the answer.
     """
 
     benchmark: BenchmarkInfo
@@ -192,12 +192,12 @@ class Report:
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> str:
-        """Return everything but scores and thumbnails as JSON."""
+        """Return everything except scores and thumbnails as JSON."""
         return _DOCUMENT.text(self)
 
     @classmethod
     def from_json(cls, text: str | bytes, name: object = RESULTS) -> Report:
-        """Read the JSON of `to_json`; `name` is the name of the file in errors."""
+        """Return the report of `to_json`; `name` is the name of the file in errors."""
         return _DOCUMENT.parse(text, name)
 
     def attach(self, scores: Mapping[str, NDArray[Any]], thumbs: Mapping[str, NDArray[np.uint8]]) -> None:
@@ -207,9 +207,9 @@ class Report:
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the report with its scores and thumbnails into a folder, and return the path of `results.json`.
 
-        The folder must be new, empty, or written by idness. All files are written before the first one is put in place, so a full disk
-        leaves the folder unchanged. `results.json` is put in place last and has the hashes of the others, so a mixture of two runs is
-        detected when it is read.
+        The folder must be new, empty, or written by idness. All files are written before the first one is moved into place, so a full
+        disk leaves the folder unchanged. `results.json` is moved last and contains the hashes of the others, so a mixture of two runs
+        is detected on reading.
         """
         target = results_folder(folder)
         arrays = {SCORES: self.scores.arrays if self.has_scores else {}, THUMBS: self.thumbs}
@@ -222,7 +222,7 @@ class Report:
 
     @classmethod
     def load(cls, folder: str | Path) -> Report:
-        """Read a report from its folder, or from its `results.json`."""
+        """Load a report from its folder or its `results.json`."""
         place = Path(folder)
         path = place if place.suffix == ".json" else place / RESULTS
         report = _DOCUMENT.read(path)
@@ -251,13 +251,13 @@ class Report:
 
     def _read(self, name: str) -> dict[str, NDArray[Any]]:
         if "_folder" not in self.__dict__:
-            raise StoreError("this report has no folder to read scores from; save it first")
+            raise StoreError("Report: has no folder to read scores from; save it first")
         digest = None if self.files is None else self.files.get(name)
         found = _DOCUMENT.tensors(self.__dict__["_folder"] / name, digest)
         return {key: value.numpy() for key, value in found.items()}
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return every number: one line per method and group or set, best method first, with the columns of `results.csv`."""
+        """Return all numbers as one record per method and group or set, best method first, with the columns of `results.csv`."""
         found = []
         for rank, row in enumerate(best_first(self), start=1):
             method = self.methods[row]
@@ -316,13 +316,13 @@ _DOCUMENT = Document(
 
 
 def ood_weights(report: Report) -> dict[str, float]:
-    """Return the weight of each OOD test set: groups weigh the same, and so do the sets of a group."""
+    """Return the weight of each OOD test set: groups have equal weights, and so do the sets of a group."""
     groups = report.benchmark.groups
     return {name: 1 / (len(groups) * len(sets)) for sets in groups.values() for name in sets}
 
 
 def best_first(report: Report) -> list[str]:
-    """Return the methods by mean AUROC, the mean of the group means, degenerate ones last."""
+    """Return the methods sorted by mean AUROC (the mean of the group means), degenerate ones last."""
     weights = ood_weights(report)
 
     def standing(row: str) -> tuple[bool, float]:
@@ -351,7 +351,7 @@ def results_folder(path: str | os.PathLike[str], *, force: bool = False) -> Outp
 
 
 def _written(folder: Path) -> tuple[str, ...]:
-    """Return the names of the files of a report of 0.1.0, which has no list of its files; empty if the folder has no report."""
+    """Return the file names of a report of 0.1.0, which does not list its files; empty if the folder has no report."""
     try:
         Report.load(folder)
     except StoreError:

@@ -1,6 +1,6 @@
-"""Run a benchmark: one pass of the network over every image, then every method with every option on its activations.
+"""Running of a benchmark: one pass of the network over every image, then every method with every setting on the activations.
 
-Methods that edit images need more passes, and run only if they are named.
+Methods that edit images need further passes, and run only if they are named.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from idness.networks.open import Network, check_accuracy
 from idness.selection.recommend import MOST, learning_half, recommend_for, searched_alike
 from idness.selection.search import Choice, Row, choose, wanted_rows
 
-NO_IMAGES = "edits the images, and the benchmark has activations instead of images"
+NO_IMAGES = "edits images, but the benchmark has activations instead of images"
 GIVEN = {"asked": "fp32", "used": "fp32", "why": "activations were given"}
 SHOWN = 128
-"""Longest side of the images in a report, in pixels."""
+"""Maximum side of the images in a report, in pixels."""
 
 
 def run(
@@ -55,7 +55,7 @@ def run(
     """Run a benchmark and return the results of every method.
 
     Args:
-        benchmark: the name of a benchmark of idness, a TOML file, or a `Benchmark`.
+        benchmark: the name of a built-in benchmark, a TOML file, or a `Benchmark`.
         model: the network or its name; not needed for embedded benchmarks, or if all sets are activations.
         settings: the options of the run.
         progress: progress callback.
@@ -70,13 +70,13 @@ def run(
     warned: dict[str, str] = {}
 
     def warn(text: str) -> None:
-        kind = text.partition(", got")[0]  # warnings that differ only in the value are given once
+        kind = text.partition(", got")[0]  # warnings that differ only in a value are issued once
         if kind not in warned:
             warned[kind] = text
             shown.warn(text)
 
     with report_warnings(warn):
-        wanted = wanted_rows(asked.methods)  # first, so that a misspelt name fails at once
+        wanted = wanted_rows(asked.methods)  # first, so that a misspelt name fails immediately
         sets = bench.open(asked.data, partial=asked.partial)
         head, network, info = benchmark_network(bench, sets, model, asked, shown)
         passes, spent = run_passes(network, sets, wanted, asked, shown)
@@ -86,7 +86,7 @@ def run(
         if not choices:
             raise DataError(f"benchmark {bench.name}: no method can be used: {next(iter(failed.values()))}")
         validated, advice = any(choice.auroc is not None for choice in choices.values()), None
-        # If validation data decides between methods that were named, doctor and calibrate do not know them.
+        # If validation data decides between named methods, doctor and calibrate may not know these.
         if network is not None and part is not None and not (validated and asked.methods):
             ood = passes[0].ood_val if validated else {}
             searched = {name: choice.on_half for name, choice in choices.items()} if alike else None
@@ -117,7 +117,7 @@ def run(
 def _choices(
     wanted: Mapping[str, Row], head: Head, passes: Sequence[Pass], progress: Progress, *, half: Activations | None
 ) -> tuple[dict[str, Choice], dict[str, str]]:
-    """Fit the methods and choose their options; return them, and the reasons why others could not be used."""
+    """Fit the methods and choose their options; return them, and the reasons why others cannot be used."""
     progress.phase("methods", len(wanted))
     choices: dict[str, Choice] = {}
     failed = {row: NO_IMAGES for row in wanted if not any(row in each.rows for each in passes)}
@@ -129,7 +129,7 @@ def _choices(
 
 
 def _advised_part(plain: Pass) -> ActivationsSet | None:
-    """Return the ID images on which `doctor` and `calibrate` compare methods, given the same images; None if there are too few."""
+    """Return the ID images on which `doctor` and `calibrate` would compare methods; `None` if there are too few."""
     source = next(source for source in plain.sets if source.role in ("id_val", "id_test"))  # in this order
     acts = plain.val or source.load(step=-(-source.count // (2 * MOST)))
     part, _ = learning_half(in_memory("ID images", acts, source.images, source.count))
@@ -137,7 +137,7 @@ def _advised_part(plain: Pass) -> ActivationsSet | None:
 
 
 def _scores(choices: Mapping[str, Choice], passes: Sequence[Pass], progress: Progress) -> dict[str, SetScores]:
-    """Score every set but the training images, of which only the hashes are needed."""
+    """Return the scores of every set; of training images, only the hashes are needed."""
     for each in passes:
         each.train, each.val, each.ood_val = None, None, {}  # the methods are fitted
     progress.phase("scores", sum(len(each.sets) for each in passes))
@@ -222,7 +222,7 @@ def _report(
 
 
 def _cautions(report: Report) -> Iterator[str]:
-    """Yield what a reader must know before relying on the results."""
+    """Yield cautions that a reader must know before relying on the results."""
     yield from describe_duplicates(report.duplicates)
     yield from without_interval(report)
     for row, method in report.methods.items():
@@ -232,7 +232,7 @@ def _cautions(report: Report) -> Iterator[str]:
         found = {row: method.sets[name].intervals["auroc"][1] for row, method in report.methods.items()}
         below = [row for row, high in found.items() if high < 0.5]
         if below:
-            yield f"{shorten(name)}: AUROC below 50 % with {abridged(below)}: OOD images score above ID images"
+            yield f"{shorten(name)}: AUROC below 50 % with {abridged(below)}; OOD images score above ID images"
     for name, info in report.sets.items():
         if info.skipped:
             first = "{item}: {reason}".format(**info.skipped[0])
@@ -246,15 +246,15 @@ def _thumbnails(report: Report, scored: Mapping[str, SetScores]) -> dict[str, ND
     for name, index in sorted({(entry.set, entry.index) for entry in wrong}):
         images = scored[name].source.images
         if images is not None:
-            with suppress(DataError):  # deleted since it was scored
+            with suppress(DataError):  # the image was deleted after it was scored
                 found[f"{name}/{index}"] = np.array(thumbnail(images.picture(index), SHOWN))
     return found
 
 
 def duplicates(scored: Mapping[str, SetScores]) -> list[dict[str, Any]]:
-    """Count repeated images and near-duplicates, within a test set or where they must not be.
+    """Return the numbers of duplicates and near-duplicates within test sets, and between sets that must be disjoint.
 
-    An ID and an OOD set must not share images, nor a test set and one that is not for testing.
+    ID and OOD sets must be disjoint, and so must test sets and other sets.
     """
     tested, found = ("id_test", *GROUPS), list[dict[str, Any]]()
     for name, one in scored.items():
@@ -275,7 +275,7 @@ def duplicates(scored: Mapping[str, SetScores]) -> list[dict[str, Any]]:
 
 
 def provenance(command: str, seed: int) -> dict[str, Any]:
-    """Return versions, machine, time, seed and command."""
+    """Return the versions, machine, time, seed and command of a run."""
     versions = {"python": platform.python_version(), "decoder": decoder_version()}
     for name in ("idness", "torch", "torchvision", "timm", "numpy"):
         with suppress(importlib.metadata.PackageNotFoundError):

@@ -1,6 +1,6 @@
-"""The command line. A subcommand parses, calls one library function and prints what it returns.
+"""The command line. Each subcommand parses its options, calls one library function and prints the result.
 
-Nothing here may import torch before a subcommand runs: `idness --help` answers at once.
+Nothing here may import torch before a subcommand runs, so that `idness --help` is instant.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ KEPT = {
     "data": "downloaded parts are kept; run the same command again to continue",
     "reproduce": "finished tables are kept; run the same command again to continue",
 }
-"""What remains of a subcommand that was stopped; the others leave nothing."""
+"""What is left when a subcommand is interrupted; subcommands not listed leave nothing."""
 ALIASES = {"key": "token_file", "arch": "model", "batch": "batch_size"}
-"""Names of arguments in the library, and of the parameters of subcommands that set them."""
+"""Library arguments whose command-line parameter has another name."""
 SHOW = warnings.showwarning
 ARGUMENT = re.compile(r"\b([a-z_]+)=(?:'([^']*)'|True)?(?=[\s,;.)]|$)")
-"""An argument in a message of the library: `weights=`, `weights='none'`, `partial=True`."""
+"""An argument in a library message: `weights=`, `weights='none'`, `partial=True`."""
 
 
 class Grouped(typer.core.TyperGroup):
@@ -107,13 +107,13 @@ def command() -> Any:
 
 
 def main() -> None:
-    """Run the command line; an error that the user can fix is one line and exit code 2."""
+    """Run the command line; errors that the user can fix are printed as one line, with exit code 2."""
     warnings.showwarning = _show_warning
     sys.stderr = sys.stderr or io.StringIO()  # `2>&-` closes it
     if sys.stdout is None:
         _stop("standard output is closed; redirect it to a file or to /dev/null", 2)
     try:
-        # A fixed name, which completion in the shell depends on.
+        # Shell completion depends on this name.
         result = command()(prog_name="idness", standalone_mode=False)
         if result == STOPPED:  # newer versions of typer return it after Ctrl-C
             raise KeyboardInterrupt
@@ -128,27 +128,27 @@ def main() -> None:
             raise
         # Buffered output must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:  # the reader, such as head, has ended
+        if error.errno == errno.EPIPE:  # the reader, such as head, has exited
             sys.exit(0)
         _stop(f"cannot write to standard output: {error.strerror}; free space or redirect it", 2)
     except Exception as error:
-        # Usage errors are click's, whose classes live in different packages from version to version of typer.
+        # Usage errors come from click; which package defines their classes depends on the version of typer.
         if not hasattr(error, "format_message"):
             raise
         _stop(error.format_message(), 2)
 
 
 def run() -> None:
-    """Run the command line as the only task of a process."""
-    # Read when torch is imported: threads that spin while they wait for each other slow down a busy machine.
+    """Run the command line as the main program of a process."""
+    # Read when torch is imported: threads that spin while waiting slow down a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("KMP_BLOCKTIME", "0")
-    gc.set_threshold(10_000)  # imports create a million objects that stay
+    gc.set_threshold(10_000)  # imports create a million long-lived objects
     main()
 
 
 def with_flags(message: str) -> str:
-    """Replace names of arguments in a message of the library by the options of the current subcommand."""
+    """Return a library message with argument names replaced by the options of the current subcommand."""
     named = _named()
     spoken = {}
     for parameter in command().commands[named].params if named else ():

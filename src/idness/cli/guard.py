@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from idness.data import ImageSet
 
 FORMS = {".csv": "csv", ".json": "json", ".jsonl": "jsonl", ".parquet": "parquet"}
-"""The form of rows by the ending of --out."""
+"""The output format for each file extension of --out."""
 KEY = "IDNESS_API_KEY"
 SERVED = 20_000
-"""Number of images for which the engine is chosen, so that its choice does not delay the start by minutes."""
+"""Number of images that the choice of the engine assumes; more would delay the start by minutes."""
 
 
 def calibrate(
@@ -37,7 +37,7 @@ def calibrate(
     train: Annotated[str | None, typer.Option(help="Images or activations to fit on; default: half of --data.")] = None,
     recall: Annotated[list[float] | None, typer.Option(help="Fraction of ID images to accept; repeatable.")] = None,
     false_alarm: Annotated[list[float] | None, typer.Option(help="Fraction to flag, instead of --recall.")] = None,
-    per_class: Annotated[bool, typer.Option("--per-class", help="Use a threshold for each predicted class.")] = False,
+    per_class: Annotated[bool, typer.Option("--per-class", help="Use one threshold per predicted class.")] = False,
     confidence: Annotated[
         float | None, typer.Option(help="Probability that this guard, not just the average guard, keeps its rate.")
     ] = None,
@@ -59,7 +59,7 @@ def calibrate(
     thumbnails: Annotated[bool, typer.Option(help="Store thumbnails of up to 240 images for the web page.")] = True,
     force: o.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the guard's description as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but cautions and errors.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only cautions and errors.")] = False,
 ) -> None:
     """Calibrate a guard for your network on a folder of your images."""
     from idness.core.progress import show_progress
@@ -103,8 +103,8 @@ def calibrate(
             print(f"detection  {guard.detection}{chose}")
         print(f"method     {guard.detector.label()}")
         print(f"threshold  {limits} (images with a lower ID-ness are out-of-distribution)")
-        print(f"promise    {guard.promise()}")
-        print(f"wrote      {out}{', in place of its earlier guard' if replaced else ''}")
+        print(f"guarantee  {guard.promise()}")
+        print(f"wrote      {out}{', replacing the previous guard' if replaced else ''}")
 
 
 def score(
@@ -112,7 +112,7 @@ def score(
     images: Annotated[list[str], typer.Argument(help="Files, folders, quoted patterns, or - for a list on stdin.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per image.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if an image is OOD or unreadable.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any image is OOD or unreadable.")] = False,
     recall: Annotated[float | None, typer.Option(help="Use this recall instead of the calibrated one.")] = None,
     false_alarm: Annotated[float | None, typer.Option(help="Use this false-alarm rate instead of a recall.")] = None,
     fdr: Annotated[float | None, typer.Option(help="Judge all images together at this false discovery rate.")] = None,
@@ -129,7 +129,7 @@ def score(
         typer.Option("--out", "-o", help="A .csv, .json, .jsonl or .parquet file, or a folder for many images."),
     ] = None,
     resume: o.Resume = False,
-    keep: Annotated[str, typer.Option(help="Columns or WebDataset fields to copy, as in a,b,__key__.")] = "",
+    keep: Annotated[str, typer.Option(help="Columns or WebDataset fields to copy, such as a,b,__key__.")] = "",
     image_column: Annotated[str | None, typer.Option(help="Column (or array of an .npz file) with the images.")] = None,
     batch_size: o.BatchSize = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
@@ -142,7 +142,7 @@ def score(
     columns = [name.strip() for name in keep.split(",") if name.strip()]
     folder = out if not form else None  # of Parquet files; otherwise rows are printed or written to one file
     if folder is None and (pool is not None or resume):
-        raise typer.BadParameter("--engine ray and --resume need --out with a folder for the table")
+        raise typer.BadParameter("--engine ray and --resume need a folder as --out")
     console = open_console()
     # Rows and progress share a terminal only if one console draws both.
     shared = console if folder is None and console.is_terminal else None
@@ -158,7 +158,7 @@ def score(
         stream = opened.enter_context(scoring.row_stream(None if folder else out))
         if folder is not None:
             OutputFolder(folder).check(resume=resume)
-        found = _opened(images, image_column, columns)  # before the network is loaded
+        found = _opened(images, image_column, columns)  # fails before the network is loaded
         rates = {"recall": recall, "false_alarm": false_alarm}
         loaded = scoring.open_guard(guard, model, weights, engine=engine, images=len(found), device=device, **rates)
         if folder is None:
@@ -187,7 +187,7 @@ def score(
         rate = "" if fdr is None else f" (on average at most {100 * fdr:g} % of them in-distribution)"
         print(f"{tally.ood:,} of {tally.images:,} images out-of-distribution{rate}{unread if tally.unread else ''}")
     print_note(f"wrote {out}", quiet=quiet or out is None)
-    # OOD images among the others are expected when many are screened together, and are no drift.
+    # With --fdr, some OOD images are expected; they are no sign of drift.
     drift = "" if loaded.groups is None or fdr is not None else drift_warning(loaded.groups, tally.seen)
     for warning in filter(None, (short, drift)):
         print_note(f"idness: warning: {warning}")
@@ -196,7 +196,7 @@ def score(
 
 
 def _form(out: Path | None, *, as_csv: bool, as_json: bool) -> str:
-    """Return the format of rows by the ending of the file, or else the format asked for; empty for a table in a folder."""
+    """Return the output format by the file extension, or else by the options; empty for a table in a folder."""
     if as_csv and as_json:
         raise typer.BadParameter("pass either --csv or --json")
     ending = "" if out is None else out.suffix.lower()
@@ -245,7 +245,7 @@ def export(
     model: o.GuardModel = None,
     weights: o.GuardWeights = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that idness did not export.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
 ) -> None:
     """Write a guard as one ONNX graph: images in; label, score, p_value and is_ood out."""
     from idness.guard.guard import Guard
@@ -275,14 +275,14 @@ def serve(
     max_pixels: Annotated[int, typer.Option(help="Maximum pixels per image.")] = 25_000_000,
     max_request_pixels: Annotated[int, typer.Option(help="Maximum pixels of all images in a request.")] = 200_000_000,
     max_images: Annotated[int, typer.Option(help="Maximum images per request.")] = 64,
-    max_queue: Annotated[int, typer.Option(help="Maximum waiting images; more are refused with 503.")] = 512,
+    max_queue: Annotated[int, typer.Option(help="Maximum waiting images; more are rejected with 503.")] = 512,
     body_timeout: Annotated[float, typer.Option(help="Maximum seconds to receive a request.")] = 20.0,
     timeout: Annotated[float, typer.Option(help="Maximum seconds to answer a request.")] = 60.0,
 ) -> None:
     """Serve a guard over HTTP, with a web page.
 
-    Clients need the token from --token-file or the environment variable IDNESS_API_KEY. Without either, everyone on this machine
-    can use the service.
+    Clients must send the token from --token-file or the environment variable IDNESS_API_KEY. Without either, anyone on this
+    machine can use the service.
     """
     from idness.core.errors import OptionError, needed
     from idness.data.batches import limit_threads

@@ -33,7 +33,7 @@ def bench(
     device: o.Device = "auto",
     cache: o.Cache = None,
     fpr: o.Fpr = "id",
-    seed: Annotated[int, typer.Option(help="Random seed of the intervals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for the intervals.")] = 0,
     partial: o.Partial = False,
     any_accuracy: o.AnyAccuracy = False,
     init: Annotated[bool, typer.Option("--init", help="Write a commented benchmark file and exit.")] = False,
@@ -70,7 +70,7 @@ def bench(
         settings = o.settings_of(locals(), methods=split_methods(methods))
         report = run(benchmark or embedded.DEFAULT, model or None, settings, progress)
     report.save(folder)
-    folder.remove(DERIVED)  # those of an earlier run must not stay if the disk is full now
+    folder.remove(DERIVED)  # files of an earlier run must not remain if writing the new ones fails
     files = [folder.path / name for name in (RESULTS, *(report.files or ()))]
     page, written = write_html(folder, report), [*files, *write_tables(report, folder, fpr)]
     if as_json:
@@ -80,7 +80,7 @@ def bench(
         print_tables(console, terminal_tables(report, console.width, fpr, sets=by_set))
         if report.answer is not None:
             console.print(report.answer.sentence, report.answer.cost, style="bold", markup=False)
-    print_note(f"wrote {page}, and beside it {', '.join(path.name for path in written)}", quiet=quiet)
+    print_note(f"wrote {page} and, in the same folder, {', '.join(path.name for path in written)}", quiet=quiet)
 
 
 def extract(
@@ -170,7 +170,7 @@ def compare(
 def doctor(
     model: o.Model,
     data: Annotated[str, typer.Option(help="In-distribution images; default: those of an embedded network.")] = "",
-    ood: Annotated[str, typer.Option(help="OOD images to choose the method on.")] = "",
+    ood: Annotated[str, typer.Option(help="OOD images to choose the method with.")] = "",
     train: Annotated[str, typer.Option(help="ID images to fit methods on; default: half of --data.")] = "",
     weights: o.Weights = None,
     size: o.Size = None,
@@ -208,7 +208,7 @@ def doctor(
 
 
 def list_methods(as_json: o.Json = False) -> None:
-    """List every method: what it does, its options with defaults, what it needs and what it costs."""
+    """List all methods: what each computes, its options and defaults, its requirements and its cost."""
     from idness.core.options import write_options
     from idness.detectors.registry import available, describe_method
     from idness.report.tables import Cell, Heading, Table
@@ -220,9 +220,9 @@ def list_methods(as_json: o.Json = False) -> None:
     for name, cls in available().items():
         options = write_options(cls().options()) or "no options"
         learns_from = "labelled" if cls.needs_labels else "yes" if cls.needs_train else "no"
-        signed = "unsuited" if cls.assumes_nonnegative else "fine"
+        signed = "no" if cls.assumes_nonnegative else "yes"
         rows.append([*map(Cell, (name, f"{cls.summary()}\n{options}", learns_from, signed, cls.passes()))])
-    titles = ("method", "description and options", "training\nimages", "negative\nfeatures", "passes")
+    titles = ("method", "description and options", "training\nimages", "negative\nfeatures\nallowed", "passes")
     note = (
         "Set options as in scale(percentile=95); bench searches options that are not set. Passes: forward + backward passes per"
         " image. All methods that need one forward pass share it; bench runs the others only if they are named."

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how those of a network become `ModelOptions`."""
+"""Options shared by several commands, and their conversion to `ModelOptions` and `Settings`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Partial = Annotated[bool, typer.Option("--partial", help="Skip sets that are not
 AnyAccuracy = Annotated[bool, typer.Option("--any-accuracy", help="Continue even if accuracy is at chance level.")]
 Precision = Annotated[str, typer.Option(help="fp32, bf16, or auto (bf16 on a GPU).")]
 Engine = Annotated[str, typer.Option(help=ENGINE_HELP)]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads of network and decoding; all cores by default.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads for network and decoding; default: all cores.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Images per batch; the default depends on their size.")]
 Workers = Annotated[int | None, typer.Option(help="Threads that decode images.")]
@@ -53,13 +53,13 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print neither progre
 RayEngine = Annotated[
     str, typer.Option(help=f"{ENGINE_HELP[:-1]}; ray uses several processes, or several machines with --address.")
 ]
-Address = Annotated[str | None, typer.Option(help="Address of a Ray cluster; by default Ray is started here.")]
-Actors = Annotated[int | None, typer.Option(min=1, help="Number of Ray processes; by default, one per core or GPU.")]
+Address = Annotated[str | None, typer.Option(help="Address of a Ray cluster; default: start Ray locally.")]
+Actors = Annotated[int | None, typer.Option(min=1, help="Number of Ray processes; default: one per core or GPU.")]
 Gpus = Annotated[float, typer.Option("--gpus-per-actor", min=0, help="GPUs per process, with --engine ray.")]
 
 
 def model_options(given: Mapping[str, Any]) -> ModelOptions:
-    """Return the options of a network that are among the parameters of a command, by name."""
+    """Return the network options among a command's parameters."""
     from idness.data import Preprocessing
     from idness.data.sets import read_classes
     from idness.networks.open import ModelOptions
@@ -82,7 +82,7 @@ def model_options(given: Mapping[str, Any]) -> ModelOptions:
 
 
 def settings_of(given: Mapping[str, Any], **other: Any) -> Settings:
-    """Return the settings of a benchmark that are among the parameters of a command, by name, and others."""
+    """Return the benchmark settings among a command's parameters, together with `other` ones."""
     from idness.benchmark.protocol import Settings
 
     options = {field.name: given[field.name] for field in fields(Settings) if field.name in given}

@@ -15,9 +15,9 @@ from idness.cli.terminal import open_console, print_note, print_tables
 
 def data(
     benchmarks: Annotated[list[str] | None, typer.Argument(help="Benchmarks, such as cifar10; default: all.")] = None,
-    root: Annotated[list[Path] | None, typer.Option(help="Folder of sets (default: data); may be repeated.")] = None,
+    root: Annotated[list[Path] | None, typer.Option(help="Folder with the sets (default: data); repeatable.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a set is incomplete.")] = False,
-    download: Annotated[bool, typer.Option("--download", help="Download what needs no account.")] = False,
+    download: Annotated[bool, typer.Option("--download", help="Download sets that need no account.")] = False,
     only: Annotated[str, typer.Option("--sets", help="Download only these sets, such as isun,textures.")] = "",
     as_json: o.Json = False,
     quiet: o.Quiet = False,
@@ -45,7 +45,7 @@ def data(
 
 def reproduce(
     tables: Annotated[list[str] | None, typer.Argument(help="Tables, such as cifar10; default: all.")] = None,
-    data: Annotated[list[Path] | None, typer.Option(help="Folder with sets and weights; may be repeated.")] = None,
+    data: Annotated[list[Path] | None, typer.Option(help="Folder with sets and weights; repeatable.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for reports and comparison.")] = Path("reproduced"),
     weights: Annotated[Path | None, typer.Option(help="The network's weights, if their file has another name.")] = None,
     precision: o.Precision = "fp32",
@@ -58,7 +58,7 @@ def reproduce(
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Run the paper's tables on the available data, and print our numbers next to the paper's."""
+    """Reproduce the paper's tables on the available data, and print the results next to the paper's."""
     from idness.core.files import OutputFolder
     from idness.core.progress import show_progress
     from idness.paper.reproduce import PAGE, SUMMARY

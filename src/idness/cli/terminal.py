@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """Return the console for data, or with `stderr` the one for progress and notes; colour only on a terminal."""
+    """Return the console for data, or with `stderr` the one for progress and notes; coloured only on a terminal."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -43,5 +43,5 @@ def print_tables(console: Console, tables: Iterable[Table]) -> None:
 
 
 def command_line() -> str:
-    """Return the command line without the folders of this machine."""
+    """Return the command line with absolute paths shortened to file names."""
     return shlex.join(["idness", *(without_folder(word) for word in sys.argv[1:])])

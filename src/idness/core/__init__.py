@@ -1,1 +1,1 @@
-"""The foundation of all other packages: types, errors, options, files, text, progress and users' scripts."""
+"""The foundation of all other packages: types, errors, options, files, text, progress and user scripts."""

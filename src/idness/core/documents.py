@@ -1,4 +1,4 @@
-"""The file formats of idness: versioned JSON, and safetensors files beside it that the JSON names by their hash."""
+"""The file formats of idness: versioned JSON, and safetensors files that the JSON names together with their hashes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CHECKSUM = "checksum"
-_PLAIN = methodcaller("item")  # converts a number of an array
+_PLAIN = methodcaller("item")  # converts NumPy and torch scalars
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document(Generic[T]):
-    """One kind of JSON file, and how to read and write it and the files that it names.
+    """A JSON file format: reads and writes such files and the files that they name.
 
-    `content` is a dataclass or a TypedDict, whose types are checked. `version` is written in the field `key`; newer versions are refused.
-    `absent` and `remedy` are advice for a missing and a damaged file. A `sealed` file contains a hash of its own content.
+    `content` is a dataclass or a TypedDict, whose types are checked. `version` is stored in the field `key`; newer versions are rejected.
+    `absent` and `remedy` are the advice for a missing and a damaged file. A `sealed` file contains a hash of its own content.
     """
 
     content: type[T]
@@ -43,20 +43,20 @@ class Document(Generic[T]):
     finite: bool = True
 
     def read(self, path: str | os.PathLike[str]) -> T:
-        """Read a file."""
+        """Return the content of a file."""
         return self.parse(self.bytes_of(Path(path)), path)
 
     def parse(self, text: str | bytes, name: object) -> T:
         """Return the content of a file's text; `name` is shown in errors."""
         try:
             values = json.loads(text)
-            # File names may contain lone surrogates, which Python's JSON reads and pydantic refuses.
+            # File names may contain lone surrogates, which the json module accepts and pydantic rejects.
             plain = json.dumps(values, ensure_ascii=False, allow_nan=not self.finite).encode(errors="replace")
         except (ValueError, RecursionError) as error:
             raise self.damaged(name, f"not JSON: {error}") from error
         version = values.get(self.key) if isinstance(values, dict) else None
         if type(version) is not int or version < 1:
-            raise self.damaged(name, f"no {self.key}, a whole number from 1")
+            raise self.damaged(name, f"{self.key} must be a whole number of at least 1")
         if version > self.version:
             raise StoreError(f"{name}: {self.key} {version} is newer than {self.version}; update idness")
         if self.sealed and values.pop(CHECKSUM, None) != checksum(values):
@@ -77,13 +77,13 @@ class Document(Generic[T]):
         return json.dumps(content, indent=1, allow_nan=not self.finite, default=_PLAIN) + "\n"
 
     def write(self, path: Path, values: T | Mapping[str, Any]) -> Path:
-        """Write a file in one step."""
+        """Write a file atomically and return its path."""
         return atomic_write(path, self.text(values))
 
     def bytes_of(self, path: Path, sha256: str | None = None) -> bytes:
-        """Read the file or one that it names, and check its hash if given."""
+        """Return the bytes of the JSON file or of a file that it names, and check the hash if given."""
         try:
-            if not path.is_file():  # a pipe or a device would never end
+            if not path.is_file():  # reading a pipe or a device might never end
                 lacks = f": contains no {path.name}" if path.parent.exists() else " does not exist"
                 raise StoreError(f"{path.parent}{lacks}; {self.absent}")
             found = path.read_bytes()
@@ -94,7 +94,7 @@ class Document(Generic[T]):
         return found
 
     def tensors(self, path: Path, sha256: str | None = None) -> dict[str, Tensor]:
-        """Read a safetensors file that the document names, and check its hash if given."""
+        """Return the tensors of a safetensors file that the document names, and check the hash if given."""
         from safetensors import SafetensorError
         from safetensors.torch import load
 
@@ -119,12 +119,12 @@ def packed(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
     import torch
     from safetensors.torch import save
 
-    # Copies: safetensors refuses shared memory (tied weights) and tensors that are not contiguous (channels_last).
+    # Copied, because safetensors rejects shared memory (tied weights) and non-contiguous tensors (channels_last).
     plain = {name: torch.as_tensor(value).detach().cpu().contiguous().clone() for name, value in tensors.items()}
     content: bytes = save(plain, None if metadata is None else dict(metadata))
     if metadata is None:
         return content
-    # safetensors writes metadata in random order; sorted, equal content is equal bytes.
+    # safetensors writes metadata in random order; sorting it makes equal content equal bytes.
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -134,5 +134,5 @@ def packed(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 
 
 def checksum(values: Mapping[str, Any]) -> str:
-    """Return a hash of plain values that does not depend on the order of keys."""
+    """Return a hash of plain values, independent of the order of keys."""
     return sha256_of(json.dumps(values, sort_keys=True, default=_PLAIN))

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class IdnessError(Exception):
-    """The base of all errors that idness raises on purpose."""
+    """Base class of all errors that idness raises deliberately."""
 
 
 class OptionError(IdnessError, ValueError):
@@ -60,7 +60,7 @@ class ClusterError(IdnessError, RuntimeError):
 
 
 class IdnessWarning(UserWarning):
-    """The category of all warnings of idness."""
+    """The category of all warnings issued by idness."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:

@@ -1,7 +1,7 @@
 """The only module that writes, replaces and deletes files.
 
-Files are written so that a reader sees the old content or the new one, never a part. In an output folder, only files that idness wrote
-are overwritten or deleted; `OutputFolder` knows which these are.
+Writes are atomic: a reader sees the old content or the new one, never a part. In an output folder, only files that idness wrote are
+overwritten or deleted; `OutputFolder` keeps track of them.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Content = bytes | memoryview | str
 LISTING = ".idness.json"
 """The file of an output folder that lists the files idness wrote there."""
 TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.part$")
-"""How the name of a temporary file of idness ends."""
+"""The suffix of temporary files written by idness."""
 STALE = 24 * 3600
-"""Seconds after which the writer of a temporary file is assumed dead."""
+"""Seconds after which the process that wrote a temporary file is assumed dead."""
 
 
 class OutputFolder(os.PathLike[str]):
-    """An output folder, and which of its files idness wrote.
+    """An output folder and a record of which of its files idness wrote.
 
     A folder may be written to if it is new, empty, or idness wrote to it before. A file in it is overwritten only if idness wrote it, or
     with `force`; a file is deleted only if idness wrote it. Names starting with a dot are ignored.
 
-    `recognise` returns the names of our files in a folder without a listing, such as one written by 0.1.0, and decides alone unless the
-    folder is `listed`.
+    `recognise` returns the names of idness's files in a folder without a listing, such as one written by 0.1.0; unless the folder is
+    `listed`, it alone decides.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class OutputFolder(os.PathLike[str]):
 
     @classmethod
     def of(cls, path: str | os.PathLike[str], *options: Any, **more: Any) -> OutputFolder:
-        """Return `path` itself if it is an output folder, or else make it one with these options."""
+        """Return `path` itself if it is an output folder, otherwise an output folder at `path` with these options."""
         return path if isinstance(path, cls) else cls(path, *options, **more)
 
     def __fspath__(self) -> str:
@@ -63,10 +63,10 @@ class OutputFolder(os.PathLike[str]):
         return str(self.path)
 
     def listing(self) -> dict[str, Any] | None:
-        """Read the listing; `None` if the folder has none."""
+        """Return the listing; `None` if the folder has none."""
         try:
             found = json.loads((self.path / LISTING).read_bytes())
-            # A listing must not lead out of its folder.
+            # A listing must not point outside its folder.
             return {**found, "files": [name for name in found["files"] if found["idness"] and Path(name).name == name]}
         except (OSError, ValueError, TypeError, KeyError):
             return None
@@ -78,7 +78,7 @@ class OutputFolder(os.PathLike[str]):
         return set(found["files"] if found is not None else self.recognise(self.path))
 
     def check(self, *, resume: bool | None = None) -> None:
-        """Raise unless the folder can be written to; creates nothing. With `resume=False` a folder of ours must not be continued."""
+        """Raise unless the folder can be written to; create nothing. With `resume=False`, raise also if idness wrote to it before."""
         check_writable(self.path)
         ours = self.listing() is not None or bool(self.recognise(self.path))
         entries = sorted(self.path.iterdir()) if self.path.is_dir() else []
@@ -93,26 +93,26 @@ class OutputFolder(os.PathLike[str]):
             raise StoreError(f"{self.path}: contains {those}; choose a new or empty folder{more}")
 
     def write(self, contents: Mapping[str, Content]) -> list[Path]:
-        """Write files and return their paths; all are written before the first takes its place, in the given order."""
+        """Write files and return their paths; all are written completely before they are moved into place, in the given order."""
         self.check()
         files, paths = self.files, {name: self.path / name for name in contents}
         for name, path in paths.items():
             if name not in files and os.path.lexists(path) and not self.force:
                 raise StoreError(f"{path}: exists and was not written by idness; move it or pass force=True")
         if self.listed and not set(contents) <= files:
-            self.record(files | set(contents))  # first: after a kill, every file of ours is listed
-        with ExitStack() as parts:  # what is entered first takes its place last
+            self.record(files | set(contents))  # first, so that every file is listed even after a kill
+        with ExitStack() as parts:  # entered first, moved into place last
             for name, path in reversed(paths.items()):
                 parts.enter_context(atomic_path(path)).write_bytes(_bytes(contents[name]))
         return list(paths.values())
 
     def record(self, files: Iterable[str], **about: Any) -> None:
-        """List these files as written by idness, or about to be; `about` is kept with them."""
+        """List these files as written by idness, or about to be; `about` is stored in the listing too."""
         content = {"idness": 1, **(self.listing() or {}), **about, "files": sorted(files)}
         atomic_write(self.path / LISTING, json.dumps(content, indent=1) + "\n")
 
     def remove(self, names: Iterable[str]) -> None:
-        """Delete those of these files that idness wrote."""
+        """Delete these files, except any that idness did not write."""
         files = self.files
         gone = files.intersection(names)
         discard(*(self.path / name for name in gone))
@@ -122,12 +122,12 @@ class OutputFolder(os.PathLike[str]):
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path, which is moved to `path` at the end of the block, or after an error removed."""
+    """Yield a temporary path, which is moved to `path` at the end of the block, or removed after an error."""
     target = Path(path)
     part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        for left in target.parent.glob(".*.part"):  # of idness, whose writer was killed
+        for left in target.parent.glob(".*.part"):  # left by an idness process that was killed
             with suppress(OSError):  # another process was faster
                 if TEMPORARY.search(left.name) and time.time() - left.stat().st_mtime > STALE:
                     left.unlink()
@@ -143,14 +143,14 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def marked(folder: Path) -> Iterator[str]:
-    """Yield the name of an empty file that is in a folder while the block runs; a process that sees it shares the folder."""
+    """Yield the name of an empty file that exists in a folder while the block runs; a process that sees it shares the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(prefix=".idness-", dir=folder) as mark:
         yield Path(mark.name).name
 
 
 def atomic_write(path: str | os.PathLike[str], content: Content, check: Callable[[Path], None] | None = None) -> Path:
-    """Write bytes, or text as UTF-8, to a file in one step and return its path; `check` is called with the new file before that."""
+    """Write bytes, or text as UTF-8, to a file atomically and return its path; `check` is called with the temporary file first."""
     with atomic_path(path) as part:
         part.write_bytes(_bytes(content))
         if check is not None:
@@ -160,7 +160,7 @@ def atomic_write(path: str | os.PathLike[str], content: Content, check: Callable
 
 @contextmanager
 def atomic_stream(path: str | os.PathLike[str]) -> Iterator[TextIO]:
-    """Open a text file for writing; it replaces `path` at the end of the block, unless there was an error."""
+    """Open a text file for writing that replaces `path` at the end of the block, unless there was an error."""
     with atomic_path(path) as part, part.open("w", encoding="utf-8", newline="") as stream:
         yield stream
 
@@ -171,9 +171,9 @@ def _bytes(content: Content) -> bytes | memoryview:
 
 @contextmanager
 def locked(folder: Path | None, *, wait: bool = False) -> Iterator[None]:
-    """Lock a folder, which is created, against other processes while the block runs; leaves no file. `None` locks nothing.
+    """Create a folder if needed and lock it against other processes while the block runs; leaves no file. `None` locks nothing.
 
-    Another process with the lock is an error, or with `wait` is waited for. Windows has no such locks.
+    If another process has the lock, raise an error, or wait for it with `wait`. Windows has no such locks.
     """
     if folder is None or os.name == "nt":
         yield
@@ -195,7 +195,7 @@ def locked(folder: Path | None, *, wait: bool = False) -> Iterator[None]:
 
 
 def check_writable(folder: str | os.PathLike[str]) -> None:
-    """Raise if a folder cannot be written to; called before the work whose results go there. Leaves no file."""
+    """Raise if a folder cannot be written to; called before the work whose results go there. Leaves no files behind."""
     target = Path(folder)
     place = next(place for place in (target, *target.absolute().parents) if os.path.lexists(place))
     if not place.is_dir():
@@ -208,7 +208,7 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
 
 
 def opened_for_download(path: Path, *, resumed: bool) -> IO[bytes]:
-    """Open a partial download to append to it, or to start it again."""
+    """Open a partial download, to continue it or to start it again."""
     return path.open("ab" if resumed else "wb")
 
 
@@ -221,13 +221,13 @@ def discard(*paths: Path) -> None:
 def unpack_archive(archive: Path, target: Path) -> None:
     """Unpack a .tar, .tar.gz, .tgz or .zip into a folder, or copy any other file there.
 
-    Nothing that exists is overwritten: a file of the same name with other content is refused before anything is moved.
+    Existing files are not overwritten: one of the same name with other content is an error, raised before anything is moved.
     """
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target) as place:
         folder = Path(place)
         if archive.suffix == ".zip":
-            shutil.unpack_archive(archive, folder)  # leaves out `..` and absolute names
+            shutil.unpack_archive(archive, folder)  # skips `..` and absolute names
         elif archive.suffix in (".tar", ".gz", ".tgz"):
             shutil.unpack_archive(archive, folder, filter="data")
         else:
@@ -257,7 +257,7 @@ def sha256_of(content: Content | Iterable[Content]) -> str:
 
 
 def key_of(*parts: str) -> str:
-    """Return one key for several texts that together identify something."""
+    """Return one key for several strings that together identify something."""
     return sha256_of(json.dumps(parts))
 
 

@@ -42,7 +42,7 @@ _check_percentage = _number("in [0, 100)", lambda value: 0 <= value < 100)
 
 
 def check_percent(owner: object, name: str) -> None:
-    """Raise unless an option is a percentage in [0, 100); a fraction gets a message of its own."""
+    """Raise unless an option is a percentage in [0, 100); the message for a fraction suggests the percentage."""
     _check_percentage(owner, name)
     if 0 < (value := getattr(owner, name)) < 1:
         raise OptionError(f"{owner_name(owner)}: {name} is in percent, got {value:g}; did you mean {value * 100:g}?")
@@ -95,12 +95,12 @@ def one_of(default: str, *others: str) -> str:
 
 
 def owner_name(owner: object) -> str:
-    """Return the name of an object's class for a message; a text stands for itself."""
+    """Return the name of an object's class for a message; a string is returned as it is."""
     return owner if isinstance(owner, str) else type(owner).__name__
 
 
 def split_methods(text: str, between: str = ",") -> list[str]:
-    """Split a text at the commas between methods, or at another character; brackets are not split."""
+    """Split a text at the commas between methods, or at another character, but not within brackets."""
     parts, depth = [""], 0
     for char in text:
         depth += (char in OPENING) - (char in CLOSING)
@@ -150,7 +150,7 @@ def write_options(options: Mapping[str, Any]) -> str:
 
 
 def plain(value: Any) -> str:
-    """Return the value of an option as text; whole numbers without a decimal point."""
+    """Return the value of an option as text, whole numbers without a decimal point."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

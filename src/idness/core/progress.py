@@ -1,4 +1,4 @@
-"""Progress of long jobs: they call a `Progress`, which `show_progress` draws on standard error."""
+"""Progress callbacks of long jobs, and their display on standard error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Progress:
         """Count finished steps of the phase."""
 
     def status(self, text: str) -> None:
-        """Replace the text beside the phase."""
+        """Replace the text shown next to the phase."""
 
     def note(self, text: str) -> None:
         """Report a note."""
@@ -35,7 +35,7 @@ class Progress:
 
 
 class _ProgressBars(Progress):
-    """Bars with rate and remaining time; notes are printed above them."""
+    """Progress bars with rate and remaining time; notes are printed above them."""
 
     def __init__(self, console: Console, bars: Bars) -> None:
         self.console, self.bars = console, bars
@@ -61,7 +61,7 @@ class _ProgressBars(Progress):
 
 @contextmanager
 def show_progress(*, quiet: bool = False, console: Console | None = None) -> Iterator[Progress]:
-    """Show progress on standard error, or on another console, while the block runs; bars only on a terminal."""
+    """Show progress on standard error, or on another console, while the block runs; bars are drawn only on a terminal."""
     if quiet:
         yield Progress()
         return

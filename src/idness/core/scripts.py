@@ -1,7 +1,7 @@
-"""Objects that a user names in a Python file, such as `file.py:make(width=2)`, and the list of files that may run.
+"""User scripts: objects in a Python file, such as `file.py:make(width=2)`, and the list of files that are approved to run.
 
-A file runs if its user names it. A guard or a run folder names its network too; a Python file named there runs only if the user has
-named the same file, with the same content, function and arguments, before.
+A file runs if the user names it. A guard or a run folder also names its network; a Python file named there runs only if the user has
+previously named the same file, with the same content, function and arguments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from idness.core.options import read_options
 
 CALL = re.compile(r"(.+\.py):\s*([^\W\d]\w*)\s*(?:\((.*)\))?\s*", re.DOTALL)
 MODULE = "idness_user_"
-"""Prefix of the module names of users' files."""
+"""Prefix of the module names of user scripts."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Script:
 
     @property
     def call(self) -> str:
-        """The object and its arguments, as they were written."""
+        """The object and its arguments, as the user wrote them."""
         return f"{self.name}({self.arguments})" if self.arguments else self.name
 
     @property
     def key(self) -> str:
-        """The call with the file's absolute path."""
+        """The call, preceded by the file's absolute path."""
         return f"{self.file.resolve()}:{self.call}"
 
     @property
@@ -81,7 +81,7 @@ class Script:
         return getattr(module, self.name)
 
     def make(self, kind: type) -> Any:
-        """Run the file and call the object with the arguments; an object of this kind is returned as it is."""
+        """Run the file, call the object with the arguments, and return the result; an instance of `kind` is returned as it is."""
         options = self.options  # read before the file runs
         with _importing_from(self.file):
             found = self.load()
@@ -95,26 +95,26 @@ class Script:
                 raise ScriptError(f"{self}: {_failure(self.file, error)}") from error
 
     def identity(self) -> str:
-        """Return a hash of the call and the file's content; it does not depend on the folder."""
+        """Return a hash of the call and the file's content, independent of the folder."""
         return key_of(self.call, sha256(self.file))
 
 
 def approve(spec: str) -> None:
-    """Remember that the user named this model; does nothing for models that are not Python files."""
+    """Remember that the user named this model; do nothing for models that are not Python files."""
     script = Script.named(spec)
     if script is None:
         return
-    # Without a writable home the user names the model each time, as the error then says.
+    # Without a writable home folder, the user has to name the model each time; the error then says how.
     with suppress(IdnessError):
         entry = {script.key: sha256(script.file)}
         atomic_write(_approvals_file(), json.dumps(_approvals() | entry, indent=1, sort_keys=True))
 
 
 def approved(spec: str, what: str = "the guard's network", more: str = "", code: str = "") -> str:
-    """Return a model with its file's folder, and refuse a Python file that the user has not named before.
+    """Return a model with its file's folder; raise for a Python file that the user has not named before.
 
-    Guards name a file without its folder. Among the approved files of that name the one with the identity `code` is preferred, if
-    that is known, then the one in the current folder. `what` and `more` are for the message: whose network it is, and what else to pass.
+    Guards name a file without its folder. Among the approved files of that name, the one with the identity `code` is preferred, if
+    known, then the one in the current folder. `what` and `more` are for the message: whose network it is, and what else to pass.
     """
     script = Script.named(spec)
     if script is None:
@@ -133,7 +133,7 @@ def approved(spec: str, what: str = "the guard's network", more: str = "", code:
 
 
 def _approvals() -> dict[str, Any]:
-    """Read the approved calls, each with the hash of its file; empty if the list is missing or damaged."""
+    """Return the approved calls, each with the hash of its file; empty if the list is missing or damaged."""
     try:
         return dict(json.loads(_approvals_file().read_bytes()))
     except (OSError, ValueError, TypeError):
@@ -147,7 +147,7 @@ def _approvals_file() -> Path:
 
 @contextmanager
 def _importing_from(path: Path) -> Iterator[None]:
-    """Let the block import the files beside this one, as `python file.py` would."""
+    """Allow imports from this file's folder while the block runs, as `python file.py` does."""
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
     importlib.invalidate_caches()
@@ -158,7 +158,7 @@ def _importing_from(path: Path) -> Iterator[None]:
 
 
 def _failure(file: Path, error: Exception) -> str:
-    """Describe an error, and the line of the file at which it was raised."""
+    """Return a description of an error and the line of the file that raised it."""
     steps = traceback.extract_tb(error.__traceback__)
     lines = [f" at line {step.lineno}" for step in steps if step.filename == str(file.resolve())]
     return f"fails{lines[-1] if lines else ''} with {type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Names, numbers and URLs as text: short, safe in a page or figure, the same everywhere."""
+"""Formatting of names, numbers and URLs: short, safe in a page or figure, and consistent everywhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDERS = re.compile(r"""(?<![^\s'",(=])/(?:[^/'",()=]+/)*(?=[^/\s'",()=])""")
 SECRET_USER = re.compile(
     r"""(?<=://)(?:[^\s/'"]+@|(?![^\s/:@]+:\d+/)[^\s/:@]+:[^\s@'"]+@|[^\s/:@[]+:(?!\d+(?:/|$))[^\s/'"]+(?=/|$))"""
 )
-"""The user name and password of a URL, also with a slash that is not encoded; a host with a port does not match."""
+"""The user name and password of a URL, even with an unencoded slash; a host with a port does not match."""
 SECRET_VALUE = re.compile(
     r"""([?&][^=&\s]*(?:key|secret|token|sig|pass|pwd|cred|auth)[^=&\s]*=)[^&\s'")]+""", re.IGNORECASE
 )
@@ -43,7 +43,7 @@ def points(value: float, digits: int = 2) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in units that suit it, as in `2 min 05 s`."""
+    """Return a duration in suitable units, such as `2 min 05 s`."""
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 100:
@@ -54,7 +54,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes in the unit that suits it."""
+    """Return a number of bytes in a suitable unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
@@ -68,26 +68,26 @@ def sentence(text: str) -> str:
 
 
 def abridged(names: Sequence[str], most: int = 5) -> str:
-    """Join the first few names by commas, with dots if there are more."""
+    """Join the first few names with commas, followed by an ellipsis if there are more."""
     return ", ".join([*(shorten(name) for name in names[:most]), *(["..."] if len(names) > most else [])])
 
 
 def listed(names: list[str]) -> str:
-    """Join names by commas and a final `and`."""
+    """Join names with commas and a final `and`."""
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
 
 
 def masked(text: object) -> str:
-    """Replace user names, passwords and keys of URLs in a text by asterisks."""
+    """Return a text with the user names, passwords and keys of URLs replaced by asterisks."""
     return SECRET_VALUE.sub(r"\1***", SECRET_USER.sub("***@", str(text)))
 
 
 def readable(name: str) -> str:
-    r"""Return a file name as text that can be written anywhere; bytes that are not UTF-8 become `\xff` and the like."""
+    r"""Return a file name as text that can be encoded as UTF-8; other bytes become escapes such as `\xff`."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def without_folder(text: str) -> str:
-    """Remove the folders of absolute paths and the secrets of URLs from a text, so that it can be published."""
+    """Return a text without the folders of absolute paths and the secrets of URLs, so that it can be published."""
     shortened = FOLDERS.sub("", masked(text))
     return Path(shortened).name if Path(shortened).is_absolute() else shortened

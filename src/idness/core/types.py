@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 SUITS_SIGNED = "gen, rmds, knn"
-"""Methods that allow negative features, named in warnings."""
+"""Methods that allow negative features, suggested in warnings."""
 DIGEST_GRID = 2.0**14
 """Steps per unit at which digests are rounded: coarser than float32 rounding, finer than the difference between two images."""
 DIGEST_WIDTH = 4
-"""Features below which rounded numbers of different images coincide too often."""
+"""Smallest number of features for digests: with fewer, the rounded features of different images coincide too often."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +43,9 @@ class Activations:
         edited: the activations of the same images after a method changed them.
         index: the position of each image in its data set (N,).
         hashes: a hash of each image's pixels (N, bytes).
-        pre_relu: the input of the final ReLU, pooled as the features are (N, D).
+        pre_relu: the input of the final ReLU, pooled in the same way as the features (N, D).
         rectifier: a description of that ReLU and pooling.
-        skipped: the position of each image of the data set without activations, and the reason.
+        skipped: the position of each image of the data set that has no activations, with the reason.
 
     Example:
         >>> acts = Activations(torch.rand(8, 16), torch.rand(8, 3))
@@ -67,7 +67,7 @@ class Activations:
         features, logits = _matrix("features", self.features), _matrix("logits", self.logits)
         for name, rows in (("logits", logits), ("edited", self.edited)):
             if rows is not None and len(rows) != len(features):
-                raise InputError(f"Activations: {name} must have {len(features)} rows as features has, got {len(rows)}")
+                raise InputError(f"Activations: {name} must have {len(features)} rows, like features, got {len(rows)}")
         object.__setattr__(self, "features", features)
         object.__setattr__(self, "logits", logits)
         if self.labels is not None:
@@ -81,7 +81,7 @@ class Activations:
         return len(self.features)
 
     def __getitem__(self, rows: slice | Tensor) -> Activations:
-        """Select rows by slice, index tensor or mask."""
+        """Return the rows selected by a slice, index tensor or mask."""
         return self._map(lambda part: part[rows])
 
     @property
@@ -99,7 +99,7 @@ class Activations:
         norm = features.norm(dim=1, keepdim=True).clamp(min=1e-30)
         # Four random projections and the norm.
         cells = (torch.cat([features @ directions / norm, norm.log()], dim=1).nan_to_num() * DIGEST_GRID).round().long()
-        # Any large odd factors serve; sums wrap around.
+        # Any large odd factors work; sums wrap around.
         mixed = (cells * torch.tensor([0x9E3779B97F4A7C15 >> shift | 1 for shift in range(1, 6)])).sum(dim=1)
         usable = (features != 0).any(dim=1) & (self.features.shape[1] >= DIGEST_WIDTH)
         return torch.where(usable, mixed, 0)
@@ -109,13 +109,13 @@ class Activations:
         return self._map(lambda part: part.to(device))
 
     def batches(self, size: int) -> Iterator[Activations]:
-        """Yield consecutive parts of at most `size` rows; they share memory with this one."""
+        """Yield consecutive parts of at most `size` rows, which share memory with this object."""
         for start in range(0, len(self), size):
             yield self[start : start + size]
 
     @staticmethod
     def concat(parts: Iterable[Activations]) -> Activations:
-        """Join parts row after row; an optional field is kept if every part has it."""
+        """Concatenate parts along the rows; an optional field is kept if every part has it."""
         listed = list(parts)
         if not listed:
             raise InputError("Activations.concat: needs at least one part, got none; is the data set empty?")
@@ -129,7 +129,7 @@ class Activations:
         return Activations(**joined, skipped=[entry for part in listed for entry in part.skipped])
 
     def _map(self, change: Callable[[Any], Any]) -> Activations:
-        """Apply a function to every field that has one row per image."""
+        """Return a copy with a function applied to every field that has one row per image."""
         rows = {name: change(value) for name in _ROWS if (value := getattr(self, name)) is not None}
         return Activations(**rows, rectifier=self.rectifier, skipped=self.skipped)
 
@@ -142,10 +142,10 @@ class InputEditor(Protocol):
     """A detector that edits images along a gradient of the network for a second pass."""
 
     def perturb(self, network: Callable[[Tensor], tuple[Tensor, Tensor]], images: Tensor) -> Tensor:
-        """Return the edited images; `network` returns features and logits that gradients flow through."""
+        """Return the edited images; `network` returns differentiable features and logits."""
 
     def edit_key(self) -> str:
-        """Return a key that is equal for editors that edit images alike."""
+        """Return a key that is equal for editors that edit images in the same way."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +155,7 @@ class Head:
     Args:
         weight: (C, D).
         bias: (C,); zero if not given.
-        multi_label: whether each class is a label that an image may have, independent of the others.
+        multi_label: whether each class is an independent label that an image may or may not have.
 
     Example:
         >>> head = Head(torch.eye(3))
@@ -188,7 +188,7 @@ class Head:
 
     @property
     def offset(self) -> Tensor:
-        """The bias (C,), zeros if the layer has none."""
+        """The bias (C,); zeros if the layer has none."""
         assert self.bias is not None  # __post_init__ filled it
         return self.bias
 
@@ -212,7 +212,7 @@ def check_acts(owner: object, what: str, acts: Activations, head: Head) -> None:
         raise InputError(f"{where} must contain at least one image, got none")
     for name, value, width in (("features", acts.features, head.width), ("logits", acts.logits, head.classes)):
         if value.shape[1] != width:
-            raise InputError(f"{where} must have {width} {name} per image as the head has, got {value.shape[1]}")
+            raise InputError(f"{where} must have {width} {name} per image, like the head, got {value.shape[1]}")
         # NaN and Inf survive a sum, which is the cheapest check; rows are searched only if it fails.
         if not math.isfinite(value.sum().item()) and len(bad := (~torch.isfinite(value).all(dim=1)).nonzero()):
             rows = f"{len(bad)} of {len(value)} images (first at row {int(bad[0])})"
@@ -222,13 +222,13 @@ def check_acts(owner: object, what: str, acts: Activations, head: Head) -> None:
 def check_edited(owner: object, what: str, acts: Activations, head: Head) -> None:
     """Raise unless the activations of the edited images exist, are finite and as wide as the head."""
     if acts.edited is None:
-        why = "must include those of the changed images, got none; score images with a Guard or bench"
+        why = "must include those of the edited images, got none; score images with a Guard or idness bench"
         raise InputError(f"{owner_name(owner)}: {what} {why}")
-    check_acts(owner, f"{what} of the changed images", acts.edited, head)
+    check_acts(owner, f"{what} of the edited images", acts.edited, head)
 
 
 def check_labels(owner: object, what: str, acts: Activations, classes: int) -> None:
-    """Raise unless there are labels within the head's classes."""
+    """Raise unless there are labels and all are valid class indices of the head."""
     where = f"{owner_name(owner)}: {what}"
     if acts.labels is None:
         raise InputError(f"{where} must have labels, got none; pass Activations(features, logits, labels)")
@@ -245,17 +245,17 @@ def check_labelling(owner: object, head: Head, takes_labels: bool) -> None:
 
 
 def check_match(owner: object, what: str, acts: Activations, head: Head) -> None:
-    """Raise unless the head computes these logits from these features, on a few rows."""
+    """Raise unless the head reproduces the logits from the features, checked on a few rows."""
     some = acts[:4].to(head.weight.device)
     error = float((head(some.features) - some.logits).abs().max())
     # Allows for networks that ran in bfloat16; a wrong head is far off.
     if error > 0.05 * (1.0 + float(some.logits.abs().max())):
-        why = f"logits must be the head's for these features, got a difference of {error:.3g}"
+        why = f"logits must match the head's output for these features, got a difference of {error:.3g}"
         raise InputError(f"{owner_name(owner)}: {what} {why}; do they come from another network?")
 
 
 def is_signed(acts: Activations) -> bool:
-    """Whether some features are negative, beyond rounding errors."""
+    """Whether any feature is negative beyond rounding errors."""
     return len(acts) > 0 and float(acts.features.min()) < -1e-6 * float(acts.features.abs().max())
 
 
@@ -263,8 +263,8 @@ def warn_signed(owner: object, acts: Activations) -> None:
     """Warn if features that should be non-negative are not."""
     if is_signed(acts):
         found = f"requires non-negative features (post-ReLU), got values down to {float(acts.features.min()):.3g}"
-        advice = f"its scores are unreliable here: use {SUITS_SIGNED} instead"
-        warnings.warn(f"{owner_name(owner)}: {found}; {advice}", IdnessWarning, stacklevel=4)
+        advice = f"its scores are unreliable here; use {SUITS_SIGNED} instead"
+        warnings.warn(f"{owner_name(owner)}: {found}, so {advice}", IdnessWarning, stacklevel=4)
 
 
 def _matrix(name: str, value: ArrayLike, owner: str = "Activations") -> Tensor:

@@ -1,4 +1,4 @@
-"""The activations of a data set, shard by shard: of a network's run, of a store, or of a file that another program wrote."""
+"""The activations of a data set, shard by shard: from a run of the network, a store, or a file that another program wrote."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from idness.data.sets import ImageSet
 from idness.data.urls import explained
 
 SHARD = 1024
-"""Images per shard: 12 MB for a ResNet-50."""
+"""Images per shard; 12 MB for a ResNet-50."""
 
 
 @dataclass(eq=False)
 class ActivationsSet:
-    """The activations of one data set: `shards` returns them in order, one in memory at a time, each with index and hashes.
+    """The activations of one data set; `shards` returns them in order, one in memory at a time, each with index and hashes.
 
-    `count` includes images that have no activations; `sha256` is the hash of the file if another program wrote it.
+    `count` includes images without activations; `sha256` is the hash of the file if another program wrote it.
     """
 
     name: str
@@ -51,7 +51,7 @@ class ActivationsSet:
 
     @property
     def source(self) -> str:
-        """Where it comes from."""
+        """The name of the source."""
         return self.name
 
     @cached_property
@@ -60,7 +60,7 @@ class ActivationsSet:
         return self.load()
 
     def load(self, most: int | None = None, *, step: int = 1) -> Activations:
-        """Read activations into memory: of every `step`-th image, and of a random sample (seed 0) of at most `most`."""
+        """Return activations in memory: of every `step`-th image, from a random sample (seed 0) of at most `most` images."""
         chosen = torch.zeros(self.count, dtype=torch.bool)
         chosen[::step] = True
         if most is not None and most < self.count:
@@ -82,24 +82,24 @@ class ActivationsSet:
         return Activations.concat(parts)
 
     def select(self, rows: slice | Tensor) -> ActivationsSet:
-        """Return some rows of the activations as a set of their own, in memory."""
+        """Return the given rows of the activations as a new set, in memory."""
         return in_memory(self.name, self.acts[rows], self.images, self.count)
 
     def with_edited(self, edited: ActivationsSet) -> ActivationsSet:
-        """Return the set with the activations of its edited images beside those of the images themselves."""
+        """Return the set with the activations of its edited images added as `edited`."""
 
         def shards() -> Iterator[Activations]:
             for shard, other in zip(self.shards(), edited.shards(), strict=True):
                 assert shard.index is not None
                 assert other.index is not None
                 if not torch.equal(shard.index, other.index):
-                    raise DataError(f"{self.name}: some edited images give NaN or Inf; omit methods with two passes")
+                    raise DataError(f"{self.name}: some edited images yield NaN or Inf; omit methods with two passes")
                 yield replace(shard, edited=other)
 
         return replace(self, shards=shards)
 
     def shared_with(self, other: ActivationsSet) -> int:
-        """Return the number of images that are also in another set, by the hash of their pixels."""
+        """Return the number of images that are also in another set, compared by the hashes of their pixels."""
         return common(_array(self.acts.hashes), _array(other.acts.hashes))
 
     def near_to(self, other: ActivationsSet) -> int:
@@ -112,7 +112,7 @@ class ActivationsSet:
 
 
 def in_memory(name: str, acts: Activations, images: ImageSet | None = None, count: int | None = None) -> ActivationsSet:
-    """Return activations in memory as those of a set of `count` images."""
+    """Return a set of `count` images whose activations are in memory."""
     found = ActivationsSet(name, len(acts) if count is None else count, lambda: [acts], images)
     found.acts = acts
     return found
@@ -127,7 +127,7 @@ class ActivationsFile(ActivationsSet):
     """Activations in a safetensors or .npz file: features (N, D), and optionally logits (N, C) and labels (N,)."""
 
     head: Head | None = None
-    """Computes the logits if the file has none."""
+    """The head that computes the logits if the file has none."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -139,7 +139,7 @@ class ActivationsFile(ActivationsSet):
         for array, shape in shapes.items():
             axes, wanted = (1, "number") if array == "labels" else (2, "row")
             if len(shape) != axes or shape[:1] != shapes["features"][:1]:
-                given = f"shape {shape} beside {shapes['features']} features"
+                given = f"shape {shape} with features of shape {shapes['features']}"
                 raise DataError(f"{path.name}: {array} must be one {wanted} per image, got {given}")
         super().__init__(path.name, shapes["features"][0], self._read)
         self.features, self.classes = shapes["features"][1], shapes["logits"][1] if "logits" in shapes else None
@@ -173,7 +173,7 @@ class ActivationsFile(ActivationsSet):
 
 def read_head(path: Path) -> tuple[Head, str]:
     """Read a safetensors or .npz file with weight (C, D) and bias (C,), and return the head and the file's hash."""
-    remedy = "give a safetensors or .npz file with weight and bias as head"
+    remedy = "set head to a safetensors or .npz file with weight and bias"
     with explained(path.name, "is missing or not a safetensors or .npz file", remedy):
         arrays = _arrays(path, "weight", "bias")
         shapes = _shapes(arrays)
@@ -185,7 +185,7 @@ def read_head(path: Path) -> tuple[Head, str]:
 
 
 def _arrays(path: Path, *names: str) -> dict[str, Any]:
-    """Open those of these arrays that a file has; those of a safetensors file are read when they are sliced."""
+    """Open the named arrays that a file contains; arrays of a safetensors file are read when they are sliced."""
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as file:
             return {name: torch.from_numpy(file[name]) for name in names if name in file}

@@ -1,4 +1,4 @@
-"""Reads batches of images ahead of the network; images that cannot be read are skipped, with the reason."""
+"""Reading of batches of images ahead of the network; images that cannot be read are skipped, with the reason."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from idness.data.preprocess import Preprocessing
 from idness.data.sets import ImageSet, Picture, select
 
 AHEAD = 2
-"""Batches that are read before they are needed."""
+"""Number of batches that are read before they are needed."""
 
 
 @dataclass
 class Batch:
-    """The images of one range of a set that could be read, and why the others could not."""
+    """The readable images of one range of a set, and the reasons why the others could not be read."""
 
     start: int
     stop: int
@@ -37,11 +37,11 @@ class Batch:
 _LIMIT: dict[str, int] = {}
 """The number of threads that decode images, if `limit_threads` was called."""
 Part = tuple[list[int], list[NDArray[np.uint8]], list[bytes], list[tuple[int, str]]]
-"""The positions of images, their pixels and their digests, and why others could not be read."""
+"""The positions, pixels and digests of images, and the reasons why others could not be read."""
 
 
 def limit_threads(count: int | None) -> None:
-    """Limit this process to so many threads, if given: a quarter of them, at least one, decode images, the others run the network."""
+    """Limit this process to `count` threads, unless `None`: a quarter, at least one, decode images; the others run the network."""
     if count is None:
         return
     if count < 1:
@@ -56,10 +56,10 @@ def limit_threads(count: int | None) -> None:
 def read_batches(
     images: ImageSet, preprocessing: Preprocessing, spans: Iterable[tuple[int, int]], *, workers: int | None = None
 ) -> Iterator[Batch]:
-    """Yield a batch for every span (start, stop), in order; the next ones are read while the last is used.
+    """Yield a batch for each span (start, stop), in order, reading the next ones while the last one is used.
 
-    Images are resized and cropped, not normalised, so that batches stay small. `workers` is the number of threads that decode; a set
-    that is read in order needs one.
+    Images are resized and cropped but not normalised, so that batches stay small. `workers` is the number of threads that decode; a
+    set that must be read in order uses one.
     """
     threads = (workers or _LIMIT.get("decoders") or min(8, os.cpu_count() or 1)) if images.parallel else 1
     waiting: deque[tuple[int, int, list[Future[Part]]]] = deque()
@@ -80,7 +80,7 @@ def read_batches(
 def read_sample(
     images: ImageSet, preprocessing: Preprocessing, count: int, *, workers: int | None = None
 ) -> tuple[ImageSet, Batch]:
-    """Return a part of a set, from all over it or, if it is read in order, from its beginning, and the part's images as one batch."""
+    """Return a sample of a set, and its images as one batch; evenly spaced, or the first images of a set that is read in order."""
     if len(images) == 0:
         raise DataError(f"{images.source}: must contain at least one image, got none; check the folder or file")
     part = select(images, {"sample": count} if images.parallel else {"rows": [0, min(count, len(images))]})

@@ -1,4 +1,4 @@
-"""Decoding of untrusted images: bounded in size, limited to known formats, never silently wrong."""
+"""Decoding of untrusted images: of limited size and known formats only, and never silently wrong."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from idness.data.urls import Place
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
-"""The formats that are decoded; all others are refused."""
+"""The formats that are decoded; all others are rejected."""
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif"})
 """Suffixes of image files."""
 MAX_PIXELS = 64_000_000
-"""The most pixels an image may have: 8000 x 8000, which decodes to 192 MB."""
+"""Maximum number of pixels of an image: 8000 x 8000, which decode to 192 MB."""
 
 
 def decode(source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, name: str = "image") -> Image.Image:
-    """Decode the first frame of an image, given by path or as bytes, to 8-bit RGB, upright, transparent parts on white.
+    """Decode the first frame of an image, given by path or as bytes, to 8-bit RGB, upright, with transparent parts on white.
 
-    16-bit images keep their upper 8 bits; floating-point and 32-bit images are refused, since their value of white is unknown, and those
-    of more than `max_pixels` before any pixel is decoded. `name` is that of bytes in messages.
+    16-bit images keep their upper 8 bits. Floating-point and 32-bit images are rejected, since their white level is unknown; images of
+    more than `max_pixels` are rejected before any pixel is decoded. `name` is what messages call an image given as bytes.
     """
     return cast("Image.Image", decode_picture(source, max_pixels=max_pixels, name=name, arrays=False))
 
@@ -48,9 +48,9 @@ def decode(source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXE
 def decode_picture(
     source: bytes | str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, name: str = "image", arrays: bool = True
 ) -> Image.Image | NDArray[np.uint8]:
-    """Decode an image to exactly what `decode` returns, as an array (height, width, 3) if that is faster.
+    """Decode an image as `decode` does, with exactly the same pixels, to an array (height, width, 3) if that is faster.
 
-    Plain JPEGs are decoded by simplejpeg if it is installed and torch is imported, which takes arrays.
+    Plain JPEGs are decoded by simplejpeg if it is installed and torch is imported, which accepts arrays.
     """
     name, data = (name, source) if isinstance(source, bytes) else (readable(Path(source).name), contents(Path(source)))
     if not data:
@@ -69,12 +69,12 @@ def decode_picture(
     except UnidentifiedImageError as error:
         raise DataError(f"{name}: must be one of {', '.join(FORMATS)}, got something else") from error
     except Exception as error:  # a hostile file may raise anything inside a decoder
-        harm = "is truncated: its end is missing" if "truncated" in str(error).lower() else "is damaged"
+        harm = "is truncated (its end is missing)" if "truncated" in str(error).lower() else "is damaged"
         raise DataError(f"{name}: {harm}; save or send it again") from error
 
 
 def decoder_version() -> str:
-    """Return the libraries that decode images and their versions: pixels of a JPEG differ between decoders."""
+    """Return the libraries that decode images, with their versions, since decoders differ in the pixels of a JPEG."""
     jpeg = "libjpeg_turbo" if features.check_feature("libjpeg_turbo") else "jpg"
     found = [("Pillow", PIL.__version__), (jpeg.replace("_", "-"), features.version(jpeg))]
     if simplejpeg is not None:
@@ -83,15 +83,15 @@ def decoder_version() -> str:
 
 
 def pixels_of(data: bytes) -> int:
-    """Return the number of pixels by an image's header alone; 0 if it is not an image."""
-    with suppress(Exception), _opened(data) as image:  # decoding it reports what is wrong
+    """Return the number of pixels according to an image's header; 0 if the data is not an image."""
+    with suppress(Exception), _opened(data) as image:  # decoding reports what is wrong
         return image.width * image.height
     return 0
 
 
 def is_animated(data: bytes) -> bool:
     """Whether an image has frames or pages beyond the first."""
-    with suppress(Exception), _opened(data) as image:  # the first frame was fine
+    with suppress(Exception), _opened(data) as image:  # a damaged later frame does not matter
         return bool(getattr(image, "is_animated", False))
     return False
 
@@ -107,23 +107,23 @@ def _opened(data: bytes) -> Image.Image:
 
 
 def _jpeg(image: Image.Image, data: bytes) -> NDArray[np.uint8] | None:
-    """Decode a plain JPEG by simplejpeg; `None` if it is something else."""
+    """Decode a plain JPEG with simplejpeg; return `None` for any other image."""
     if simplejpeg is None or image.format != "JPEG" or image.mode != "RGB" or _orientation(image) != 1:
         return None
-    with suppress(Exception):  # it is stricter than Pillow about slight damage
+    with suppress(Exception):  # simplejpeg is stricter than Pillow about slight damage
         found: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB")
         return found
     return None
 
 
 def to_rgb(name: str, image: Image.Image) -> Image.Image:
-    """Return an open image as 8-bit RGB, upright, transparent parts on white."""
+    """Return an open image as 8-bit RGB, upright, with transparent parts on white."""
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
         kind = "floating-point" if image.mode == "F" else "32-bit"
         raise DataError(f"{name}: must have 8 or 16 bits per channel, got a {kind} image; white must be 255 or 65535")
     image.load()
     orientation, upright = _orientation(image), image
-    if image.mode.startswith("I"):  # 16 bits; PPM files have them in 32
+    if image.mode.startswith("I"):  # 16 bits per channel, which Pillow stores in 32 for PPM files
         values = np.asarray(image).astype(np.int64)
         upright = Image.fromarray(np.clip(values >> 8, 0, 255).astype(np.uint8))
         upright.getexif()[0x0112] = orientation
@@ -132,7 +132,7 @@ def to_rgb(name: str, image: Image.Image) -> Image.Image:
     if upright.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         layered = upright.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered).convert("RGB")
-    return upright if upright.mode == "RGB" else upright.convert("RGB")  # which would copy it
+    return upright if upright.mode == "RGB" else upright.convert("RGB")  # convert() would copy it
 
 
 def _orientation(image: Image.Image) -> int:

@@ -1,4 +1,4 @@
-"""Duplicates: identical images by the hash of their pixels, near-duplicates (another size, format, a little noise) by a perceptual hash."""
+"""Duplicates by a hash of the pixels; near-duplicates (resized, other format, slight noise) by a perceptual hash."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ EXACT, LOOK = 16, 8
 """Bytes of the hash of an image's pixels, and of its perceptual hash."""
 DIGEST = EXACT + LOOK
 NEAR = 8
-"""Bits of 64 in which the perceptual hashes of near-duplicates may differ."""
+"""Number of the 64 bits in which the perceptual hashes of near-duplicates may differ."""
 STRUCTURE = 8
-"""Bits that must be 0, and 1: the perceptual hash of a plain image carries no information."""
+"""Minimum number of 0 bits and of 1 bits, because the perceptual hash of a plain image carries no information."""
 PAIRS = 400_000_000
-"""The most pairs of hashes that are compared, of larger sets evenly spaced ones."""
+"""Maximum number of pairs of hashes that are compared; larger sets are sampled at even spacing."""
 BLOCK = 65_536
-"""Pairs of hashes that are compared at a time."""
+"""Number of pairs of hashes that are compared at a time."""
 Places = NDArray[np.int64]
 COMPARED = 400
-"""The most pairs of images that are compared pixel by pixel."""
+"""Maximum number of pairs of images that are compared pixel by pixel."""
 SIDE = 16
 CORRELATION, DIFFERENCE = 0.95, 24.0
-"""The least correlation and the largest mean difference of near-duplicates at 16 x 16 pixels, in grey values of 0 to 255."""
+"""Minimum correlation and maximum mean difference (grey values 0 to 255) of near-duplicates at 16 x 16 pixels."""
 
 
 def digest(picture: Picture) -> bytes:
     """Return the hash of an image's pixels followed by its perceptual hash.
 
-    The latter has 64 bits, set where the image, small and grey, gets lighter from left to right.
+    The latter has 64 bits, set where the image, shrunk and converted to grey, gets lighter from left to right.
     """
     return exact(picture) + _lighter(_shrunk(picture, 9, 8))
 
 
 def digests(pictures: Iterable[Picture]) -> Iterator[bytes]:
-    """Yield the digest of each image; RGB arrays of one size are shrunk together, which is several times faster."""
+    """Yield the digest of each image; RGB arrays of equal size are shrunk together, which is several times faster."""
     for shape, group in groupby(pictures, lambda picture: picture.shape if isinstance(picture, np.ndarray) else None):
-        if shape is None or shape[2] != 3 or shape[0] > shape[1]:  # of tall images, Pillow shrinks the height first
+        if shape is None or shape[2] != 3 or shape[0] > shape[1]:  # Pillow shrinks the height of tall images first
             yield from map(digest, group)
             continue
         arrays = [np.asarray(picture) for picture in group]
@@ -69,7 +69,7 @@ def exact(picture: Picture) -> bytes:
 
 
 def exact_digests(images: ImageSet, most: int) -> NDArray[np.uint8]:
-    """Return the pixel hashes of at most `most` images, evenly spaced over a set; unreadable ones are left out."""
+    """Return the pixel hashes of at most `most` images, evenly spaced over a set; unreadable ones are omitted."""
 
     def hashed(place: int) -> bytes:
         try:
@@ -91,7 +91,7 @@ def _shrunk(picture: Picture, width: int, height: int) -> Image.Image:
 
 
 def common(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> int:
-    """Return the number of images of two sets with the same pixels, by their digests."""
+    """Return the number of images that two sets have in common, given their digests."""
     return len(set(_hashes(first)) & set(_hashes(second)))
 
 
@@ -115,16 +115,16 @@ def candidates(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> list[tupl
         at = np.unravel_index(np.flatnonzero(apart <= NEAR), apart.shape)  # np.nonzero takes ten times as long
         found += zip(apart[at].tolist(), block[at[0]].tolist(), at[1].tolist(), strict=True)
         if len(found) > 100 * COMPARED:
-            break  # sets of one plain kind, such as digits on black
+            break  # all images look alike, such as digits on black
     return [(a, b) for _, a, b in sorted(found) if first[a, :EXACT].tobytes() != second[b, :EXACT].tobytes()]
 
 
 def near(
     first: NDArray[np.uint8], second: NDArray[np.uint8], sets: tuple[ImageSet, ImageSet], places: tuple[Places, Places]
 ) -> int:
-    """Return the number of images of one set that have a near-duplicate in another, or in itself, by reading similar images.
+    """Return the number of images of one set with a near-duplicate in another or the same set; candidates are read and compared.
 
-    `first` and `second` are digests of the two `sets`, and `places` the position of each row in its set.
+    `first` and `second` are the digests of the two `sets`, and `places` are the position of each row in its set.
     """
     pairs = candidates(first, second)[:COMPARED]
     small: list[dict[int, NDArray[np.float32]]] = []
@@ -136,12 +136,12 @@ def near(
 
 
 def within(digests: NDArray[np.uint8], images: ImageSet, places: Places) -> tuple[int, int]:
-    """Return how many images of a set repeat an earlier one, and how many have a near-duplicate in the same set."""
+    """Return how many images of a set duplicate an earlier one, and how many have a near-duplicate in the same set."""
     return len(digests) - len(set(_hashes(digests))), near(digests, digests, (images, images), (places, places))
 
 
 def same_look(one: NDArray[np.float32], two: NDArray[np.float32]) -> bool:
-    """Whether two small grey images show the same image."""
+    """Whether two small grey images are near-duplicates."""
     spread = float(one.std() * two.std())
     if spread < 1.0 or float(np.abs(one - two).mean()) > DIFFERENCE:
         return False

@@ -1,7 +1,7 @@
-"""The benchmarks that ship inside the package: real images, verified against their manifest, no download.
+"""The benchmarks that ship with the package: real images, verified against a manifest, no download.
 
-Each is a folder beside this file, named like the benchmark: `NAME.toml` defines it, `manifest.json` lists its sets, and the weights of
-its networks are `NETWORK.safetensors`. To add one, add the folder and an entry of `NETWORKS`.
+Each is a folder next to this file, named after the benchmark: `NAME.toml` defines it, `manifest.json` lists its sets, and the weights
+of its networks are `NETWORK.safetensors`. To add one, add the folder and an entry in `NETWORKS`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ CIFAR10_LABELS = {"airplane": 0, "automobile": 1, "bird": 2, "deer": 4, "dog": 5
 """The classes of cifar6, and their labels in CIFAR-10."""
 
 
-_DOCUMENT = Document(content=dict[str, Any], version=1, absent="install idness again", remedy="install idness again")
+_DOCUMENT = Document(content=dict[str, Any], version=1, absent="reinstall idness", remedy="reinstall idness")
 
 
 @dataclass(frozen=True)
 class EmbeddedSet:
-    """One set of images: uint8 (N, height, width, 3), labels that index `classes`, and its role in the benchmark."""
+    """An embedded set of images: pixels (N, height, width, 3) uint8, labels that index `classes`, and the role in the benchmark."""
 
     name: str
     images: NDArray[np.uint8]
@@ -57,7 +57,7 @@ def owns(spec: str) -> bool:
 
 
 def id_test(spec: str) -> str:
-    """Return the ID test images of an embedded network, as `open_set` takes them."""
+    """Return the ID test images of an embedded network, as a name for `open_set`."""
     benchmark = spec.partition(":")[0]
     return "embedded:id_test" if benchmark == NAME else f"embedded:{benchmark}/id_test"
 
@@ -73,25 +73,25 @@ def classes(benchmark: str = NAME) -> tuple[str, ...]:
 
 
 def preprocessing(benchmark: str = NAME) -> dict[str, Any]:
-    """Return the preprocessing of the networks, as `Preprocessing.from_dict` takes it: by default the size of the ID test images."""
+    """Return the preprocessing of the networks, for `Preprocessing.from_dict`; the default size is that of the ID test images."""
     side = manifest(root=HOME / benchmark)["sets"]["id_test"]["shape"][0]
     return {"resize": side, "crop": side, **_defined(benchmark)["preprocessing"]}
 
 
 def normalisation(benchmark: str = NAME) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and std of each colour, of values in [0, 1]."""
+    """Return the mean and std of each channel, for values in [0, 1]."""
     described = _defined(benchmark)["preprocessing"]
     return tuple(described["mean"]), tuple(described["std"])
 
 
 def from_cifar10(archive: Path, split: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the images of cifar6's classes in an .npz of CIFAR-10, and their labels; split is train, val or test.
+    """Return the images and labels of cifar6's classes from an .npz of CIFAR-10; `split` is train, val or test.
 
-    Validation is the last 84 (first two classes) or 83 training images of each class, in official order; training has
-    all others. Test is the whole official test split of these classes.
+    Validation images are the last 84 (first two classes) or 83 training images of each class, in official order; all
+    others are training images. Test images are the whole official test split of these classes.
     """
     if not archive.is_file():
-        raise DataError(f"{archive}: no such file; make it with `python tools/build_cifar6.py`")
+        raise DataError(f"{archive}: does not exist; create it with `python tools/build_cifar6.py`")
     kind = "test" if split == "test" else "train"
     with np.load(archive, allow_pickle=False) as file:
         images, labels = file[f"{kind}_images"], file[f"{kind}_labels"].reshape(-1)
@@ -104,26 +104,26 @@ def from_cifar10(archive: Path, split: str) -> tuple[NDArray[np.uint8], NDArray[
 
 
 def sets(role: str | None = None, *, root: Path = CIFAR6) -> list[str]:
-    """Return the names of a benchmark's sets, all or those of one role: id_train, id_val, id_test, near, far, ood_val."""
+    """Return the names of a benchmark's sets, optionally of one role: id_train, id_val, id_test, near, far or ood_val."""
     return [name for name, entry in manifest(root=root)["sets"].items() if role in (None, entry["role"])]
 
 
 def load(name: str, *, root: Path | None = None) -> EmbeddedSet:
-    """Read one set and verify the sha256 of its files; `photos/NAME` is a set of another benchmark than cifar6."""
+    """Return one set in memory, with the sha256 of its files verified; `photos/NAME` is a set of the benchmark photos."""
     opened, entry = open_embedded(name, root=root), _entry(name, root)[2]
     images = np.stack([np.asarray(opened.picture(index)) for index in range(len(opened))])
     return EmbeddedSet(name.rpartition("/")[2], images, opened.labels, opened.classes, entry["role"])
 
 
 def activations(name: str) -> Path | None:
-    """Return the file of a set that is stored as activations; `None` if it has images."""
+    """Return the file of a set that is stored as activations; `None` for a set of images."""
     root, _, entry = _entry(name)
     file = next(iter(entry["files"]))
     return root / file if file.endswith(".safetensors") else None
 
 
 def open_embedded(name: str, *, root: Path | None = None) -> ArraySet:
-    """Open one set and verify the sha256 of its files; photographs are decoded when they are read."""
+    """Open one set and verify the sha256 of its files; photographs are decoded on access."""
     root, inner, entry = _entry(name, root)
     if next(iter(entry["files"])).endswith(".safetensors"):
         raise DataError(f"embedded set {name!r}: contains activations, not images; open it with `open_set`")
@@ -139,7 +139,7 @@ def open_embedded(name: str, *, root: Path | None = None) -> ArraySet:
 
 
 def manifest(*, root: Path = CIFAR6) -> dict[str, Any]:
-    """Read a benchmark's manifest: roles, counts, classes, packages, and the sha256 of every file."""
+    """Return a benchmark's manifest: roles, counts, classes, packages, and the sha256 of every file."""
     return _DOCUMENT.read(root / "manifest.json")
 
 

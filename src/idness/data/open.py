@@ -1,4 +1,4 @@
-"""Opens data sets from what a user names: paths, URLs, torchvision's sets, tables of a benchmark file, arguments of a command."""
+"""Opening of data sets: paths, URLs, torchvision data sets, tables of a benchmark file, and arguments of a command."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TORCHVISION = (
     "ImageNet", "Imagenette", "KMNIST", "LFWPeople", "MNIST", "Omniglot", "OxfordIIITPet", "PCAM", "Places365", "QMNIST",
     "RenderedSST2", "SBU", "SEMEION", "STL10", "SUN397", "SVHN", "StanfordCars", "USPS",
 )  # fmt: skip
-"""The sets of images that torchvision reads without unpickling, or, as CIFAR's, only files with the official checksums."""
+"""The torchvision data sets read without unpickling or, like CIFAR, only from files with the official checksums."""
 
 
 def open_set(
@@ -57,17 +57,17 @@ def open_set(
     """Open a set of images or activations.
 
     Args:
-        spec: a path, a URL, `embedded:NAME`, `torchvision:NAME`, or a table with `path` (one, or several of which the first that
-            exists is taken) and optionally `kind`, `images` and `labels` (names of arrays or columns), `rows`, `sample`, `root`, `split`.
-        root: the folder that relative paths start at.
+        spec: a path, a URL, `embedded:NAME`, `torchvision:NAME`, or a table with `path` (one, or a list of which the first existing
+            one is used) and optionally `kind`, `images` and `labels` (names of arrays or columns), `rows`, `sample`, `root`, `split`.
+        root: the base folder of relative paths.
         classes: the names of the network's classes, for folders with one folder per class.
     """
     if not isinstance(spec, str | Mapping):
-        raise DataError(f"a set is a path or a table with a path, got {spec!r}")
+        raise DataError(f"a set must be a path or a table with a path, got {spec!r}")
     table = {"path": spec} if isinstance(spec, str) else dict(spec)
     for key in table:
         if key not in OPTIONS:
-            raise DataError(f"a set takes {', '.join(OPTIONS)}; got {key!r}")
+            raise DataError(f"a set has the options {', '.join(OPTIONS)}; got {key!r}")
     if table.get("kind", KINDS[0]) not in KINDS:
         raise DataError(f"kind must be one of {', '.join(KINDS)}; got {table['kind']!r}")
     base, names = root or Path(), (table.get("images"), table.get("labels"))
@@ -96,9 +96,9 @@ def open_argument(
     classes: Sequence[str] = (),
     normalised: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> ImageSet | ActivationsFile:
-    """Open the set that was passed as the argument `name`: a path, a URL, a name of `open_set`, an open set, or images in memory.
+    """Open the set passed as argument `name`: a path, a URL, another name for `open_set`, an open set, or images in memory.
 
-    `classes` are those of the network; `normalised` are mean and standard deviation with which tensors were normalised.
+    `classes` are those of the network; `normalised` is the mean and standard deviation with which tensors were normalised.
     """
     if isinstance(value, ImageSet):
         return value
@@ -111,7 +111,7 @@ def open_argument(
 
 
 def open_images(arguments: Iterable[str], column: str | None = None) -> ImageSet:
-    """Open all that a user names as one set: files, folders, patterns, and sets such as tables, tar files and lists, also by URL.
+    """Open all arguments as one set: files, folders, patterns, and sets such as tables, tar files and lists, also by URL.
 
     `column` is the column of tables, or the array of .npz files, that contains the images.
     """
@@ -130,7 +130,7 @@ def open_images(arguments: Iterable[str], column: str | None = None) -> ImageSet
 
 
 def _named_set(text: str, column: str | None) -> tuple[ImageSet, str]:
-    """Open a set, and return it with the prefix of its images' names: where it is."""
+    """Open a set, and return it with the prefix of its images' names, which is its location."""
     images = open_set({"path": text if is_url(text) else str(Path(text).expanduser()), "images": column})
     if not isinstance(images, ImageSet):
         raise DataError(f"{masked(text)}: must contain images, got activations; pass image files or an array of images")
@@ -150,13 +150,13 @@ def _local(place: Any) -> Path:
 
 
 def _kind_and_place(table: Mapping[str, Any], base: Path) -> tuple[str, Any]:
-    """Return the kind of a set and its place, or its name if it is no file; of several places the first that exists is taken."""
+    """Return the kind of a set, and its location (the first existing one of several) or, if it is not a file, its name."""
     if "dataset" in table:
         return "torchvision", table["dataset"]
     places = table.get("path")
     listed = [places] if isinstance(places, str) else list(places or [])
     if not listed or not all(isinstance(place, str) and place for place in listed):
-        raise DataError(f"a set needs a path, or several, got {places!r}")
+        raise DataError(f"path must be a path or a list of paths, got {places!r}")
     for text in listed:
         prefix, _, rest = text.partition(":")
         if prefix in PREFIXES and rest:
@@ -168,7 +168,7 @@ def _kind_and_place(table: Mapping[str, Any], base: Path) -> tuple[str, Any]:
 
 
 def kind_of(place: Place, images: bool = False) -> str:
-    """Return the kind of a set by its place; `images`: whether an array of images was named."""
+    """Return the kind of the set at a location; `images` is whether an array of images was named."""
     suffix, name = suffix_of(place), name_of(place)
     if place.is_dir():
         found = ["parquet"] if any(any(place.glob(pattern)) for pattern in TABLES) else []
@@ -176,18 +176,18 @@ def kind_of(place: Place, images: bool = False) -> str:
         if found and any(suffix_of(file) in SUFFIXES for file in place.iterdir()):
             found.append("folder")
         if len(found) > 1:
-            raise DataError(f"{name}: mixes image files, tables and tar files; pass each separately or set kind")
+            raise DataError(f"{name}: contains image files, tables and tar files; pass each separately or set kind")
         return found[0] if found else "folder"
     if suffix not in SUFFIX_KINDS:
         raise DataError(f"{name}: must be a folder or end in {', '.join(SUFFIX_KINDS)}; or set kind")
     if suffix == ".npz" and isinstance(place, Path) and not images:
-        with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(place) as archive:  # reading it reports faults
+        with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(place) as archive:  # reading it reports errors
             return "activations" if "features.npy" in archive.namelist() else "npz"
     return SUFFIX_KINDS[suffix]
 
 
 def _list_set(path: Place, table: Mapping[str, Any], base: Path) -> FileSet:
-    """Open an OpenOOD image list: one `path label` per line, relative to `root`; label -1 or none means unknown."""
+    """Open an OpenOOD image list: one `path label` per line, relative to `root`; a label of -1, or none, means unknown."""
     source, root = name_of(path), base if isinstance(path, Path) else path.parent
     root = located(str(table["root"]), base) if "root" in table else root
     with explained(source, "is not an image list"):
@@ -196,7 +196,7 @@ def _list_set(path: Place, table: Mapping[str, Any], base: Path) -> FileSet:
     for number, line in enumerate(lines, start=1):
         labelled = re.fullmatch(r"(.*\S)\s+(-?[0-9]{1,18})", line)
         name, label = labelled.groups() if labelled else (line, "-1")
-        # A server decodes `%2e%2e`; `x::file://` would be another file system.
+        # A server would decode `%2e%2e`; `x::file://` would name another file system.
         plain = name if isinstance(root, Path) else unquote(name)
         if Path(plain).is_absolute() or ".." in Path(plain).parts or "\0" in plain or "://" in plain:
             raise DataError(f"{source}: line {number} must be a path relative to the root, got {masked(name)!r}")
@@ -208,7 +208,7 @@ def _list_set(path: Place, table: Mapping[str, Any], base: Path) -> FileSet:
 
 
 def object_set(name: str, value: Any, normalised: tuple[Sequence[float], Sequence[float]] | None = None) -> ImageSet:
-    """Return a list, array, data set, Hugging Face Dataset or DataLoader as a set of images, with labels if it has them."""
+    """Return a list, array, data set, Hugging Face Dataset or DataLoader as a set of images, with its labels if it has any."""
     value = value.dataset if type(value).__name__ == "DataLoader" else value
     if not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
         wanted = "a folder, a list of images or a data set with a length"
@@ -216,7 +216,7 @@ def object_set(name: str, value: Any, normalised: tuple[Sequence[float], Sequenc
     names = [str(each) for each in (getattr(value, "classes", ()) or ())]
     listed = [found for key in ("targets", "labels", "_labels") if (found := getattr(value, key, None)) is not None]
     labels = sets.known_labels(next((found for found in listed if len(found) == len(value)), None))
-    if getattr(value, "transform", value) is None:  # torchvision's: files and arrays are read faster than items
+    if getattr(value, "transform", value) is None:  # torchvision: files and arrays are faster than items
         if files := [Path(file) for file, _ in getattr(value, "samples", ())]:
             return FileSet(Path(value.root), [str(file.relative_to(value.root)) for file in files], name, labels, names)
         if hasattr(data := getattr(value, "data", None), "shape"):
@@ -236,7 +236,7 @@ def object_set(name: str, value: Any, normalised: tuple[Sequence[float], Sequenc
 
 
 def _torchvision_set(name: str, root: Path, table: Mapping[str, Any]) -> ImageSet:
-    """Open a torchvision data set below `root`; `split` picks train or test, `options` and `download` go to its constructor."""
+    """Open a torchvision data set in `root`; `split` selects train or test, `options` and `download` go to its constructor."""
     known = {key.lower(): key for key in TORCHVISION}
     if name.lower() not in known:
         raise unknown_name("torchvision data set", name, known)

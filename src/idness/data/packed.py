@@ -1,4 +1,4 @@
-"""Sets of images that are packed in files: arrays in .npz files, columns of Parquet tables, and tar files (WebDataset)."""
+"""Image sets packed into files: arrays in .npz files, columns of Parquet tables, and tar files (WebDataset)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 Names = Sequence[str]
 TABLES = ("*.parquet", "data/*.parquet")
-"""Where a folder's tables are."""
+"""The patterns of the tables in a folder."""
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img", "images", "picture"), ("label", "labels", "fine_label", "class")
 LABELS = ("label", "cls", "class")
 """Fields of a sample's .json that may contain its class."""
 
 
 class NpzSet(ArraySet):
-    """Images of an array in an .npz file; arrays of images and labels are found by their usual names if they are not given."""
+    """Images in an array of an .npz file; the arrays of images and labels are found by their usual names unless given."""
 
     def __init__(
         self, path: Path, images: str | None = None, labels: str | None = None, classes: Sequence[str] = ()
@@ -53,14 +53,14 @@ class NpzSet(ArraySet):
 class TableSet(ImageSet):
     """Images in a column of Parquet files; `hold` row groups are in memory at a time.
 
-    The columns of images and labels are found by their usual names if they are not given; `split` is the prefix of a folder's files.
+    The columns of images and labels are found by their usual names unless given; `split` is the prefix of a folder's files.
     """
 
     def __init__(
         self, path: Place, images: str | None = None, labels: str | None = None, split: str | None = None
     ) -> None:
         super().__init__((), name_of(path))
-        # Of each row group its file, its number there, and the place of the file's first row in the set.
+        # For each row group: its file, its number there, and the position of the file's first row in the set.
         self._groups, self._starts = list[tuple["Place", int, int]](), [0]
         self._held, self.columns = dict[int, Any](), list[str]()
         for file in _tables(path, split):
@@ -74,7 +74,7 @@ class TableSet(ImageSet):
             self.reads = self.reads or _pick(self.source, images, IMAGE_COLUMNS, schema.names, binary)
             label = _pick(self.source, labels, LABEL_COLUMNS, self.columns, None)
             if not {self.reads, label} - {""} <= set(schema.names):
-                raise DataError(f"{name_of(file)}: must have the columns of other tables, {', '.join(self.columns)}")
+                raise DataError(f"{name_of(file)}: must have the other tables' columns ({', '.join(self.columns)})")
         self.items = range(self._starts[-1])
         self.classes = _class_names(schema.metadata)
         if label:
@@ -150,9 +150,9 @@ def _class_names(metadata: dict[bytes, bytes] | None) -> tuple[str, ...]:
 
 
 class TarSet(ImageSet):
-    """Images in a tar file, read by offset in any order without unpacking: the files of one name are one sample (WebDataset).
+    """Images in a tar file, read by offset in any order without unpacking; files of the same name form a sample (WebDataset).
 
-    The class is in a `.cls` file of the image's name, as a number, or in a `.json` as its `label`, `cls` or `class`.
+    The class is a number in a `.cls` file of the image's name, or the `label`, `cls` or `class` in a `.json` file.
     """
 
     parallel = True
@@ -175,8 +175,8 @@ class TarSet(ImageSet):
                 key, kind = str(place.with_name(stem)), kind.lower()
                 if f".{kind.rpartition('.')[2]}" in SUFFIXES and images in (None, kind):
                     if key in found and found[key][0] != member.name:
-                        both = f"{found[key][0]} and {member.name}; pass --image-column {kind}"
-                        raise DataError(f"{self.source}: sample {key} has several images, {both}")
+                        both = f"({found[key][0]}, {member.name}); pass --image-column {kind}"
+                        raise DataError(f"{self.source}: sample {key} has several images {both}")
                     found[key] = (member.name, member.offset_data, member.size)
                 elif kind in ("cls", "json"):
                     content = archive.extractfile(member)
@@ -193,13 +193,13 @@ class TarSet(ImageSet):
         return self._bytes(*self.items[index][3:])
 
     def values(self, column: str, start: int, stop: int) -> list[Any]:
-        """Return fields of each sample's .json, or with `__key__` its key; `None` if it has no such field."""
+        """Return a field of each sample's .json, or its key if the column is `__key__`; `None` if there is no such field."""
         if column == "__key__":
             return [key for key, *_ in self.items[start:stop]]
         found = [_fields(self._bytes(*place)) if place else {} for _, place, *_ in self.items[start:stop]]
         if start == 0 and not any(column in fields for fields in found):
             names = ", ".join({name: "" for fields in found for name in fields}) or "no .json files"
-            raise DataError(f"{self.source}: no sample has a field {column!r}; there are __key__ and {names}")
+            raise DataError(f"{self.source}: no sample has a field {column!r}; the fields are __key__ and {names}")
         return [fields.get(column) for fields in found]
 
     def _bytes(self, start: int, size: int) -> bytes:
@@ -212,7 +212,7 @@ class TarSet(ImageSet):
 
 
 def tar_set(path: Place, classes: Sequence[str] = (), images: str | None = None) -> ImageSet:
-    """Open a tar file, or all tar files of a folder, as one set; `images` is the ending of the images, if samples have several."""
+    """Open a tar file, or all tar files of a folder, as one set; `images` is the extension of the images if samples have several."""
     if not path.is_dir():
         return TarSet(path, classes, images)
     files: list[Any] = sorted(path.glob("*.tar"), key=str)
@@ -220,7 +220,7 @@ def tar_set(path: Place, classes: Sequence[str] = (), images: str | None = None)
 
 
 def _fields(data: bytes) -> dict[str, Any]:
-    """Return the fields of a sample's .json; a bare value, as in a .cls file, is its label."""
+    """Return the fields of a sample's .json; a bare value, as in a .cls file, is the label."""
     try:
         found = json.loads(data)
     except ValueError:
@@ -229,7 +229,7 @@ def _fields(data: bytes) -> dict[str, Any]:
 
 
 def _pick(source: str, wanted: str | None, usual: Names, names: Names, possible: Names | None) -> str:
-    """Return the array or column that is wanted, else the first usual one, else the only possible one; with `None` it may be missing."""
+    """Return the wanted array or column, else the first usual one, else the only possible one; empty if `possible` is `None`."""
     if wanted is not None and wanted not in names:
         raise DataError(f"{source}: has no {wanted!r}; it has {', '.join(names)}")
     found = wanted or next((name for name in usual if name in names), "")

@@ -1,4 +1,4 @@
-"""Preprocessing of images: resizing and cropping as torchvision does, normalisation, and what known networks expect; thumbnails."""
+"""Preprocessing of images: resizing and cropping as in torchvision, normalisation, and the settings of known networks; thumbnails."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ Size = int | tuple[int, int] | None
 Pixels = NDArray[np.uint8]
 INTERPOLATIONS = {kind.name.lower(): kind for kind in Image.Resampling}
 ALIKE = ("bilinear", "bicubic")
-"""Interpolations for which torch and Pillow agree up to rounding."""
+"""Interpolation modes in which torch and Pillow agree up to rounding."""
 STRETCHED = 32
-"""Aspect ratio above which a strip is cut before it is enlarged: a 5000 x 1 image would become 1.3 million pixels wide."""
+"""Aspect ratio above which a strip is cropped before it is enlarged: a 5000 x 1 image would become 1.3 million pixels wide."""
 MODES = {1: "L", 3: "RGB"}
-"""Pillow's name for an image of so many channels."""
+"""Pillow's mode for each number of channels."""
 THUMBNAIL = 64
 """The longest side of a thumbnail, in pixels."""
 WAY = "4"
-"""Version of this module's pixels; raising it invalidates stored activations."""
+"""Version of the pixels that this module computes; raising it invalidates stored activations."""
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes the input of a network; it has as many channels as mean and std have numbers, grey for one.
+    """The preprocessing of a network's input; the lengths of mean and std are the number of channels (1 is grey).
 
     Args:
-        resize: length of the shorter side, or height and width; None keeps the size.
-        crop: side of the square cut from the centre, or height and width; None does not crop.
-        mean: subtracted from each channel, of values in [0, 1].
-        std: divides each channel after that.
+        resize: length of the shorter side, or height and width; `None` keeps the size.
+        crop: side of the square cut from the centre, or height and width; `None` does not crop.
+        mean: value subtracted from each channel, whose values are in [0, 1].
+        std: value by which each channel is then divided.
         interpolation: nearest, bilinear, bicubic, lanczos, box or hamming.
     """
 
@@ -66,17 +66,17 @@ class Preprocessing:
 
     @property
     def channels(self) -> int:
-        """The number of channels of the result."""
+        """The number of channels of the network's input."""
         return len(self.mean)
 
     @property
     def plain(self) -> bool:
-        """Whether values stay in [0, 1], not normalised."""
+        """Whether values stay in [0, 1] and are not normalised."""
         return not any(self.mean) and all(value == 1 for value in self.std)
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """The height and width of every result; None if they depend on the image."""
+        """The height and width of the result; `None` if they depend on the image."""
         if self.crop is not None:
             return _pair(self.crop)
         return self.resize if isinstance(self.resize, tuple) else None
@@ -91,7 +91,7 @@ class Preprocessing:
         if isinstance(image, Image.Image):
             if (mode := MODES.get(self.channels)) is None:
                 given = f"{self.channels} channels, got an image file"
-                raise DataError(f"Preprocessing: mean and std are of {given}; use .npz")
+                raise DataError(f"Preprocessing: mean and std have {given}; use .npz")
             image = image if image.mode == mode else image.convert(mode)  # which would copy it
         return fitted(image, self.resize, self.crop, self.interpolation)
 
@@ -104,23 +104,23 @@ class Preprocessing:
         return values.div_(255).sub_(mean).div_(std)
 
     def normalize_array(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Do the same with NumPy alone."""
+        """Return the result of `normalize` as an array, computed with NumPy alone."""
         values = np.moveaxis(pixels, -1, -3).astype(np.float32, order="C") / np.float32(255)
         mean, std = (np.array(part, np.float32).reshape(-1, 1, 1) for part in (self.mean, self.std))
         found: NDArray[np.float32] = (values - mean) / std
         return found
 
     def __call__(self, image: Image.Image | NDArray[np.uint8]) -> Tensor:
-        """Return the tensor (channels, height, width) of one image."""
+        """Return an image as normalised float32 (channels, height, width)."""
         return self.normalize(np.array(self.pixels(image)))
 
     def describe(self) -> str:
-        """Describe the preprocessing in one line."""
+        """Return the preprocessing in one line."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
         return ", ".join(f"{name} {value}" for name, value in given.items())
 
     def suspicion(self, sample: NDArray[np.uint8]) -> str | None:
-        """Return what looks wrong with the normalisation, given a sample of images (N, H, W, C); None if nothing does."""
+        """Return what seems wrong with the normalisation, given a sample of images (N, H, W, C); `None` if nothing does."""
         if self.plain:
             return "images are not normalised (mean 0, std 1); most networks were trained with a mean and std; set them in preprocessing"
         if max(self.mean) > 1.5 or max(self.std) > 1.5:
@@ -137,7 +137,7 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
-        """Create one from what `to_dict` returned, or from a table of a TOML file."""
+        """Return the preprocessing from the values of `to_dict` or a table of a TOML file."""
         known = [field.name for field in fields(cls)]
         for key in values:
             if key not in known:
@@ -146,10 +146,10 @@ class Preprocessing:
 
 
 def preprocessing_for(model: nn.Module, spec: str = "", weights: str | None = None) -> Preprocessing | None:
-    """Return the preprocessing that a network expects: its own `preprocessing` attribute, torchvision's, timm's or ours; else None.
+    """Return the preprocessing that a network expects: its `preprocessing` attribute, or that of torchvision, timm or idness; else `None`.
 
-    `spec` is how it was named, such as `torchvision:resnet50`, and `weights` the file its weights came from, None for pretrained ones:
-    torchvision's files carry their version in their name.
+    `spec` is the network's name, such as `torchvision:resnet50`, and `weights` the file of its weights, `None` for pretrained ones:
+    torchvision's file names contain the version of the weights.
     """
     own = getattr(model, "preprocessing", None)
     if isinstance(own, Preprocessing):
@@ -170,9 +170,9 @@ def _of_torchvision(name: str, weights: str | None) -> Preprocessing:
     models = needed("torchvision.models", f"torchvision:{name}", "models", ModelError)
     name, _, version = name.partition(":")
     known = list(models.get_model_weights(name))
-    # Pretrained weights are torchvision's best, unless a version is named.
+    # Pretrained weights are torchvision's DEFAULT, unless a version is named.
     file = Path(weights).name if weights else version or models.get_model_weights(name).DEFAULT.name
-    # The first version is the plain recipe of the papers; a file that is named like another version is that one.
+    # Other files are assumed to follow the first version, the plain recipe of the papers, unless their name is that of another version.
     chosen = next((entry for entry in known if entry.url.rsplit("/", 1)[-1] == file or entry.name == file), known[0])
     how = chosen.transforms()
     return Preprocessing(how.resize_size[0], how.crop_size[0], how.mean, how.std, how.interpolation.value)
@@ -204,10 +204,10 @@ def _channels(name: str, value: object) -> tuple[float, ...]:
 
 
 def fitted(picture: Image.Image | Pixels, resize: Size, crop: Size, interpolation: str) -> Pixels:
-    """Resize and crop an image, or an array (height, width, channels), to such an array: by torch if it is imported, else by Pillow."""
+    """Return an image or array (height, width, channels) resized and cropped to an array, by torch if imported, else by Pillow."""
     height, width = picture.shape[:2] if isinstance(picture, np.ndarray) else (picture.height, picture.width)
     if isinstance(resize, int) and crop is not None and max(height, width) > STRETCHED * min(height, width):
-        # Only the centre survives the crop, so the rest of a strip need not be enlarged.
+        # Only the centre remains after the crop, so the rest of a strip need not be enlarged.
         keep = STRETCHED * min(height, width)
         picture = _cropped(_array(picture), (min(height, keep), min(width, keep)))
         height, width = picture.shape[:2]
@@ -262,14 +262,14 @@ def _cropped(array: Pixels, crop: Size) -> Pixels:
 
 
 def thumbnail(picture: Picture, side: int = THUMBNAIL) -> Image.Image:
-    """Return an RGB copy, shrunk to `side` if it is larger."""
+    """Return an RGB copy of an image, shrunk to `side` if it is larger."""
     small = as_image(picture).convert("RGB")
     small.thumbnail((side, side))
     return small
 
 
 def encoded(picture: Picture, side: int = THUMBNAIL) -> tuple[bytes, str]:
-    """Return the bytes of a thumbnail and their media type: PNG if the image is that small already, else WebP."""
+    """Return the bytes of a thumbnail and their media type: PNG if the image is already that small, else WebP."""
     small, buffer = thumbnail(picture, side), io.BytesIO()
     if max(picture.shape if isinstance(picture, np.ndarray) else picture.size) <= side:
         small.save(buffer, "PNG", optimize=True)

@@ -1,4 +1,4 @@
-"""Sets of images: what they have in common, those made of image files or arrays, and parts and sequences of other sets."""
+"""Image sets: the base class, sets of image files or arrays, and parts and concatenations of other sets."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 Picture = Image.Image | NDArray[np.uint8]
 AT_ONCE = 1024
-"""Images that are hashed together."""
+"""Number of images that are hashed together."""
 
 
 class ImageSet:
     """A sequence of images, possibly labelled, that can be read in any order.
 
     Args:
-        items: what images are read from, one entry per image.
-        source: where it was opened from, without any absolute path.
+        items: the entries that images are read from, one per image.
+        source: the name or location of the set, without any absolute path.
         labels: the class of each image, if known.
         classes: the names of the classes, if known.
     """
 
     parallel = False
-    """Whether images are read independently, so that threads help."""
+    """Whether images can be read independently by several threads."""
     channels = 3
     """The number of channels of each image."""
     hold = 1
@@ -65,7 +65,7 @@ class ImageSet:
         return None
 
     def picture(self, index: int) -> Picture:
-        """Read one image; raise DataError with the reason if that fails."""
+        """Return one image; raise `DataError` with the reason if it cannot be read."""
         return decode_picture(self.encoded(index) or b"", name=self.item(index).rpartition("/")[2])
 
     def item(self, index: int) -> str:
@@ -81,18 +81,18 @@ class ImageSet:
         return ()
 
     def blocks(self) -> list[int] | None:
-        """Return where the blocks that are read as a whole start, and where the last ends; `None` if any order is equally fast."""
+        """Return where blocks that are read as a whole start, and where the last one ends; `None` if any order is equally fast."""
         return None
 
     def portion(self, start: int, stop: int) -> ImageSet:
-        """Return a range of the images without labels, as a set that is cheap to send to a process on any machine."""
+        """Return a range of the images without labels, as a set that is cheap to send to another process or machine."""
         return part_of(self, range(start, min(stop, len(self))), f"{start}:{stop}")
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"labels": None}
 
     def present(self) -> bool:
-        """Whether any of its files exists, if it is made of files."""
+        """Whether any file of the set exists; true for a set without files."""
         files = self.files(0, len(self))
         return not files or any(file.exists() for file in files)
 
@@ -107,7 +107,7 @@ class ImageSet:
     def stamp(self, start: int, stop: int, memory: Path | None = None) -> str:
         """Return a hash of the content of a range of images, or of the state of files in an object store.
 
-        `memory` is a folder that remembers the hash for each state of local files, so that unchanged files are not read again.
+        `memory` is a folder that caches the hash for each state of local files, so that unchanged files are not read again.
         """
         state = self.state(start, stop)
         if state is not None and all(map(is_dated, self.files(start, stop))):
@@ -119,12 +119,12 @@ class ImageSet:
             digests = (pool.map if self.parallel else map)(self.digest, range(start, min(stop, len(self))))
             found = sha256_of(digests)
         if place is not None:
-            with suppress(StoreError):  # reading the images again next time is the only harm
+            with suppress(StoreError):  # the only consequence is that images are read again next time
                 atomic_write(place, found)
         return found
 
     def state(self, start: int, stop: int) -> str | None:
-        """Return a hash of the state (size, times, inode) of the files of a range, without reading them; `None` if that proves nothing."""
+        """Return a hash of the state (size, times, inode) of the files of a range, without reading them; `None` if it is inconclusive."""
         states = [state_of(file) for file in self.files(start, stop)]
         if not states or None in states:
             return None
@@ -132,7 +132,7 @@ class ImageSet:
         return key_of(self.reads, *items, *(state for state in states if state))
 
     def fingerprint(self, memory: Path | None = None) -> str:
-        """Return a hash of the content and labels of all images; `memory` as for `stamp`."""
+        """Return a hash of the content and labels of all images; `memory` is that of `stamp`."""
         spans = ((low, min(low + AT_ONCE, len(self))) for low in range(0, len(self), AT_ONCE))
         labels = b"" if self.labels is None else self.labels.tobytes()
         return sha256_of((*(self.stamp(start, stop, memory) for start, stop in spans), labels))
@@ -164,8 +164,8 @@ class ArraySet(ImageSet):
     """Images in memory: an array (N, H, W), (N, H, W, channels) or (N, channels, H, W), or a list or data set of images.
 
     An image is a path, the bytes of a file, a PIL image, or an array or tensor of pixels, uint8 or float in [0, 1]; an item of a data
-    set may also be a pair of image and label, or a record of columns. Grey images become RGB. `normalised` are mean and standard
-    deviation with which float tensors were normalised; `prepared` ones have the size of the network's input.
+    set may also be a pair of image and label, or a record of columns. Grey images become RGB. `normalised` is the mean and standard
+    deviation with which float tensors were normalised; `prepared` tensors have the size of the network's input.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class ArraySet(ImageSet):
         return bytes(self.items[index]) if self.parallel else None
 
     def picture(self, index: int) -> Picture:
-        with explained(self.source, f"image {index} cannot be read"):  # each data set fails in its own way
+        with explained(self.source, f"image {index} cannot be read"):  # data sets raise errors of many types
             image = image_and_label(self.items[index])[0]
             if isinstance(image, Image.Image):
                 return to_rgb(str(index), image)
@@ -218,7 +218,7 @@ class ArraySet(ImageSet):
 
 
 def image_and_label(item: Any) -> tuple[Any, Any]:
-    """Return image and label of an item of a data set; the label is `None` if it has none, or is in another column."""
+    """Return image and label of an item of a data set; the label is `None` if missing or in another column."""
     if isinstance(item, Mapping):
         images = [value for value in item.values() if isinstance(value, Image.Image | bytes | np.ndarray)]
         return next((item[key] for key in ("image", "img") if key in item), images[0] if images else None), None
@@ -230,7 +230,7 @@ def image_and_label(item: Any) -> tuple[Any, Any]:
 
 
 class View(ImageSet):
-    """Images of other sets: some places of a sequence of sets, each set with a prefix for the names of its images."""
+    """A selection of the images of several sets, each set with a prefix for the names of its images."""
 
     def __init__(
         self, parts: Sequence[tuple[ImageSet, str]], places: Sequence[int] | None = None, source: str = "images"
@@ -283,12 +283,12 @@ class View(ImageSet):
 
 
 def part_of(whole: ImageSet, places: Sequence[int], note: str) -> ImageSet:
-    """Return some of the images of a set, such as the first thousand or every tenth."""
+    """Return a part of a set, such as the first thousand images or every tenth."""
     return View([(whole, "")], places, f"{whole.source}[{note}]")
 
 
 def select(images: ImageSet, options: Mapping[str, Any]) -> ImageSet:
-    """Return the range `rows`, of that the first `per_class` images of each class, of these every n-th for at most `sample`; if given."""
+    """Return a set restricted to the range `rows`, then to `per_class` images of each class, then to at most `sample`, evenly spaced."""
     rows, per_class, sample = (options.get(name) for name in ("rows", "per_class", "sample"))
     if rows is not None:
         whole = isinstance(rows, Sequence) and len(rows) == 2 and all(type(value) is int for value in rows)
@@ -307,7 +307,7 @@ def select(images: ImageSet, options: Mapping[str, Any]) -> ImageSet:
 
 
 def known_labels(values: Any) -> NDArray[np.int64] | None:
-    """Return labels as an array; `None` unless all are whole numbers and none is below zero, which means unknown."""
+    """Return labels as an array; `None` unless all are non-negative whole numbers (negative means unknown)."""
     with suppress(ValueError):  # lists of several lengths
         found = np.asarray([] if values is None else values)
         if found.ndim == 1 and np.issubdtype(found.dtype, np.integer) and found.min(initial=0) >= 0:
@@ -316,7 +316,7 @@ def known_labels(values: Any) -> NDArray[np.int64] | None:
 
 
 def check_images(name: str, dtype: Any, shape: tuple[int, ...]) -> int:
-    """Check that an array contains images, and return their number of channels."""
+    """Return the number of channels of an array of images; raise if it does not contain images."""
     axis = _channel_axis(shape[1:]) if len(shape) == 4 else None
     if dtype != np.uint8 or (len(shape) != 3 and axis is None) or 0 in shape[1:]:
         raise DataError(f"{name}: images must be uint8 (N, H, W) or with channels, got {dtype} of shape {shape}")
@@ -327,7 +327,7 @@ def check_images(name: str, dtype: Any, shape: tuple[int, ...]) -> int:
 
 
 def channels_last(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return an image as (H, W, channels), grey as RGB: converting it back to grey is exact."""
+    """Return an image as (H, W, channels), grey as RGB (converting it back to grey is exact)."""
     if image.ndim == 3 and _channel_axis(image.shape) == 0:
         image = np.ascontiguousarray(image.transpose(1, 2, 0))
     elif image.ndim == 2:
@@ -336,7 +336,7 @@ def channels_last(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def as_image(picture: Picture) -> Image.Image:
-    """Return an array (H, W, channels) as an image for display: of many channels the first three, or the first."""
+    """Return an array (H, W, channels) as an image for display, with its first three channels or its first one."""
     if isinstance(picture, np.ndarray):
         shown = picture[:, :, :3] if picture.shape[2] >= 3 else picture[:, :, 0]
         return Image.fromarray(np.ascontiguousarray(shown))
@@ -344,7 +344,7 @@ def as_image(picture: Picture) -> Image.Image:
 
 
 def _channel_axis(shape: tuple[int, ...]) -> int | None:
-    """Return the axis of the channels: one of length 1 or 3, else the shortest if it is the first or the last."""
+    """Return the channel axis: the last or first one of length 1 or 3, else whichever is shorter than both others; or `None`."""
     for axis in (2, 0):
         if shape[axis] in (1, 3):
             return axis
@@ -354,7 +354,7 @@ def _channel_axis(shape: tuple[int, ...]) -> int | None:
 def folder_set(root: Place, classes: Sequence[str] = ()) -> FileSet:
     """Open a folder of images: one folder per class, or all in one without labels; hidden and dangling entries are ignored.
 
-    `classes` are the class folders in the order of the network's outputs; without them they are sorted, numbers as numbers.
+    `classes` are the class folders in the order of the network's outputs; by default they are sorted, numbers numerically.
     """
     source, separator = name_of(root), os.sep if isinstance(root, Path) else "/"
     if not root.is_dir():
@@ -374,14 +374,14 @@ def folder_set(root: Place, classes: Sequence[str] = ()) -> FileSet:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Sort the names of classes: as numbers if all are (0, 1, 2, 10), else as text."""
+    """Return class names sorted: numerically if all are numbers (0, 1, 2, 10), else as text."""
     listed = list(names)
     numbers = all(name.isdecimal() for name in listed)
     return sorted(listed, key=lambda name: (int(name) if numbers else 0, name))
 
 
 def find_images(arguments: Iterable[str]) -> Iterator[Path]:
-    """Yield the image files that files, folders and patterns name, in order; an argument without any is an error."""
+    """Yield the image files of paths, folders and patterns, in order; an argument without any is an error."""
     for text in arguments:
         path = Path(text).expanduser()
         if path.is_dir():
@@ -393,15 +393,15 @@ def find_images(arguments: Iterable[str]) -> Iterator[Path]:
             matches = map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207
             found = sorted(file for file in matches if file.is_file())
         if not found:
-            raise DataError(f"no image at {text}; pass files, folders, patterns in quotes, or - for a list of paths")
+            raise DataError(f"no images at {text}; pass files, folders, quoted patterns, or - for a list of paths")
         yield from found
 
 
 def _names_below(folder: str, seen: set[tuple[int, int]] | None = None) -> list[str]:
     """Return the paths of the image files below a folder, relative to it and in order.
 
-    Each folder is visited once, however many links lead to it. The listing itself tells what an entry is: of a million files
-    none is opened, unless it is a link.
+    Each folder is visited once, however many links lead to it. The types of entries come from the listing, so that no file is
+    opened unless it is a link.
     """
     seen, found = set() if seen is None else seen, list[str]()
     with explained(folder, "cannot be read", "check its permissions"), os.scandir(folder) as entries:
@@ -411,7 +411,7 @@ def _names_below(folder: str, seen: set[tuple[int, int]] | None = None) -> list[
         return []
     seen.add((state.st_dev, state.st_ino))
     for entry in visible:
-        with suppress(OSError):  # a link that goes in circles
+        with suppress(OSError):  # a circular link
             if entry.is_dir():
                 found += [f"{entry.name}{os.sep}{name}" for name in _names_below(entry.path, seen)]
             elif entry.is_file() and entry.name.lower().endswith(tuple(SUFFIXES)):
@@ -421,7 +421,7 @@ def _names_below(folder: str, seen: set[tuple[int, int]] | None = None) -> list[
 
 @cache
 def imagenet_classes() -> tuple[str, ...]:
-    """Return the WordNet ids of ImageNet-1K's classes in their usual order, as its folders are named."""
+    """Return the WordNet ids of the ImageNet-1K classes, which are the names of its folders, in the usual order."""
     return tuple(json.loads(Path(__file__).with_name("imagenet.json").read_text(encoding="utf-8")))
 
 

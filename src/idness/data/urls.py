@@ -1,4 +1,4 @@
-"""Files and folders on this machine or named by URL (https://, s3://, gs://), through universal_pathlib and fsspec."""
+"""Files and folders, local or by URL (https://, s3://, gs://), through universal_pathlib and fsspec."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     Place = Path | UPath
 
 URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
-"""How a URL begins; a single letter would be a drive."""
+"""The start of a URL; a single letter would be a drive."""
 DATED = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
-"""Schemes of object stores, which set the modification time themselves on every change."""
+"""URL schemes of object stores, which update the modification time on every change."""
 
 SETTLED = 2.0
-"""Seconds after which another change of a file gets another change time on every common file system."""
+"""Seconds after which another change of a file has a different change time on every common file system."""
 
 
 def is_url(place: object) -> bool:
-    """Whether a place is named by URL."""
+    """Whether a location is a URL."""
     return URL.match(str(place)) is not None
 
 
 def located(place: str, base: Path | None = None) -> Place:
-    """Return a place by URL or on this machine, where relative paths begin at `base`."""
+    """Return the path of a URL or of a local file or folder, relative to `base`."""
     scheme, _, rest = place.partition("://")
     if scheme.lower() == "file" and rest.startswith("/"):
         return Path(url2pathname(rest))
@@ -48,33 +48,33 @@ def located(place: str, base: Path | None = None) -> Place:
 
 
 def exists(place: Place) -> bool:
-    """Whether a file or folder exists; a server that does not answer is an error."""
+    """Whether a file or folder exists; raise if the server does not respond."""
     with explained(masked(place), "cannot be opened"):
         return place.exists()
 
 
 def name_of(place: Place) -> str:
-    """Return the last part of a place, without the query and the secrets of a URL."""
+    """Return the last part of a path, without the query and the secrets of a URL."""
     text = place.name if isinstance(place, Path) else masked(place).partition("?")[0].rstrip("/").rpartition("/")[2]
     return text.removeprefix("***@")
 
 
 def suffix_of(place: Place) -> str:
-    """Return the suffix of a place in lower case, with its dot."""
+    """Return the suffix of a path in lower case, with its dot."""
     return Path(name_of(place)).suffix.lower()
 
 
 def listing(folder: UPath, endings: tuple[str, ...]) -> list[str]:
-    """Return the paths of the files with these endings below a folder by URL, relative to it and sorted, without hidden ones."""
+    """Return the files with these endings below a folder given by URL: relative paths, sorted, without hidden files."""
     with explained(masked(folder), "cannot be listed"):
         names = (path[len(folder.path.rstrip("/")) + 1 :] for path in folder.fs.find(folder.path))
         return sorted(name for name in names if name.lower().endswith(endings) and not re.search(r"(^|/)\.", name))
 
 
 def state_of(file: Place) -> str | None:
-    """Describe a file by what changes whenever its content does; `None` if nothing is known to, as just after a change.
+    """Return attributes of a file that change whenever its content does; `None` if none are known to, such as just after a change.
 
-    No program can set the change time (ctime) of a local file, but within its resolution a second change would not show.
+    Programs cannot set the change time (ctime) of a local file, but two changes within its resolution are indistinguishable.
     """
     try:
         found = file.stat()
@@ -88,22 +88,22 @@ def state_of(file: Place) -> str | None:
 
 
 def is_dated(file: Place) -> bool:
-    """Whether a file is in an object store, whose modification times can be trusted."""
+    """Whether a file is in an object store, whose modification times are reliable."""
     return not isinstance(file, Path) and file.protocol in DATED
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message without secrets."""
+    """Return the first line of an error's message, without secrets."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return masked((text.splitlines() or [type(error).__name__])[0])[:200]
 
 
 @contextmanager
 def explained(name: str, problem: str, remedy: str = "") -> Iterator[None]:
-    """Convert whatever reading a file raises, be it damaged or far away, to a DataError of one line that names it."""
+    """Convert any error of reading a local or remote file to a one-line `DataError` that names the file."""
     try:
         yield
     except IdnessError:
         raise
-    except Exception as error:  # each format and each file system has errors of its own
+    except Exception as error:  # formats and file systems raise errors of many types
         raise DataError(f"{name}: {problem} ({first_line(error)}){remedy and f'; {remedy}'}") from error

@@ -1,1 +1,1 @@
-"""The contract of a detector, what methods have in common, and the registry of methods."""
+"""The base class of detectors, shared computations, and the registry of methods."""

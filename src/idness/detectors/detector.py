@@ -1,4 +1,4 @@
-"""The contract of a detector: fit on in-distribution activations, then score images; higher is more in-distribution."""
+"""The base class of detectors: fit on in-distribution activations, then score images; higher is more in-distribution."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ FASTER = (
     ("rate", "rate_many"),
     ("learn", "learn_many"),
 )
-"""Pairs of hooks; the second is an optional faster way to compute what the first defines."""
+"""Pairs of hooks; the second is an optional faster implementation of the first for several settings."""
 
 
 class Detector(ABC):
-    """A score of how confidently images belong to the distribution that a network was trained on.
+    """A detector of OOD images, which scores how likely images are from the distribution that a network was trained on.
 
-    A method is a dataclass whose fields are its options. It implements `rate` and, if it learns anything, `learn`; or
+    A method is a dataclass whose fields are its options. It implements `rate` and, if it learns anything, `learn`, or
     `rate_many` and `learn_many` if several settings can share work. Learned state is stored as tensors in attributes
     whose names end in an underscore.
 
@@ -67,7 +67,7 @@ class Detector(ABC):
     needs_val: ClassVar[bool] = False
     """Whether `fit` prefers validation images; without them it uses training images."""
     remembers: ClassVar[bool] = False
-    """Whether it memorizes the images it was fitted on, so that its scores on them are too optimistic to compare."""
+    """Whether the method memorizes the images it is fitted on, so that its scores on them are too optimistic to compare."""
     uses_head: ClassVar[bool] = False
     """Whether scores depend on the head, so that activations of another network are rejected."""
     assumes_nonnegative: ClassVar[bool] = False
@@ -75,7 +75,7 @@ class Detector(ABC):
     takes_labels: ClassVar[bool] = False
     """Whether the score applies to multi-label networks."""
     of_run: ClassVar[bool] = False
-    """Whether it reads files of a training run; it is used only if that run is named."""
+    """Whether the method reads files of a training run; it is used only if a run is named."""
     forward_passes: ClassVar[int] = 1
     """Number of forward passes per image; more than one for subclasses of `InputEdit`."""
     backward_passes: ClassVar[int] = 0
@@ -85,21 +85,21 @@ class Detector(ABC):
     other: ClassVar[Mapping[str, Any]] = {}
     """Another valid value for each option outside the grid; contract tests check that it changes the scores."""
     rows: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Variants that a comparison lists separately, each with its options; empty if there is only the method itself."""
+    """Variants that a comparison lists separately, with their options; empty if there is only the method itself."""
     listed_as: ClassVar[str]
     """Name of the entry point of a plug-in; built-in methods use the class name in lower case."""
 
     head_: Head
     _learned_with: object
-    """Identical for detectors that were fitted together; only those may share work when scoring."""
+    """An object shared by detectors that were fitted together; only these may share work when scoring."""
 
     _learned_rows: Tensor | None = None
     _chosen_rows: Tensor | None = None
-    """Digests of the rows that it learned from and was chosen on, on which a guard must not be calibrated."""
+    """Digests of the rows that the detector was fitted and chosen on, on which a guard must not be calibrated."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        # A class that overrides a hook must not inherit the parent's faster way to compute the old one.
+        # A class that overrides a hook must not inherit the parent's faster implementation of the old one.
         for hook, faster in FASTER:
             if hook in vars(cls) and faster not in vars(cls):
                 setattr(cls, faster, next(vars(base)[faster] for base in reversed(cls.__mro__) if faster in vars(base)))
@@ -107,7 +107,7 @@ class Detector(ABC):
     def __post_init__(self) -> None:
         check_options(self)
 
-    if TYPE_CHECKING:  # learned attributes are not declared: in a dataclass they would become options
+    if TYPE_CHECKING:  # learned attributes cannot be declared: in a dataclass they would become options
 
         def __setattr__(self, name: str, value: Any) -> None: ...
 
@@ -118,7 +118,7 @@ class Detector(ABC):
 
     @final
     def fit(self, head: Head, train: Activations | None = None, *, val: Activations | None = None) -> Self:
-        """Learn from in-distribution activations and return the detector itself.
+        """Fit the detector to in-distribution activations and return it.
 
         Args:
             head: final linear layer of the network.
@@ -138,14 +138,14 @@ class Detector(ABC):
 
     @final
     def chosen_on(self, *parts: Activations) -> Self:
-        """Record activations on which this detector was chosen, so that no guard is calibrated on them."""
+        """Record activations on which this detector was chosen, so that no guard is calibrated on them; return the detector."""
         known = [] if self._chosen_rows is None else [self._chosen_rows]
         self._chosen_rows = torch.cat([*known, *(part.digests for part in parts)])
         return self
 
     @final
     def seen_rows(self) -> Tensor:
-        """Return the digests of all rows that this learned from or was chosen on; none for a fixed method that learns nothing."""
+        """Return the digests of all rows that the detector was fitted or chosen on; empty for a fixed method that learns nothing."""
         parts = [rows for rows in (self._learned_rows, self._chosen_rows) if rows is not None]
         found = torch.cat(parts).unique() if parts else torch.zeros(0, dtype=torch.long)  # type: ignore[no-untyped-call]
         return found[found != 0]
@@ -169,7 +169,7 @@ class Detector(ABC):
 
     @classmethod
     def passes(cls) -> str:
-        """Return the number of forward passes per image, and of backward passes if there are any, as in `2 + 1`."""
+        """Return the number of forward passes per image, and of backward passes if any, such as `2 + 1`."""
         return f"{cls.forward_passes} + {cls.backward_passes}" if cls.backward_passes else str(cls.forward_passes)
 
     @property
@@ -189,12 +189,12 @@ class Detector(ABC):
 
     @final
     def config(self) -> dict[str, Any]:
-        """Return name and options; `idness.build` makes the same detector from them."""
+        """Return the name and options, from which `idness.build` makes the same detector."""
         return {"method": self.name, "options": self.options()}
 
     @final
     def label(self) -> str:
-        """Return name and options as the command line takes them, such as `scale(percentile=85)`; the default readout is omitted."""
+        """Return name and options as on the command line, such as `scale(percentile=85)`; the default readout is omitted."""
         shown = {key: value for key, value in self.options().items() if (key, value) != ("readout", "energy")}
         return write_method(self.name, shown)
 
@@ -208,7 +208,7 @@ class Detector(ABC):
 
     @final
     def state(self) -> dict[str, Tensor]:
-        """Return everything that was learned, except the head, as tensors by name."""
+        """Return the learned state, without the head, as named tensors."""
         if not self.fitted:
             raise _not_fitted(self)
         own = {key: torch.as_tensor(value) for key, value in vars(self).items() if key.endswith("_") and key != "head_"}
@@ -218,7 +218,7 @@ class Detector(ABC):
 
     @final
     def load_state(self, head: Head, state: Mapping[str, Tensor]) -> Self:
-        """Restore the result of `state`, with the head of the same network."""
+        """Restore a learned state, given the head of the same network, and return the detector."""
         self._forget()
         remaining = dict(state)
         for key in [key for key in state if "." not in key and key.endswith("_")]:
@@ -233,7 +233,7 @@ class Detector(ABC):
 
     @final
     def to(self, device: torch.device | str) -> Self:
-        """Move everything that was learned to a device."""
+        """Move the learned state to a device and return the detector."""
         for key, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, key, value.to(device))
@@ -250,10 +250,10 @@ class Detector(ABC):
     # Hooks: a method implements either `learn` or `learn_many`, and either `rate` or `rate_many`.
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
-        """Set the learned attributes; if only `train` or only `val` was given, both arguments are that one."""
+        """Set the learned attributes; if only `train` or only `val` was given, both arguments are the given one."""
 
     def rate(self, acts: Activations) -> Tensor:
-        """Return the scores (N,), computed with torch operations that ONNX supports."""
+        """Return the scores (N,); use torch operations that ONNX supports."""
         return self.rate_many([self], acts)[0]
 
     @classmethod
@@ -274,14 +274,14 @@ class Detector(ABC):
 
 @dataclass(kw_only=True)
 class Enhancer(Detector):
-    """A detector that edits the features or the head, then reads a score off the new logits."""
+    """A detector that edits the features or the head, and computes a score from the new logits."""
 
     uses_head = takes_labels = True
 
     readout: str = one_of("energy", "msp", "max_logit")
 
     def shape(self, features: Tensor) -> Tensor:
-        """Return edited features (N, D); never in place."""
+        """Return edited features (N, D); must not work in place."""
         return features
 
     def edit(self, head: Head) -> Head:
@@ -304,18 +304,18 @@ class Enhancer(Detector):
 class InputEdit(Detector):
     """A detector that also runs the network on a perturbed copy of each image.
 
-    `learn` and `rate` find the activations of the perturbed images in `acts.edited`. Each such method costs passes of its
-    own, so a comparison includes it only if it is named.
+    `learn` and `rate` find the activations of the perturbed images in `acts.edited`. Each such method needs its own passes
+    of the network, so a comparison includes it only if it is named.
     """
 
     forward_passes = 2
     backward_passes = 1
     changed_by: ClassVar[Sequence[str]] = ()
-    """Options that determine the perturbation; the search grid contains only others, which need no further pass."""
+    """Options that determine the perturbation; the search grid contains only other options, which need no further pass."""
 
     @abstractmethod
     def perturb(self, network: Callable[[Tensor], tuple[Tensor, Tensor]], images: Tensor) -> Tensor:
-        """Return perturbed input of the network, never in place.
+        """Return perturbed images; must not work in place.
 
         `network` returns features and logits with gradients; its first call must be on the images themselves.
         """
@@ -327,13 +327,13 @@ class InputEdit(Detector):
 
     @final
     def edit_key(self) -> str:
-        """Return a key of the perturbation: detectors with equal keys share the perturbed images."""
+        """Return a key of the perturbation; detectors with equal keys share the perturbed images."""
         options = self.options()
         return json.dumps([self.name, {name: options[name] for name in self.changed_by}], sort_keys=True)
 
 
 def input_gradient(value: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """Return the gradient of each image's value with respect to the image; parameters get none."""
+    """Return the gradient of each image's value with respect to the image, without gradients for parameters."""
     with torch.enable_grad():
         inputs = images.detach().clone().requires_grad_()
         (gradient,) = torch.autograd.grad(value(inputs).sum(), inputs)
@@ -367,7 +367,7 @@ def fit_many(
             if acts is not None and method.assumes_nonnegative:
                 warn_signed(first, acts)
             for detector in group:
-                detector._forget()  # a failed fit leaves no old state behind
+                detector._forget()  # a failed fit must not leave old state behind
             method.learn_many(group, head, seen[0], seen[-1])
             together = object()
             for detector in group:
@@ -393,7 +393,7 @@ def score_many(detectors: Sequence[Detector], acts: Activations) -> list[Tensor]
         if group[0].input_edit is not None:
             check_edited(group[0], "activations", moved, head)
         for detector, raw in zip(group, method.rate_many(group, moved), strict=True):
-            # NaN counts as least in-distribution.
+            # NaN becomes the lowest ID-ness.
             scores[id(detector)] = raw.float().nan_to_num(nan=-LARGEST, posinf=LARGEST, neginf=-LARGEST)
     return [scores[id(detector)] for detector in detectors]
 

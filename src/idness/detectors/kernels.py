@@ -1,4 +1,4 @@
-"""Numerical functions that several methods use, and a cache of results that methods have in common."""
+"""Numerical functions used by several methods, and a cache of shared results."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def sharing() -> Iterator[None]:
 
 
 def shared(function: Callable[..., R]) -> Callable[..., R]:
-    """Make a function return its earlier result for the same arguments within `sharing`; the result must not be modified.
+    """Return a function that caches its results within `sharing`; results must not be modified.
 
-    Numbers and tuples are compared by value, all other arguments by identity; the result is dropped with any of those.
+    Numbers and tuples are compared by value, other arguments by identity; a result is dropped when one of the latter is deleted.
     """
 
     @wraps(function)
@@ -85,7 +85,7 @@ def row_blocks(rows: Tensor, width: int) -> tuple[Tensor, ...]:
 
 @shared
 def ascending(rows: Tensor) -> Tensor:
-    """Return the values of each row in ascending order; all settings of a search share one sort."""
+    """Return the values of each row in ascending order; cached, so that all settings of a search share one sort."""
     if rows.device.type != "cpu" or torch.compiler.is_exporting():
         return rows.sort(dim=1).values
     return torch.from_numpy(np.sort(rows.numpy(), axis=1))  # many times faster than torch
@@ -97,7 +97,7 @@ def _all_ascending(values: Tensor) -> NDArray[np.float32]:
 
 
 def percentile_of(values: Tensor, percent: float) -> Tensor:
-    """Return a percentile of all values, whatever their shape."""
+    """Return a percentile of all values of a tensor."""
     known = _all_ascending(values)
     place = percent / 100 * (len(known) - 1)
     low, high = float(known[math.floor(place)]), float(known[math.ceil(place)])
@@ -105,12 +105,12 @@ def percentile_of(values: Tensor, percent: float) -> Tensor:
 
 
 def kept_count(width: int, percentile: float) -> int:
-    """Return how many of `width` activations are above a percentile: at least 1, rounded half to even as in the authors' code."""
+    """Return the number of `width` activations above a percentile: at least 1, rounded half to even as in the authors' code."""
     return max(1, width - round(width * percentile / 100))
 
 
 def scale_ratio(features: Tensor, percentile: float, *, rectified: bool = False) -> Tensor:
-    """Return r (N,), the sum of all activations of a row over the sum of its largest; if `rectified`, of those above 0."""
+    """Return r (N,), the sum of all activations of a row over the sum of its largest; if `rectified`, negative ones count as 0."""
     kept = kept_count(features.shape[1], percentile)
     ordered = ascending(features).clamp(min=0) if rectified else ascending(features)
     return safe_ratio(ordered.sum(dim=1), ordered[:, -kept:].sum(dim=1), features.shape[1] / kept)
@@ -118,7 +118,7 @@ def scale_ratio(features: Tensor, percentile: float, *, rectified: bool = False)
 
 def safe_ratio(total: Tensor, top: Tensor, limit: float) -> Tensor:
     """Return `total / top`, clamped to a range in which exp is finite; 1 for rows without positive activations."""
-    # The ratio of non-negative rows never exceeds D / k; signed rows are clamped there.
+    # The ratio of non-negative rows is at most D / k, to which that of signed rows is clamped.
     bound = min(limit, HIGHEST)
     some = top > 0
     return torch.where(some, (total / torch.where(some, top, 1.0)).clamp(-bound, bound), 1.0)
@@ -127,16 +127,16 @@ def safe_ratio(total: Tensor, top: Tensor, limit: float) -> Tensor:
 def largest_products(
     queries: Tensor, bank: Tensor, ks: Sequence[int], pick: Callable[[Tensor], Tensor]
 ) -> list[Tensor]:
-    """Return, for each k, what `pick` (N,) takes from the k largest inner products of each query with the rows of a bank (N, k).
+    """Return, for each k, the result (N,) of `pick` on the k largest inner products (N, k) of each query with the rows of a bank.
 
-    They are in ascending order: the k-th largest comes first.
+    The products are in ascending order, so that the k-th largest comes first.
     """
     found, most = [], max(ks)
     for part in row_blocks(queries, len(bank)):
         products = part @ bank.T
         if products.device.type != "cpu" or torch.compiler.is_exporting():
             largest = products.topk(most, dim=1).values.flip(1)
-        else:  # NumPy partitions rows many times faster than torch finds the largest
+        else:  # partitioning in NumPy is many times faster than torch.topk
             products.numpy().partition(len(bank) - most, axis=1)
             largest = ascending(products[:, len(bank) - most :])
         found.append([pick(largest[:, -k:]) for k in ks])

@@ -14,7 +14,7 @@ from idness.core.types import Head
 def energy(logits: Tensor) -> Tensor:
     """Return the logsumexp of the logits (N,), the negative free energy at temperature 1."""
     highest = logits.amax(dim=1, keepdim=True)
-    # exp() of less than about -88 is denormal and many times slower; nothing below -80 changes a float32 sum.
+    # exp() below about -88 is denormal and many times slower; values below -80 do not affect a float32 sum.
     powers = (logits - highest).clamp_(min=-80.0).exp_()
     return highest.squeeze(1) + powers.sum(dim=1).log()
 
@@ -30,20 +30,20 @@ def max_logit(logits: Tensor) -> Tensor:
 
 
 def joint_energy(logits: Tensor) -> Tensor:
-    """Return the sum of the labels' negative free energies -- Wang et al., NeurIPS 2021."""
+    """Return the joint energy (N,), the sum over labels of their negative free energies -- Wang et al., NeurIPS 2021."""
     return softplus(logits).sum(dim=1)
 
 
 def max_sigmoid(logits: Tensor) -> Tensor:
-    """Return the largest probability of a label, its sigmoid."""
+    """Return the largest sigmoid probability of a label (N,)."""
     return torch.sigmoid(logits).amax(dim=1)
 
 
 READOUTS: dict[str, Callable[[Tensor], Tensor]] = {"energy": energy, "msp": msp, "max_logit": max_logit}
 LABEL_READOUTS = {"energy": joint_energy, "msp": max_sigmoid, "max_logit": max_logit}
-"""The same for multi-label networks."""
+"""The corresponding readouts for multi-label networks."""
 
 
 def readout_for(head: Head, name: str) -> Callable[[Tensor], Tensor]:
-    """Return the readout of this name for a single-label or multi-label network."""
+    """Return the readout of this name, for a single-label or a multi-label network."""
     return (LABEL_READOUTS if head.multi_label else READOUTS)[name]

@@ -1,4 +1,4 @@
-"""Methods by name: the built-in ones, and those of plug-ins under the entry-point group `idness.methods`."""
+"""The registry of methods: built-in ones, and those of plug-ins in the entry-point group `idness.methods`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def describe_method(name: str) -> dict[str, Any]:
 
 
 def rows(*, costly: bool = False) -> dict[str, Detector]:
-    """Return the rows of a comparison: methods at their defaults, or each of their variants (`ash-s`, `ash-p`, `ash-b`).
+    """Return the methods of a comparison at their defaults, with each variant (`ash-s`, `ash-p`, `ash-b`) listed separately.
 
-    Methods that need more than one pass of the network are included only if `costly`; those that read a training run never.
+    Methods that need more than one pass of the network are included only if `costly`; those that read a training run never are.
     """
     alone = {name: cls for name, cls in available().items() if not cls.of_run}
     listed = {row: cls(**fixed) for name, cls in alone.items() for row, fixed in (cls.rows or {name: {}}).items()}
@@ -38,7 +38,7 @@ def rows(*, costly: bool = False) -> dict[str, Detector]:
 
 
 def variants(name: str) -> dict[str, Detector]:
-    """Return the rows of one method, or one of its rows, at their defaults."""
+    """Return the variants of a method, or one of its variants, at their defaults."""
     cls, fixed = find(name)
     listed = cls.rows or {cls().name: {}}
     return {row: cls(**options) for row, options in listed.items() if not fixed or row.lower() == name.lower()}
@@ -48,7 +48,7 @@ def build(name: str, /, **options: Any) -> Detector:
     """Return a detector by the name of a method, or of a variant such as `ash-s`.
 
     Args:
-        name: name of the method, in any case.
+        name: name of the method; case is ignored.
         options: options of the method.
 
     Raises:
@@ -69,7 +69,7 @@ def parse(text: str) -> Detector:
 
 
 def from_user(method: type[Detector] | Detector | Script) -> tuple[str, Detector, bool]:
-    """Return the name of its row, the detector and whether the user set its options, for a class, an object, or either in a file.
+    """Return the name, the detector, and whether its options are set, for a user's class or object, possibly in a file.
 
     An object is copied. The name includes the module if another method has the same name.
     """
@@ -91,7 +91,7 @@ def from_user(method: type[Detector] | Detector | Script) -> tuple[str, Detector
 
 
 def detectors_in(owner: Detector, option: str) -> tuple[Detector, ...]:
-    """Return copies of the detectors in an option: text such as `react+dice`, or a list of texts, configurations or detectors."""
+    """Return copies of the detectors in an option: a text such as `react+dice`, or a list of texts, configurations or detectors."""
     given: Any = getattr(owner, option)
     listed = split_methods(given, between="+") if isinstance(given, str) else given
     found: list[Any] = []
@@ -104,7 +104,7 @@ def detectors_in(owner: Detector, option: str) -> tuple[Detector, ...]:
 
 
 def short(detector: Detector, name: str = "") -> str:
-    """Return the shortest text from which `parse` makes the detector: without options at their defaults."""
+    """Return the shortest text from which `parse` makes the detector, omitting default options."""
     usual = type(detector)().options()
     changed = {key: value for key, value in detector.options().items() if value != usual[key]}
     return write_method(name or detector.name, changed)
@@ -119,14 +119,14 @@ def _made(cls: type[Detector], options: Mapping[str, Any]) -> Detector:
 
 
 def find(name: str) -> tuple[type[Detector], Mapping[str, Any]]:
-    """Return the class of a method, with the options of a variant, ignoring case; a built-in method is imported alone."""
+    """Return the class of a method and the options of a variant, ignoring case; only that module is imported for built-in methods."""
     from idness import methods
 
     wanted = name.lower()
     if wanted in methods.NAMES:
         return methods.method_class(wanted), {}
     known = available()
-    # Until entry points were read, a plug-in uses its class name; files may contain it.
+    # Files may contain the class name of a plug-in, which is used until entry points are read.
     names: dict[str, tuple[type[Detector], Mapping[str, Any]]]
     names = {cls.__name__.lower(): (cls, {}) for cls in known.values()}
     names |= {key.lower(): (cls, {}) for key, cls in known.items()}
@@ -134,7 +134,7 @@ def find(name: str) -> tuple[type[Detector], Mapping[str, Any]]:
     if wanted in names:
         return names[wanted]
     if Script.named(name) is not None:
-        # Names in files that others may have written must not run code.
+        # Names in files written by others must not run code.
         raise OptionError(
             f"{name}: methods in Python files can only be compared; to save one, register it under the entry-point group {GROUP!r}"
         )
@@ -150,13 +150,13 @@ def available() -> Mapping[str, type[Detector]]:
     for point in entry_points(group=GROUP):
         where = f"entry point {point.name!r} of {GROUP}"
         if point.name.lower() in map(str.lower, found):
-            raise IdnessError(f"{where} must have a unique name, got {point.name!r}; fix or uninstall it")
+            raise IdnessError(f"{where}: must have a unique name, got {point.name!r}; fix or uninstall it")
         try:
             cls = point.load()
         except (ImportError, AttributeError) as error:
-            raise IdnessError(f"{where} cannot be imported ({error}); fix or uninstall it") from error
+            raise IdnessError(f"{where}: cannot be imported ({error}); fix or uninstall it") from error
         if not _is_method(cls):
-            raise IdnessError(f"{where} must be a dataclass that extends Detector, got {cls!r}; fix or uninstall it")
+            raise IdnessError(f"{where}: must be a dataclass that extends Detector, got {cls!r}; fix or uninstall it")
         cls.listed_as = point.name
         found[point.name] = cls
     return found

@@ -1,6 +1,6 @@
-"""Decisions for single images: a detector and a calibrated threshold behind a classifier.
+"""Decisions for single images: a classifier with a detector and a calibrated threshold.
 
-Names are imported when first used: an exported guard judges images without torch.
+Names are imported on first use, so that an exported guard judges images without torch.
 """
 
 from __future__ import annotations

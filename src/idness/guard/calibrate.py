@@ -1,4 +1,4 @@
-"""Preparing a guard from a network and images: choosing and fitting the detector, and checking the data."""
+"""Preparation of a guard from a network and images: choosing and fitting the detector, and checking the data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from idness.selection.recommend import (
 )
 
 CAUTION = "caution: "
-"""Prefix of remarks about why a guard may not keep its promise."""
+"""Prefix of remarks about why the guarantee may not hold."""
 
 
 def prepare(
@@ -56,17 +56,17 @@ def prepare(
     progress: Progress | None = None,
     **options: Any,
 ) -> tuple[Network, Detector, Activations, Activations | None, InputRange | None, Gallery | None]:
-    """Load a network, choose and fit a detector, and return both with the activations that calibrate.
+    """Load a network, choose and fit a detector, and return both with the activations to calibrate on.
 
-    A detector is never chosen or fitted on the images that calibrate. If it is chosen (`auto`, `percentile=auto`) or fitted (without
-    `train`) on images of `data`, a random half with a fixed seed serves for that and the other half calibrates; otherwise all images do.
+    A detector is never chosen or fitted on calibration images. If it is chosen (`auto`, `percentile=auto`) or fitted (without `train`)
+    on images of `data`, a random half (fixed seed) is used for that and the other half for calibration; otherwise all images calibrate.
 
-    `model` and `data` are as for `Guard.for_images`, and `options` fields of `ModelOptions`. `method` may be `auto`, or
-    `scale(percentile=auto)` for the best percentile. `notes` receives remarks, and `least` images must be left to calibrate on.
+    `model` and `data` are those of `Guard.for_images`, and `options` are fields of `ModelOptions`. `method` may be `auto`, or
+    `scale(percentile=auto)` for the best percentile. Remarks are appended to `notes`; at least `least` images must remain to calibrate on.
 
     Returns:
-        The network, the fitted detector, the activations to calibrate on, those of OOD images if given, the range of the network's
-        input, and the gallery.
+        The network, the fitted detector, the activations to calibrate on, the activations of OOD images if given, the range of the
+        network's input, and the gallery.
     """
     if not isinstance(model, ModelOptions):
         model = ModelOptions(model, engine="auto")
@@ -74,8 +74,7 @@ def prepare(
         options["preprocessing"] = _read_preprocessing(options["preprocessing"])
     model, progress = replace(model, **options), progress or Progress()
     full = model.preprocessing or (preprocessing_for(model.model) if isinstance(model.model, nn.Module) else None)
-    # Everything that can be wrong with the arguments is found before anything runs. A method that is chosen by measuring never
-    # changes images.
+    # Check all arguments before anything runs. A method that is chosen by measuring never edits images.
     measured = method == "auto" or read_method(method)[0].lower() == "scale"
     editor = None if measured else parse(method).input_edit
     images, learned = _open("data", data, full), None if train is None else _open("train", train, full)
@@ -105,15 +104,15 @@ def prepare(
     if shared:
         notes.append(
             f"{CAUTION}the network was trained on at least {shared:,} of the {len(ids.acts):,} images of {ids.name}, so the guard"
-            " will flag more ID images than it promises; calibrate on other images"
+            " will flag more ID images than its guarantee allows; calibrate on other images"
         )
     _check_disjoint({"data": ids, "train": fitted, "ood": others}, notes)
     outside = None if others is None else others.acts
     detector, learn, rows = choose_detector(method, network, ids, fitted, outside, notes, progress)
     if len(rows) < min(least, len(ids.acts)):
         raise InputError(
-            f"calibrate: {detector.name} is chosen or fitted on half of the images, and the other half must be at least {least:,}:"
-            f" {2 * least - 1:,} in all, got {len(ids.acts):,}; add images, lower recall, or pass method='ebo', which uses them all"
+            f"calibrate: {detector.name} is chosen or fitted on half of the images, and the other half must have at least {least:,}:"
+            f" {2 * least - 1:,} in total, got {len(ids.acts):,}; add images, lower recall, or pass method='ebo', which uses all"
         )
     acts = ids.acts[rows]
     if learn is not None or not detector.fitted:
@@ -123,7 +122,7 @@ def prepare(
 
 
 def _read_preprocessing(given: Any) -> Preprocessing:
-    """Return preprocessing that is given as such, as a mapping, or as an image processor of Hugging Face."""
+    """Return preprocessing that is given as `Preprocessing`, a mapping, or a Hugging Face image processor."""
     if isinstance(given, Mapping):
         return Preprocessing.from_dict(dict(given))
     found = preprocessing_of(given) if hasattr(given, "image_mean") else given
@@ -151,9 +150,9 @@ def _activations(
     editor: InputEditor | None = None,
     watch: InputWatch | None = None,
 ) -> ActivationsSet:
-    """Run the network over a set, or read its stored activations; unreadable and repeated images are left out and noted."""
+    """Return the activations of a set, computed or stored; unreadable and duplicate images are skipped and noted."""
     if isinstance(data, ActivationsSet) and editor is not None:
-        raise InputError(f"train={data.source}: contains activations, and this method changes images; pass the images")
+        raise InputError(f"train={data.source}: contains activations, but this method edits images; pass the images")
     edit = None if watch is None else lambda inputs, _: watch.note(inputs)
     found = collect(network, data, distinct=True, edit=edit, edit_with=editor, progress=progress)
     if isinstance(data, ActivationsSet):
@@ -163,7 +162,7 @@ def _activations(
         notes.append(f"skipped {item}: {reason.removeprefix(f'{Path(item).name}: ')}")
     repeated = len(data) - len(found.acts) - len(found.acts.skipped)
     if repeated:
-        notes.append(f"{data.source}: left out {repeated} duplicate images, which would invalidate the guarantee")
+        notes.append(f"{data.source}: skipped {repeated} duplicate images, which would invalidate the guarantee")
     return found
 
 
@@ -176,11 +175,11 @@ def choose_detector(
     notes: list[str],
     progress: Progress,
 ) -> tuple[Detector, Activations | None, Tensor]:
-    """Return the detector, the activations that it learns from (`None` if none), and the rows of `ids` that calibrate."""
+    """Return the detector, the activations that it learns from (or `None`), and the rows of `ids` to calibrate on."""
     count = len(ids.acts)
     if count < 2:
         raise InputError(
-            f"{ids.name}: needs images to choose or fit a method on and others to calibrate, got {count}; add images"
+            f"{ids.name}: must contain images to choose or fit a method on and others to calibrate on, got {count}; add images"
         )
     part, order = learning_half(ids)
     name, options = ("auto", {}) if method == "auto" else read_method(method)
@@ -195,11 +194,11 @@ def choose_detector(
         best = scale_percentile(gains)
         if best is None:
             detector = build("ebo")
-            notes.append("scale(percentile=auto): no percentile helps this network; the plain energy score is used")
+            notes.append("scale(percentile=auto): no percentile improves on the energy score; ebo is used")
         else:
             detector = build(name, **{**options, "percentile": best})
             gain = f"{gains[best]:+.2f} logits of AUROC over the energy score"
-            notes.append(f"scale(percentile=auto): {best:g} gains most, {gain}")
+            notes.append(f"scale(percentile=auto): percentile {best:g} is best, {gain}")
     else:
         detector = parse(method)
         if detector.name == "scale":
@@ -223,29 +222,29 @@ def choose_detector(
 
 
 def _check_disjoint(sets: Mapping[str, ActivationsSet | None], notes: list[str]) -> None:
-    """Refuse an image that is in two of the sets, and note near-duplicates."""
+    """Raise if an image is in two of the sets, and note near-duplicates."""
     given = {name: found for name, found in sets.items() if found is not None}
     for (first, one), (second, other) in combinations(given.items(), 2):
         shared = one.shared_with(other)
         if shared:
             raise InputError(
                 f"{first}= and {second}= must have no image in common, got {shared:,} in both ({one.name}, {other.name});"
-                " remove them from one, since the guard would not keep its promise"
+                " remove them from one, since the guarantee would not hold"
             )
         alike = one.near_to(other)
         if alike:
             notes.append(
                 f"{CAUTION}{alike:,} images of {one.name} ({first}) have near-duplicates in {other.name} ({second}); if they are copies,"
-                " the guard may not keep its promise: remove them from one"
+                " the guarantee may not hold; remove them from one"
             )
 
 
 def _accuracy_notes(found: ActivationsSet, *, any_accuracy: bool) -> list[str]:
-    """Return the accuracy on labelled images; refuse accuracy at chance level unless `any_accuracy` is set."""
+    """Return remarks on the accuracy on labelled images; raise at chance level unless `any_accuracy` is set."""
     source, acts = found.name, found.acts
     classes = acts.logits.shape[1]
     if acts.labels is None:
-        return [f"{source}: its classes are not the network's {classes}; labels are not used"]
+        return [f"{source}: its classes differ from the network's {classes}; labels are ignored"]
     note = f"{source}: {len(acts):,} images, accuracy {100 * accuracy(acts.logits, acts.labels):.1f} %"
     predicted = acts.logits.argmax(dim=1).numpy()
     wrong = check_accuracy(source, acts.labels.numpy(), predicted, classes, any_accuracy=any_accuracy)

@@ -1,7 +1,7 @@
-"""Split-conformal p-values and thresholds: how unusual a score is among the scores of in-distribution images.
+"""Split-conformal p-values and thresholds from the scores of in-distribution images.
 
 If the calibration images and a new in-distribution image are exchangeable, P(p <= alpha) <= alpha for any network and detector;
-docs/guarantee.md explains what that does and does not promise.
+docs/guarantee.md explains what that does and does not guarantee.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from idness.core.options import check_fraction
 from idness.guard.verdict import images_for_fdr
 
 PLACES = 9
-"""Decimals to which products of rates and counts are rounded: 1 - 0.95 is not 0.05 in binary, and must not change a rank."""
+"""Decimals to which products of rates and counts are rounded, because 1 - 0.95 is not exactly 0.05 and must not change a rank."""
 CONSTANT = 1e-6
-"""Relative difference up to which scores count as equal."""
+"""Relative difference below which scores count as equal."""
 
 
 def check_spread(method: str, scores: Tensor, logits: Tensor, blank: Tensor) -> None:
-    """Refuse scores that are all equal, because such a guard never flags anything, unless the network is sure of every image.
+    """Raise if all scores are equal, since such a guard never flags anything, unless the network is certain about every image.
 
-    It is sure if logits differ, and `blank`, the score of an image whose features are all zero, is lower.
+    It is certain if logits differ and `blank`, the score of an image whose features are all zero, is lower.
     """
 
     def constant(values: Tensor) -> bool:
@@ -36,13 +36,13 @@ def check_spread(method: str, scores: Tensor, logits: Tensor, blank: Tensor) -> 
     sure = float(blank.min()) < float(scores.min()) and not constant(logits)
     if len(scores) > 1 and constant(scores) and not sure:
         raise InputError(
-            f"calibrate: {method} scores all {len(scores):,} in-distribution images nearly the same ({float(scores.min()):.7g}), so"
-            " that nothing could be flagged; check the weights and the preprocessing, or use another method"
+            f"calibrate: {method} gives all {len(scores):,} in-distribution images nearly the same score ({float(scores.min()):.7g}),"
+            " so no image could be flagged; check the weights and the preprocessing, or use another method"
         )
 
 
 def calibration_images(recall: float, confidence: float | None = None) -> int:
-    """Return the smallest number of calibration images with which any image can be flagged at this recall.
+    """Return the smallest number of calibration images with which images can be flagged at this recall.
 
     Example:
         >>> calibration_images(0.95), calibration_images(0.95, confidence=0.95)
@@ -55,14 +55,14 @@ def calibration_images(recall: float, confidence: float | None = None) -> int:
 
 
 def false_alarm_rate(recall: float) -> float:
-    """Return the fraction of in-distribution images that may be flagged, without binary rounding errors."""
+    """Return 1 - recall, the fraction of in-distribution images that may be flagged, without rounding errors."""
     return round(1 - recall, 12)
 
 
 def wanted_recalls(
     recall: float | Sequence[float] | None, false_alarm: float | Sequence[float] | None, confidence: float | None = None
 ) -> tuple[float, ...]:
-    """Return the recalls that were asked for, directly or as false-alarm rates; 0.95 by default. Checks the confidence too."""
+    """Return the requested recalls, given as such or as false-alarm rates; 0.95 by default. Checks the confidence too."""
     if confidence is not None:
         check_fraction("calibrate", "confidence", confidence)
     if recall is not None and false_alarm is not None:
@@ -81,22 +81,22 @@ def wanted_recalls(
 def plan(
     recall: float, confidence: float | None = None, fdr: float | None = None, images: int = 1000, ood: float = 0.01
 ) -> list[tuple[str, int]]:
-    """Return the promises that can be made, each with the number of calibration images that it needs.
+    """Return the available guarantees, each with the number of calibration images that it needs.
 
-    For the last one, `images` are screened together, of which the fraction `ood` is expected to be flagged.
+    The last one is for `images` screened together, of which the fraction `ood` is expected to be flagged.
     """
     rate, sure, false = false_alarm_rate(recall), confidence or 0.95, fdr or 0.1
     wanted_recalls(recall, None, sure)
     check_fraction("plan", "fdr", false)
     found, most = max(1, round(ood * images)), f"flag at most {100 * rate:.4g} % of ID images"
     least = size = calibration_images(recall, sure)
-    # With fewer images a threshold with confidence is so low that it detects less than the promise allows.
+    # With fewer images, a threshold with confidence is so low that it detects less than the guarantee allows.
     while _rank(recall, size, sure) < 0.8 * rate * (size + 1):
         size = math.ceil(1.05 * size)
     return [
         (f"{most} on average", calibration_images(recall)),
         (f"{most} with {100 * sure:g} % confidence", least),
-        (f"the same, with an average rate of at least {80 * rate:.4g} %", size),
+        (f"the same, and at least {80 * rate:.4g} % on average", size),
         (
             f"flag {found:,} of {images:,} images together, at most {100 * false:g} % of them ID on average",
             images_for_fdr(images, found, false),
@@ -118,7 +118,7 @@ class Calibration:
 
     def __post_init__(self) -> None:
         if int(self.sizes.sum()) != len(self.scores) or not bool(torch.isfinite(self.scores).all()):
-            raise InputError("Calibration: scores must be finite, and as many as the sizes of the groups add up to")
+            raise InputError("Calibration: scores must be finite, and their number must be the sum of the group sizes")
 
     @staticmethod
     def pooled(scores: Tensor) -> Calibration:
@@ -127,7 +127,7 @@ class Calibration:
 
     @staticmethod
     def by_class(scores: Tensor, labels: Tensor, classes: int) -> Calibration:
-        """Return a calibration with a group per predicted class (Mondrian), so that the promise holds within each class."""
+        """Return a calibration with a group per predicted class (Mondrian), so that the guarantee holds within each class."""
         ascending = scores.detach().float().sort()
         grouped = labels[ascending.indices].sort(stable=True)
         return Calibration(ascending.values[grouped.indices], torch.bincount(labels, minlength=classes))
@@ -139,7 +139,7 @@ class Calibration:
 
     @cached_property
     def ceiling(self) -> float:
-        """The score above which an image is suspicious: as far above the highest score as that is above the median."""
+        """The score above which an image is suspicious: the highest score plus its distance from the median."""
         ordered = self.scores.sort().values.double()
         return float(2 * ordered[-1] - ordered[len(ordered) // 2])
 
@@ -156,9 +156,9 @@ class Calibration:
         return (1 + self.count(scores, group)).float() / (1 + self.sizes[group]).float()
 
     def count(self, scores: Tensor, group: Tensor) -> Tensor:
-        """Count the calibration scores of the same group that are at most as large.
+        """Return for each score the number of calibration scores of its group that are not larger.
 
-        A binary search in plain tensor operations: its memory does not grow with the calibration set, and it can be exported.
+        A binary search in plain tensor operations, which can be exported and whose memory does not grow with the calibration set.
         """
         starts, sizes = (self.sizes.cumsum(0) - self.sizes)[group], self.sizes[group]
         found = torch.zeros_like(group)
@@ -174,9 +174,9 @@ class Calibration:
         """Return the score of each group below which an image is flagged: p <= 1 - recall, or lower for a confidence.
 
         Args:
-            recall: fraction of in-distribution images to keep.
+            recall: fraction of in-distribution images to accept.
             confidence: the probability, over calibration sets, with which the false-alarm rate is at most 1 - recall; if `None`,
-                its average over calibration sets is.
+                the average rate over calibration sets is at most 1 - recall.
 
         Raises:
             InputError: if a group has too few images for this recall.
@@ -185,19 +185,19 @@ class Calibration:
         least = calibration_images(recall, confidence)
         if int(self.sizes.min()) < least:
             sure = "" if confidence is None else f" with {100 * confidence:g} % confidence"
-            each = f" predicted as each class, and of class {int(self.sizes.argmin())}" if self.per_class else ""
+            each = f" predicted as each class, and for class {int(self.sizes.argmin())}" if self.per_class else ""
             raise InputError(
                 f"calibrate: a false-alarm rate of {false_alarm_rate(recall):g}{sure} needs at least {least} in-distribution images{each},"
                 f" got {int(self.sizes.min())}; add images or lower recall{', or use one threshold for all' if each else ''}"
             )
-        # p <= alpha exactly when at most k - 1 calibration scores are <= s, that is when s is below the k-th smallest.
+        # p <= alpha exactly if at most k - 1 calibration scores are <= s, that is, if s is below the k-th smallest.
         ranks = [_rank(recall, size, confidence) for size in self.sizes.tolist()]
         return self.scores[self.sizes.cumsum(0) - self.sizes + torch.tensor(ranks, device=self.sizes.device) - 1]
 
     def spread(self, recall: float, level: float = 0.95, confidence: float | None = None) -> tuple[float, float]:
-        """Return the interval in which the false-alarm rate of one calibration set of this size lies with probability `level`.
+        """Return the interval that contains the false-alarm rate of one calibration of this size with probability `level`.
 
-        Over calibration sets of n images the rate follows Beta(k, n + 1 - k) for any detector whose scores have no ties.
+        Over calibration sets of n images, the rate follows Beta(k, n + 1 - k) for any detector whose scores have no ties.
         """
         from scipy.stats import beta
 
@@ -212,7 +212,7 @@ class Calibration:
 
 
 def _rank(recall: float, size: int, confidence: float | None = None) -> int:
-    """Return which of `size` calibration scores, counted from the lowest, is the threshold.
+    """Return the rank of the threshold among `size` calibration scores, counted from the lowest.
 
     The rate below the k-th lowest score follows Beta(k, n + 1 - k). It is at most alpha on average if k <= alpha (n + 1), and with
     confidence c if P(X < k) <= 1 - c for the number X ~ Binomial(n, alpha) of scores in the lowest alpha of the distribution.

@@ -1,8 +1,8 @@
-"""A monitor of drift: a conformal test martingale over the scores of new images.
+"""Drift detection: a conformal test martingale over the scores of new images.
 
 Each score is ranked among the calibration scores. While new and calibration images are exchangeable, the gaps between calibration
-scores fill like Polya's urn, whatever the network and the method, so that the probability of the next rank being extreme is known
-exactly. Bets at these fair odds cannot be expected to win: the chance that their wealth reaches 1 / LEVEL within a period is at
+scores fill like Polya's urn, whatever the network and the method, so the probability of the next rank being extreme is known
+exactly. Bets at these fair odds have no expected gain: the probability that their wealth reaches 1 / LEVEL within a period is at
 most LEVEL (Ville's inequality). Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World", chapter 8.
 """
 
@@ -16,17 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 PERIOD = 10_000
-"""Images after which the test starts again."""
+"""Number of images after which the test restarts."""
 LEVEL = 0.01
-"""The chance of a false alarm within a period."""
+"""The probability of a false alarm within a period."""
 HELD = 200
-"""Images for which an alarm lasts after its evidence has ended."""
+"""Number of images for which an alarm lasts after the evidence that raised it."""
 CUTS = np.array([0.02, 0.1, 0.9, 0.98])
-"""Ranks that bound the events bet on: at most 0.02, at most 0.1, at least 0.9, at least 0.98, and between 0.1 and 0.9."""
+"""Relative ranks that delimit the events bet on: at most 0.02, at most 0.1, at least 0.9, at least 0.98, and 0.1 to 0.9."""
 STAKES = np.array([[0.05], [0.2], [0.7]])
-"""Shares of the wealth that are staked on an event: the share of images that have changed for which the bet is best."""
+"""Fractions of the wealth staked on an event; each bet is optimal if that fraction of images has changed."""
 AT_ONCE = 0.7
-"""Share of the initial wealth that bets on a change from the first image on; the rest, on changes that begin later."""
+"""Fraction of the initial wealth that bets on a change from the first image on; the rest bets on later changes."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Drift:
     """The evidence that images have changed since calibration.
 
     Args:
-        evidence: the largest factor by which the bets have multiplied their wealth in this period, or that which raised the alarm.
-        alarm: whether it reached 1 / LEVEL, now or within the last HELD images.
+        evidence: the largest factor by which the bets have multiplied their wealth in this period, or the factor that raised the alarm.
+        alarm: whether the evidence reached 1 / LEVEL, now or within the last HELD images.
     """
 
     evidence: float = 1.0
@@ -46,7 +46,7 @@ class _Urn:
     """The ranks of new scores among the calibration scores of one group, with exact probabilities of the next rank."""
 
     def __init__(self, scores: Sequence[float], random: np.random.Generator) -> None:
-        # Ties are broken by a second number that each score keeps.
+        # Ties are broken by a random second number of each score.
         self._known = sorted(zip(scores, random.random(len(scores)).tolist(), strict=True))
         self._gaps = len(self._known) + 1
         self._whole, self._part = np.divmod(np.round(CUTS * self._gaps, 9), 1)
@@ -72,7 +72,7 @@ class _Urn:
 
 
 class DriftWatch:
-    """A monitor of the scores of new images, beside the calibration scores of each group (a guard's `groups`)."""
+    """A drift monitor for the scores of new images, given the calibration scores of each group (a guard's `groups`)."""
 
     def __init__(self, groups: Sequence[Sequence[float]]) -> None:
         self._random = np.random.default_rng(0)
@@ -84,7 +84,7 @@ class DriftWatch:
         self._begin()
 
     def observe(self, scores: Iterable[float], groups: Iterable[int] | None = None) -> Drift:
-        """Add scores in the order of their images, with the class of each if thresholds are per class, and return the state."""
+        """Add scores in the order of their images, with classes if thresholds are per class, and return the state."""
         values = list(scores)
         for score, group in zip(values, [0] * len(values) if groups is None else groups, strict=True):
             self._add(score, group)
@@ -109,7 +109,7 @@ class DriftWatch:
         alarm = self._since_alarm is not None and self._since_alarm < HELD
         self.last = Drift(max(self._best, self._raised) if alarm else self._best, alarm)
         if rang:
-            self._begin()  # a lasting change raises the alarm again
+            self._begin()  # so that a lasting change raises the alarm again
 
     def _begin(self) -> None:
         for urn in self._urns:
@@ -120,24 +120,24 @@ class DriftWatch:
 
 
 def _events(below: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the shares of the events from those below the cuts: low ranks, high ranks and those between."""
+    """Return the probability or outcome of each event (low ranks, high ranks, ranks between) from those of being below each cut."""
     half = len(CUTS) // 2
     return np.concatenate((below[:half], 1 - below[half:], below[half : half + 1] - below[half - 1 : half]))
 
 
 def _odds(chances: NDArray[np.float64], won: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the factor by which each stake on each event multiplies the wealth at fair odds: 1 on average."""
+    """Return the factor, 1 on average, by which each stake on each event multiplies the wealth at fair odds."""
     return 1 - STAKES + STAKES * won / chances
 
 
 def drift_warning(groups: Sequence[Sequence[float]], seen: Sequence[tuple[float, int]]) -> str:
-    """Return a warning if images, by (score, class), differ as a whole from those that calibrated; empty if they do not."""
+    """Return a warning if images, given as (score, class), differ as a whole from the calibration images; empty otherwise."""
     watch = DriftWatch(groups)
-    # Folders are sorted by class, which is no drift.
+    # Shuffled, because folders are sorted by class, which is no drift.
     order = np.random.default_rng(0).permutation(len(seen))
     if not any(watch.observe([seen[place][0]], [seen[place][1]]).alarm for place in order):
         return ""
     return (
-        "these images differ as a whole from those that the guard was calibrated on: some are out-of-distribution, or they have another"
-        f" source, to which its promise does not apply (this warning is false in at most {100 * LEVEL:g} of 100 cases)"
+        "these images differ as a whole from the calibration images: some are out-of-distribution, or they come from another source,"
+        f" for which the guarantee does not hold (this warning is false in at most {100 * LEVEL:g} of 100 cases)"
     )

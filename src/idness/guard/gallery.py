@@ -1,4 +1,4 @@
-"""Thumbnails of some calibration images, to show what a new image is similar to."""
+"""Thumbnails of calibration images, to show the nearest ones to a new image."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from idness.data.sets import ImageSet
 from idness.detectors.detector import Detector
 
 MOST = 240
-"""Number of images kept: enough to show neighbours, in about a megabyte."""
+"""Maximum number of images: enough to show neighbours, in about a megabyte."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Gallery:
 
     @staticmethod
     def of(images: ImageSet, acts: Activations, detector: Detector) -> Gallery:
-        """Return a gallery of at most `MOST` images, evenly spaced, given the activations of some of a set's images."""
+        """Return a gallery of at most `MOST` images of a set, evenly spaced among those with activations."""
         count = min(len(acts), MOST)
         some = acts[torch.arange(count) * len(acts) // count]
         assert some.index is not None
@@ -42,14 +42,14 @@ class Gallery:
         return Gallery(thumbnails, unit, labels.cpu(), detector.score(some).cpu())
 
     def nearest(self, features: Tensor, count: int) -> list[tuple[int, float]]:
-        """Return the images with the largest cosine similarity to one image's features, as (index, similarity)."""
-        # Half precision changes lengths by a thousandth, more than the difference between near images.
+        """Return the images most similar to one image's features as (index, cosine similarity)."""
+        # Half precision changes lengths by a thousandth, more than the difference between similar images.
         similarity = normalize(self.features.float(), dim=1) @ normalize(features.cpu().float(), dim=0)
         found = similarity.topk(min(count, len(self)))
         return list(zip(found.indices.tolist(), found.values.tolist(), strict=True))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return everything as tensors by name, for a file."""
+        """Return the gallery as named tensors, for a file."""
         return {
             "gallery.bytes": torch.frombuffer(bytearray(b"".join(self.thumbnails)), dtype=torch.uint8),
             "gallery.lengths": torch.tensor([len(data) for data in self.thumbnails]),
@@ -60,7 +60,7 @@ class Gallery:
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor]) -> Gallery | None:
-        """Return the gallery whose `tensors` these are; `None` if a file has none."""
+        """Return the gallery of these named tensors; `None` if there is none."""
         if "gallery.bytes" not in tensors:
             return None
         joined, ends = tensors["gallery.bytes"].numpy().tobytes(), [0, *tensors["gallery.lengths"].cumsum(0).tolist()]

@@ -1,4 +1,4 @@
-"""A guard: decides for each image whether it is out-of-distribution for a classifier."""
+"""A guard, which decides for each image whether it is out-of-distribution for a classifier."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 SHARED = 0.01
 """Fraction of calibration images that a detector may have seen, since data sets contain duplicates. A fraction s raises the
-false-alarm rate by a factor of at most 1 / (1 - s): from 5 % to 5.05 %."""
+false-alarm rate by a factor of at most 1 / (1 - s), here from 5 % to 5.05 %."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """Everything that decides, replaced as a whole so that other threads see the old rule or the new one."""
+    """The calibrated state of a guard, replaced as a whole so that other threads see either the old or the new one."""
 
     calibration: Calibration
     thresholds: Mapping[float, Tensor]
@@ -67,13 +67,13 @@ class Rule:
 class Guard(nn.Module):
     """A classifier with a detector and a calibrated threshold.
 
-    The predicted class is the plain network's: a guard never changes a prediction, it only flags the ones not to trust.
+    The predicted class is that of the plain network: a guard never changes predictions, it only flags images.
 
     Args:
         model: any torch classifier, or a SplitModel.
-        detector: a detector, or its text such as `scale(percentile=85)`.
-        layer: the final linear layer's name, if it should not be searched.
-        multi_label: whether an image may have several labels or none, if the network does not show it.
+        detector: a detector, or a string such as `scale(percentile=85)`.
+        layer: the name of the final linear layer; found automatically by default.
+        multi_label: whether an image may have several labels or none; determined from the network by default.
         preprocessing: the network's preprocessing; needed for `judge`, and saved with the guard.
         class_names: the names of the classes, in the order of the logits.
         spec: the network's name, as `load_model` takes it, so that a saved guard can load it.
@@ -111,12 +111,12 @@ class Guard(nn.Module):
         self._rule: Rule | None = None
         self.gallery: Gallery | None = None
         self.detection: Detection | None = None
-        """How many OOD images were flagged when the guard was made; `None` if there were none."""
+        """The number of OOD images flagged when the guard was made; `None` if no OOD images were given."""
         self.input_range: InputRange | None = None
         classes = self.split.classes
         if self.class_names is not None and len(self.class_names) != classes:
             raise InputError(
-                f"Guard: class_names must name the network's {classes} classes, got {len(self.class_names)}"
+                f"Guard: class_names must have one name for each of the network's {classes} classes, got {len(self.class_names)}"
             )
 
     @classmethod
@@ -131,17 +131,17 @@ class Guard(nn.Module):
         notes: list[str] | None = None,
         **options: Any,
     ) -> Guard:
-        """Make a guard from a network and in-distribution images; preprocessing and method are chosen automatically.
+        """Return a guard calibrated on in-distribution images; preprocessing and method are chosen automatically.
 
         Args:
-            model: the network, or its name as `load_model` takes it, such as `torchvision:resnet50` or `my_net.py:make`.
-            images: in-distribution images that the network was not trained on: a folder or any set that `open_set` takes, a list of
+            model: the network, or a name for `load_model`, such as `torchvision:resnet50` or `my_net.py:make`.
+            images: in-distribution images that the network was not trained on: a folder or any set that `open_set` accepts, a list of
                 paths, arrays or PIL images, a data set of such images or of pairs with labels, a Hugging Face `Dataset`, or a data
-                set or DataLoader of tensors, whose normalisation is then needed as `preprocessing`.
-            recall: as for `calibrate`.
-            per_class: as for `calibrate`.
-            confidence: as for `calibrate`.
-            notes: a list to which remarks are appended; without it, cautions are warnings.
+                set or DataLoader of tensors, whose normalisation must then be passed as `preprocessing`.
+            recall: see `calibrate`.
+            per_class: see `calibrate`.
+            confidence: see `calibrate`.
+            notes: a list to which remarks are appended; without it, cautions are issued as warnings.
             options: the arguments of `idness.guard.calibrate.prepare`, such as `method`, `train` and `ood`, and the fields of
                 `ModelOptions`, such as `weights` and `preprocessing`.
         """
@@ -185,7 +185,7 @@ class Guard(nn.Module):
         return self.detector.label()
 
     def rule(self) -> Rule:
-        """Return everything that decides; raises `NotFittedError` before `calibrate`."""
+        """Return the calibrated state; raise `NotFittedError` before `calibrate`."""
         if self._rule is None:
             raise NotFittedError("Guard: is not calibrated; call calibrate(loader) with in-distribution images first")
         return self._rule
@@ -199,7 +199,7 @@ class Guard(nn.Module):
         """
         known = self._acts(train)
         self.detector.fit(self.split.head, known, val=None if val is None else self._acts(val))
-        self._rule = None  # its scores are another detector's
+        self._rule = None  # the previous calibration does not apply to the new detector
         return self
 
     def calibrate(
@@ -210,21 +210,21 @@ class Guard(nn.Module):
         per_class: bool = False,
         confidence: float | None = None,
     ) -> Self:
-        """Set the threshold so that on average at most 1 - recall of in-distribution images are flagged.
+        """Set the threshold such that, on average, at most a fraction 1 - recall of in-distribution images is flagged.
 
         Args:
-            data: in-distribution images that neither network nor detector learned from: a loader, or activations. Refused if the
-                detector has seen more than 1 % of them.
-            recall: fraction of in-distribution images to keep; several give several thresholds, of which the first decides.
-            per_class: whether each predicted class has its own threshold, so that the promise holds within each class.
-            confidence: the probability with which this guard, not only the average guard, keeps its false-alarm rate, such as
-                0.95; the threshold is lower for it, and more images are needed.
+            data: in-distribution images that neither network nor detector was fitted on: a loader, or activations. An error is
+                raised if the detector has seen more than 1 % of them.
+            recall: fraction of in-distribution images to accept; several give several thresholds, of which the first decides.
+            per_class: whether each predicted class has its own threshold, so that the guarantee holds within each class.
+            confidence: the probability, such as 0.95, with which this guard, not only the average guard, keeps its false-alarm
+                rate; this lowers the threshold and needs more images.
         """
         recalls = wanted_recalls(recall, None, confidence)
         if not self.detector.fitted:
             if self.detector.needs_train:
                 raise NotFittedError(
-                    f"Guard: {self.detector.name} learns from training images; call fit(train) before calibrate"
+                    f"Guard: {self.detector.name} needs training images; call fit(train) before calibrate"
                 )
             self.detector.fit(self.split.head)
         watch = InputWatch()
@@ -232,12 +232,12 @@ class Guard(nn.Module):
         labels, scores, finite = self._score(acts)
         if not bool(finite.all()):
             row = int((~finite).nonzero()[0])
-            raise InputError(f"calibrate: {NOT_FINITE} for image {row}; drop it or check the network")
+            raise InputError(f"calibrate: {NOT_FINITE} for image {row}; remove the image or check the network")
         shared = int(torch.isin(acts.digests, self.detector.seen_rows()).sum())
         if shared > max(1, SHARED * len(acts)):
             raise InputError(
-                f"calibrate: {shared:,} of {len(acts):,} images are among those that {self.detector.name} learned from or was chosen"
-                " on, so the guard would flag more ID images than it promises; calibrate on other images"
+                f"calibrate: {shared:,} of {len(acts):,} images were used to fit or choose {self.detector.name}, so the guard would flag"
+                " more ID images than its guarantee allows; calibrate on other images"
             )
         check_spread(self.method, scores, acts.logits, self.detector.score(self.blank()))
         fresh = Calibration.by_class(scores, labels, self.split.classes) if per_class else Calibration.pooled(scores)
@@ -248,7 +248,7 @@ class Guard(nn.Module):
     def adopt(
         self, calibration: Calibration, recalls: Sequence[float], fingerprint: str, confidence: float | None
     ) -> Self:
-        """Use an existing calibration, made with the network whose weights have this hash."""
+        """Use an existing calibration that was made with the network whose weights have this hash."""
         rule = Rule(calibration, {}, confidence, (fingerprint, self._detector_hash(), self.preprocessing))
         self._rule, self.detection = rule.at(recalls), None
         return self
@@ -258,20 +258,20 @@ class Guard(nn.Module):
         return sha256_of((options, packed(self.detector.state())))
 
     def set_recall(self, *recalls: float) -> Self:
-        """Decide at other recalls from now on, with the same calibration images and confidence; thread-safe."""
+        """Use other recalls from now on, with the same calibration images and confidence; thread-safe."""
         self._rule, self.detection = self.rule().at(recalls), None
         return self
 
     def forward(self, images: Tensor) -> Verdict:
-        """Decide for a batch of preprocessed images, or for one.
+        """Return the verdict on a batch of preprocessed images, or on a single one.
 
-        An image with values outside the range at calibration is OOD, with the reason, whatever its score.
+        An image with values outside the range seen at calibration is OOD, with the reason, whatever its score.
         """
         return self._judged(images.unsqueeze(0) if images.ndim == 3 else images, self.input_range)[0]
 
     def judge_array(self, images: NDArray[Any]) -> tuple[Verdict, Tensor]:
-        """Decide for pixels (N, H, W, C) of uint8, or preprocessed float32 (N, C, H, W), and return their features too."""
-        if images.dtype == np.uint8 and self.preprocessing is not None:  # within the range of the calibration images
+        """Return the verdict on pixels (N, H, W, C) uint8 or preprocessed images (N, C, H, W) float32, and their features."""
+        if images.dtype == np.uint8 and self.preprocessing is not None:  # always within the input range
             verdict, acts = self._judged(self.preprocessing.normalize(images), None)
         else:
             verdict, acts = self._judged(torch.from_numpy(images), self.input_range)
@@ -284,11 +284,11 @@ class Guard(nn.Module):
         return self.decide(acts, rejected), acts
 
     def decide(self, acts: Activations, rejected: Mapping[int, str] | None = None) -> Verdict:
-        """Decide from activations.
+        """Return the verdict on images given their activations.
 
         Args:
             acts: the activations of the images.
-            rejected: rows that are OOD whatever their activations, each with its reason.
+            rejected: rows that are OOD whatever their activations, with the reasons.
         """
         rule = self.rule()
         calibration = rule.calibration
@@ -311,14 +311,14 @@ class Guard(nn.Module):
         )
 
     def judge(self, *images: Any) -> Verdict:
-        """Judge images in any form; one that cannot be read does not fail the others.
+        """Return the verdict on images in any form; an unreadable image does not affect the others.
 
         Args:
             images: paths, bytes of image files, PIL images, uint8 arrays or tensors (H, W, 3) or (3, H, W), or one folder, list or
-                batch of them. A batch of preprocessed float tensors goes to `guard(images)`.
+                batch of them. For a batch of preprocessed float tensors, use `guard(images)`.
 
         Returns:
-            A verdict with the images' names; a row that cannot be read is flagged, with its error.
+            A verdict with the images' names; an image that cannot be read is flagged, with its error.
         """
         self.rule()
         several = len(images) == 1 and (isinstance(images[0], list | tuple) or getattr(images[0], "ndim", 0) == 4)
@@ -327,14 +327,14 @@ class Guard(nn.Module):
         return Verdict.concat(list(self.verdicts(found)))
 
     def screen(self, images: Any, fdr: float = 0.1) -> Verdict:
-        """Judge many images together, and flag so many that on average at most `fdr` of the flagged ones are in-distribution.
+        """Judge many images together such that, on average, at most a fraction `fdr` of the flagged images is in-distribution.
 
         Args:
-            images: a folder or any set that `open_set` takes, a data set, a list of images, or a DataLoader of preprocessed batches.
+            images: a folder or any set that `open_set` accepts, a data set, a list of images, or a DataLoader of preprocessed batches.
             fdr: the false discovery rate, in (0, 1).
 
         Returns:
-            A verdict whose `is_ood` is `select(fdr)`; warns if there are too few calibration images to flag anything.
+            A verdict whose `is_ood` is `select(fdr)`; a warning is issued if there are too few calibration images to flag any.
         """
         calibration = self.rule().calibration
         if isinstance(images, DataLoader):
@@ -353,7 +353,7 @@ class Guard(nn.Module):
         return verdict
 
     def batch_size(self, wanted: int | None = None) -> int:
-        """Return the batch size; without a fixed input size each image is a batch of its own."""
+        """Return the batch size; without a fixed input size, each image is a batch of its own."""
         if self.preprocessing is None or self.preprocessing.size is None:
             return 1
         return wanted or Network(self.split, self.preprocessing).batch
@@ -365,7 +365,7 @@ class Guard(nn.Module):
         from idness.activations.extract import run_images
 
         if self.preprocessing is None:
-            raise InputError("Guard: has no preprocessing and takes tensors only; pass Guard(..., preprocessing=...)")
+            raise InputError("Guard: without preprocessing, only tensors are accepted; pass preprocessing=")
         network, edit = Network(self.split, self.preprocessing), self.detector.input_edit
         size = self.batch_size(batch)
         for read, acts in run_images(network, images, batch_size=size, edit_with=edit, progress=progress):
@@ -375,7 +375,7 @@ class Guard(nn.Module):
         """Return the score below which an image is flagged: one per class, or a single one.
 
         Args:
-            recall: any that there are enough calibration images for; the first calibrated one by default.
+            recall: a recall with enough calibration images; by default the first calibrated one.
         """
         rule = self.rule()
         if recall is None:
@@ -387,7 +387,7 @@ class Guard(nn.Module):
         rule = self.rule()
         known, recall = rule.calibration, self.recalls[0]
         low, high = known.spread(recall, confidence=rule.confidence)
-        kind = "On average" if rule.confidence is None else f"With {100 * rule.confidence:g} % confidence"
+        kind = "On average," if rule.confidence is None else f"With {100 * rule.confidence:g} % confidence,"
         return (
             f"{kind} at most {100 * false_alarm_rate(recall):.4g} % of in-distribution images"
             f"{' of each predicted class' if known.per_class else ''} are flagged, as long as they come from the same source as the"
@@ -396,10 +396,10 @@ class Guard(nn.Module):
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return the guard in plain values, as its file and its exported graph carry it.
+        """Return the guard as plain values, as stored in its file and its exported graph.
 
         Raises:
-            ModelError: the network, the detector or the preprocessing has changed since calibration.
+            ModelError: if the network, the detector or the preprocessing has changed since calibration.
         """
         from idness import __version__
 
@@ -421,7 +421,7 @@ class Guard(nn.Module):
             **({} if self.detection is None else {"detection": asdict(self.detection)}),
             "model": {
                 "spec": None if spec is None else without_folder(spec),
-                # Finds the network's script among others of its name.
+                # Identifies the network's script among others of the same name.
                 "code": script.identity() if script is not None and script.file.is_file() else "",
                 "class": type(self.model).__name__,
                 "layer": self.split.layer,
@@ -436,7 +436,7 @@ class Guard(nn.Module):
         }
 
     def identity(self, batch: int) -> str:
-        """Return a hash of everything but the image that decides a verdict: also versions, engine and batch size."""
+        """Return a hash of everything besides the image that affects a verdict, including versions, engine and batch size."""
         calibration, runner, facts = self.rule().calibration, self.split.runner, self.describe()
         del facts["model"]["code"]  # known only if the script lies in the current folder
         facts.pop("detection", None)  # a measurement, which does not change verdicts
@@ -448,9 +448,9 @@ class Guard(nn.Module):
         """Write the guard to a folder as safetensors and JSON.
 
         Args:
-            path: the folder: new, empty, or of an earlier guard, which is replaced.
-            bundle: whether to include a copy of the network's weights, so that the folder can be moved alone.
-            force: whether to write into a folder with other files, and overwrite those of the same name.
+            path: a new or empty folder, or that of an earlier guard, which is replaced.
+            bundle: whether to include a copy of the network's weights, so that the folder is self-contained.
+            force: whether to write into a folder with other files, overwriting files of the same name.
         """
         from idness.guard.storage import guard_folder, save_guard
 
@@ -467,15 +467,15 @@ class Guard(nn.Module):
         images: int | None = None,
         device: str = "cpu",
     ) -> Guard:
-        """Read a guard from a folder, and check that its network is the one it was calibrated with.
+        """Load a guard from a folder, and check that its network is the one it was calibrated with.
 
         Args:
             path: the folder.
             model: the network or its name; by default, the network that the guard names.
             weights: the network's weights, if it is loaded by name.
-            engine: what runs the network, as for `ModelOptions`; the unchanged network if `None`.
-            images: the number of images to expect, for the choice of the engine.
-            device: where the network runs; `auto` takes a GPU if there is one.
+            engine: the engine that runs the network, as in `ModelOptions`; `None` runs the unchanged network.
+            images: the expected number of images, for the choice of the engine.
+            device: the device of the network; `auto` uses a GPU if available.
         """
         from idness.guard.storage import load_guard
 
@@ -547,13 +547,13 @@ class Guard(nn.Module):
         return to_onnx(self, GuardGraph(self), path, example, force)
 
     def blank(self) -> Activations:
-        """Return the activations of an image whose features are all zero."""
+        """Return the activations of a hypothetical image whose features are all zero."""
         features = torch.zeros(1, self.split.width, dtype=torch.float32, device=self.split.device)
         blank = Activations(features, self.split.head(features))
         return blank if self.detector.input_edit is None else replace(blank, edited=blank)
 
     def _score(self, acts: Activations) -> tuple[Tensor, Tensor, Tensor]:
-        """Return label, score and whether a row is finite; a row that is not has label -1 and the lowest score."""
+        """Return labels, scores and a mask of finite rows; other rows have label -1 and the lowest score."""
         finite = acts.finite
         label = acts.logits.argmax(dim=1).masked_fill(~finite, -1)
         score = torch.full_like(acts.logits[:, 0], LOWEST)
@@ -567,7 +567,7 @@ class Guard(nn.Module):
         return self.split.extract(data, edit_with=self.detector.input_edit)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move detector and thresholds along with the network; scores stay in float32 whatever its precision."""
+        """Move detector and thresholds together with the network; scores stay in float32 whatever its precision."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = self.split.device
         self.detector.to(device)
@@ -577,7 +577,7 @@ class Guard(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        """Return method and calibration for torch's text of the module."""
+        """Return method and calibration for the module's `repr`."""
         known = self.calibration
         state = "not calibrated" if known is None else f"calibrated on {len(known):,} images, recalls: {self.recalls}"
         return f"network: {self.spec or type(self.model).__name__}, method: {self.method}, {state}"
@@ -586,7 +586,7 @@ class Guard(nn.Module):
 class GuardGraph(nn.Module):
     """The decision of a guard as plain tensor operations, which can be exported.
 
-    It runs a copy of the network: exporting changes a network temporarily, while other threads may be using it.
+    It contains a copy of the network, because exporting modifies a network temporarily while other threads may be using it.
     """
 
     def __init__(self, guard: Guard) -> None:
@@ -601,7 +601,7 @@ class GuardGraph(nn.Module):
 
     def forward(self, images: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         features, logits = (value.float() for value in self.split.look(images))
-        # A sum is finite if every value is, and is cheaper than testing each; sums do not overflow for in-distribution images.
+        # Testing a sum is cheaper than testing each value; it is finite if all are, since sums of in-distribution images do not overflow.
         finite = (features * 0).sum(dim=1) + (logits * 0).sum(dim=1) == 0
         features, logits = (torch.where(finite.unsqueeze(1), value, 0.0) for value in (features, logits))
         # Without the checks of `Activations`, whose len() would fix the batch size of the graph.

@@ -1,4 +1,4 @@
-"""The range and contrast of the network's input at calibration: input of another kind is rejected whatever its score."""
+"""The range and contrast of the network's input at calibration; input outside the range is rejected whatever its score."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from idness.data import Preprocessing
 from idness.networks.split import unpack
 
 KNOWN, SEEN = 0.5, 1.0
-"""Fraction of its width by which the range is widened: for overshoots of resizing if the preprocessing is known, else for unseen values."""
+"""Fractions of its width by which the range is widened: for resizing overshoots if the preprocessing is known, else for unseen values."""
 FAR = 2.0
-"""Standard deviations between images by which the contrast of a batch must differ to be reported."""
+"""Number of standard deviations by which the contrast of a batch must differ to be reported."""
 SEVERAL = 8
-"""Smallest batch whose contrast is compared."""
+"""Smallest batch size at which contrast is checked."""
 
 
 @dataclass(frozen=True)
 class InputRange:
-    """The range of the network's input values, and the distribution of its images' contrasts.
+    """The range of the network's input values, and the distribution of the contrast of images.
 
-    `contrast` is the mean and standard deviation of the images' own standard deviations; `None` if no image was seen.
+    `contrast` is the mean and the standard deviation, over images, of the standard deviation of an image; `None` if no image was seen.
     """
 
     low: float
@@ -34,12 +34,12 @@ class InputRange:
     contrast: tuple[float, float] | None = None
 
     def contains(self, images: Tensor) -> Tensor:
-        """Return for each image whether all its values are in the range."""
+        """Return a mask of the images whose values are all in the range."""
         flat = images.flatten(1).float()
         return (flat.amin(dim=1) >= self.low) & (flat.amax(dim=1) <= self.high)
 
     def rejected(self, images: Tensor) -> dict[int, str]:
-        """Return the reason for each row of images outside the range; warn if the contrast of a batch within it is suspicious."""
+        """Return the rows of images outside the range, with the reasons; warn if the contrast of the batch is suspicious."""
         outside = (~self.contains(images)).nonzero().flatten().tolist()
         if not outside and self.contrast is not None and len(images) >= SEVERAL:
             known, spread = self.contrast
@@ -63,25 +63,25 @@ class InputRange:
 
 @dataclass
 class InputWatch:
-    """Collects the range and contrast of batches of input."""
+    """A recorder of the range and contrast of input batches."""
 
     rows: list[Tensor] = field(default_factory=list)
     """Lowest and highest value and standard deviation of each image, batch by batch."""
 
     def noted(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of a loader, and take their images into account."""
+        """Yield the batches of a loader, recording their images."""
         for batch in loader:
             self.note(unpack(batch)[0])
             yield batch
 
     def note(self, images: Tensor) -> Tensor:
-        """Take a batch into account and return it unchanged."""
+        """Record a batch and return it unchanged."""
         flat = images.detach().flatten(1).float()
         self.rows.append(torch.stack((*flat.aminmax(dim=1), flat.std(dim=1))).cpu())
         return images
 
     def found(self, preprocessing: Preprocessing | None) -> InputRange | None:
-        """Return the range of all possible images if the preprocessing is known, else of those that were seen, widened."""
+        """Return the range of all possible images if the preprocessing is known, else that of the recorded images, widened."""
         known = range_of(preprocessing)
         if not self.rows:
             return known

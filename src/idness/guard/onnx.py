@@ -1,6 +1,6 @@
-"""A guard as one ONNX graph: exporting it from torch, and running it with onnxruntime alone.
+"""Guards as ONNX graphs: exporting them from torch, and running them with onnxruntime alone.
 
-torch is imported by the functions that export, so that an exported guard starts without it.
+Only the functions that export import torch, so that an exported guard runs without it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ OUTPUTS = ("label", "score", "p_value", "is_ood")
 THRESHOLD = "threshold"
 """The optional input that replaces the calibrated threshold."""
 NOWHERE = os.devnull + "/no-external-data"
-"""A folder that cannot exist: the only one from which a graph may take data of other files."""
+"""A folder that cannot exist: the only one from which a graph may load external data."""
 
 
 class GraphGuard:
     """A guard exported by `Guard.to_onnx`: network, detector and threshold in one graph; does not need torch.
 
-    It can be scored with and served like a `Guard`.
+    It can be used for scoring and serving like a `Guard`.
     """
 
     gallery: None = None
@@ -58,7 +58,7 @@ class GraphGuard:
             self.session = _session(self.path)
             self._metadata = metadata = self.session.get_modelmeta().custom_metadata_map
             self.facts: dict[str, Any] = json.loads(metadata["idness"])
-            # Version 0.1 exported neither method nor scores: drift is not monitored then.
+            # Version 0.1 exported neither method nor scores; drift is then not monitored.
             self.method = str(metadata.get("method", self.facts["detector"]["method"]))
             self.ceiling = float(json.loads(metadata.get("ceiling", "Infinity")))
             names = self.facts.get("class_names")
@@ -70,28 +70,28 @@ class GraphGuard:
                 self.groups = [part.tolist() for part in np.split(scores, np.cumsum(known["sizes"])[:-1])]
         except StoreError:
             raise
-        except Exception as error:  # onnxruntime has its own errors for each way in which a file can be wrong
+        except Exception as error:  # onnxruntime raises errors of many types for invalid files
             raise StoreError(
                 f"{path}: is damaged, or was not written by idness export; export the guard again"
             ) from error
         if not isinstance(self.facts.get("preprocessing"), dict):
-            raise StoreError(f"{path}: has no preprocessing; export a guard that has one")
+            raise StoreError(f"{path}: has no preprocessing; export a guard with preprocessing")
         self.preprocessing = Preprocessing.from_dict(self.facts["preprocessing"])
 
     def describe(self) -> dict[str, Any]:
-        """Return the guard in plain values."""
+        """Return the guard as plain values."""
         return self.facts
 
     def promise(self) -> str:
-        """Return the guarantee in one sentence; version 0.1 did not export it."""
+        """Return the guarantee in one sentence; empty if version 0.1 exported the guard."""
         return str(self._metadata.get("promise", ""))
 
     def identity(self, batch: int) -> str:
-        """Return a hash of everything but the image that decides a verdict."""
+        """Return a hash of everything besides the image that affects a verdict."""
         return key_of(sha256(self.path), str(batch))
 
     def batch_size(self, wanted: int | None = None) -> int:
-        """Return the batch size; without a fixed input size each image is a batch of its own."""
+        """Return the batch size; without a fixed input size, each image is a batch of its own."""
         return (wanted or BATCH) if self.preprocessing.size is not None else 1
 
     def verdicts(
@@ -106,12 +106,12 @@ class GraphGuard:
             yield self(self.preprocessing.normalize_array(read.pixels)).of_batch(images, read)
 
     def judge_array(self, images: NDArray[Any]) -> tuple[Verdict, list[None]]:
-        """Decide for pixels (N, H, W, C) of uint8, or preprocessed float32 (N, C, H, W); there are no features."""
+        """Return the verdict on pixels (N, H, W, C) uint8 or preprocessed images (N, C, H, W) float32; there are no features."""
         pixels = images.dtype == np.uint8
         return self(self.preprocessing.normalize_array(images) if pixels else images), [None] * len(images)
 
     def __call__(self, images: NDArray[Any]) -> Verdict:
-        """Decide for a batch of preprocessed images; the verdict holds NumPy arrays."""
+        """Return the verdict on a batch of preprocessed images, as NumPy arrays."""
         nothing: list[Any] = [np.zeros(0)] * len(OUTPUTS)
         label, score, p_value, is_ood = self.session.run(None, {"images": images}) if len(images) else nothing
         reasons = dict.fromkeys(np.flatnonzero(label < 0).tolist(), NOT_FINITE)
@@ -120,7 +120,7 @@ class GraphGuard:
 
 
 def _session(path: Path) -> Any:
-    """Open a graph on the CPU; one whose data is in other files is refused, since it could name any file of this machine."""
+    """Open a graph on the CPU; raise if it refers to other files, since it could name any file on this machine."""
     runtime = needed("onnxruntime", "score", "onnx", StoreError)
     options = runtime.SessionOptions()
     options.log_severity_level = 4
@@ -131,7 +131,7 @@ def _session(path: Path) -> Any:
 
 
 def check_target(path: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Raise unless a graph may be written to a path: it ends in .onnx, and what it replaces was exported by idness, or `force` is set."""
+    """Raise unless a path ends in .onnx and either does not exist or was exported by idness, or `force` is set."""
     target = Path(path)
     check_writable(target.parent)
     if target.suffix != SUFFIX:
@@ -141,17 +141,17 @@ def check_target(path: str | os.PathLike[str], *, force: bool = False) -> None:
     onnx = _onnx()
     try:
         known = [entry.key for entry in onnx.load(target, load_external_data=False).metadata_props]
-    except Exception:  # another program's file can fail in any way
+    except Exception:  # reading another program's file can raise anything
         known = []
     if "idness" not in known:
         raise StoreError(f"{target}: exists and was not exported by idness; choose another name or pass force=True")
 
 
 def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], example: Tensor | None, force: bool) -> Path:
-    """Export a guard by its graph; the other arguments are those of `Guard.to_onnx`.
+    """Export a guard, given its graph; the other arguments are those of `Guard.to_onnx`.
 
     The file is compared with torch before it is written. Methods that need a second pass of the network cannot be exported, nor can
-    those of other packages whose `rate` branches on values or leaves torch.
+    methods of other packages whose `rate` branches on values or leaves torch.
     """
     import torch
 
@@ -170,7 +170,7 @@ def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], examp
     if example is None:
         how = guard.preprocessing
         if how is None or how.size is None:
-            raise ExportError("to_onnx: the network's input size is unknown; pass example=, a batch of its input")
+            raise ExportError("to_onnx: the network's input size is unknown; pass example=, a batch of input")
         example = torch.randn(2, how.channels, *how.size, generator=torch.Generator().manual_seed(0))
     # Two images: a batch of one would become a fixed size.
     images = torch.cat((example, example))[:2].to(guard.split.device, guard.split.dtype)
@@ -188,13 +188,13 @@ def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], examp
                 output_names=list(OUTPUTS),
                 dynamic_shapes=({0: torch.export.Dim("batch", min=1)}, None),
             )
-        except Exception as error:  # whatever the network or another package's method made the exporter raise
-            cause = error.__cause__ or error  # the exporter's own text is advice on its use
+        except Exception as error:  # networks and methods of other packages can make the exporter raise anything
+            cause = error.__cause__ or error  # the exporter's own message is general advice
             reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
             raise _refused(guard, reason[:200]) from error
     assert program is not None
     proto = program.model_proto
-    # An input with an initial value is optional.
+    # An input with an initializer is optional.
     proto.graph.initializer.append(onnx.numpy_helper.from_array(guard.threshold().cpu().numpy(), THRESHOLD))
     proto.producer_name = "idness"
     proto.doc_string = "images -> label, score (ID-ness, higher is more in-distribution), p_value, is_ood"
@@ -214,8 +214,8 @@ def to_onnx(guard: Guard, graph: GuardGraph, path: str | os.PathLike[str], examp
 def _check(file: Path, images: Tensor, expected: Any, guard: Guard) -> None:
     """Run the file and compare it with torch, for the batch it was traced with and for one image.
 
-    Differences are relative to the score, or to the range of the calibration scores if that is larger: a difference of large
-    distances may be near zero and still be rounded at their size.
+    Differences are relative to the score, or to the range of the calibration scores if that is larger: a score near zero may be the
+    difference of large distances, with their rounding error.
     """
     session, known = _session(file), guard.rule().calibration.scores
     scale = max(1.0, float(known.max() - known.min()))

@@ -1,6 +1,6 @@
-"""Scoring many images: records one by one, as rows of a file, or as a table of Parquet files that can be resumed.
+"""Scoring of many images: as records, as rows of a file, or as a resumable table of Parquet files.
 
-Needs torch only if the guard does: an exported guard scores files without it.
+Needs torch only if the guard does; an exported guard scores files without torch.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from idness.guard.guard import Guard
 
 SHARD = 1024
-"""Images per file of a table."""
+"""Number of images per file of a table."""
 NAMES = 16
-"""Hexadecimal digits of a hash in a file's name."""
+"""Number of hexadecimal digits of a hash in a file name."""
 WIDEST, LONGEST = 24, 1000
 """Length to which class names, and paths and reasons, are cut on a terminal."""
 COLUMNS = ("image", "class", "score", "p_value", "q_value", "is_ood", "reason", "caution", "error")
@@ -51,9 +51,9 @@ def open_guard(
     false_alarm: float | None = None,
     **options: Any,
 ) -> Guard | GraphGuard:
-    """Load a guard from its folder, or from the .onnx file that was exported, which runs on the CPU.
+    """Load a guard from its folder, or from an exported .onnx file, which runs on the CPU.
 
-    `recall` or `false_alarm` decide instead of the calibrated recall; the other arguments are those of `Guard.load`.
+    `recall` or `false_alarm` replaces the calibrated recall; the other arguments are those of `Guard.load`.
     """
     if path.suffix == SUFFIX and not path.is_dir():
         if any(given is not None for given in (model, weights, recall, false_alarm)):
@@ -87,18 +87,18 @@ def score_images(
 
 
 def kept_columns(images: ImageSet, keep: Iterable[str], start: int, stop: int) -> dict[str, list[Any]]:
-    """Return the user's columns of a range of images."""
+    """Return the columns `keep` of a range of images."""
     return {kept_name(name): images.values(name, start, stop) for name in keep}
 
 
 def kept_name(name: str) -> str:
-    """Return the name of a user's column beside verdicts; `input_` precedes one that verdicts have too."""
+    """Return the output name of a user's column, with the prefix `input_` if verdicts have a column of that name."""
     return f"input_{name}" if name in TABLE_COLUMNS else name
 
 
 @contextmanager
 def row_stream(path: Path | None) -> Iterator[TextIO]:
-    """Open a new file that takes its place when the block ends without an error, or standard output if `path` is `None`."""
+    """Open a new file, which is moved to `path` at the end of the block unless there is an error; standard output if `None`."""
     if path is None:
         yield sys.stdout
         return
@@ -116,7 +116,7 @@ def _check_new(path: Path) -> None:
 def screen(
     guard: Guard | GraphGuard, records: Iterable[dict[str, Any]], fdr: float
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return records with q-values, flagged by them, and a warning if there are too few calibration images; empty if not."""
+    """Return records with q-values and decisions based on them, and a warning, or an empty text, about too few calibration images."""
     check_fraction("screen", "fdr", fdr)
     found = list(records)
     tested = [record for record in found if record.get("p_value") is not None and not record.get("reason")]
@@ -129,9 +129,9 @@ def screen(
 
 @dataclass
 class Tally:
-    """The number of images scored, of OOD ones and of those that cannot be read, and the first of these with the reason.
+    """The number of images scored, flagged and unreadable, and the first unreadable one with the reason.
 
-    `seen` is score and class of readable images for the test of drift: all, or evenly spaced ones, since its promise is for PERIOD images.
+    `seen` is the score and class of readable images for the drift test: all, or an evenly spaced sample of at most PERIOD images.
     """
 
     images: int = 0
@@ -142,7 +142,7 @@ class Tally:
     step: int = 1
 
     def counted(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield records as they can be printed, and count them."""
+        """Yield printable records and count them."""
         for record in records:
             self.images += 1
             self.ood += bool(record.get("is_ood"))
@@ -160,7 +160,7 @@ class Tally:
 def write_rows(
     records: Iterable[dict[str, Any]], stream: TextIO, form: str, kept: Iterable[str] = (), *, screened: bool = False
 ) -> Tally:
-    """Write records, each as soon as it is known if possible, and count them.
+    """Write records, each as soon as available if the format allows, and count them.
 
     `form` is `csv`, `json` (an array), `jsonl` (a line per record) or `parquet`; `kept` names the user's columns.
     """
@@ -187,7 +187,7 @@ def write_rows(
 def print_rows(
     records: Iterable[dict[str, Any]], console: Console, classes: Sequence[str], *, screened: bool = False
 ) -> Tally:
-    """Print records as lines for people, with columns as wide as the class names, and count them."""
+    """Print records as human-readable lines, with columns as wide as the class names, and count them."""
     from rich.text import Text
 
     tally, width = Tally(), max(5, *(min(len(name), WIDEST) for name in classes), 0)
@@ -217,10 +217,10 @@ def print_rows(
 class VerdictTable:
     """Verdicts on a set of images as a folder of Parquet files, one per span of images.
 
-    The name of a file contains its number and a key, the hash of everything that made it, so that a resumed run finds the spans that
-    are done. The folder's listing names the guard from the start, so that the verdicts of another guard are left alone, and has the
-    counts once the table is complete. `images` is `None` in a process that gets them span by span. `keep` names columns of the user's
-    to add. With `fdr`, images are flagged at that false discovery rate once all are scored.
+    A file's name contains its number and a key, a hash of everything that determines its content, so that a resumed run finds finished
+    spans. The folder's listing names the guard from the start, so that verdicts of another guard are not mixed in, and contains the
+    counts once the table is complete. `images` is `None` in a process that receives them span by span. `keep` names user columns to
+    add. With `fdr`, images are flagged at that false discovery rate once all are scored.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class VerdictTable:
         self.identity = key_of(guard.identity(self.batch), f"fdr {fdr}", *keep)
 
     def run(self, progress: Progress | None = None) -> Tally:
-        """Score everything that the table does not have yet, in this process."""
+        """Score everything that the table does not contain yet, in this process."""
         assert self.images is not None
         progress = progress or Progress()
         spans = self.start(progress)
@@ -271,7 +271,7 @@ class VerdictTable:
         about = self._output.listing() or {}
         if about.get("guard", self.identity) != self.identity:
             raise StoreError(
-                f"{self.folder}: contains verdicts of another guard or version, or with other options; choose another folder"
+                f"{self.folder}: contains verdicts from another guard, version or options; choose another folder"
             )
         planned = {file for *_, file in spans}
         if not any(map(self.has, planned)):
@@ -287,14 +287,14 @@ class VerdictTable:
         return (self.folder / file).is_file()
 
     def score_span(self, images: ImageSet, names: Sequence[str], file: str, progress: Progress | None = None) -> None:
-        """Score the images of one part, and write it in one step."""
+        """Score the images of one part and write it atomically."""
         found = score_images(self.guard, images, self.keep, batch=self.batch, progress=progress)
         records = [record | {"image": name} for name, record in zip(names, found, strict=True)]
         table = _arrow_table(records, [kept_name(name) for name in self.keep], screened=self.fdr is not None)
         self._output.write({file: _parquet_bytes(table)})
 
     def finish(self, files: Sequence[str]) -> Tally:
-        """Count the verdicts of a complete table, and remove parts of images that have changed since."""
+        """Return the counts of a complete table, and remove parts of images that have changed since."""
         if self.fdr is not None:
             self._screen(files, self.fdr)
         tally, columns = Tally(), ("image", "label", "score", "is_ood", "error")
@@ -305,7 +305,7 @@ class VerdictTable:
         return tally
 
     def _screen(self, files: Sequence[str], fdr: float) -> None:
-        """Write the parts again with q-values, which depend on all images, and flag by them."""
+        """Rewrite the parts with q-values, which depend on all images, and decisions based on them."""
         rows = [row for file in files for row in self._read(file, "p_value", "reason", "is_ood").to_pylist()]
         rows, self.shortfall = screen(self.guard, rows, fdr)
         screened = iter(rows)

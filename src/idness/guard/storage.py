@@ -1,7 +1,7 @@
-"""Saving and loading guards: a folder with `guard.json` and the safetensors files that it names, no pickle; and their model card.
+"""Saving and loading of guards: a folder with `guard.json` and the safetensors files that it names, no pickle; and model cards.
 
-The files of tensors are named by their content, so that replacing `guard.json` in one step replaces the whole guard: a reader sees
-the old one or the new one, even after a crash.
+Tensor files are named by a hash of their content, so that replacing `guard.json` atomically replaces the whole guard: a reader sees
+either the old one or the new one, even after a crash.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from idness.guard.guard import Guard
 
 FORMAT = 1
-"""Version of the format; a file with a higher one is refused, lower ones keep loading."""
+"""Version of the format; newer files are rejected, older ones can still be loaded."""
 MANIFEST = "guard.json"
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """The name and hash of a safetensors file of the folder."""
+    """The name and hash of a safetensors file in the folder."""
 
     file: str
     sha256: str
 
     def below(self, folder: Path) -> Path:
-        """Return its path; only the last part of the name counts, since a manifest must not lead out of its folder."""
+        """Return the file's path; only the last part of its name is used, since a manifest must not point outside its folder."""
         return folder / Path(self.file).name
 
 
@@ -111,13 +111,13 @@ def save_guard(guard: Guard, path: str | os.PathLike[str], *, bundle: bool = Fal
 
     manifest["tensors"] = add("tensors", tensors)
     weights = guard.model.state_dict()
-    if bundle and all(isinstance(value, Tensor) for value in weights.values()):  # int8 layers have packed ones
+    if bundle and all(isinstance(value, Tensor) for value in weights.values()):  # weights of int8 layers are packed
         manifest["model"]["file"] = add("weights", weights)
     with locked(folder.path, wait=True):
         before = folder.files
         folder.write(contents | {MANIFEST: _DOCUMENT.text(manifest)})
         stale = before - folder.files
-        # Unless other weights replace it, a copy of the weights stays: it may be the only one.
+        # A copy of the weights stays unless other weights replace it: it may be the only one.
         discard(*(folder.path / name for name in stale if bundle or not name.startswith("weights-")))
     return folder.path
 
@@ -125,7 +125,7 @@ def save_guard(guard: Guard, path: str | os.PathLike[str], *, bundle: bool = Fal
 def load_guard(
     kind: type[Guard], folder: Path, model: str | nn.Module | SplitModel | None, weights: str | Path | None
 ) -> Guard:
-    """Read a guard of this class from a folder; the other arguments are those of `Guard.load`."""
+    """Load a guard of this class from a folder; the other arguments are those of `Guard.load`."""
     manifest = read_manifest(folder)
     tensors = _DOCUMENT.tensors(manifest.tensors.below(folder), manifest.tensors.sha256)
     known = manifest.model
@@ -138,7 +138,7 @@ def load_guard(
         split = SplitModel(model, known.layer, example=example_for(how), multi_label=known.multi_label)
     if (module_fingerprint(split.model), split.ending) != (known.fingerprint, known.ending):
         raise ModelError(
-            f"{folder}: was calibrated with another network: the weights, or what follows layer {known.layer!r}, are not those of"
+            f"{folder}: was calibrated with another network: the weights, or the code after layer {known.layer!r}, differ from those of"
             f" {known.spec or 'the calibrated one'}; load the same network, or calibrate again"
         )
     try:
@@ -153,10 +153,10 @@ def load_guard(
         calibration = Calibration(tensors["calibration.scores"], tensors["calibration.sizes"]).to(split.device)
         guard.adopt(calibration, manifest.recalls, known.fingerprint, manifest.confidence)
         guard.detection = manifest.detection
-        guard.decide(guard.blank())  # what does not fit fails here, not at the first image
+        guard.decide(guard.blank())  # so that mismatches fail here, not at the first image
     except IdnessError:
         raise
-    except Exception as error:  # tensors of another method or version can fail in any way
+    except Exception as error:  # tensors of another method or version can raise anything
         raise _DOCUMENT.damaged(folder / MANIFEST, f"{type(error).__name__}: {error}") from error
     if isinstance(model, str):
         approve(model)
@@ -166,20 +166,20 @@ def load_guard(
 def _opened(
     folder: Path, known: ModelEntry, how: Preprocessing | None, spec: str | None, weights: str | Path | None
 ) -> SplitModel:
-    """Open the network of this name, or the one that the guard names, with the guard's copy of the weights if it has one."""
+    """Open the given network, or the one that the guard names, with the guard's copy of the weights if it has one."""
     if spec is None:
         if known.spec is None:
             raise ModelError(f"{folder}: does not name its network; pass model=")
         spec = approved(known.spec, code=known.code)
     if weights is None and known.file is not None:
         weights = known.file.below(folder)
-        _DOCUMENT.bytes_of(weights, known.file.sha256)  # damage is reported before anything is built
+        _DOCUMENT.bytes_of(weights, known.file.sha256)  # reports damage before anything is built
     options = ModelOptions(spec, weights, layer=known.layer, preprocessing=how, multi_label=known.multi_label)
     return open_network(options).split
 
 
 def read_manifest(path: str | os.PathLike[str]) -> GuardManifest:
-    """Read and check a guard's `guard.json`, without its tensors."""
+    """Return the checked content of a guard's `guard.json`, without its tensors."""
     return _DOCUMENT.read(Path(path) / MANIFEST)
 
 
@@ -194,7 +194,7 @@ def _named_files(folder: Path) -> set[str]:
 
 
 def model_card(guard: Guard, repo_id: str) -> str:
-    """Describe a guard for its page on the hub: promise, method, network and limits."""
+    """Return the guard's model card for the hub: guarantee, method, network and limits."""
     facts, how = guard.describe(), guard.preprocessing
     spec = facts["model"]["spec"] or ""
     base = f"\nbase_model: {spec.removeprefix(PREFIX)}" if spec.startswith(PREFIX) else ""
@@ -227,8 +227,8 @@ verdict = guard.judge("image.jpg")
 
 ## Limits
 
-- The promise holds on average over calibration sets, and only for images from the same source as the calibration images. It says
-  nothing about how many OOD images are flagged.
+- The guarantee holds on average over calibration sets, and only for images from the same source as the calibration images. It does
+  not cover how many OOD images are flagged.
 - An image that is not flagged may still be misclassified.
 - After a change of camera, preprocessing or classes, or when `idness score` reports drift, calibrate again.
 """

@@ -22,19 +22,17 @@ if TYPE_CHECKING:
     from idness.data.sets import ImageSet
 
 NOT_FINITE = "the network's output is not finite (NaN or Inf)"
-FAR_ABOVE = (
-    "ID-ness is far above that of every calibration image; check that the input is preprocessed as at calibration"
-)
+FAR_ABOVE = "ID-ness is far above that of every calibration image; check that the input is preprocessed in the same way"
 LOWEST = float(np.finfo(np.float32).min)
-"""The score of images that are rejected whatever their activations."""
+"""The score of images that are rejected regardless of their activations."""
 SHOWN = 50
-"""Rows of the table in a notebook."""
+"""Maximum number of rows of the table in a notebook."""
 ROUNDING = 1 + 1e-6
 """Tolerance for q-values, since p-values are float32."""
 ARRAYS = {"label": -1, "score": LOWEST, "p_value": 0.0, "is_ood": True}
-"""Fields of a verdict with an entry per row, and the entry of an image that cannot be read."""
+"""Fields of a verdict with one entry per image, and the entry of an unreadable image."""
 TEXTS = ("reasons", "cautions", "errors")
-"""Fields with texts by row."""
+"""Fields that map rows to texts."""
 
 
 def q_values(p_values: ArrayLike) -> NDArray[np.float64]:
@@ -50,25 +48,25 @@ def q_values(p_values: ArrayLike) -> NDArray[np.float64]:
 
 
 def images_for_fdr(images: int, discoveries: int, fdr: float) -> int:
-    """Return how many calibration images it takes to flag this many of the images at a false discovery rate."""
+    """Return the number of calibration images needed to flag this many of the images at a false discovery rate."""
     return max(1, math.ceil(round(images / (fdr * discoveries), 9)) - 1)
 
 
 def fdr_shortfall(p_values: ArrayLike, calibration: int, fdr: float) -> str:
-    """Return why no image can be flagged at this rate if there are too few calibration images; empty if there are enough."""
+    """Return a warning if too few calibration images are available to flag any image at this rate; empty otherwise."""
     p = np.asarray(p_values, np.float64)
-    lowest = int((p <= ROUNDING / (calibration + 1)).sum())  # none is lower than 1 / (n + 1)
+    lowest = int((p <= ROUNDING / (calibration + 1)).sum())  # p-values are at least 1 / (n + 1)
     if lowest == 0 or bool((q_values(p) <= fdr * ROUNDING).any()):
         return ""
     return (
-        f"too few calibration images for a false discovery rate of {fdr:g}: {lowest:,} of {len(p):,} images score below all {calibration:,}"
-        f" of them, which is not enough to flag any; calibrate on {images_for_fdr(len(p), lowest, fdr):,} images or raise the rate"
+        f"too few calibration images for a false discovery rate of {fdr:g}: only {lowest:,} of {len(p):,} images score below all"
+        f" {calibration:,} of them, too few to flag any; calibrate on {images_for_fdr(len(p), lowest, fdr):,} images or raise the rate"
     )
 
 
 @dataclass(frozen=True)
 class Detection:
-    """The number of OOD images that a guard flags, of how many."""
+    """The number of OOD images, and how many of them a guard flags."""
 
     flagged: int
     images: int
@@ -86,20 +84,20 @@ class Detection:
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """One decision per image; the arrays are tensors, or NumPy arrays if an exported guard decided.
+    """The decisions of a guard, one per image; the arrays are tensors, or NumPy arrays from an exported guard.
 
     Args:
         label: the plain network's class; -1 if its output was not finite.
         score: ID-ness; higher is more in-distribution.
-        p_value: fraction of in-distribution images that score no higher; small means OOD.
+        p_value: conformal p-value, the fraction of in-distribution images that score as low or lower; small means OOD.
         is_ood: whether the image is out-of-distribution.
         levels: the decisions at each recall that the guard was calibrated for; `is_ood` is the first of them.
         reasons: why an image was rejected without a score, by row.
         class_names: the names of the classes, if known.
-        cautions: what is suspicious about an image that was not rejected, by row.
+        cautions: what is suspicious about images that were not rejected, by row.
         names: the names of the images, if known.
         errors: why an image could not be read, by row; such an image is in `reasons` too.
-        fdr: the false discovery rate that decided, if one did.
+        fdr: the false discovery rate that `is_ood` is based on, if any.
     """
 
     label: Tensor
@@ -118,12 +116,12 @@ class Verdict:
         return len(self.label)
 
     def __getitem__(self, row: int) -> Verdict:
-        """Return the verdict on one image; the arrays keep their batch dimension."""
+        """Return the verdict on one image; arrays keep the batch dimension."""
         row = range(len(self))[row]
         return replace(self._rows([row]), names=None if self.names is None else [self.names[row]])
 
     def _rows(self, rows: Sequence[int]) -> Verdict:
-        """Return these rows without their names; -1 is an image that cannot be read."""
+        """Return these rows without their names; -1 stands for an unreadable image."""
 
         def taken(values: Any, fill: float) -> Any:
             if isinstance(values, np.ndarray):
@@ -141,7 +139,7 @@ class Verdict:
 
     @staticmethod
     def concat(parts: Sequence[Verdict]) -> Verdict:
-        """Join the verdicts of one guard row after row."""
+        """Concatenate verdicts of the same guard along the rows."""
         import torch
 
         if not parts:
@@ -178,10 +176,10 @@ class Verdict:
         return cast("Tensor", result)
 
     def select(self, fdr: float = 0.1) -> Tensor:
-        """Return a mask of the images to flag so that on average at most `fdr` of the flagged ones are in-distribution.
+        """Return a mask of the images to flag such that, on average, at most a fraction `fdr` of them is in-distribution.
 
-        Benjamini-Hochberg on the conformal p-values: for a batch of images that is judged together. `is_ood` decides for each image
-        alone, and flags its rate of false alarms of all in-distribution images, however few OOD images there are.
+        Benjamini-Hochberg on the conformal p-values, for a batch of images that is judged together. By contrast, `is_ood` decides for
+        each image separately, with a fixed false-alarm rate among in-distribution images, however few OOD images there are.
 
         Args:
             fdr: the false discovery rate, in (0, 1).
@@ -190,14 +188,14 @@ class Verdict:
         return self.q_values() <= fdr * ROUNDING
 
     def name(self, row: int) -> str:
-        """Return the name of a row's class, or its number if names are unknown."""
+        """Return the name of a row's predicted class, or its index if names are unknown."""
         label = int(self.label[row])
         if label < 0:
             return "none"
         return self.class_names[label] if self.class_names else str(label)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return one plain dictionary per image, as printed and served; an image that could not be read has its name and error."""
+        """Return one plain dictionary per image, as printed and served; unreadable images have only their name and error."""
         found, q = [], None if self.fdr is None else self.q_values().tolist()
         for row in range(len(self)):
             record: dict[str, Any] = {} if self.names is None else {"image": self.names[row]}

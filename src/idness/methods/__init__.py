@@ -1,4 +1,4 @@
-"""The methods, one module each, imported on first use; a new method needs its module, one line here and a test."""
+"""The methods, one module each, imported on first use; a new method needs a module, an import here and a test."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from idness.methods.weiper import WeiPer as WeiPer
 
 NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
-"""Names of the methods, which are those of their modules and, in lower case, of their classes."""
+"""Names of the methods, which are the names of their modules and, in lower case, of their classes."""
 
 
 def __getattr__(name: str) -> Any:
@@ -60,6 +60,6 @@ def __getattr__(name: str) -> Any:
 
 
 def method_class(name: str) -> Any:
-    """Return the class of a method, which has its name."""
+    """Return the class of a method by name."""
     module = importlib.import_module(f"{__name__}.{name}")
     return next(value for key, value in vars(module).items() if key.lower() == name and isinstance(value, type))

@@ -22,7 +22,7 @@ class ActSub(Detector):
 
     Args:
         percentile: percentage of activations excluded from SCALE's sum of the largest.
-        power: exponent of the similarity; the larger, the less the energy counts.
+        power: exponent of the similarity; the larger, the smaller the influence of the energy.
         k: number of nearest training images.
     """
 
@@ -68,8 +68,8 @@ def _rest_similarity(features: Tensor, basis: Tensor, bank: Tensor, ks: tuple[in
 def _decisive_basis(head: Head, train: Activations) -> tuple[Tensor, Tensor]:
     """Return the leading right singular vectors of the head, and the unit features of training images outside them.
 
-    There are as many vectors as make training images equally long inside and outside. The authors' code continues into
-    directions that the head ignores; their order is arbitrary, so we stop at the rank of the head.
+    Their number is such that training features have equal length inside and outside their span. The authors' code continues
+    into directions that the head ignores; the order of these is arbitrary, so we stop at the rank of the head.
     """
     vectors = head_axes(head)[2]
     surplus = torch.zeros(vectors.shape[1], dtype=torch.double, device=vectors.device)

@@ -16,17 +16,17 @@ from idness.detectors.readouts import energy
 
 @dataclass(kw_only=True)
 class AdaScale(InputEdit):
-    """Scale as SCALE (a) or LTS (l), less for images whose largest features shift more when the image is perturbed.
+    """SCALE (a) or LTS (l) with less scaling for images whose largest features shift more when the image is perturbed.
 
-    Negative features count as zero, except in what is scaled. Paper and code use the names k1 and k2 inconsistently; the
-    options here are named after what they do.
+    Negative features count as zero, except where features are scaled. Paper and code use the names k1 and k2 inconsistently;
+    the options here have descriptive names.
 
     Args:
         variant: `a` scales the features by exp(r), `l` the logits by r squared.
-        low: SCALE's percentile for the image whose features shift most; 60 is the author's for networks of any kind.
-        high: percentile for the image whose features shift least, which the author tunes for each network. At the default it
-            is at most 4 points of AUROC below EBO on the networks measured; at 85 it is 33 below on the embedded one. For
-            ResNet-50 the author takes 80 and 85.
+        low: SCALE's percentile for the image whose features shift most; the author uses 60 for all networks.
+        high: percentile for the image whose features shift least, which the author tunes for each network. At the default,
+            AUROC is at most 4 points below EBO on the networks measured; at 85, it is 33 points below on the embedded one.
+            For ResNet-50 the author uses 80 and 85.
         k_shift: percentage of features, the largest, whose shifts are summed.
         k_level: percentage of features, the largest, whose values after the perturbation are summed.
         weight: weight of the first sum relative to the second.
@@ -70,7 +70,7 @@ class AdaScale(InputEdit):
         self.oddness_ = self._oddness(val).sort().values
 
     def rate(self, acts: Activations) -> Tensor:
-        # Fraction of ID images that are odder: 1 for the most ordinary image, 0 for the oddest.
+        # Fraction of ID images that shift more: 1 for the most ordinary image, 0 for the most unusual one.
         rank = torch.searchsorted(self.oddness_, self._oddness(acts), right=True)
         share = 1 - rank / len(self.oddness_)
         width, percents = acts.features.shape[1], self.low + share * (self.high - self.low)

@@ -12,7 +12,7 @@ from idness.detectors.kernels import ascending, kept_count, scale_ratio
 
 @dataclass(kw_only=True)
 class Ash(Enhancer):
-    """Set the small features of each image to zero, and scale (s), keep (p) or level (b) the others.
+    """Pruning of the small features of each image; the others are scaled (s), kept (p) or binarized (b).
 
     Requires non-negative features (post-ReLU); warns otherwise.
 
@@ -38,7 +38,7 @@ class Ash(Enhancer):
 
     def shape(self, features: Tensor) -> Tensor:
         kept = kept_count(features.shape[1], self.percentile)
-        if self.variant == "b":  # exactly so many, even if others are equal
+        if self.variant == "b":  # exactly this many, even with ties
             largest = features.topk(kept, dim=1, sorted=False).indices
             level = features.sum(dim=1, keepdim=True) / kept
             return torch.zeros_like(features).scatter(1, largest, level.expand_as(largest))

@@ -12,7 +12,7 @@ from idness.detectors.gaussian import Moments
 from idness.detectors.readouts import READOUTS
 
 LEAST = 1e-6
-"""Smallest confidence: the energy of unsure images can be negative, which would turn errors into merits."""
+"""Minimum confidence: the energy of uncertain images can be negative, which would reverse the sign of the error."""
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ from idness.detectors.registry import detectors_in
 
 @dataclass(kw_only=True)
 class Chain(Enhancer):
-    """Apply several edits in sequence, each fitted on the output of the previous ones.
+    """Sequence of edits of features and head, each fitted on the output of the previous ones.
 
     Args:
         steps: detectors that edit features or head, their configurations, or text such as

@@ -12,7 +12,7 @@ from idness.core.types import Activations, Head
 from idness.detectors.detector import Detector
 
 FILE, WEIGHT, BIAS = "method.safetensors", "branch.weight", "branch.bias"
-"""File of a training run, and the names of the second head's tensors in it."""
+"""File of a training run, and the names of the tensors of the second head in it."""
 
 
 @dataclass(kw_only=True)
@@ -43,5 +43,5 @@ class ConfBranch(Detector):
             )
 
     def rate(self, acts: Activations) -> Tensor:
-        # The sigmoid keeps the order, except for scores that it rounds to 1.
+        # The paper's sigmoid would not change the order, except for scores that it rounds to 1.
         return (acts.features @ self.weight_.T + self.bias_)[:, 0]

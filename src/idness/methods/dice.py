@@ -13,7 +13,7 @@ from idness.detectors.kernels import percentile_of
 
 @dataclass(kw_only=True)
 class DICE(Enhancer):
-    """Set to zero all weights of the head but those with the largest mean contribution on training images.
+    """Sparsification of the head to the weights with the largest mean contribution on training images.
 
     Args:
         percentile: percentage of all C x D weights that are set to zero.

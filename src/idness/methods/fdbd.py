@@ -30,7 +30,7 @@ class FDBD(Detector):
         self.closeness_ = torch.where(apart > 1e-6 * apart.max(), 1 / apart, 0.0).float()
 
     def rate(self, acts: Activations) -> Tensor:
-        # The boundary to class c is (z_max - z_c) / |w_max - w_c| away; the authors' code sums what the paper averages.
+        # The distance to the boundary of class c is (z_max - z_c) / |w_max - w_c|; the authors' code sums, the paper averages.
         largest, predicted = acts.logits.max(dim=1, keepdim=True)
         distances = (largest - acts.logits) * self.closeness_[predicted.squeeze(1)]
         mean = distances.sum(dim=1) / max(1, acts.logits.shape[1] - 1)

@@ -17,7 +17,7 @@ class GEN(Detector):
     """Negative generalized entropy of the largest softmax probabilities.
 
     Args:
-        gamma: exponent; the smaller, the more small probabilities count.
+        gamma: exponent; the smaller, the larger the weight of small probabilities.
         m: number of largest probabilities that are used; at most the number of classes.
     """
 
@@ -30,7 +30,7 @@ class GEN(Detector):
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
-        # One sort serves every m, and one logarithm every gamma.
+        # One sort suffices for every m, and one logarithm for every gamma.
         classes = acts.logits.shape[1]
         most = min(max(detector.m for detector in detectors), classes)
         largest = torch.softmax(acts.logits, dim=1).topk(most, dim=1).values

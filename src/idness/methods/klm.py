@@ -26,8 +26,8 @@ class KLM(Detector):
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         logs = val.logits.double().log_softmax(dim=1)
         predicted = val.logits.argmax(dim=1)
-        # Computed from logarithms: probabilities of other classes may be 0 in floating point, from which the divergence
-        # would be infinite. Classes that are never predicted have no template.
+        # Computed from logarithms, since probabilities of other classes may be 0 in floating point, which would make the
+        # divergence infinite. Classes that are never predicted have no template.
         groups = [logs[predicted == label] for label in sorted(set(predicted.tolist()))]
         self.templates_ = torch.stack([group.logsumexp(dim=0) - math.log(len(group)) for group in groups])
 

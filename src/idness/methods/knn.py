@@ -17,7 +17,7 @@ class KNN(Detector):
     """Negative squared distance to the k-th nearest training image, on features scaled to length 1.
 
     Args:
-        k: which neighbour; use a smaller one for fewer training images.
+        k: rank of the neighbour; use a smaller one for fewer training images.
     """
 
     formula = r"-\lVert \bar a - \bar a_{(k)} \rVert^2"

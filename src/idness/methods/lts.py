@@ -15,7 +15,7 @@ from idness.detectors.readouts import energy
 class LTS(Detector):
     """Energy of the logits multiplied by r squared, where r is the sum of all features over the sum of the largest.
 
-    Unlike SCALE it scales the bias too. Negative features count as zero.
+    Unlike SCALE, it also scales the bias. Negative features count as zero.
 
     Args:
         percentile: percentage of activations excluded from the sum of the largest.

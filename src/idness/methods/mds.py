@@ -20,7 +20,7 @@ from idness.detectors.kernels import shared
 class MDS(Detector):
     """Negative squared Mahalanobis distance to the nearest class mean.
 
-    One covariance for all classes, on the penultimate features, without input perturbation, as in OpenOOD.
+    All classes share one covariance. Penultimate features are used, without input perturbation, as in OpenOOD.
 
     Args:
         shrinkage: fraction in [0, 1) by which the covariance moves towards a multiple of the identity, for few training
@@ -40,7 +40,7 @@ class MDS(Detector):
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         classes = class_moments(train, self.place)
-        freedom = classes.count - int(classes.counts.count_nonzero())  # each class mean takes one
+        freedom = classes.count - int(classes.counts.count_nonzero())  # each class mean uses one
         if not freedom:
             raise InputError(
                 f"needs classes with at least two training images, got {classes.count} images of as many classes; add images, or"
@@ -66,7 +66,7 @@ class MDS(Detector):
         return features.double()
 
     def whiten(self, covariance: Tensor, freedom: int) -> Tensor:
-        """Return the whitening matrix of a covariance with this many degrees of freedom, shrunk as the option says."""
+        """Return the whitening matrix of a covariance with this many degrees of freedom, after shrinkage."""
         return whitening(covariance, oas_shrinkage(covariance, freedom) if self.shrinkage == "auto" else self.shrinkage)
 
     def rate(self, acts: Activations) -> Tensor:

@@ -13,8 +13,8 @@ from idness.methods.mds import MDS
 class MDSPP(MDS):
     """Negative squared Mahalanobis distance to the nearest class mean, on features scaled to length 1.
 
-    The lengths of features differ between classes and are small for many OOD images, which one Gaussian per class does not
-    fit well; their directions fit it better.
+    The lengths of features differ between classes and are small for many OOD images, which Gaussians with a shared
+    covariance do not fit well; directions of features fit better.
 
     Args:
         shrinkage: fraction in [0, 1) by which the covariance moves towards a multiple of the identity, 0 in the paper;

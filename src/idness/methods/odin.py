@@ -15,7 +15,7 @@ from idness.detectors.readouts import msp
 class ODIN(InputEdit):
     """Largest softmax probability at a high temperature, after a small step of the image towards its predicted class.
 
-    ID images gain more confidence from the step than others.
+    ID images gain more confidence from the step than OOD images.
 
     Args:
         temperature: divisor of the logits, for the step and for the score.
@@ -38,7 +38,7 @@ class ODIN(InputEdit):
         def confidence(inputs: Tensor) -> Tensor:
             return (network(inputs)[1] / self.temperature).log_softmax(dim=1).amax(dim=1)
 
-        # The public code counts a gradient of zero as positive; in the paper's formula its sign is zero.
+        # The public code treats a gradient of zero as positive; in the paper's formula its sign is zero.
         return images + self.eps * input_gradient(confidence, images).sign()
 
     def rate(self, acts: Activations) -> Tensor:

@@ -12,14 +12,14 @@ from idness.detectors.detector import Enhancer
 from idness.detectors.kernels import percentile_of
 
 TAILS = (0.1, 99.9)
-"""Percentiles of all training features that bound the bins."""
+"""Percentiles of all training features that delimit the bins."""
 NORM = 1000.0
-"""Norm of the factors in the authors' code, arbitrary in the paper; it makes the energy almost the largest logit."""
+"""Norm of the factors in the authors' code, arbitrary in the paper; it is so large that the energy is almost the largest logit."""
 
 
 @dataclass(kw_only=True)
 class OptFS(Enhancer):
-    """Multiply each feature by the mean contribution of features of its size to the predicted class on training images.
+    """Scaling of each feature by the mean contribution of features of its size to the predicted class on training images.
 
     Bins of equal width cover the values; features outside become 0. The factors maximize the mean largest logit of
     training images for a given norm: the factor of a bin is proportional to the mean over images of the sum of
@@ -42,7 +42,7 @@ class OptFS(Enhancer):
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         self.low_, high = (percentile_of(train.features, tail) for tail in TAILS)
-        # The width of identical features would be 0.
+        # If all features are identical, the width would be 0.
         self.width_ = ((high - self.low_) / self.bins).clamp(min=1e-30)
         gains = torch.zeros(self.bins + 1, dtype=torch.double, device=train.features.device)
         for part in train.batches(1024):

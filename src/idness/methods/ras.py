@@ -12,7 +12,7 @@ from idness.detectors.kernels import ascending, shared
 
 @dataclass(kw_only=True)
 class RAS(Enhancer):
-    """Replace the sorted features of each image by the mean sorted features of training images, keeping their ranks.
+    """Replacement of each image's sorted features by the mean sorted features of training images; ranks are kept.
 
     All images then have the same values; only their order differs.
     """

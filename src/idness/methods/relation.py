@@ -41,7 +41,7 @@ class Relation(Detector):
 
     @classmethod
     def rate_many(cls, detectors: Sequence[Self], acts: Activations) -> list[Tensor]:
-        # The products serve every power. Means instead of the paper's sums have the same order.
+        # The products are shared by every power. Means have the same order as the paper's sums.
         first, features, probabilities = detectors[0], unit(acts.features), torch.softmax(acts.logits, dim=1)
         means = []
         for near, likely in zip(

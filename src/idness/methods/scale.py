@@ -13,9 +13,9 @@ from idness.detectors.kernels import scale_ratio
 
 @dataclass(kw_only=True)
 class Scale(Enhancer):
-    """Scale all features by exp(r), where r is the sum of all activations over the sum of the largest.
+    """Scaling of all features by exp(r), where r is the sum of all activations over the sum of the largest.
 
-    Requires non-negative features (post-ReLU); warns otherwise. Unlike ASH-S it prunes nothing.
+    Requires non-negative features (post-ReLU); warns otherwise. Unlike ASH-S, it does not prune features.
 
     Args:
         percentile: percentage of activations excluded from the sum of the largest.
@@ -32,7 +32,7 @@ class Scale(Enhancer):
         return features * scale_ratio(features, self.percentile).exp().unsqueeze(1)
 
     def shaped_logits(self, acts: Activations) -> Tensor:
-        # W (a exp(r)) + b = exp(r) (z - b) + b: no second matrix product.
+        # W (a exp(r)) + b = exp(r) (z - b) + b, so no second matrix product is needed.
         bias = self.head_.offset
         factor = scale_ratio(acts.features, self.percentile).exp().unsqueeze(1)
         return torch.addcmul(bias, acts.logits - bias, factor)

@@ -19,7 +19,7 @@ class SHE(Detector):
     """Inner product of the features with the mean of correctly classified training images of the predicted class.
 
     Args:
-        metric: `inner_product` is the paper's score; it compares with `cosine` and `euclidean`.
+        metric: `inner_product` is the paper's score; `cosine` and `euclidean` are its alternatives.
     """
 
     formula = r"\langle a, \mu_{\hat y} \rangle"

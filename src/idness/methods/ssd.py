@@ -41,14 +41,14 @@ class SSD(Detector):
     def rate(self, acts: Activations) -> Tensor:
         points = (unit(acts.features.double()) - self.centre_) / self.spread_
         whites = self.whitenings_
-        means = self.means_.unsqueeze(0 if len(whites) == 1 else 1)  # a single matrix is that of all clusters
+        means = self.means_.unsqueeze(0 if len(whites) == 1 else 1)  # a single matrix is shared by all clusters
         squares = [nearest_squared(points @ white, some @ white) for some, white in zip(means, whites, strict=True)]
         return -torch.stack(squares).amin(dim=0).float()
 
 
 @shared
 def _clustered(features: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return mean and standard deviation of the directions (D,), and means (K, D) and whitening matrices of clusters of them."""
+    """Return the mean and standard deviation (D,) of the directions, and the means (K, D) and whitening matrices of their clusters."""
     directions = unit(features.double())
     centre = directions.mean(dim=0)
     spread = directions.std(dim=0, correction=0) + 1e-10
@@ -56,13 +56,13 @@ def _clustered(features: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Te
     owners = k_means(points, count)
     groups = [points[owners == owner] for owner in sorted(set(owners.tolist()))]
     means = torch.stack([group.mean(dim=0) for group in groups])
-    # A cluster with no more images than features has no covariance of full rank: it uses that of all clusters.
+    # The covariance of a cluster with no more images than features is singular; such clusters use that of all clusters.
     centred = [group - mean for group, mean in zip(groups, means, strict=True)]
     width = features.shape[1]
     small = [len(group) <= width for group in centred]
     pooled = whitening_of(torch.cat(centred))
     whites = [pooled if few else whitening_of(group) for group, few in zip(centred, small, strict=True)]
-    # If all clusters use it, it is kept once; narrower matrices are padded with zeros.
+    # If all clusters use it, it is stored once; narrower matrices are padded with zeros.
     padded = [pad(white, (0, width - white.shape[1])) for white in (whites[:1] if all(small) else whites)]
     return centre, spread, means, torch.stack(padded)
 

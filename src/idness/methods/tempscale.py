@@ -10,7 +10,7 @@ from idness.detectors.detector import Detector
 from idness.detectors.readouts import msp
 
 FLAT = 1e-9
-"""Slope at which the paper's code stops; without errors the optimal temperature is 0."""
+"""Slope at which the paper's code stops; for a network without errors, the optimal temperature is 0."""
 STEPS = 60
 """Number of bisections, enough for float64."""
 BOUNDS = (0.05, 20.0)
@@ -36,7 +36,7 @@ class TempScale(Detector):
 def best_temperature(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the temperature that minimizes the negative log-likelihood, by bisection; the paper's code uses LBFGS.
 
-    The loss is convex in the inverse temperature, so the sign of its slope shows the side of the optimum.
+    The loss is convex in the inverse temperature, so the sign of its slope shows on which side the optimum is.
     """
     exact = logits.double()
     right = exact.gather(1, labels.unsqueeze(1)).squeeze(1)

@@ -27,8 +27,8 @@ class ViM(Residual):
 
     def learn(self, head: Head, train: Activations, val: Activations) -> None:
         super().learn(head, train, val)
-        # The paper uses the training images. If they are fewer than the directions, they have almost no residual and all
-        # other images look far away, so validation images are preferred. The absolute value keeps the penalty positive.
+        # The paper uses the training images. If there are fewer of them than directions, they have almost no residual and
+        # all other images seem far away, so validation images are preferred. The absolute value keeps the penalty positive.
         largest = val.logits.double().amax(dim=1).mean().abs()
         self.alpha_ = largest / self.residual(val).mean().clamp(min=1e-12)
 

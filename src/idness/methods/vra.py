@@ -13,7 +13,7 @@ from idness.detectors.kernels import percentile_of
 
 @dataclass(kw_only=True)
 class VRA(Enhancer):
-    """Set low features to zero and clip high ones, at percentiles of all in-distribution activations.
+    """Zeroing of low features and clipping of high ones, at percentiles of all in-distribution activations.
 
     The percentiles are those of validation images if there are any, else of training images.
 

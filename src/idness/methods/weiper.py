@@ -25,11 +25,11 @@ class WeiPer(Detector):
     D is the symmetric divergence from the mean histogram of training images. Defaults are the authors' for CIFAR-10.
 
     Args:
-        delta: length of a perturbation, relative to the length of the class's weights.
+        delta: length of a perturbation, relative to the length of the weights of the class.
         repeats: number of perturbed heads.
         most: maximum number of perturbed logits per image; with many classes there are fewer perturbed heads.
         s_1: number of bins over which an image's histogram of features is averaged.
-        s_2: the same for perturbed logits.
+        s_2: number of bins over which the histogram of perturbed logits is averaged.
         lambda_1: weight of the divergence of perturbed logits.
         lambda_2: weight of the mean largest probability.
     """
@@ -57,7 +57,7 @@ class WeiPer(Detector):
 
     def rate(self, acts: Activations) -> Tensor:
         measures = _measures(self.head_, acts.features, self.weights_, self.spans_)
-        # As in the authors' code, an image's histogram is smoothed and the mean is not; the floors are theirs too.
+        # As in the authors' code, an image's histogram is smoothed and the mean is not; the floors are also theirs.
         far = _divergence(self.usual_, measures, 0, self.s_1, 0.01)
         perturbed = _divergence(self.usual_, measures, BINS, self.s_2, 0.025)
         return (measures[:, -1] * self.lambda_2 - far - perturbed * self.lambda_1).float()
@@ -66,7 +66,7 @@ class WeiPer(Detector):
 @shared
 def _perturbed_weights(head: Head, delta: float, repeats: int, most: int) -> Tensor:
     copies = min(repeats, max(1, most // head.classes))
-    # Rounding differs between batches and must not move a value to another bin, unless there are thousands.
+    # Rounding differs between batches and must not move a value to another bin, which matters unless there are thousands.
     plain = head.weight.to(torch.double if copies * head.classes < EXACT else torch.float32)
     drawn = torch.Generator().manual_seed(0)
     noise = unit(torch.randn((copies * head.classes, head.width), generator=drawn, dtype=torch.float32)).to(plain)
@@ -116,7 +116,7 @@ def histogram(values: Tensor, span: Tensor, bins: int = BINS) -> Tensor:
 
 
 def smooth(rows: Tensor, window: int) -> Tensor:
-    """Return the moving average of each row, whose ends are repeated; an even window reaches further right, as torch pads."""
+    """Return the moving average of each row with repeated ends; an even window extends further to the right, as in torch."""
     bins = rows.shape[1]
     seen = torch.arange(bins).unsqueeze(1) + torch.arange(window) - (window - 1) // 2
     return rows @ torch.eye(bins)[seen.clamp(0, bins - 1)].mean(dim=1).T.to(rows)
@@ -124,7 +124,7 @@ def smooth(rows: Tensor, window: int) -> Tensor:
 
 @shared
 def _divergence(usual: Tensor, measures: Tensor, first: int, window: int, floor: float) -> Tensor:
-    """Return KL(p || q) + KL(q || p) of the usual histogram and each smoothed one, raised by a floor; they start at a column."""
+    """Return KL(p || q) + KL(q || p) of the mean histogram and each smoothed one, which start at column `first`, raised by a floor."""
     p, q = usual[first : first + BINS] + floor, smooth(measures[:, first : first + BINS], window) + floor
     p, q = p / p.sum(), q / q.sum(dim=1, keepdim=True)
     return ((q - p) * (q.log() - p.log())).sum(dim=1)

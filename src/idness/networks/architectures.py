@@ -1,4 +1,4 @@
-"""Networks of our own: those of the embedded benchmarks, and CIDER's projection around any classifier."""
+"""Network architectures: those of the embedded benchmarks, and CIDER's projection on top of any classifier."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class PreactBlock(nn.Module):
 
 
 class SmallResNet(nn.Module):
-    """A pre-activation ResNet for 32 x 32 images that a CPU can train.
+    """A pre-activation ResNet for 32 x 32 images that can be trained on a CPU.
 
-    It ends in a 1 x 1 convolution to many channels, BatchNorm, ReLU and the mean over all places: non-negative features as in the
-    paper's DenseNet, and enough of them for a percentile of a row to be meaningful. `plan` has (channels, stride) of each block.
+    It ends in a 1 x 1 convolution to many channels, BatchNorm, ReLU and average pooling: features are non-negative, as in the
+    paper's DenseNet, and numerous enough for percentiles to be meaningful. `plan` has the (channels, stride) of each block.
     """
 
     def __init__(self, classes: int, stem: int, plan: Sequence[tuple[int, int]], features: int) -> None:
@@ -66,7 +66,7 @@ def small_resnet(classes: int = 6) -> SmallResNet:
 
 
 def tiny_resnet(classes: int = 6) -> SmallResNet:
-    """Return a very small network of the same kind, to try a recipe within seconds."""
+    """Return a very small network of the same kind, to test a recipe within seconds."""
     return SmallResNet(classes, stem=8, plan=((16, 2), (32, 2)), features=64)
 
 
@@ -74,18 +74,18 @@ NETWORKS: dict[str, Callable[[int], nn.Module]] = {"small_resnet": small_resnet,
 
 
 def build(name: str, classes: int) -> nn.Module:
-    """Return one of our networks by name."""
+    """Return one of these networks by name."""
     if name not in NETWORKS:
         raise unknown_name("network", name, NETWORKS)
     return NETWORKS[name](classes)
 
 
-# MobileNetV2 of the benchmark `photos`, without torchvision but with its names of weights
+# MobileNetV2 of the benchmark `photos`, without torchvision but with the same parameter names
 
 PLAN = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-"""Factor by which the first convolution widens, channels, number of blocks, stride of the first."""
+"""Expansion factor, channels, number of blocks, and stride of the first block."""
 SCALE = ".scale"
-"""Suffix of the scales of weights that are stored as 16-bit integers."""
+"""Suffix of the names of the scales of weights that are stored as 16-bit integers."""
 
 
 def _convolution(width_in: int, width_out: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -94,7 +94,7 @@ def _convolution(width_in: int, width_out: int, kernel: int, stride: int = 1, gr
 
 
 class InvertedResidual(nn.Module):
-    """A widening 1 x 1, a depthwise 3 x 3 and a narrowing 1 x 1 convolution, added to the input if the shapes allow."""
+    """An expanding 1 x 1, a depthwise 3 x 3 and a projecting 1 x 1 convolution, added to the input if the shapes allow."""
 
     def __init__(self, width_in: int, width_out: int, stride: int, factor: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class MobileNetV2(nn.Module):
 
 
 def unpacked(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return stored weights in float32, integers multiplied by the scale of their channel."""
+    """Return stored weights in float32, with integers multiplied by the scale of their channel."""
     return {
         name: value.float() * stored.get(name + SCALE, 1.0)
         for name, value in stored.items()
@@ -143,7 +143,7 @@ def unpacked(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 # CIDER
 
 BACKBONE, PROJECTION, LAST = "backbone.", "projection.0.weight", "fc.weight"
-"""The prefix of the weights of the classifier inside CIDER's network, a weight of the projection, and the final layer's."""
+"""Parameter names in CIDER's network: prefix of the classifier, a weight of the projection, and the final layer's weight."""
 
 
 class ProjectedNetwork(nn.Module):
@@ -155,7 +155,7 @@ class ProjectedNetwork(nn.Module):
     def __init__(self, backbone: nn.Module, final: nn.Linear, classes: int, width: int = 128) -> None:
         super().__init__()
         self.backbone = backbone
-        self._final = [final]  # in a list: not a submodule twice
+        self._final = [final]  # in a list, so that it is not registered as a submodule twice
         inner = final.in_features
         self.projection = nn.Sequential(nn.Linear(inner, inner), nn.ReLU(), nn.Linear(inner, width))
         self.fc = nn.Linear(width, classes, bias=False)
@@ -167,6 +167,6 @@ class ProjectedNetwork(nn.Module):
         return F.normalize(self.projection(features[-1]).float(), dim=1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits: similarity to each prototype, over the temperature."""
+        """Return the logits: the similarity to each prototype, divided by the temperature."""
         logits: Tensor = self.fc(self.embed(images))
         return logits

@@ -29,7 +29,7 @@ class Layer(nn.Module):
 
 
 def _block(width: int) -> nn.Module:
-    """Return layers of which each sees the output of all before it."""
+    """Return a dense block, in which each layer receives the outputs of all layers before it."""
     layers = (Layer(width + step * GROWTH) for step in range(LAYERS))
     return nn.Sequential(OrderedDict(layer=nn.Sequential(*layers)))
 

@@ -1,7 +1,7 @@
-"""Finds a network's head: runs a copy of it once and explains its output by its linear steps.
+"""The search for a network's head: runs a copy of the network once and explains the output by its linear steps.
 
-Most networks end in one linear layer. Others continue with a softmax, a temperature or the mean of several heads. Whatever can be
-inverted exactly is inverted, so that the logits are a linear function of the features and the network's own output follows from them.
+Most networks end in one linear layer. Others continue with a softmax, a temperature or the mean of several heads. Such endings are
+inverted exactly, so that the logits are a linear function of the features and determine the network's own output.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from idness.core.types import Head
 from idness.networks.modules import as_input, call, copied, inference
 
 SIZES = (32, 224, 64, 96, 128, 256, 299, 384, 28)
-"""Image sizes tried in this order if a network is probed without an example."""
+"""Image sizes to try, in this order, if a network is probed without an example."""
 PROBED = 4
-"""Number of images that a network is probed with."""
+"""Number of images with which a network is probed."""
 LOGITS = "@logits"
-"""The name of the network's output as its own features."""
+"""The layer name that stands for the network's output as both features and logits."""
 TOLERANCE = 1e-5
-"""Largest difference between the recovered and the real output, relative to the largest output of the image."""
+"""Maximum difference between the recovered and the actual output, relative to the largest output of the image."""
 TOLERANCES = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
 VARIES = 1e-4
-"""Relative difference between the outputs of different images that is needed to fit a factor and constants."""
+"""Minimum relative difference between the outputs of different images for fitting a factor and constants."""
 
 ENDINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda logits: logits,
@@ -52,10 +52,10 @@ ENDINGS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One linear step of a forward pass: a layer, or a call of a function, at every position of an image.
+    """One linear step of a forward pass: a layer or function call, applied at every position of an image.
 
-    `key` is the layer's dotted name (empty for the whole network) or the function's, such as `linear()`. `features` (N, D) are the
-    mean of its input over all positions, with which a linear step commutes; `weight` is (C, D); `dtype` is that of its output.
+    `key` is the dotted name of the layer (empty for the whole network) or the name of the function, such as `linear()`. `features`
+    (N, D) is the mean input over all positions, which commutes with a linear step; `weight` is (C, D); `dtype` is that of the output.
     """
 
     key: str
@@ -66,7 +66,7 @@ class Step:
 
     @property
     def logits(self) -> Tensor:
-        """The output in float32, one row per image; computed again, as the network may change its own in place."""
+        """The output in float32, one row per image; recomputed, as the network may modify its own in place."""
         kind = torch.promote_types(self.features.dtype, torch.float32)
         bias = None if self.bias is None else self.bias.to(kind)
         return linear(self.features.to(kind), self.weight.to(kind), bias).float()
@@ -74,9 +74,9 @@ class Step:
 
 @contextmanager
 def recorded(model: nn.Module, wanted: Sequence[str] | None = None) -> Iterator[list[Step]]:
-    """Collect a network's linear steps while the block runs it; other threads may run the same network meanwhile.
+    """Collect a network's linear steps while the block runs; other threads may run the same network at the same time.
 
-    `wanted` has the layers and functions to record; all are recorded if it is `None`.
+    `wanted` lists the layers and functions to record; `None` records all.
     """
     steps: list[Step] = []
     mine = get_ident()
@@ -87,7 +87,7 @@ def recorded(model: nn.Module, wanted: Sequence[str] | None = None) -> Iterator[
             steps.append(Step(key, features, weight.flatten(1), bias, output.dtype))
 
     def layer_ran(name: str, module: Any, entered: tuple[Any, ...], output: Any) -> None:
-        # All threads share the layer and its hooks.
+        # Threads share the layer and its hooks.
         if get_ident() == mine and entered and isinstance(output, Tensor):
             before = len(steps)
             weight, bias = module.weight, module.bias
@@ -104,19 +104,19 @@ def recorded(model: nn.Module, wanted: Sequence[str] | None = None) -> Iterator[
 
 
 def is_function(key: str) -> bool:
-    """Whether this names a function, or the network's output, and not a layer."""
+    """Whether a key names a function or the network's output rather than a layer."""
     return key.endswith("()") or key == LOGITS
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module is a linear layer, or a convolution that sees one position at a time or all of them."""
+    """Whether a module is a linear layer, or a convolution over a single position or over all positions."""
     if isinstance(module, nn.Conv2d):
         return module.groups == 1 and module.stride == (1, 1) and module.padding in ("valid", (0, 0))
     return isinstance(module, nn.Linear)
 
 
 def _pooled(entered: Tensor, weight: Tensor) -> Tensor | None:
-    """Return the mean input over all positions; `None` for a convolution that sees several positions but not all."""
+    """Return the mean input over all positions; `None` for a convolution over several positions but not all."""
     if weight.ndim == 2:
         return entered if entered.ndim <= 2 else entered.flatten(1, -2).mean(dim=1)
     if prod(entered.shape[1:]) == prod(weight.shape[1:]):
@@ -125,7 +125,7 @@ def _pooled(entered: Tensor, weight: Tensor) -> Tensor | None:
 
 
 class _Functions(TorchFunctionMode):
-    """Records calls of the functions that compute linear steps; torch keeps such modes apart by thread."""
+    """A mode that records calls of functions that compute linear steps; such modes are local to a thread."""
 
     def __init__(self, note: Callable[..., None]) -> None:
         super().__init__()
@@ -155,18 +155,18 @@ _READERS: dict[Any, Callable[..., tuple[str, Tensor, Tensor, Tensor | None]]] = 
         lambda input, mat1, mat2, *, beta=1, alpha=1: ("addmm()", mat1, alpha * mat2.t(), beta * input),
     ),
 }
-"""Functions that compute linear steps; each reader returns a call's key, input, weight and bias."""
+"""Functions that compute linear steps, with readers that return a call's key, input, weight and bias."""
 
 
-# How the output is made of steps
+# The output as a function of the steps
 
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """How a network's output is made of linear steps: the ending is applied to the weighted sum of the parts and the offset (C,).
+    """A network's output as a function of linear steps: the ending applied to the weighted sum of the parts plus the offset (C,).
 
-    `parts` has the factor of each step by name: `fc`, or `fc[-2]` for the last call but one of a layer. `answer` is where the output is
-    in the network's return value, one of `answers`.
+    `parts` has the factor of each step by name: `fc`, or `fc[-2]` for the last call but one of a layer. `answer` is the position of the
+    output in the network's return value, one of `answers`.
     """
 
     parts: Mapping[str, float]
@@ -176,11 +176,11 @@ class Recipe:
 
     @property
     def layer(self) -> str:
-        """The names of its parts, joined by `+`."""
+        """The names of the parts, joined by `+`."""
         return "+".join(self.parts)
 
     def describe(self) -> str:
-        """Describe briefly what happens to the layers' outputs; empty if they are the network's output."""
+        """Return a short description of how layer outputs become the network's output; empty if they are equal."""
         said = [f"sum of {len(self.parts)}"] if len(self.parts) > 1 else []
         factors = [f"{scale:.4g}" for scale in self.parts.values()]
         if set(factors) != {"1"}:
@@ -194,16 +194,16 @@ class Recipe:
         return list(map(_key, self.parts))
 
     def steps(self, seen: Sequence[Step], output: Any) -> list[Step]:
-        """Return its steps of a forward pass."""
+        """Return the steps of a forward pass that are the parts of this recipe."""
         if self.layer == LOGITS:
             return [_output_step(output)]
         known = _named(seen)
         if not self.parts.keys() <= known.keys():
-            raise ModelError(f"SplitModel: layer {self.layer!r} was not used for this batch; name another with layer=")
+            raise ModelError(f"SplitModel: layer {self.layer!r} was not used for this batch; pass another layer=")
         return [known[name] for name in self.parts]
 
     def head(self, steps: Sequence[Step]) -> Head:
-        """Return the head that turns the features into the logits."""
+        """Return the head that computes the logits from the features."""
         scaled = list(zip(self.parts.values(), steps, strict=True))
         weight = torch.cat([scale * step.weight.detach().float() for scale, step in scaled], dim=1)
         bias = weight.new_zeros(len(weight)) if self.offset is None else self.offset.to(weight.device)
@@ -218,7 +218,7 @@ class Recipe:
         return total if self.offset is None else total + self.offset.to(total.device)
 
     def explains(self, steps: Sequence[Step], output: Any) -> bool:
-        """Whether the network's output follows from its steps; images that give NaN or Inf do not count."""
+        """Whether the network's output follows from its steps; images that yield NaN or Inf are ignored."""
         found = answers(output).get(self.answer)
         if found is None:
             return False
@@ -231,7 +231,7 @@ class Recipe:
 def search_head(
     model: nn.Module, example: Tensor | None, layer: str | None = None
 ) -> tuple[Recipe, Tensor, list[Step]]:
-    """Find how a network's output is made of linear steps, and return it with the images used and the steps."""
+    """Return the recipe that explains a network's output by linear steps, the images used, and the steps."""
     kind, names = type(model).__name__, [name for name, module in model.named_modules() if is_linear(module)]
     if layer is not None and any(key not in names and not is_function(key) for key in map(_key, layer.split("+"))):
         raise ModelError(f"SplitModel: layer {layer!r} is not linear; the model has {', '.join(names[-5:]) or 'none'}")
@@ -239,7 +239,7 @@ def search_head(
     for images in [example[:PROBED]] if example is not None else example_inputs(model):
         try:
             steps, output = probe(model, images)
-        except Exception as error:  # a network may raise anything for an input that it does not take
+        except Exception as error:  # a network can raise anything for unsupported input
             problem = problem or (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             continue
         recipe = explain(steps, output, layer)
@@ -249,23 +249,23 @@ def search_head(
             head = "a linear layer" if layer is None else f"layer {layer!r}"
             raise ModelError(
                 f"SplitModel: {kind} returns {as_rows(found).shape[1]} outputs that are not those of {head}, nor their softmax, sigmoid,"
-                f" multiple or sum; pass layer='{LOGITS}' to use its output as features and logits, or return a linear layer's"
+                f" multiple or sum; pass layer='{LOGITS}' to use them as features and logits, or return those of a linear layer"
             )
-        raise ModelError(f"SplitModel: {kind} returns no row of logits per image; return the logits (N, C)")
-    raise ModelError(f"SplitModel: {kind} could not be probed ({problem}); pass example=, a batch of its images")
+        raise ModelError(f"SplitModel: {kind} does not return one row of logits per image; return the logits (N, C)")
+    raise ModelError(f"SplitModel: {kind} could not be probed ({problem}); pass example=, a batch of images")
 
 
 def probe(model: nn.Module, images: Tensor) -> tuple[list[Step], Any]:
     """Run a copy of a network and return its linear steps and its output."""
     own = copied(model)
     with inference(own), recorded(own) as steps, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings about noise of a guessed size help nobody
+        warnings.simplefilter("ignore")  # warnings about noise of a guessed size are irrelevant
         output = call(own, as_input(own, images.clone()))  # some networks normalise their input in place
     return steps, output
 
 
 def example_inputs(model: nn.Module) -> Iterator[Tensor]:
-    """Yield noise of the sizes that a network may take, those that it declares first."""
+    """Yield noise of the sizes that a network may accept, beginning with those it declares."""
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)), None)
     if isinstance(first, nn.Linear):
         yield torch.randn(PROBED, first.in_features, generator=torch.Generator().manual_seed(0))
@@ -275,13 +275,13 @@ def example_inputs(model: nn.Module) -> Iterator[Tensor]:
 
 
 def noise(shape: tuple[int, ...]) -> Tensor:
-    """Return noise images that differ in brightness and contrast, so that a network's outputs differ too."""
+    """Return noise images of different brightness and contrast, so that a network's outputs differ too."""
     rows = torch.arange(PROBED).view(-1, *(1 for _ in shape))
     return torch.rand((PROBED, *shape), generator=torch.Generator().manual_seed(0)) * (1 + rows % 3) - 0.5 * rows
 
 
 def _declared_shapes(model: nn.Module, channels: int) -> Iterator[tuple[int, ...]]:
-    """Yield the input shapes that a network, or one inside it, declares: a transformer of 384 pixels takes no other."""
+    """Yield the input shapes that a network or a submodule declares; for example, a transformer may accept only 384 pixels."""
     for module in model.modules():
         config = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
         if isinstance(config, Mapping) and config.get("input_size"):
@@ -297,20 +297,20 @@ def _declared_shapes(model: nn.Module, channels: int) -> Iterator[tuple[int, ...
 
 
 def answers(output: Any) -> dict[str, Tensor]:
-    """Return the tensors in a network's return value that may be logits, one row per image, by their position in it."""
+    """Return the tensors in a network's return value that may be logits, one row per image, by position."""
     found = [(name, value) for name, value in _tensors(output) if value.is_floating_point() and value.numel()]
     return dict(sorted((item for item in found if as_rows(item[1]).ndim == 2), key=lambda item: item[0] != "logits"))
 
 
 def as_rows(output: Tensor) -> Tensor:
-    """Reshape single numbers and maps of one position to one row per image."""
+    """Return an output as one row per image, including single numbers and maps of one position."""
     if output.ndim == 1:
         return output.unsqueeze(1)
     return output.flatten(1) if output.ndim > 2 and output[0, 0].numel() == 1 else output
 
 
 def close(found: Tensor, wanted: Tensor, tolerance: float = TOLERANCE) -> bool:
-    """Whether two outputs are equal up to rounding, image by image; images that give NaN or Inf do not count."""
+    """Whether two outputs are equal up to rounding, image by image; images that yield NaN or Inf are ignored."""
     if found.shape != wanted.shape:
         return False
     found, wanted = found.detach().double(), wanted.detach().double()
@@ -346,12 +346,12 @@ def _output_step(output: Any) -> Step:
 
 
 def explain(steps: Sequence[Step], output: Any, layer: str | None = None) -> Recipe | None:
-    """Find how a network's output is made of its linear steps, the last ones first; `None` if they do not explain it."""
+    """Return the recipe that explains a network's output by its linear steps, trying the last ones first; `None` if there is none."""
     candidates = {LOGITS: _output_step(output)} if layer == LOGITS else _named(steps)
     if layer is not None:
         candidates = {name: step for name, step in candidates.items() if name in layer.split("+")}
     outputs = answers(output)
-    if layer is None and "logits" in outputs:  # others may be anything
+    if layer is None and "logits" in outputs:  # other outputs can be anything
         outputs = {"logits": outputs["logits"]}
     found: list[tuple[Recipe, tuple[int, int]]] = []
     for name, tensor in outputs.items():
@@ -360,14 +360,14 @@ def explain(steps: Sequence[Step], output: Any, layer: str | None = None) -> Rec
         if recipe := _fitting(usable, rows):
             width = sum(step.weight.shape[1] for step in recipe.steps(steps, output))
             found.append((replace(recipe, answer=name), (rows.shape[1], width)))
-    # Features beside logits are not logits: outputs from which others are computed do not count.
+    # Features that are returned along with logits are not logits: ignore outputs from which others are computed.
     ends: dict[str, Recipe] = {}
     for recipe, (classes, _) in found:
         if all(classes != width for other, (_, width) in found if other is not recipe):
             ends.setdefault(recipe.layer, recipe)
     if len(ends) > 1:
         listed = ", ".join(f"layer={name!r}" for name in ends)
-        raise ModelError(f"SplitModel: the network returns the outputs of {len(ends)} heads; name one: {listed}")
+        raise ModelError(f"SplitModel: the network returns the outputs of {len(ends)} heads; choose one: {listed}")
     return next(iter(ends.values()), None)
 
 
@@ -382,12 +382,12 @@ def _named(steps: Sequence[Step]) -> dict[str, Step]:
 
 
 def _key(name: str) -> str:
-    """Return the layer or function of a step by the step's name."""
+    """Return the layer or function of a step, given the step's name."""
     return re.sub(r"\[-\d+\]$", "", name)
 
 
 def _fitting(usable: Mapping[str, Step], wanted: Tensor) -> Recipe | None:
-    """Find one step that explains the output, as it is or with a factor and constants, or else a weighted sum of layers."""
+    """Return a recipe of one step, possibly with a factor and constants, or else of a weighted sum of layers; `None` if none fits."""
     for ending, end in ENDINGS.items():
         for name, step in usable.items():
             if close(end(step.logits), wanted, _allowed(wanted, step)):
@@ -402,12 +402,12 @@ def _fitting(usable: Mapping[str, Step], wanted: Tensor) -> Recipe | None:
 
 
 def _fitted(group: Mapping[str, Step], wanted: Tensor, ending: str, *, constants: bool) -> Recipe | None:
-    """Fit a factor for each step, and a constant per class, by least squares; `None` if they do not explain the output."""
+    """Return a recipe with a factor for each step, and optionally a constant per class, fitted by least squares; `None` if none fits."""
     wanted = wanted.detach().cpu()
     inverses: dict[str, Any] = {"softmax": torch.log, "sigmoid": torch.logit}
     target = inverses.get(ending, torch.clone)(wanted.double())
     made = torch.stack([step.logits.detach().double().cpu() for step in group.values()])
-    if "softmax" in ending:  # which a constant per image does not change
+    if "softmax" in ending:  # invariant to a constant per image
         target, made = (value - value.mean(dim=-1, keepdim=True) for value in (target, made))
     apart = target - target.mean(dim=0)
     enough = (len(target) - constants) * target.shape[1] >= max(3 * constants, 2 * len(group))
@@ -423,7 +423,7 @@ def _fitted(group: Mapping[str, Step], wanted: Tensor, ending: str, *, constants
     total, offset = (scales.unsqueeze(2) * made).sum(dim=0), None
     if constants:
         if not close(scales * columns[0], rows, 100 * TOLERANCE):
-            return None  # the constants alone explain whatever does not differ between images
+            return None  # constants alone would explain any output that is equal for all images
         offset = (target - total).mean(dim=0)
         total = total + offset
     if not close(ENDINGS[ending](total), wanted, _allowed(wanted, *group.values())):

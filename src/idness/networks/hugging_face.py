@@ -1,4 +1,4 @@
-"""Image classifiers of Hugging Face's transformers, by name (`hf:NAME`) or from a folder of `save_pretrained`."""
+"""Image classifiers of Hugging Face transformers, by name (`hf:NAME`) or from a folder of `save_pretrained`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from idness.data import Preprocessing
 
 PREFIX = "hf:"
 APART = 2.0
-"""Mean difference in grey levels up to which our preprocessing is that of an image processor."""
+"""Maximum mean difference, in grey levels, at which preprocessing is considered equal to an image processor."""
 
 
 class HuggingFaceClassifier(nn.Module):
-    """A network of `AutoModelForImageClassification` that takes a batch of images and returns its logits."""
+    """A network of `AutoModelForImageClassification` that maps a batch of images to logits."""
 
     preprocessing: Preprocessing | None = None
 
@@ -34,7 +34,7 @@ class HuggingFaceClassifier(nn.Module):
 
 
 def load_hugging_face(name: str, pretrained: bool = True) -> HuggingFaceClassifier:
-    """Load a classifier from the hub, its cache or a folder, with its preprocessing if the image processor can be expressed.
+    """Load a classifier from the hub, its cache or a folder, with its preprocessing if that can be expressed as `Preprocessing`.
 
     Raises:
         ModelError: if there is no such network, or it has no trained classifier.
@@ -54,15 +54,15 @@ def load_hugging_face(name: str, pretrained: bool = True) -> HuggingFaceClassifi
     if missing:
         raise ModelError(f"{spec}: has no trained classifier ({', '.join(missing[:2])} missing); fine-tune it first")
     made = HuggingFaceClassifier(model.eval())
-    with suppress(OSError, ValueError):  # saved without one: preprocessing is unknown
+    with suppress(OSError, ValueError):  # without an image processor, preprocessing is unknown
         made.preprocessing = preprocessing_of(transformers.AutoImageProcessor.from_pretrained(name))
     return made
 
 
 def preprocessing_of(processor: Any) -> Preprocessing | None:
-    """Return the preprocessing that gives the same pixels as an image processor; `None` if there is none.
+    """Return preprocessing that yields the same pixels as an image processor; `None` if there is none.
 
-    Processors differ in how they use their settings, so each reading of them is compared with the processor on an image.
+    Processors interpret their settings differently, so each interpretation is compared with the processor on an image.
     """
     coarse = np.random.default_rng(0).integers(0, 256, (15, 20, 3), dtype=np.uint8)
     image = Image.fromarray(coarse).resize((640, 480), Image.Resampling.BICUBIC)
@@ -77,7 +77,7 @@ def preprocessing_of(processor: Any) -> Preprocessing | None:
 
 
 def _readings(settings: Mapping[str, Any]) -> Iterator[Preprocessing]:
-    """Yield what the settings of an image processor may mean."""
+    """Yield the possible interpretations of an image processor's settings."""
     size = _side(settings.get("size")) if settings.get("do_resize", True) else None
     crop = _side(settings.get("crop_size")) if settings.get("do_center_crop") else None
     plans = [(size, crop)]

@@ -1,4 +1,4 @@
-"""Loads networks by name, weights without ever running a pickle, and the folders that `idness train` writes."""
+"""Loading of networks by name, of weights without unpickling code, and of the folders that `idness train` writes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ LOG, WEIGHTS = "log.csv", "weights.safetensors"
 IMAGES, DIGESTS = "images.safetensors", "digests"
 """The file with the hashes of the training images, and the tensor in it."""
 KEPT = ("arch", "classes", "mean", "std", "size", "preprocessing")
-"""The entries of the weights' metadata."""
+"""The metadata fields of a weights file."""
 INTERPOLATION = "bicubic"
-"""How training resizes images."""
+"""The interpolation with which training resizes images."""
 PREFIXES = ("module.", "_orig_mod.", "model.")
-"""Prefixes of wrappers; removed if every parameter name has one and the network's own names do not."""
+"""Parameter-name prefixes of wrappers, removed if all stored names have one and the network's own names do not."""
 
 
 def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
@@ -48,16 +48,16 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
         spec: `torchvision:resnet50`, `torchvision:resnet50:IMAGENET1K_V1` for exactly these weights,
             `timm:vit_base_patch16_224`, `hf:microsoft/resnet-50` or `hf:./folder` of `save_pretrained`,
             `path/to/file.py:function`, with arguments as in `path/to/file.py:function(width=2)`, a folder written by
-            `idness train`, one of our architectures, or an embedded network.
-        weights: a safetensors file or a checkpoint; `none` leaves the network untrained. Without it, torchvision, timm, Hugging
-            Face and embedded networks have their pretrained weights and a run folder its own. Weights for another number of
+            `idness train`, a built-in architecture, or an embedded network.
+        weights: a safetensors file or a checkpoint; `none` leaves the network untrained. By default, torchvision, timm, Hugging
+            Face and embedded networks have their pretrained weights, and a run folder its own. Weights for another number of
             classes replace the final layer.
 
     Returns:
         The network.
 
     Raises:
-        ModelError: if there is no such network, or the weights do not fit it.
+        ModelError: if there is no such network, or the weights do not match it.
         ScriptError: if the file cannot be run.
     """
     spec, weights = located_model(spec, weights)
@@ -79,7 +79,7 @@ def load_model(spec: str, weights: str | Path | None = None) -> nn.Module:
 
 
 def _made(spec: str, *, pretrained: bool) -> nn.Module:
-    """Return a network that is not in a user's file."""
+    """Return a network that is not defined in a user script."""
     source, _, name = spec.partition(":")
     if source == "torchvision" and name:
         models = needed("torchvision.models", spec, "models", ModelError)
@@ -114,15 +114,15 @@ def _made(spec: str, *, pretrained: bool) -> nn.Module:
 def load_for_training(
     spec: str, classes: int, init: str = "", seed: int = 0, *, example: Tensor | None = None
 ) -> nn.Module:
-    """Return a network for these classes; one with another number of outputs gets a new final layer.
+    """Return a network for these classes; the final layer is replaced if it has another number of outputs.
 
-    `init` is a weights file or the folder of a run; `pretrained` for the network's own weights, or exactly which, as in
-    `torchvision:resnet50:IMAGENET1K_V1`; empty for none. `example` is a batch of images, for a network that takes no other size.
+    `init` is a weights file, the folder of a run, `pretrained` for the network's own weights, specific ones such as
+    `torchvision:resnet50:IMAGENET1K_V1`, or empty for none. `example` is a batch of images, for a network that requires their size.
     """
     torch.manual_seed(seed)
     exact = init.startswith(("torchvision:", "timm:"))
     if exact and init.split(":")[:2] != spec.split(":")[:2]:
-        raise ModelError(f"init={init!r} names weights of another network than {spec!r}; name the same one")
+        raise ModelError(f"init={init!r} names weights of another network than {spec!r}; use the same network")
     if exact:
         model = load_model(init)
     else:
@@ -136,7 +136,7 @@ def load_for_training(
 
 
 def load_weights(model: nn.Module, path: str | Path, state: dict[str, Tensor] | None = None) -> nn.Module:
-    """Load a safetensors file or a checkpoint, or what was read from it, into a network; names and shapes must match."""
+    """Load a safetensors file or a checkpoint, or its content `state`, into a network; names and shapes must match."""
     state, wanted = read_weights(path) if state is None else state, set(model.state_dict())
     for prefix in PREFIXES:
         if all(name.startswith(prefix) for name in state) and not all(name.startswith(prefix) for name in wanted):
@@ -146,18 +146,18 @@ def load_weights(model: nn.Module, path: str | Path, state: dict[str, Tensor] | 
         model.load_state_dict(state)
     except RuntimeError as error:
         detail = shorten(" ".join(str(error).split()), 200)
-        raise ModelError(f"{path}: its weights do not fit the network ({detail}); are they from another?") from error
+        raise ModelError(f"{path}: weights do not match the network ({detail}); are they from another one?") from error
     return model
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read a weights file, unwrapping `state_dict` and the like; pickled code in it is refused, not run."""
+    """Return the tensors of a weights file, unwrapping `state_dict` and the like; pickled code is rejected, not run."""
     file = Path(path)
     if not file.is_file():
         raise ModelError(f"no weights at {file}; pass a .safetensors file or a checkpoint")
     try:
         with warnings.catch_warnings():
-            # torch warns of uncommon pickle protocols; what it cannot read safely it refuses anyway.
+            # torch warns about uncommon pickle protocols, but rejects anything it cannot read safely anyway.
             warnings.simplefilter("ignore", UserWarning)
             safe = file.suffix == ".safetensors"
             loaded = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
@@ -170,12 +170,12 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     items = loaded.items() if isinstance(loaded, Mapping) else ()
     state = {name: value for name, value in items if isinstance(value, Tensor)}
     if not state:
-        raise ModelError(f"{file}: contains no tensors by name; save the network's state_dict()")
+        raise ModelError(f"{file}: contains no named tensors; save the network's state_dict()")
     return state
 
 
 def _fit_heads(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Resize linear layers to as many outputs as their weights have, for a network that was tuned to other classes."""
+    """Resize linear layers to the number of outputs of their weights, for a network fine-tuned to other classes."""
     for name, module in list(model.named_modules()):
         weight = state.get(f"{name}.weight")
         if not name or type(module) is not nn.Linear or weight is None or weight.ndim != 2:
@@ -196,11 +196,11 @@ def facts_of(weights: str | Path | None) -> tuple[str, tuple[str, ...], Preproce
             values = {name: json.loads(text) for name, text in (opened.metadata() or {}).items() if name in KEPT}
         return str(values.get("arch", "")), tuple(map(str, values.get("classes", ()))), _preprocessing(values)
     except (SafetensorError, OSError, ValueError, TypeError, IdnessError):
-        return "", (), None  # of another program, or damaged, which loading the weights reports
+        return "", (), None  # of another program, or damaged, as loading the weights will report
 
 
 def located_model(model: str, weights: str | Path | None = None) -> tuple[str, str | Path | None]:
-    """Return the network's name and weights, those in it for a run's folder; the path of `hf:FOLDER` becomes absolute."""
+    """Return the network's name and weights, resolving a run folder to those in it and the path of `hf:FOLDER` to an absolute one."""
     if model.startswith(PREFIX) and Path(model.removeprefix(PREFIX)).is_dir():
         return f"{PREFIX}{Path(model.removeprefix(PREFIX)).resolve()}", weights
     folder = Path(model)
@@ -216,7 +216,7 @@ def located_model(model: str, weights: str | Path | None = None) -> tuple[str, s
 
 
 def trained_on(weights: str | Path | None) -> NDArray[np.uint8] | None:
-    """Read the hashes of a network's training images; `None` if there are none."""
+    """Return the hashes of a network's training images; `None` if they are not recorded."""
     file = Path(weights or "").parent / IMAGES
     if weights is None or not file.is_file():
         return None
@@ -228,7 +228,7 @@ def trained_on(weights: str | Path | None) -> NDArray[np.uint8] | None:
 
 
 def _preprocessing(values: Mapping[str, Any]) -> Preprocessing | None:
-    """Read the preprocessing; runs of 0.1 have mean, std and size instead. Without a size, images are not resized."""
+    """Return the preprocessing of a run; runs of 0.1 have mean, std and size instead. Without a size, images are not resized."""
     if "preprocessing" in values:
         return Preprocessing.from_dict(values["preprocessing"])
     if "mean" not in values or "std" not in values:

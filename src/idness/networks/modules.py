@@ -1,4 +1,4 @@
-"""Helpers for any `nn.Module`: modes, copies, calls, memory layout and the hash of its weights."""
+"""Helpers for any `nn.Module`: modes, copies, calls, memory layout and hashes of weights."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ def module_fingerprint(model: nn.Module) -> str:
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """Copy a network with its buffers and attributes but share its parameters; return the network itself if it has no copy.
+    """Return a copy of a network that shares its parameters; return the network itself if it cannot be copied.
 
-    Some networks remember the size of the first images they see and accept no other size afterwards.
+    Buffers and attributes are copied because some networks store the size of their first input and accept no other afterwards.
     """
     values = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
     shared = [*model.parameters(), *(value for value in values if not value.is_leaf)]
     try:
         return copy.deepcopy(model, {id(value): value for value in shared})
-    except Exception:  # a module may hold anything that cannot be copied: locks, open files
+    except Exception:  # a module may contain objects that cannot be copied, such as locks or open files
         return model
 
 
 def call(model: nn.Module, images: Tensor) -> Any:
-    """Run a network; one that was compiled in place runs uncompiled, as compiled code ignores hooks."""
+    """Run a network; a network compiled in place runs uncompiled, since compiled code ignores hooks."""
     if getattr(model, "_compiled_call_impl", None) is None:
         return model(images)
     return model._call_impl(images)  # type: ignore[no-untyped-call]
 
 
 def as_input(model: nn.Module, images: Tensor) -> Tensor:
-    """Move images to a network's device and precision."""
+    """Return images on the network's device and in its precision."""
     own = next((value for value in model.parameters() if value.is_floating_point()), None)
     if own is None:
         return images
@@ -66,9 +66,9 @@ def as_input(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def best_layout(model: nn.Module, images: Tensor) -> torch.memory_format:
-    """Move a network's weights to the fastest memory format that it accepts, and return the format.
+    """Move a network's weights to the fastest memory format that it supports, and return the format.
 
-    Channels-last makes convolutions about a third faster on a CPU. A network that flattens with `.view` fails with it.
+    Channels-last makes convolutions about a third faster on a CPU, but fails in a network that flattens with `.view`.
     """
     try:
         model.to(memory_format=torch.channels_last)
@@ -94,7 +94,7 @@ def entering(layer: nn.Module) -> Iterator[list[Tensor]]:
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode without gradients, and restore every module's mode afterwards."""
-    # The attribute alone: a module's own `eval()` may do more, such as merging weights, which would have to be undone.
+    # Only the attribute is set: a module's own `eval()` may do more, such as merging weights, which would have to be undone.
     with _switched_off("training", model.modules()), torch.inference_mode(False), torch.no_grad():
         yield
 
@@ -108,12 +108,12 @@ def differentiable(model: nn.Module) -> Iterator[None]:
 
 _LOCK = Lock()
 _OFF: dict[tuple[int, str], tuple[Any, bool, int]] = {}
-"""Objects with an attribute that is off: whether it was on before, and how many blocks need it off."""
+"""Objects with an attribute that is switched off: whether it was on before, and how many blocks need it off."""
 
 
 @contextmanager
 def _switched_off(attribute: str, objects: Iterable[Any]) -> Iterator[None]:
-    """Switch an attribute off until the last thread that asked for it is done, not only until the first is."""
+    """Switch an attribute off until the last of possibly several threads leaves its block."""
     listed = [(each, (id(each), attribute)) for each in objects]
     with _LOCK:
         for each, key in listed:

@@ -1,6 +1,6 @@
-"""Opens a network: loads and splits it, and resolves its preprocessing, class names, precision and engine.
+"""Opening of networks: loading, splitting, and resolving preprocessing, class names, precision and engine.
 
-Class names are matched in the second half: how the labels of a data set and the outputs of a network belong together.
+The second half matches class names, that is, the labels of a data set to the outputs of a network.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ Numbers = NDArray[np.int64]
 SAMPLE = 64
 """Number of images that are read to find the head, measure the precision and check the normalisation."""
 FEW_RIGHT = 0.3
-"""Accuracy below which class names taken from folders come with a warning."""
+"""Accuracy below which a warning is issued for class names taken from folders."""
 ENOUGH = 16
-"""Labelled images below which accuracy is not judged."""
+"""Minimum number of labelled images for judging accuracy."""
 COUNTED = 64
-"""Most images that count as independent: an untrained network gives all images of a class the same answer, so thousands of them
-are little more evidence than a few dozen."""
+"""Maximum number of images that count as independent: an untrained network predicts the same for all images of a class, so thousands
+of them are little more evidence than a few dozen."""
 CHANCE = 0.01
-"""Probability of reaching an accuracy by luck above which it is at chance level."""
+"""Probability of reaching an accuracy by chance, above which the accuracy is considered at chance level."""
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which network to use, and how to run it.
+    """A network and the options to run it with.
 
     Args:
-        model: the network, or its name as `load_model` takes it.
+        model: the network, or a name for `load_model`.
         weights: the file of its weights, if it is loaded by name.
-        layer: the final linear layer's name, if it should not be searched.
-        multi_label: whether an image may have several labels or none, if the network does not show it.
+        layer: the name of the final linear layer; found automatically by default.
+        multi_label: whether an image may have several labels or none; determined from the network by default.
         class_names: the names of its classes in the order of its outputs, if the network's own are missing or wrong. By default
             they are those of a labelled data set if its labels agree with the network's predictions.
         preprocessing: the preprocessing, if the network's own is missing or wrong.
         precision: fp32, bf16, or auto (bf16 on a GPU).
-        engine: eager, onnxruntime, openvino or auto; the unchanged network if `None`.
-        device: the device; auto takes a GPU if there is one.
-        threads: the number of threads of the network and of decoding together; all cores if `None`.
+        engine: eager, onnxruntime, openvino or auto; `None` runs the unchanged network.
+        device: the device; auto uses a GPU if available.
+        threads: the total number of threads for the network and for decoding; all cores if `None`.
     """
 
     model: str | nn.Module
@@ -76,15 +76,15 @@ class ModelOptions:
     threads: int | None = None
 
     def located(self) -> tuple[str, str | Path | None]:
-        """Return the network's name (empty for a module) and weights, also for a run folder."""
+        """Return the network's name (empty for a module) and its weights, resolving a run folder."""
         return located_model(self.model if isinstance(self.model, str) else "", self.weights)
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A network that is ready to run, and everything that decides its activations.
+    """A network that is ready to run, with everything that determines its activations.
 
-    `how` is its preprocessing, `None` if unknown; `size` is the height and width of every input, if they are to be the same.
+    `how` is its preprocessing, `None` if unknown; `size` is the required height and width of every input, if any.
     """
 
     split: SplitModel
@@ -107,7 +107,7 @@ class Network:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """The preprocessing; raises an error if it is unknown."""
+        """The preprocessing; an error is raised if it is unknown."""
         if self.how is None:
             raise _unknown(self.name)
         return self.how
@@ -119,7 +119,7 @@ class Network:
 
     @cached_property
     def identity(self) -> str:
-        """The hash of all that decides its activations: weights, structure, code, layer, preprocessing, precision and engine."""
+        """A hash of everything that determines its activations: weights, structure, code, layer, preprocessing, precision, engine."""
         settings = json.dumps(self.preprocessing.to_dict(), sort_keys=True)
         layer = ": ".join(filter(None, (self.split.layer, self.split.ending)))
         engine = [] if self.engine is None or self.engine.used == "eager" else [self.engine.used]
@@ -129,7 +129,7 @@ class Network:
         return key_of(WAY, self.weights_sha256, structure, layer, code, settings, self.precision.used, *engine)
 
     def labels_of(self, images: ImageSet) -> Tensor | None:
-        """Return a data set's labels as the network's outputs; `None` if it has none, or other classes."""
+        """Return a data set's labels as output indices of the network; `None` if it has no labels, or other classes."""
         classes, names = self.split.classes, images.classes
         if images.labels is None:
             return None
@@ -140,7 +140,7 @@ class Network:
         return torch.tensor(places)[labels]
 
     def check_size(self, source: str, pixels: NDArray[np.uint8]) -> None:
-        """Refuse images of another size than those that the network was opened with."""
+        """Raise if images have another size than those with which the network was opened."""
         found = pixels.shape[1:3]
         if self.size is not None and len(pixels) and found != self.size:
             wanted, got = (f"{height} x {width}" for height, width in (self.size, found))
@@ -157,9 +157,9 @@ def open_network(
 ) -> Network:
     """Load a network and resolve everything that is needed to run it on images.
 
-    The preprocessing is the given one, or the network's: its attribute `preprocessing`, or what torchvision, timm or the embedded
-    benchmark declare. If it is unknown, the network is refused: with images at once, else when it first runs on an image. A sample of
-    `images` is read; `expected`, their number by default, decides the engine.
+    The preprocessing is the given one or the network's own: its attribute `preprocessing`, or what torchvision, timm or the embedded
+    benchmark declares. If it is unknown, an error is raised, immediately if `images` are given, else when an image is first run. A
+    sample of `images` is read; the engine is chosen for `expected` images, by default their number.
     """
     if not isinstance(options, ModelOptions):
         options = ModelOptions(options)
@@ -186,7 +186,7 @@ def open_network(
     precision = engines.choose_precision(options.precision, split.device.type)
     given = tuple(options.class_names)
     if given and len(given) != split.classes:
-        raise DataError(f"class_names= must name the network's {split.classes} classes, got {len(given)}")
+        raise DataError(f"class_names= must have {split.classes} names, one per class of the network, got {len(given)}")
     names = given or trained_names or class_names_for(loaded, spec, split.classes)
     if options.engine is not None and precision.used == "fp32":
         known = engines.UNKNOWN if images is None else len(images)
@@ -204,7 +204,7 @@ def open_network(
 
 
 def example_for(preprocessing: Preprocessing | None) -> Tensor | None:
-    """Return noise of the size of preprocessed images; `None` if it is unknown."""
+    """Return noise of the size of preprocessed images; `None` if the size is unknown."""
     if preprocessing is None or preprocessing.size is None:
         return None
     return noise((preprocessing.channels, *preprocessing.size))
@@ -235,7 +235,7 @@ def _unknown(name: str) -> ModelError:
 
 
 def find_device(wanted: str) -> torch.device:
-    """Return a device by name; `auto` is a GPU if there is one."""
+    """Return a device by name; `auto` is a GPU if available."""
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -249,16 +249,16 @@ def find_device(wanted: str) -> torch.device:
 
 
 def by_chance(right: int, count: int, classes: int) -> bool:
-    """Whether luck alone may give so many correct predictions."""
+    """Whether so many correct predictions are likely by chance."""
     counted, share = min(count, COUNTED), 1 / max(classes, 2)
     found = round(counted * right / max(count, 1))
-    # The tail of a binomial, without scipy.stats, which takes long to import.
+    # The tail of a binomial, without scipy.stats, which is slow to import.
     tail = (math.comb(counted, k) * share**k * (1 - share) ** (counted - k) for k in range(found, counted + 1))
     return sum(tail) > CHANCE
 
 
 def check_accuracy(source: str, labels: Numbers, predicted: Numbers, classes: int, *, any_accuracy: bool) -> str:
-    """Return a warning if accuracy on labelled images is at chance level, an error unless `any_accuracy` is set."""
+    """Return a warning if accuracy on labelled images is at chance level; raise instead unless `any_accuracy` is set."""
     right, count = int((labels == predicted).sum()), len(labels)
     if count < ENOUGH or not by_chance(right, count, classes):
         return ""
@@ -270,10 +270,10 @@ def check_accuracy(source: str, labels: Numbers, predicted: Numbers, classes: in
 
 
 def places_of(names: Sequence[str], known: Sequence[str] | None, classes: int) -> list[int] | None:
-    """Return the network's output index of each class name of a data set, or `None` if they are other classes.
+    """Return the network's output index for each class name of a data set, or `None` if the classes differ.
 
-    Names are compared first: with the network's (`known`), with ImageNet's, as numbers. Classes are matched by position only if there are
-    as many and none of them has a name of the network's: a data set that shares some names would be matched wrongly.
+    Names are first compared with the network's (`known`), with ImageNet's, and as numbers. Classes are matched by position only if their
+    number is equal and no name is one of the network's: a data set that shares some names would be matched incorrectly.
     """
     for listed in (known, imagenet_classes() if classes == len(imagenet_classes()) else None):
         exact, plain = (
@@ -293,14 +293,14 @@ def places_of(names: Sequence[str], known: Sequence[str] | None, classes: int) -
 
 
 def class_names_for(model: nn.Module, spec: str, classes: int) -> tuple[str, ...] | None:
-    """Return a network's class names: its own `class_names`, or those it was published with; `None` if unknown."""
+    """Return a network's class names: its attribute `class_names`, or the published ones; `None` if unknown."""
     own = getattr(model, "class_names", None)
     if isinstance(own, Sequence) and not isinstance(own, str):
         if len(own) != classes:
-            raise ModelError(f"class_names of the network must name its {classes} classes, got {len(own)}")
+            raise ModelError(f"class_names of the network must have {classes} names, one per class, got {len(own)}")
         return tuple(str(name) for name in own)
     known = _published(model, spec)
-    return known if known is not None and len(known) == classes else None  # else it was tuned to other classes
+    return known if known is not None and len(known) == classes else None  # else it was fine-tuned to other classes
 
 
 def _published(model: nn.Module, spec: str) -> tuple[str, ...] | None:
@@ -317,7 +317,7 @@ def _published(model: nn.Module, spec: str) -> tuple[str, ...] | None:
         if subset is None:
             return None
         info = data.ImageNetInfo(subset)
-        # Folders of the usual thousand classes are known by their numbers anyway, and words are easier to read.
+        # Folders of the usual thousand classes are recognised by their ids anyway, and words are easier to read.
         return tuple(info.label_descriptions() if info.num_classes() == 1000 else info.label_names())
     labels = getattr(getattr(model, "config", None), "id2label", None)
     if isinstance(labels, Mapping) and sorted(labels) == list(range(len(labels))):
@@ -328,5 +328,5 @@ def _published(model: nn.Module, spec: str) -> tuple[str, ...] | None:
 
 
 def _plain(name: str) -> str:
-    """Return a name for comparison: case, spaces, dashes, underscores and the form of accents do not count."""
+    """Return a name for comparison, ignoring case, spaces, dashes, underscores and the encoding of accents."""
     return " ".join(normalize("NFKC", name).casefold().replace("_", " ").replace("-", " ").split())

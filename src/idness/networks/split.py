@@ -1,4 +1,4 @@
-"""Any torch classifier as features and a head that turns them into logits."""
+"""Any torch classifier as features and a head that computes logits from them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from idness.networks.modules import as_input, call, copied, differentiable, infe
 
 
 class SplitModel:
-    """Any torch classifier as features and a head.
+    """Any torch classifier, split into features and a head.
 
     The head is the linear layer whose output is the model's output, found by running a copy of the model once. A softmax, a
-    sigmoid, a factor or constants after it are inverted, and several heads whose logits are averaged become one; a network with
-    another ending is refused. Every batch is checked: the network's output must follow from features and head. Hooks exist
-    only during a call and see only its thread, and the network is not changed.
+    sigmoid, a factor or constants after it are inverted, and several heads whose logits are averaged become one; other endings
+    are rejected. Every batch is checked: the network's output must follow from features and head. Hooks exist only during a
+    call and affect only its thread, and the network is not changed.
 
-    A network with a single output is a binary classifier with the two logits -z / 2 and z / 2.
+    A network with a single output z is a binary classifier with the two logits -z / 2 and z / 2.
 
     Args:
         model: the classifier; wrappers (DataParallel, DistributedDataParallel, torch.compile) are removed.
-        layer: the final layer's dotted name, if it should not be searched.
-        example: a batch of images for the search, if the network takes unusual input.
-        multi_label: whether an image may have several labels or none; by default it may if the network ends in a sigmoid,
-            or declares it by `config.problem_type` as Hugging Face's do.
-        engine: what runs it: `eager`, `onnxruntime`, `openvino` or `auto`; the unchanged network if `None`.
+        layer: the dotted name of the final layer; found automatically by default.
+        example: a batch of images for the search, if the network expects unusual input.
+        multi_label: whether an image may have several labels or none; by default true if the network ends in a sigmoid or
+            declares it by `config.problem_type`, as in Hugging Face transformers.
+        engine: `eager`, `onnxruntime`, `openvino` or `auto`; `None` runs the unchanged network.
 
     Raises:
         ModelError: if no head is found.
@@ -78,8 +78,8 @@ class SplitModel:
 
     @property
     def head(self) -> Head:
-        """The head that turns features into logits: weight and bias as they are now, in float32."""
-        # Weights may be computed, as those of a cosine classifier, and exist only while the network runs.
+        """The head that computes logits from features, with the current weight and bias in float32."""
+        # Weights may be computed, as in a cosine classifier, and exist only while the network runs.
         head = self._recipe.head(self._recipe.steps(*probe(self.model, self._example[:2])))
         if head.classes > 1:
             return replace(head, multi_label=self.multi_label)
@@ -114,20 +114,20 @@ class SplitModel:
         return as_input(self.model, torch.zeros(())).dtype
 
     def copy(self) -> SplitModel:
-        """Return the same over a copy of the network that shares its parameters and nothing else."""
+        """Return the same split of a copy of the network that shares only its parameters."""
         other = copy.copy(self)
         other.model, other.runner, other._multi_label = copied(self.model), None, self.multi_label
         return other
 
     def run(self, images: Tensor, precision: Precision = "fp32") -> tuple[Tensor, Tensor]:
-        """Return features and logits by the unchanged network, whatever the engine."""
+        """Return features and logits computed by the unchanged network, whatever the engine."""
         with inference(self.model):
             return self.look(as_input(self.model, images), precision)
 
     def split(
         self, images: Tensor, *, precision: Precision = "fp32", edit_with: InputEditor | None = None
     ) -> Activations:
-        """Run one batch through the network, and again as edited by `edit_with`, if it is given."""
+        """Return the activations of one batch, including those of the images edited by `edit_with`, if given."""
         if edit_with is not None:
             return self._split_twice(images, precision, edit_with)
         if self.runner is not None and precision == "fp32":
@@ -144,9 +144,9 @@ class SplitModel:
         """Run a whole loader through the network and return the activations on the CPU.
 
         Args:
-            loader: yields batches of images, pairs of images and labels, or mappings with `image(s)` and `label(s)`.
+            loader: an iterable of batches: images, pairs of images and labels, or mappings with `image(s)` and `label(s)`.
             precision: `bf16` runs the body in bfloat16 and the head in float32.
-            edit_with: edits the images for a second pass, as `Detector.input_edit` does.
+            edit_with: an editor of the images for a second pass, such as `Detector.input_edit`.
         """
         parts = []
         for images, labels in map(unpack, loader):
@@ -158,22 +158,22 @@ class SplitModel:
         seen: list[Activations] = []
 
         def network(batch: Tensor) -> tuple[Tensor, Tensor]:
-            # A copy, as some networks normalise their input in place.
+            # Copied, since some networks normalise their input in place.
             features, logits = self.look(as_input(self.model, batch.clone()), precision)
             if batch.requires_grad and not logits.requires_grad:
                 name = type(editor).__name__
-                raise ModelError(f"{name}: the network gives no gradient for its images; use a method with one pass")
+                raise ModelError(f"{name}: the network has no gradient for its input; use a method with one pass")
             seen.append(Activations(features, logits))
             return features, logits
 
         with differentiable(self.model):
             changed = editor.perturb(network, images.detach().clone()).detach()
-        # The editor's pass over the unchanged images is the first pass.
+        # The editor's pass over the unedited images is the first pass.
         plain = seen[0] if seen else self.split(images, precision=precision)
         return replace(plain, edited=self.split(changed, precision=precision))
 
     def look(self, images: Tensor, precision: Precision = "fp32") -> tuple[Tensor, Tensor]:
-        """Run the network in the mode that it is in, on images as it takes them, and return features and logits.
+        """Return features and logits of images in the network's device and precision, in its current mode.
 
         Raises:
             ModelError: if the network's output does not follow from features and head.
@@ -184,12 +184,12 @@ class SplitModel:
             output = call(self.model, images)
         steps = recipe.steps(seen, output)
         features, logits = torch.cat([step.features for step in steps], dim=1), recipe.logits(steps)
-        # While exporting there are no values to compare, and asking for the length would fix it.
+        # While exporting, there are no values to compare, and len() would fix the batch size.
         if not torch.compiler.is_exporting() and not recipe.explains(steps, output):
             after = f" with {recipe.describe()}" if recipe.describe() else ""
             raise ModelError(
                 f"SplitModel: the network's output for these images does not follow from its layer {self.layer!r}{after};"
-                " pass example=, a batch of its images"
+                " pass example=, a batch of images"
             )
         return features, logits if logits.shape[1] > 1 else _two_of(logits, 1)
 
@@ -197,21 +197,21 @@ class SplitModel:
 def final_linear(
     model: nn.Module, layer: str | None = None, *, example: Tensor | None = None
 ) -> tuple[nn.Module, str, nn.Linear]:
-    """Return the network without its wrappers, the name of its final linear layer (`layer`, if it is given), and the layer.
+    """Return the network without wrappers, the name of its final linear layer (`layer`, if given), and the layer.
 
     Raises:
-        ModelError: if the head is not one `nn.Linear` inside the network.
+        ModelError: if the head is not a single `nn.Linear` in the network.
     """
     model = unwrap(model)
     name = layer or SplitModel(model, example=example).layer
     found = dict(model.named_modules()).get(name)
     if not isinstance(found, nn.Linear):
-        raise ModelError(f"the network's head is {name!r}, but one nn.Linear is needed here")
+        raise ModelError(f"the network's head must be a single nn.Linear, got {name!r}")
     return model, name, found
 
 
 def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
-    """Return the images of a loader's batch, and its labels if it has some."""
+    """Return the images of a loader's batch, and its labels if it has any."""
     if isinstance(batch, Tensor):
         return batch, None
     if isinstance(batch, Mapping):
@@ -226,5 +226,5 @@ def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _two_of(yes: Tensor, dim: int) -> Tensor:
-    """Return two classes for one output: the softmax of (-z / 2, z / 2) is the sigmoid of z, and neither class is preferred."""
+    """Return two logits for one output: the softmax of (-z / 2, z / 2) is the sigmoid of z, without a bias for either class."""
     return torch.cat([-0.5 * yes, 0.5 * yes], dim=dim)

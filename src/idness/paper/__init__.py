@@ -1,4 +1,4 @@
-"""The paper's tables as data, each with its protocol, and where the paper contradicts itself."""
+"""The paper's tables as data, each with its protocol, and the paper's contradictions."""
 
 from idness.paper.tables import PaperRow, PaperTable, listed_slips, load, names
 

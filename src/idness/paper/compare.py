@@ -1,4 +1,4 @@
-"""The paper's numbers beside ours: cell by cell, as tables, and as a page."""
+"""Comparison of the paper's numbers with ours, cell by cell, as tables and as a page."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ACCURACY, P_VALUE = "id_accuracy", "mean_p"
 
 @dataclass(frozen=True)
 class Entry:
-    """One number of the paper and ours.
+    """A number in the paper and the corresponding one of ours.
 
-    `metric` is `fpr`, `auroc`, `id_accuracy` or `mean_p`, and `spread` the paper's plus-minus. For a group, `sets` is the number of
-    its sets that were measured and of all; `theirs` is then the mean over the measured ones.
+    `metric` is `fpr`, `auroc`, `id_accuracy` or `mean_p`, and `spread` is the paper's plus-minus. For a group, `sets` is the number of
+    measured sets and of all sets in it; `theirs` is then the mean over the measured ones.
     """
 
     row: str
@@ -38,16 +38,16 @@ class Entry:
 
     @property
     def partial(self) -> bool:
-        """Whether a group has only some of its sets."""
+        """Whether only some sets of a group were measured."""
         return self.sets is not None and self.sets[0] < self.sets[1]
 
 
 @dataclass
 class TableOutcome:
-    """How far one table was reproduced, and with which data.
+    """The outcome of reproducing one table, and the data used.
 
-    `folder` is where the benchmark's report was written, `notes` is what a reader must know, and `failed` has the rows that could
-    not be run, and why.
+    `folder` is the folder of the benchmark's report, `notes` contains remarks for the reader, and `failed` has the rows that could not
+    be run, with the reasons.
     """
 
     table: PaperTable
@@ -59,17 +59,17 @@ class TableOutcome:
 
     @property
     def measured(self) -> list[Entry]:
-        """The entries with a number of ours."""
+        """The entries that were measured."""
         return [entry for entry in self.entries if entry.ours is not None]
 
     @property
     def images(self) -> dict[str, tuple[int, int]]:
-        """Of each available set, the number of images and that of the protocol."""
+        """The number of images of each available set, and that of the protocol."""
         return {item.name: (item.found, item.expected or item.found) for item in self.sets if item.found is not None}
 
     @property
     def status(self) -> str:
-        """Whether the table is reproduced completely, in part or not at all."""
+        """Whether the table is reproduced completely, partly or not at all."""
         if not self.measured:
             return "not reproduced"
         whole = len(self.measured) == len(self.entries) and not any(entry.partial for entry in self.entries)
@@ -77,7 +77,7 @@ class TableOutcome:
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader must know: notes, substitutes, rows that were not run, and numbers of images."""
+        """Remarks for the reader: notes, substitutes, rows that were not run, and numbers of images."""
         said = [*self.notes, *(f"{row}: not run: {reason}" for row, reason in self.failed.items())]
         others = [item for item in self.sets if item.substitute]
         said += [f"{item.name}: {item.substitute} instead of the paper's images" for item in others]
@@ -100,20 +100,20 @@ class TableOutcome:
 def compare_table(
     table: PaperTable, results: Mapping[str, MethodResult], printed: PaperTable | None = None
 ) -> list[Entry]:
-    """Compare every cell of a table with results by the row's printed name; `printed` is the table with this one's single sets."""
+    """Return the comparison of every cell of a table with results by printed row name; `printed` is the table with its single sets."""
     singles = {row.method: row.cells for row in printed.rows} if printed is not None else {}
     entries: list[Entry] = []
     for row in table.rows:
         found = results.get(row.name)
         sets = {} if found is None else found.sets
-        # The single sets of another table are of the network without further training.
+        # The other table with single sets is for the network without further training.
         details = row.cells or (singles.get(row.method, {}) if row.training in (None, "none") else {})
         for column in table.columns:
             members = (column,) if column in row.cells else table.groups.get(column, ())
             here = [part for part in members if part.lower() in sets]
             some = 0 < len(here) < len(members)
             if some and not all(part in details for part in here):
-                here = []  # nothing to compare the mean over some sets with
+                here = []  # there is no printed mean to compare the mean over some sets with
             for place, metric in enumerate(PRINTED):
                 name = (table.fpr or "") if metric == "fpr" else "auroc"
                 theirs = (row.cells.get(column) or row.means[column])[place]
@@ -131,7 +131,7 @@ def compare_table(
 
 
 def comparison_tables(outcome: TableOutcome) -> list[Table]:
-    """Return tables of ours, theirs and the difference: FPR and AUROC by method and set, then ID accuracies and p-values."""
+    """Return tables of our numbers, theirs and the difference: FPR and AUROC by method and set, then ID accuracies and p-values."""
     seen: dict[tuple[str, str], dict[str, Entry]] = {}
     for entry in outcome.measured:
         seen.setdefault((entry.row, entry.column), {})[entry.metric] = entry
@@ -164,7 +164,7 @@ def printed_table(table: PaperTable) -> Table:
 
 
 def missing(outcomes: Sequence[TableOutcome], *, commands: bool = True) -> Table | None:
-    """Return a table of the missing data: which tables need it, its size and, with `commands`, how to get it."""
+    """Return a table of the missing data: the tables that need it, its size and, with `commands`, how to get it."""
     gaps: dict[str, list[tuple[str, DataSet]]] = {}
     for outcome in outcomes:
         for item in outcome.sets:
@@ -180,7 +180,7 @@ def missing(outcomes: Sequence[TableOutcome], *, commands: bool = True) -> Table
 
 
 def slips(outcomes: Sequence[TableOutcome]) -> Table:
-    """Return a table of the places where the paper contradicts itself, in these tables and in its text."""
+    """Return a table of the paper's contradictions, in these tables and in its text."""
     asked = {"", *(outcome.table.name for outcome in outcomes)}
     found = [slip for slip in listed_slips() if slip.get("table", "") in asked]
     keys = ("table", "row", "note")
@@ -190,12 +190,12 @@ def slips(outcomes: Sequence[TableOutcome]) -> Table:
 
 @dataclass
 class Reproduction:
-    """The outcomes of all tables that were asked for."""
+    """The outcomes of all requested tables."""
 
     outcomes: list[TableOutcome]
 
     def tables(self, *, commands: bool = True) -> list[Table]:
-        """Return the tables of every outcome, of the missing data, and of the paper's contradictions."""
+        """Return the tables of all outcomes, of the missing data, and of the paper's contradictions."""
         found = []
         for outcome in self.outcomes:
             table = outcome.table
@@ -225,7 +225,7 @@ def _headings(what: str) -> list[Heading]:
 
 
 def _numbers(entry: Entry) -> list[Cell]:
-    """Format ours, theirs and the difference."""
+    """Return the cells of our number, theirs and the difference."""
     digits = 3 if entry.metric == P_VALUE else 2
     spread = "" if entry.spread is None else f" ± {entry.spread:.{digits}f}"
     numbers = f"{entry.ours:.{digits}f}", f"{entry.theirs:.{digits}f}{spread}", f"{entry.difference:+.{digits}f}"

@@ -1,4 +1,4 @@
-"""The data sets and weights of the paper's tables: which are available, where the others come from, and downloading them."""
+"""The data sets and weights of the paper's tables: their availability, sources and downloads."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ BENCHMARKS = ("cifar10", "cifar10-openood", "cifar100", "cifar100-openood", "ima
 TERMS = {"imagenet": "ImageNet's terms of access: non-commercial research"}
 """Licences of sets that must be obtained manually."""
 TRAIN_SAMPLE, PER_CLASS = 5000, 50
-"""Training images that methods learn from, at least and per class: the covariance of ResNet-50's 2,048 features has full rank."""
+"""Minimum number of training images to learn from, and number per class; the covariance of ResNet-50's 2,048 features has full rank."""
 BORROWED = {"cifar100": "cifar10"}
-"""Benchmarks that share OOD sets with another."""
+"""Benchmarks that share the OOD sets of another one."""
 BLOCK, PATIENCE = 1 << 20, 60.0
-"""Bytes that are read at once, and seconds after which a silent connection is given up."""
+"""Bytes that are read at a time, and the timeout of a connection in seconds."""
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A set of a benchmark, or its weights: what the protocol has, where it comes from, and what is available.
+    """A set of a benchmark, or its weights: its protocol, its source, and what is available.
 
-    `expected` and `found` count images; `substitute` names images found in place of the protocol's; `archive` can be downloaded.
+    `expected` and `found` count images; `substitute` names images found instead of the protocol's; `archive` can be downloaded.
     """
 
     benchmark: str
@@ -57,7 +57,7 @@ class DataSet:
 
     @property
     def state(self) -> str:
-        """What is available, in a few words; the content of images is not verified."""
+        """A short description of what is available; the content of images is not verified."""
         if not self.available:
             return "missing"
         if self.found is None:
@@ -68,7 +68,7 @@ class DataSet:
 
     @property
     def complete(self) -> bool:
-        """Whether as many images are available as the protocol has, without substitutes."""
+        """Whether as many images are available as in the protocol, without substitutes."""
         enough = self.found is None or self.expected is None or self.found >= self.expected
         return self.available and enough and not self.substitute
 
@@ -81,7 +81,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Archive:
-    """A file that can be downloaded: its address, the folder it is unpacked to, its hash if published, and the sets in it."""
+    """A downloadable file: its address, the folder it is unpacked to, its hash if published, and the sets in it."""
 
     name: str
     url: str
@@ -129,17 +129,17 @@ def locate(name: str, roots: Sequence[Path], weights: Path | None = None, *, who
         weights = weights or next((place for place in places if place.is_file()), None)
         listed.append(replace(_entry(name, "weights", known["weights"], roots), available=weights is not None))
     usable = "test" in found["id"] and any(found[group] for group in GROUPS)
-    # The paper's options are given, so nothing is chosen on validation sets.
+    # The options are the paper's, so nothing is chosen on validation sets.
     return Located(replace(bench, **found, ood_val={}) if usable else None, weights, listed, data)  # type: ignore[arg-type]
 
 
 def archives() -> dict[str, Archive]:
-    """Read which files can be downloaded."""
+    """Return the files that can be downloaded, by name."""
     return {name: Archive(name, **about) for name, about in read_toml("archives").items()}
 
 
 def list_sets(roots: Sequence[Path], benchmarks: Sequence[str] = ()) -> list[DataSet]:
-    """List every set of these benchmarks, by default of all."""
+    """Return every set of these benchmarks, by default of all."""
     for name in benchmarks:
         if name not in BENCHMARKS:
             raise unknown_name("benchmark with sources", name, BENCHMARKS)
@@ -152,9 +152,9 @@ def sets_table(sets: Sequence[DataSet]) -> Table:
         [item.benchmark, item.name, item.state, item.size, item.licence, "--download" if item.archive else item.command]
         for item in sets
     ]
-    headings = [Heading(text, words=True) for text in ("benchmark", "set", "here", "size", "licence", "how to get it")]
+    headings = [Heading(text, words=True) for text in ("benchmark", "set", "found", "size", "licence", "how to get it")]
     cells, note = [[Cell(text) for text in row] for row in rows], "Images are counted, not compared with the originals."
-    return Table("Data of the shipped benchmarks", headings, cells, [note])
+    return Table("Data of the included benchmarks", headings, cells, [note])
 
 
 def download(roots: Sequence[Path], benchmarks: Sequence[str], names: Sequence[str], progress: Progress) -> list[str]:
@@ -168,9 +168,9 @@ def download(roots: Sequence[Path], benchmarks: Sequence[str], names: Sequence[s
 
 
 def fetch(archive: Archive, root: Path, progress: Progress | None = None) -> Path:
-    """Download an archive, compare its hash, unpack it below a folder, and return where.
+    """Download an archive, verify its hash, unpack it below a folder, and return the path.
 
-    What an interrupted download has received is not received again. Nothing is unpacked before the whole file has been checked.
+    An interrupted download is resumed. Nothing is unpacked before the whole file has been verified.
     """
     part, target = root / ".fetched" / PurePosixPath(urlsplit(archive.url).path).name, root / archive.to
     with locked(part.parent):
@@ -180,7 +180,7 @@ def fetch(archive: Archive, root: Path, progress: Progress | None = None) -> Pat
             with part.open("rb") as file:
                 digest = hashlib.file_digest(file, partial(hashlib.new, kind, usedforsecurity=False)).hexdigest()
             if not digest.startswith(wanted):
-                raise DataError(f"its {kind} is {digest}, not {wanted}")
+                raise DataError(f"its {kind} must be {wanted}, got {digest}")
             unpack_archive(part, target)
         except (DataError, tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
             discard(part)
@@ -192,7 +192,7 @@ def fetch(archive: Archive, root: Path, progress: Progress | None = None) -> Pat
 
 
 def _receive(archive: Archive, part: Path, progress: Progress) -> None:
-    """Download what is missing of a file."""
+    """Download the missing part of a file."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(archive.url, headers={"User-Agent": "idness", "Range": f"bytes={have}-"})
     try:
@@ -210,20 +210,20 @@ def _receive(archive: Archive, part: Path, progress: Progress) -> None:
             raise OSError(f"{size:,} of {total:,} bytes were received")
     except (OSError, http.client.HTTPException) as error:
         if have and getattr(error, "code", None) == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # all of it was received before
+            return  # the file was already complete
         raise DataError(
             f"{archive.name}: {archive.url} could not be downloaded ({error}); run the same command again to continue"
         ) from error
 
 
 def _protocol(bench: Benchmark, whole: bool) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-    """Yield role, name in the benchmark, name as shown, and specification of each set that a table needs."""
+    """Yield the role, name in the benchmark, displayed name and specification of each set that a table needs."""
     classes = bench.classes if isinstance(bench.classes, int) else len(bench.class_names)
     for role, parts in {"id": bench.id, **{group: getattr(bench, group) for group in GROUPS}}.items():
         for part, spec in parts.items():
             table = {"path": spec} if isinstance(spec, str) else dict(spec)
             if role == "id" and part == "val" and "rows" in table:
-                continue  # cut from the test images, which the paper uses whole
+                continue  # split off the test images, all of which the paper uses
             if role == "id":
                 table = {key: value for key, value in table.items() if key not in ("rows", "sample")}
             if role == "id" and part == "train" and not whole:
@@ -236,7 +236,7 @@ def _protocol(bench: Benchmark, whole: bool) -> Iterator[tuple[str, str, str, di
 def _first(
     spec: Mapping[str, Any], places: Sequence[Mapping[str, Any]], roots: Sequence[Path], classes: Sequence[str]
 ) -> tuple[dict[str, Any], Path, int, str] | None:
-    """Open a set in the first folder that has it, without downloads; return specification, folder, images and substitute."""
+    """Open a set in the first folder that contains it, without downloads; return specification, folder, images and substitute."""
     cut = {key: spec[key] for key in ("sample", "per_class") if key in spec}
     for root in roots:
         for candidate in ({**spec, "download": False}, *({**place, **cut} for place in places)):

@@ -1,4 +1,4 @@
-"""Run the paper's tables on the available data and compare them with the paper: `idness reproduce`."""
+"""Reproduction of the paper's tables on the available data: `idness reproduce`."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def reproduce(
     """Run every table whose data is available, and compare it with the paper number by number.
 
     Args:
-        tables: names of tables; all if empty.
+        tables: names of the tables; all if empty.
         data: folders with the sets under their usual names.
         out: folder for the report of each benchmark and the comparison.
-        settings: batch size, precision, cache and so on; `weights` replaces the weights that would be searched for.
+        settings: batch size, precision, cache and so on; `weights` replaces the search for weights.
         progress: progress callback.
     """
     wanted = [load(name) for name in tables or names()]
@@ -49,7 +49,7 @@ def reproduce(
         if not Path(folder).is_dir():
             raise DataError(f"data={str(folder)!r} does not exist; pass a folder with the sets")
     roots = [Path(folder) for folder in data] or [Path("data")]
-    # A network that is not the paper's shows in the numbers; it must not stop the other tables.
+    # A network other than the paper's is visible in the numbers; it must not prevent the other tables.
     asked = replace(settings or Settings(), any_accuracy=True)
     target = OutputFolder.of(out)
     target.check()
@@ -61,7 +61,7 @@ def reproduce(
 
 
 class _Lab:
-    """Reproduces tables; each benchmark that they share is located and run once."""
+    """The reproduction of several tables; each benchmark that they share is located and run once."""
 
     def __init__(self, roots: list[Path], out: OutputFolder, settings: Settings, progress: Progress) -> None:
         self.roots, self.out, self.settings, self.progress = roots, out, settings, progress
@@ -69,7 +69,7 @@ class _Lab:
         self.results: dict[str, tuple[dict[str, MethodResult], dict[str, str]]] = {}
 
     def outcome(self, table: PaperTable) -> TableOutcome:
-        """Reproduce one table as far as the data goes."""
+        """Return the outcome of one table, reproduced as far as data is available."""
         if table.name == "cifar":
             return self._averages(table)
         where = self._where(table.benchmark)
@@ -98,15 +98,15 @@ class _Lab:
         return self.located[name]
 
     def _rows(self, table: PaperTable, where: Located) -> tuple[dict[str, MethodResult], dict[str, str]]:
-        """Return the results of a table's rows by name, and why others could not be run.
+        """Return the results of a table's rows by name, and the reasons why others could not be run.
 
-        Rows of a network that was trained differently are run with its weights.
+        Rows for a network that was trained differently are run with its weights.
         """
         found: dict[str, MethodResult] = {}
         failed: dict[str, str] = {}
         if where.benchmark is None:
             return found, failed
-        # One run for the plain rows of all tables of the benchmark.
+        # A single run covers the rows without training of all tables of the benchmark.
         rows = [row for other in _tables_of(table.benchmark) for row in other.rows if row.training in (None, "none")]
         everything = list(dict.fromkeys(row.method for row in rows if row.method))
         for row in table.rows:
@@ -121,7 +121,7 @@ class _Lab:
             except IdnessError as error:
                 if plain:
                     raise
-                failed[row.name] = str(error)  # one unusable network must not blank the other rows
+                failed[row.name] = str(error)  # one unusable network must not affect the other rows
                 continue
             key = row.method.replace(" ", "")
             found |= {row.name: results[key]} if key in results else {}
@@ -129,7 +129,7 @@ class _Lab:
         return found, failed
 
     def _fine_tuned(self, row: PaperRow) -> Path | None:
-        """Return the weights that `idness train` left in a folder named after the training method."""
+        """Return the weights that `idness train` wrote to a folder named after the training method."""
         places = [root / (row.training or "") / "weights.safetensors" for root in self.roots]
         return next((place for place in places if not row.weights and place.is_file()), None)
 
@@ -154,7 +154,7 @@ class _Lab:
         return self.results[folder]
 
     def _averages(self, table: PaperTable) -> TableOutcome:
-        """Fill the table of averages from the two tables that it averages."""
+        """Return the outcome of the table of averages, from the two tables that it averages."""
         result = TableOutcome(table)
         for column, name in (("CIFAR-10", "cifar10"), ("CIFAR-100", "cifar100")):
             part = self.outcome(load(name))
@@ -168,7 +168,7 @@ class _Lab:
         return result
 
     def _p_values(self, table: PaperTable, where: Located) -> tuple[list[Entry], list[str]]:
-        """Compute the mean p-value of each set, and the terms of the paper's proposition as notes."""
+        """Return the mean p-value of each set, and notes with the terms of the paper's proposition."""
         from idness.paper.studies import load_study_data, scaling
         from idness.paper.studies.gaussian import chi_square_p_values, proposition_study
 
@@ -192,7 +192,7 @@ def _tables_of(name: str) -> list[PaperTable]:
 
 
 def _untrained(table: PaperTable, row: PaperRow, root: Path) -> DataSet:
-    """Return the missing weights of a row, with the command that trains them on the images of its benchmark."""
+    """Return the missing weights of a row, with the command that trains them on the benchmark's images."""
     spec = Benchmark.load(table.benchmark).id["train"]
     where = f"--data {root / spec['path']} --root {root / spec['root']} --out {root / (row.training or '')}"
     model = MODELS[table.benchmark]

@@ -1,4 +1,4 @@
-"""The paper's tables as data, and the places where the paper contradicts itself."""
+"""The paper's tables as data, and the paper's contradictions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ HOME = Path(__file__).parent
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A printed row: a method, and perhaps the training of its network.
+    """A printed row: a method, and possibly the training of its network.
 
-    `method` is written as for the command line, with the paper's options; `None` if idness does not have it. `cells` are by OOD set,
+    `method` is written as on the command line, with the paper's options; `None` if idness does not have it. `cells` are by OOD set,
     `means` by group of sets, `spread` (plus-minus) by either; all in percent. `train` has the options of `idness train` for its network.
     """
 
@@ -41,8 +41,8 @@ class PaperRow:
 class PaperTable:
     """A table of the paper with its protocol.
 
-    `where` is its place in the paper and `benchmark` the one with its sets. A table of FPR and AUROC has rows, groups (the sets of
-    each average) and `fpr`, the name of the FPR that it prints; one of p-values has their means by set in `values`.
+    `where` is its place in the paper and `benchmark` is the benchmark with its sets. A table of FPR and AUROC has rows, groups (the sets
+    of each average) and `fpr`, the name of the printed FPR; a table of p-values has their means by set in `values`.
     """
 
     name: str
@@ -72,23 +72,23 @@ _TABLE = TypeAdapter(PaperTable)
 
 
 def names() -> list[str]:
-    """List the tables."""
+    """Return the names of the tables."""
     return sorted(path.stem for path in HOME.glob("*.toml") if path.stem not in OTHER_FILES)
 
 
 def load(name: str) -> PaperTable:
-    """Read one table by name."""
+    """Return one table by name."""
     if name not in names():
         raise unknown_name("table", name, names())
     return _TABLE.validate_python({"name": name, **read_toml(name)})
 
 
 def listed_slips() -> list[dict[str, Any]]:
-    """Read the places where the paper contradicts itself: an average, a cell that two tables print differently, or the text."""
+    """Return the paper's contradictions: an average, a cell that two tables print differently, or the text."""
     found: list[dict[str, Any]] = read_toml("slips")["slips"]
     return found
 
 
 def read_toml(name: str) -> dict[str, Any]:
-    """Read a TOML file of this package."""
+    """Return the content of a TOML file of this package."""
     return tomllib.loads((HOME / f"{name}.toml").read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ __all__ = ["write_html"]
 
 
 def write_html(folder: str | os.PathLike[str], report: Report | None = None) -> Path:
-    """Write `report.html` into a folder, of a report or of the results in the folder; return its path."""
+    """Write `report.html` for a report, by default the one in the folder, into the folder; return its path."""
     from idness.benchmark.results import PAGE, Report, results_folder
     from idness.report.page import render
 

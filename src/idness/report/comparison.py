@@ -1,4 +1,4 @@
-"""A comparison of results in the terminal, as Markdown, and as one HTML page."""
+"""Comparisons of results as terminal tables, Markdown and an HTML page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tables(
 
 
 def legend(comparison: Comparison) -> list[str]:
-    """Return how to read the numbers."""
+    """Return an explanation of the numbers."""
     several = [shorten(name) for name, runs in zip(comparison.names, comparison.runs, strict=True) if runs > 1]
     changes = [change for block in comparison.blocks for line in block.lines for change in line.changes]
     tested = any(change.low is not None for change in changes)
@@ -35,19 +35,19 @@ def legend(comparison: Comparison) -> list[str]:
     if several:
         lines.append(f"Mean ± standard deviation over seeds for {listed(several)}; compared by Welch's test.")
     if 0 < len(several) < len(comparison.names):
-        lines.append("One run against several has no interval; measure more seeds.")
+        lines.append("There is no interval for one run against several; measure more seeds.")
     return [*lines, *(shorten(f"{sentence(note)}.", 400) for note in comparison.notes)]
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """Return every table as Markdown."""
+    """Return all tables as Markdown."""
     heading = f"# {' against '.join(shorten(name) for name in comparison.names)}\n"
     notes = "\n".join(f"- {line}" for line in legend(comparison)) + "\n"
     return "\n".join([heading, notes, *map(markdown, tables(comparison))])
 
 
 def to_html(comparison: Comparison) -> str:
-    """Return every table as one self-contained page."""
+    """Return all tables as one self-contained page."""
     names, recall = " against ".join(shorten(name) for name in comparison.names), comparison.recall
     parts = [
         {

@@ -21,18 +21,18 @@ SMALL = 8
 WIDTH = 4.0
 """Width of a figure in inches, so that its text is readable on a phone."""
 HIGHLIGHTED = 6
-"""Number of methods with their own look; the others are grey."""
+"""Number of methods with their own colour and marker; the others are grey."""
 BASELINES = ("scale", "ash-s", "ebo", "msp", "knn", "react")
 BINS = 48
-"""Bins of the histograms of `score_ridges`."""
+"""Number of bins of the histograms of `score_ridges`."""
 
 Array = NDArray[Any]
 
 
 def looks(report: Report) -> dict[str, style.Mark]:
-    """Return the looks of the methods that stand out, the same in every figure of a report.
+    """Return the marks of the highlighted methods, the same in every figure of a report.
 
-    These are the recommended one, the best ones, and well-known ones.
+    These are the recommended method, the best ones, and well-known ones.
     """
     ranked, able = best_first(report), contenders(report)
     leaders = [max(able, key=lambda row: report.methods[row].groups[group].auroc) for group in report.benchmark.groups]
@@ -43,9 +43,9 @@ def looks(report: Report) -> dict[str, style.Mark]:
 
 
 def roc_curves(report: Report, name: str, rows: Sequence[str] | None = None, ax: Any = None) -> Any:
-    """Draw the fraction of ID images accepted against that of one OOD set, for some methods or for all."""
+    """Draw the fraction of accepted ID images against that of one OOD set, for some methods or all."""
     if ax is None:
-        # Fixed margins: finding them would double the time of a report with many of these.
+        # Fixed margins: computing them would double the time of a report with many of these figures.
         ax = style.new_figure(size=(3.0, 2.8), layout="none")[1]
         ax.set_position((0.18, 0.165, 0.78, 0.725))
     marks = looks(report)
@@ -55,7 +55,7 @@ def roc_curves(report: Report, name: str, rows: Sequence[str] | None = None, ax:
         ax.axhline(100 * report.recall, color=style.MUTED, linewidth=0.8)
         others = [row for row in report.methods if row not in marks] if rows is None else []
         curves = [100 * np.column_stack(_roc(report, row, name)) for row in others]
-        # One artist for many lines: one each would cost more than its drawing.
+        # One artist for many lines, since creating one each would take longer than drawing.
         ax.add_collection(LineCollection(curves, color=style.MUTED, linewidth=0.6, alpha=0.5, zorder=2), autolim=False)
         for index, row in reversed(list(enumerate(chosen))):
             mark = marks.get(row) or style.mark(index)
@@ -84,7 +84,7 @@ def draw_tradeoff(
     title: str,
     ax: Any = None,
 ) -> Any:
-    """Draw methods by ID accuracy and AUROC; those in `marks` have names, and a line marks the plain network's accuracy."""
+    """Draw methods by ID accuracy and AUROC; those in `marks` are named, and a line shows the plain network's accuracy."""
     found = [(row, 100 * accuracy, 100 * auroc) for row, (accuracy, auroc) in points.items()]
     ax = style.axes_or_new(ax, size=(WIDTH, 3.8))
     with style.house_style():
@@ -113,7 +113,7 @@ def ranking(report: Report, ax: Any = None) -> Any:
     groups = list(report.benchmark.groups)
     shown = [100 * item.groups[group].auroc for item in report.methods.values() for group in groups]
     low, quarter, upper = np.percentile(shown, [0, 25, 75])
-    floor = max(low, quarter - 3 * (upper - quarter) - 1.0)  # one value far below all others does not squeeze the rest
+    floor = max(low, quarter - 3 * (upper - quarter) - 1.0)  # ignores a value far below all others
     with style.house_style():
         for index, group in enumerate(groups):
             mark = style.mark(index)
@@ -146,7 +146,7 @@ def ranking(report: Report, ax: Any = None) -> Any:
 def score_ridges(report: Report, row: str, prefix: str = "ridges") -> str:
     """Return an SVG of a method's scores: one histogram per OOD set below that of the ID images, with the threshold.
 
-    A page has one per method, whose ids start with `prefix`. A template takes milliseconds, matplotlib a tenth of a second.
+    A page has one per method, whose ids start with `prefix`. A template takes milliseconds; matplotlib takes a tenth of a second.
     """
     names = list(ood_weights(report))
     sides = [np.asarray(report.scores.of(row, name), float) for name in ("id_test", *names)]
@@ -155,7 +155,7 @@ def score_ridges(report: Report, row: str, prefix: str = "ridges") -> str:
     edges = style.shared_bins(sides, BINS)
     room = 0.02 * (edges[-1] - edges[0])
     low, high = float(edges[0] - room), float(edges[-1] + room)
-    # All positions are in points from the top left.
+    # Positions are in points from the top left.
     width, height, top = 72 * WIDTH, 56.0 + 27.0 * len(sides), 7.0
     left, right, bottom = 8.0 + 5.0 * max(map(len, labels)), width - 36.0, height - 36.0
     step = (bottom - top) / (len(sides) + 0.18)
@@ -188,8 +188,8 @@ def score_ridges(report: Report, row: str, prefix: str = "ridges") -> str:
 
 
 def _ticks(low: float, high: float, length: float) -> tuple[list[tuple[float, str]], str]:
-    """Return round numbers along an axis with their texts, and the factor or offset of all, if any."""
-    most = min(max(int(length // 24), 1), 9)  # each needs the room of three letters
+    """Return round numbers along an axis with their labels, and their common factor or offset, if any."""
+    most = min(max(int(length // 24), 1), 9)  # each needs the space of three letters
     values = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
     inside = [float(value) for value in values if low <= value <= high]
     writer: Any = ScalarFormatter(useOffset=True, useMathText=False, useLocale=False)
@@ -199,7 +199,7 @@ def _ticks(low: float, high: float, length: float) -> tuple[list[tuple[float, st
 
 
 def _roc(report: Report, row: str, name: str, count: int = 90) -> tuple[Array, Array]:
-    """Return points of the ROC curve, evenly spread along it so that few suffice."""
+    """Return points of the ROC curve, evenly spaced along it so that few suffice."""
     ids, oods = np.sort(report.scores.of(row, "id_test")), np.sort(report.scores.of(row, name))
     places = [np.rint(np.linspace(0, len(side) - 1, count)).astype(int) for side in (ids, oods)]
     levels = np.unique(np.concatenate([ids[places[0]], oods[places[1]]]))

@@ -30,11 +30,11 @@ BADGES = {
     "useless": "at chance level",
 }
 BUDGET = 1_200_000
-"""Bytes of all thumbnails of a page, as text."""
+"""Maximum total size of the thumbnails of a page, in bytes of text."""
 QUALITY = 75
 """Quality of the thumbnails, which are WebP images."""
 TINY = 64
-"""Images of at most this many pixels are enlarged without smoothing."""
+"""Maximum number of pixels of images that are enlarged without smoothing."""
 
 
 def render(report: Report) -> str:
@@ -100,7 +100,7 @@ def render(report: Report) -> str:
 
 
 def render_page(template: str, **values: Any) -> str:
-    """Fill a template; values are escaped unless they are markup."""
+    """Return a filled template; values are escaped unless they are markup."""
     from idness import __version__
 
     script, css = ((style.TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
@@ -137,9 +137,9 @@ def facts(report: Report) -> list[tuple[str, str]]:
 
 
 def warnings(report: Report) -> list[str]:
-    """Return what a reader must know before relying on the numbers."""
+    """Return cautions that a reader must know before relying on the numbers."""
     found = [*report.warnings, *left_out(report.failed)]
-    found += describe_duplicates(report.duplicates)  # results of 0.1 do not warn of them
+    found += describe_duplicates(report.duplicates)  # results of 0.1 do not include these
     return [shorten(line, 300) for line in dict.fromkeys(found)]
 
 
@@ -175,7 +175,7 @@ def cost_sentence(report: Report) -> str:
 
 
 def provenance_section(report: Report) -> list[tuple[str, str]]:
-    """Return what is needed to repeat the measurement."""
+    """Return the facts needed to repeat the measurement."""
     model, told, engine = report.model, report.provenance, report.engine
     sizes = f"{model.parameters:,} parameters, {model.features} features, final layer {model.layer}"
     found = {
@@ -222,7 +222,7 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def shown_images(report: Report, rows: Sequence[str], budget: int = BUDGET) -> dict[str, Markup]:
-    """Return the thumbnails that the page shows as data URLs, those of the first methods first, until the budget is spent."""
+    """Return the thumbnails of the page as data URLs, beginning with those of the first methods, within the budget."""
     wanted = [f"{e.set}/{e.index}" for row in rows for part in report.wrong.get(row, {}).values() for e in part]
     urls: dict[str, Markup] = {}
     for name in dict.fromkeys(wanted):
@@ -238,7 +238,7 @@ def shown_images(report: Report, rows: Sequence[str], budget: int = BUDGET) -> d
 
 
 def mistakes(report: Report, row: str, ids: Mapping[str, str]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return the images with the worst scores of a method and their captions, under a title per group."""
+    """Return, with a title per group, the images with the worst scores of a method and their captions."""
     threshold = id_threshold(report.scores.of(row, "id_test"), report.recall)
     classes = dict(enumerate(shorten(name, 24) for name in report.benchmark.classes))
     found = []

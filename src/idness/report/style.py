@@ -1,4 +1,4 @@
-"""The look of every figure: colour-blind safe, distinguishable without colour, and reproducible to the byte."""
+"""The style of all figures: colour-blind safe, distinguishable without colour, and byte-for-byte reproducible."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from idness.core.files import atomic_write
 
 TEMPLATES = Path(__file__).parent / "templates"
 INK = "#1b1f24"
-"""Text and axes; an inlined SVG uses the text colour of its page instead."""
+"""Colour of text and axes; an inlined SVG uses the text colour of its page instead."""
 MUTED = "#8a9099"
-"""Grid, reference lines and secondary text; readable on white and on near black."""
+"""Colour of grid, reference lines and secondary text; readable on white and on near black."""
 PAPER = "#ffffff"
 ID_COLOUR = "#0072b2"
 OOD_COLOUR = "#d55e00"
 
-# The palette of Okabe and Ito without yellow, invisible on white, and black, invisible on black.
+# The palette of Okabe and Ito without yellow (invisible on white) and black (invisible on black).
 PALETTE = (ID_COLOUR, OOD_COLOUR, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", MUTED)
 LIGHTENED = {colour: f"var(--{name}, {colour})" for name, colour in (("blue", ID_COLOUR), ("green", PALETTE[2]))}
-"""The two darkest colours, which a page lightens in dark mode."""
+"""The two darkest colours, which pages lighten in dark mode."""
 FONTS = "'DejaVu Sans', Verdana, sans-serif"
 LINES: tuple[Any, ...] = (
     "-",
@@ -82,7 +82,7 @@ _UNUSED = re.compile(r"<metadata>.*?</metadata>\s*", re.DOTALL)
 
 
 class Mark(NamedTuple):
-    """The look of one series: a colour and, to be distinguishable without it, a line style and a marker."""
+    """The appearance of one series: a colour and, so that it is distinguishable without it, a line style and a marker."""
 
     colour: str
     line: Any
@@ -90,27 +90,27 @@ class Mark(NamedTuple):
 
 
 def mark(index: int) -> Mark:
-    """Return the look of a series; colours repeat with other line styles and markers."""
+    """Return the mark of a series; colours repeat with other line styles and markers."""
     size = len(PALETTE)
     other = (index + index // size) % size
     return Mark(PALETTE[index % size], LINES[other], MARKERS[other])
 
 
 def dash_array(line: Any, width: float) -> str:
-    """Return a line style as an SVG stroke-dasharray of a line of this width."""
+    """Return a line style as an SVG stroke-dasharray for a line of this width."""
     return "" if isinstance(line, str) else " ".join(f"{width * part:g}" for part in line[1])
 
 
 @cache
 def templates() -> Environment:
-    """Return the environment of the page's templates, which escapes values by default."""
+    """Return the environment of the page templates, which escapes values by default."""
     blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
     return Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, **blocks)
 
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Apply the style within the block; characters that the font lacks are no warning, since pages have other fonts."""
+    """Apply the style within the block; missing glyphs cause no warnings, since pages use other fonts."""
     with mpl.rc_context(_RC), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.*")
         yield
@@ -136,9 +136,9 @@ def figure_of(ax: Any) -> Any:
 
 
 def figure_svg(figure: Any, *, alt: str = "", prefix: str = "", adaptive: bool = True) -> str:
-    """Return a figure, or the one of some axes, as SVG text for a page, the same bytes each time.
+    """Return a figure, possibly given by its axes, as SVG text for a page; the bytes are reproducible.
 
-    `prefix` starts every id, so that several figures fit on one page. An `adaptive` figure is transparent, with text in the page's colour.
+    `prefix` starts every id, so that ids on a page are unique. An `adaptive` figure is transparent, with text in the page's colour.
     """
     stream = io.StringIO()
     with house_style():
@@ -158,13 +158,13 @@ def figure_svg(figure: Any, *, alt: str = "", prefix: str = "", adaptive: bool =
 
 
 def save(figure: Any, path: str | Path, *, alt: str = "") -> list[Path]:
-    """Write a figure (or axes of it) as SVG and PNG, each atomically, and return both paths; `path` has no suffix."""
+    """Write a figure, possibly given by its axes, as SVG and PNG, each atomically, and return both paths; `path` has no suffix."""
     files = figure_files(figure, Path(path).name, alt=alt)
     return [atomic_write(Path(path).with_name(name), content) for name, content in files.items()]
 
 
 def figure_files(figure: Any, name: str, *, alt: str = "") -> dict[str, bytes]:
-    """Return a figure as the content of an SVG and a PNG file, by file name."""
+    """Return the contents of an SVG and a PNG file of a figure, by file name."""
     svg = '<?xml version="1.0" encoding="utf-8"?>\n' + figure_svg(figure, alt=alt, adaptive=False)
     png = io.BytesIO()
     with house_style():
@@ -173,7 +173,7 @@ def figure_files(figure: Any, name: str, *, alt: str = "") -> dict[str, bytes]:
 
 
 def draw_legend(ax: Any, *, outside: bool = False, **options: Any) -> Any:
-    """Add a legend without a frame, beside the axes if `outside`."""
+    """Add a legend without a frame, next to the axes if `outside`."""
     beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0} if outside else {}
     with house_style():
         return ax.legend(**beside, **options)
@@ -189,7 +189,7 @@ def headline(ax: Any, title: str, *, x: str = "", y: str = "", at_top: bool = Fa
 
 
 def shared_bins(sides: Sequence[NDArray[Any]], count: int) -> NDArray[Any]:
-    """Return the edges of common bins; the outer percent on either side, which would squeeze the rest, belongs into the outermost bins."""
+    """Return the edges of common bins; the outer percent on either side goes into the outermost bins, to not squeeze the rest."""
     lows, highs = zip(*(np.percentile(side, [1, 99]) for side in sides), strict=True)
     low, high = float(min(lows)), float(max(highs))
     alike = high - low <= 1e-12 * max(abs(low), abs(high))
@@ -208,7 +208,7 @@ def two_histograms(ax: Any, first: ArrayLike, second: ArrayLike, labels: tuple[s
             )
             ax.stairs(heights, edges, fill=True, color=colour, alpha=0.22, linewidth=0)
             if hatch:
-                # Separate, because in SVG the hatch of a coloured patch has the colour of the patch.
+                # Drawn separately, because in SVG the hatch of a coloured patch has the colour of the patch.
                 ax.stairs(heights, edges, fill=True, facecolor="none", edgecolor=colour, hatch=hatch, linewidth=0)
             ax.stairs(heights, edges, color=colour, linestyle=line, linewidth=1.6, label=label)
         ax.set_yticks([])

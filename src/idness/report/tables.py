@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 SIGNS = {"best": ("★ ", ""), "tie": ("≈ ", ""), "better": ("", " ✓"), "worse": ("", " ✗")}
-"""What stands before and after a marked cell in text."""
+"""Text before and after a marked cell."""
 BOLD = ("best", "leads")
 LONG, COLUMN = 9, 11
-"""Length of a heading in the terminal from which it is broken at dashes, and the width of its column."""
+"""Length from which a heading in the terminal is broken at dashes, and the width of its column."""
 WIDE, NARROW = 100, 80
-"""Columns of a terminal from which all intervals are shown, and columns that tables by set may take at least."""
+"""Width of a terminal from which all intervals are shown, and minimum width of tables by set, in characters."""
 ROWS, ALWAYS = 18, ("msp", "ebo", "scale")
-"""Rows of the main table in the terminal, and methods that are always shown: the baselines, and the package's own."""
+"""Number of rows of the main table in the terminal, and methods that are always shown: the baselines, and the package's own."""
 _LATEX = {
     "\\": r"\textbackslash ", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde ", "^": r"\textasciicircum ", "\n": " ", "±": r"$\pm$", "·": r"$\cdot$", "–": "--", "−": "$-$",
@@ -37,7 +37,7 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of a table: its text, what text forms append (`plain`), and small print, sort key and tooltip of HTML.
+    """One cell of a table: its text, the text appended in text formats (`plain`), and note, sort key and tooltip for HTML.
 
     `mark` is `best` of its column, a `tie` with it, `leads` its row or column, `better` or `worse` than another, or the method to `use`.
     """
@@ -56,9 +56,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Heading:
-    """The heading of a column of numbers, or of `words`; a line break in the title is a space except in the terminal.
+    """The heading of a column of numbers, or of `words`; a line break in the title becomes a space except in the terminal.
 
-    `best` is the direction that sorts the best row first, empty if the column cannot be sorted; `sorted` tells whether it is.
+    `best` is the direction that sorts the best row first, empty if the column cannot be sorted; `sorted` is whether it is sorted.
     """
 
     title: str
@@ -73,7 +73,7 @@ class Heading:
 
 @dataclass
 class Table:
-    """A table, independent of its form; the first column names the rows."""
+    """A table, independent of the output format; the first column names the rows."""
 
     title: str
     headings: list[Heading]
@@ -153,7 +153,7 @@ def fpr_name(fpr: str) -> str:
 def summary(report: Report, fpr: str = "id", *, wide: bool = True) -> Table:
     """Return the main table: AUROC and FPR of every method by group, and its ID accuracy, best method first.
 
-    `fpr` is the FPR convention, `id` or `ood`. Unless `wide`, text forms have intervals in the first column only.
+    `fpr` is the FPR convention, `id` or `ood`. Unless `wide`, text formats have intervals in the first column only.
     """
     name, rows, found, columns = fpr_name(fpr), best_first(report), report.answer, list[Column]()
     methods = [report.methods[row] for row in rows]
@@ -208,7 +208,7 @@ def options(report: Report) -> Table:
 
 
 def csv_text(report: Report) -> str:
-    """Return every number as CSV: one line per method and set or group, best method first, values in [0, 1]."""
+    """Return all numbers as CSV: one line per method and set or group, best method first, values in [0, 1]."""
     buffer, lines = io.StringIO(), report.lines()
     writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\n")
     writer.writeheader()
@@ -217,7 +217,7 @@ def csv_text(report: Report) -> str:
 
 
 def terminal_tables(report: Report, columns: int, fpr: str = "id", *, sets: bool = False) -> list[Table]:
-    """Return the tables that fit a terminal: the main one with the best methods, or with `sets` all methods, options and sets."""
+    """Return the tables for a terminal: the main one with the best methods, or with `sets` all methods, options and sets."""
     main = summary(report, fpr, wide=columns >= WIDE)
     if sets:
         by_sets = [_cut_by_set(report, metric, max(columns, NARROW)) for metric in ("auroc", fpr_name(fpr))]
@@ -241,15 +241,15 @@ def write_tables(report: Report, folder: str | os.PathLike[str], fpr: str = "id"
 
 
 def left_out(failed: Mapping[str, str]) -> list[str]:
-    """Return one line per reason for which methods were left out."""
+    """Return the methods that were not run, one line per reason."""
     reasons: dict[str, list[str]] = {}
     for row, reason in failed.items():
         reasons.setdefault(reason, []).append(row)
-    return [f"left out: {', '.join(listed)} ({reason})" for reason, listed in reasons.items()]
+    return [f"not run: {', '.join(listed)} ({reason})" for reason, listed in reasons.items()]
 
 
 def _cut_by_set(report: Report, metric: str, columns: int) -> list[Table]:
-    """Return the table by set, or several tables if there is no room for all sets."""
+    """Return the table by set, split into several tables if the sets do not fit."""
     names, room = list(ood_weights(report)), columns - max(len(shorten(row, 60)) for row in report.methods)
     most = max(room // COLUMN, 1)
     return [by_set(report, metric, names[start : start + most]) for start in range(0, len(names), most)]
@@ -271,9 +271,9 @@ def _numbers(found: Sequence[Metrics], metric: str) -> list[Number]:
 
 
 def _column(heading: Heading, numbers: Sequence[Number], *, errors: bool = True) -> Column:
-    """Return a column of percentages, in text forms with the half of each interval if `errors`.
+    """Return a column of percentages; with `errors`, text formats show half of each interval.
 
-    Without marks of a test, all values that print as the best one lead.
+    Without marks of a test, all values that print the same as the best one lead.
     """
     texts = [percentage(value) for value, _, _ in numbers]
     known = [float(text) for text, (value, _, _) in zip(texts, numbers, strict=True) if value is not None]

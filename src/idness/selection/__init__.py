@@ -1,1 +1,1 @@
-"""Choosing a method and its options: on validation data, or by what the network itself shows."""
+"""Choosing a method and its options, on validation data or from the network's own activations."""

@@ -1,7 +1,7 @@
-"""Pseudo-OOD images: transformed ID images that resemble them and show nothing known.
+"""Pseudo-OOD images: transformed ID images that resemble the originals but do not show known content.
 
-Of 23 kinds that were tried on real networks (shuffled tiles, blends, phase noise, blur, noise, zooms, colours, ...) these
-four together rank methods most like real OOD images; single ones mislead. `results/auto.md` has the measurements.
+Of 23 kinds tested on real networks (shuffled tiles, blends, phase noise, blur, noise, zooms, colours, ...), these four
+together rank methods most like real OOD images; single kinds are misleading. `results/auto.md` has the measurements.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from idness.data.sets import part_of
 from idness.networks.open import Network
 
 TILES = 4
-"""Each side of the repeated piece is this fraction of the image's."""
+"""Side of the repeated patch, as a fraction of the side of the image."""
 FINE = 64
-"""Resolution at which edges are detected, so that those of large photographs are not noise."""
+"""Resolution at which edges are detected, so that edges in large photographs are not noise."""
 EDGES = 0.8
-"""Fraction of pixels, those with the faintest edges, that become black."""
+"""Fraction of pixels, those with the weakest edges, that become black."""
 MOST = 500
 """Maximum number of ID images that are transformed."""
 
 
 def mosaic(images: Tensor, seed: int = 0) -> Tensor:
-    """Return images that repeat a random piece of each."""
+    """Return images that each repeat a random patch of the original."""
     height, width = images.shape[-2:]
     high, wide = max(1, height // TILES), max(1, width // TILES)
     generator = torch.Generator().manual_seed(seed)
@@ -60,15 +60,15 @@ KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "turned": lambda images, _: images.rot90(2, (2, 3)),
     "edges": lambda images, _: edges(images),
 }
-"""Kinds by name; each maps images (N, C, H, W) in [0, 1] and a seed to images of the same shape."""
+"""Kinds of pseudo-OOD images; each maps images (N, C, H, W) in [0, 1] and a seed to images of the same shape."""
 
 
 def pseudo_activations(
     network: Network, ids: ActivationsSet, *, every: int = 1, progress: Progress | None = None
 ) -> dict[str, Activations]:
-    """Return the activations of pseudo-OOD images of each kind, made of every n-th ID image; empty if there are no images.
+    """Return the activations of each kind of pseudo-OOD images, made from every n-th ID image; empty if there are no images.
 
-    The last of each n images is used: methods are fitted on the others.
+    The last of every n images is used, since methods are fitted on the others.
     """
     if ids.images is None or ids.acts.index is None:
         return {}

@@ -1,4 +1,4 @@
-"""Choose the options of every method on validation data, never on test sets."""
+"""Search of the options of every method on validation data, never on test sets."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from idness.metrics import auroc
 
 @dataclass
 class Choice:
-    """The fitted detector of a method, with its AUROC on validation data, the settings that were tried, and those that were dropped.
+    """The fitted detector of a method, with its AUROC on validation data, the settings tried, and the settings dropped.
 
-    It was chosen by `validation`, `given` by the user, or is the `default`, as there was nothing to choose, or nothing to choose by.
-    `on_half` is what would have been chosen with half of the validation images, if that was asked for.
+    It was chosen by `validation`, `given` by the user, or is the `default` if there are no options or no validation data.
+    `on_half` is the choice on half of the validation images, if requested.
     """
 
     detector: Detector
@@ -41,18 +41,18 @@ class Choice:
 
 @dataclass(frozen=True)
 class Row:
-    """A method to compare: a detector whose options are searched, or one with `given` options."""
+    """A method to compare: a detector whose options are searched, or are `given`."""
 
     detector: Detector
     given: bool = False
 
 
 Method = str | type[Detector] | Detector
-"""A method by its name, as a class, whose options are searched, or as an object with its options."""
+"""A method: its name, a class, whose options are searched, or an object with its options."""
 
 
 def wanted_rows(methods: Sequence[Method] | None = None) -> dict[str, Row]:
-    """Return the methods to compare by name: those given, or all that need one pass of the network."""
+    """Return the methods to compare, by name: those given, or all that need only one pass of the network."""
     if not methods:
         return {name: Row(detector) for name, detector in rows().items()}
     found: dict[str, Row] = {}
@@ -84,11 +84,11 @@ def choose(
     half: Activations | None = None,
     progress: Progress | None = None,
 ) -> tuple[dict[str, Choice], dict[str, str]]:
-    """Fit every method with every setting of its grid, and keep the one with the highest AUROC on validation data.
+    """Fit every method with every setting of its grid, and keep the setting with the highest AUROC on validation data.
 
     The AUROC is the mean over the OOD validation sets. A method keeps its defaults unless another setting is better. Returns
-    the choice for every method that could be fitted, and the reason for each that could not. With `half` of the validation images,
-    each choice is made on these as well.
+    the choice for every method that can be fitted, and the reason for each that cannot. Given `half` of the validation images,
+    each choice is also made on these alone.
     """
     progress = progress or Progress()
     chosen: dict[str, Choice] = {}
@@ -98,7 +98,7 @@ def choose(
         again = None if half is None else Row(deepcopy(row.detector))
         try:
             chosen[name] = _choose_row(row, head, train, val, ood_val or {})
-            if again is not None:  # now, while the results that both share are cached
+            if again is not None:  # now, while shared results are cached
                 with warnings.catch_warnings(), suppress(IdnessError):
                     warnings.simplefilter("ignore", IdnessWarning)  # the same as for all images
                     chosen[name].on_half = _choose_row(again, head, train, half, ood_val or {})
@@ -112,13 +112,13 @@ def _choose_row(
 ) -> Choice:
     start = time.perf_counter()
     if row.detector.needs_train and train is None and not (row.detector.needs_val and val is not None):
-        raise InputError("needs training images, and the benchmark has none")
+        raise InputError("needs training images, but the benchmark has none")
     remembers = row.detector.needs_val and row.detector.remembers
     searchable = val is not None and bool(ood_val) and not (remembers and train is None)
     settings = [row.detector]
     if searchable and not row.given:
         settings += [other for other in row.detector.variants() if other.options() != row.detector.options()]
-    # A method that memorizes images must not be fitted on those it is compared on.
+    # A method that memorizes images must not be fitted on the images it is compared on.
     fitted, dropped = _fit(settings, head, train, None if searchable and row.detector.remembers else val)
     between = time.perf_counter()
     choice = Choice(fitted[0], "given" if row.given else "default", dropped=dropped)
@@ -130,7 +130,7 @@ def _choose_row(
             choice.tried.append(({key: options[key] for key in detector.grid or options}, value))
         if len(trials) > 1 and not row.given:
             choice.chosen_by = "validation"
-        if remembers:  # compared without the validation images; now it may have them
+        if remembers:  # after the comparison, the validation images may be used for fitting
             choice.detector.fit(head, train, val=val)
         choice.detector.chosen_on(val)
     choice.seconds = {"fit": between - start, "search": time.perf_counter() - between}
@@ -146,14 +146,14 @@ def _fit(
     except IdnessError:
         if len(settings) == 1:
             raise
-    # A setting that cannot be fitted, such as more neighbours than images, fails all of them: fit one by one.
+    # One setting that cannot be fitted, such as more neighbours than images, makes all fail, so fit them one by one.
     fitted, dropped = list[Detector](), list[str]()
     for setting in settings:
         try:
             fitted.append(setting.fit(head, train, val=val))
         except IdnessError as error:
             dropped.append(f"{setting.label()}: {error}")
-    return fitted or [settings[0].fit(head, train, val=val)], dropped  # if none can be fitted, the default's error
+    return fitted or [settings[0].fit(head, train, val=val)], dropped  # if none fits, raise the default's error
 
 
 def _trials(

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parent / "page"
 CONNECTIONS = 1_000
-"""Open connections; below the usual limit of 1,024 open files."""
+"""Maximum number of open connections, below the usual limit of 1,024 open files."""
 LAST_CALL = 0.2
-"""Seconds after the signal to stop in which connections that were made before it can send their request."""
+"""Seconds after the stop signal during which already open connections can send their request."""
 ONE_HOUR = {"Cache-Control": "private, max-age=3600"}
 
 
@@ -54,11 +54,11 @@ def serve(
     """Serve a guard until SIGTERM or SIGINT, then answer accepted requests and return.
 
     Args:
-        guard: a calibrated guard, or an exported one.
+        guard: a calibrated guard, possibly an exported one.
         host: address to listen on.
         port: port to listen on; 0 selects a free one.
         key: API key that clients must send; `None` allows everyone.
-        no_token: allow an address that other machines can reach without a key.
+        no_token: whether to allow, without a key, an address that other machines can reach.
         hosts: names of the service besides `localhost` and IP addresses; checked only without a key.
         limits: limits on requests.
         batch: maximum images per batch.
@@ -81,11 +81,11 @@ def serve(
             raise ModelError(
                 f"serve: the network fails on its first image ({reason}); use the network that was calibrated"
             ) from error
-        server.run([server.listener])  # until then, connections wait in the kernel
+        server.run([server.listener])  # connections wait in the kernel until then
 
 
 class Server(uvicorn.Server):
-    """A server that loses no request when it stops; `access` are the arguments of `make_app`."""
+    """A server that answers all accepted requests before it stops; `access` are arguments of `make_app`."""
 
     on_start: Callable[[str], None] | None = None
 
@@ -112,24 +112,24 @@ class Server(uvicorn.Server):
             raise OptionError(
                 f"serve: cannot listen on {host}:{port} ({error}); choose another host= or port="
             ) from error
-        # Inherited by connections. Otherwise the body of a response waits 40 ms for the acknowledgement of its head (Nagle):
-        # asyncio sets the option only on sockets that were created with an explicit protocol.
+        # Inherited by connections. Without TCP_NODELAY, the body of a response waits 40 ms for the acknowledgement of its head
+        # (Nagle); asyncio sets the option only on sockets created with an explicit protocol.
         self.listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections, and report the URL; signals are handled from before that."""
+        """Accept connections, then report the URL; signals are already handled."""
         await super().startup(sockets)
         if self.on_start is not None:
             host, port = self.listener.getsockname()[:2]
             self.on_start(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Stop on a signal. Unlike uvicorn, do not raise it again afterwards: a stop is a success."""
+        """Stop on a signal. Unlike uvicorn, do not raise the signal again afterwards: stopping is a success."""
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new connections, and answer the requests of those that were made."""
+        """Refuse new connections, and answer the requests of existing ones."""
         self.service.stopping = True
         self.listener.listen(0)  # the kernel completes no more connections; the event loop accepts the completed ones
         await asyncio.sleep(LAST_CALL)
@@ -163,7 +163,7 @@ def make_app(service: Service, key: str | None = None, hosts: Collection[str] = 
     async def docs() -> FileResponse:
         return FileResponse(PAGE / "docs.html")
 
-    app.mount("/", StaticFiles(directory=PAGE, html=True))  # after the routes, which come first
+    app.mount("/", StaticFiles(directory=PAGE, html=True))  # after the routes, which take precedence
     return app
 
 
@@ -183,7 +183,7 @@ def _add_api(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/guard", tags=["look"])
     async def describe_guard() -> dict[str, Any]:
-        """Return network, method, thresholds, guarantee and limits."""
+        """Return the network, method, thresholds, guarantee and limits."""
         return service.facts
 
     @app.get("/v1/calibration", tags=["look"])
@@ -205,7 +205,7 @@ def _add_api(app: FastAPI, service: Service) -> None:
     @app.get("/v2/health/live", tags=["v2"])
     @app.get("/healthz", tags=["watch"])
     async def healthz() -> dict[str, str | bool]:
-        """Report whether the process works."""
+        """Report that the process is running."""
         return {"status": "ok", "live": True}
 
     @app.get("/v2/health/ready", tags=["v2"])

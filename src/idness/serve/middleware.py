@@ -1,4 +1,4 @@
-"""Who may use the service: API key, host and origin checks, security headers, and request counting."""
+"""Access control of the service: API key, host and origin checks, security headers, and request counting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; base-uri 'none'",
 }
 PROTECTED = ("/v1/", "/v2/models", "/metrics")
-"""Paths that need the API key; the page itself contains nothing confidential."""
+"""Paths that require the API key; the page itself contains nothing confidential."""
 SHORTEST_KEY = 16
 """Minimum number of characters of an API key."""
 
@@ -44,16 +44,16 @@ def check_reach(host: str, key: str | None, *, no_token: bool) -> None:
     loopback = host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
     if key is None and not no_token and not loopback:
         raise OptionError(
-            f"serve: {host} can be reached by other machines, so clients need a key;"
+            f"serve: {host} is reachable from other machines, so clients need a key;"
             " pass key=, or no_token=True to allow everyone"
         )
 
 
 class AccessMiddleware:
-    """ASGI middleware that checks access, sets security headers, and reports path, status and seconds of requests to `record`.
+    """ASGI middleware that checks access, sets security headers, and reports path, status and duration of requests to `record`.
 
-    Host names and origins are checked only without a key. A page of another site could otherwise use the service through its
-    visitor's browser: read it by DNS rebinding, or send images to it by a cross-site form.
+    Host names and origins are checked only without a key. Otherwise a page of another site could use the service through its
+    visitor's browser: read responses by DNS rebinding, or send images with a cross-site form.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class AccessMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        status, started = 499, time.perf_counter()  # 499: the client left before the response
+        status, started = 499, time.perf_counter()  # 499: the client disconnected before the response
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -87,7 +87,7 @@ class AccessMiddleware:
         except HTTPException as error:
             await error_response(error)(scope, receive, send_with_headers)
         except Exception as error:
-            # Caught here, or uvicorn would close the connection. The client does not see the message.
+            # Caught here, since uvicorn would close the connection. The message is not sent to the client.
             logging.getLogger("uvicorn.error").error("a request failed", exc_info=error)
             failed = ApiError(500, f"the server failed on this request ({type(error).__name__})")
             await error_response(failed)(scope, receive, send_with_headers)
@@ -103,11 +103,11 @@ class AccessMiddleware:
             scheme, _, token = headers.get("authorization", "").partition(" ")
             given = headers.get("x-api-key") or (token.strip() if scheme.lower() == "bearer" else "")
             if not hmac.compare_digest(given.encode(), self._key):
-                message = "API key is missing or wrong; send it as X-API-Key or Authorization: Bearer"
+                message = "the API key is missing or wrong; send it as X-API-Key or Authorization: Bearer"
                 raise ApiError(401, message, {"WWW-Authenticate": "Bearer"})
 
     def _check_host(self, headers: Headers) -> None:
-        """Refuse unknown host names; IP addresses pass, since no name server can redirect them."""
+        """Reject unknown host names; IP addresses are accepted, since DNS rebinding does not apply to them."""
         if "host" not in headers:
             return
         try:
@@ -118,7 +118,7 @@ class AccessMiddleware:
             raise ApiError(421, f"unknown host {name[:80]!r}; allow it with --allow-host {name[:80]}")
 
     def _check_origin(self, headers: Headers) -> None:
-        """Refuse what a page of another origin sends through its visitor's browser."""
+        """Reject requests that a page of another origin sends through its visitor's browser."""
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         place = (origin or "").partition("://")[2].lower()
         own = origin is None or place == headers.get("host", "").lower() or place in self._hosts

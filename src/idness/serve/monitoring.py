@@ -1,4 +1,4 @@
-"""Prometheus metrics of the service, including drift away from the calibration images."""
+"""Prometheus metrics of the service, including drift from the calibration images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from idness.guard.drift import LEVEL, DriftWatch
 from idness.guard.verdict import LOWEST
 
 SHARES = (0.001, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
-"""Quantiles of the calibration scores at which the buckets of the scores end."""
+"""Quantiles of the calibration scores that bound the buckets of the score histogram."""
 PATHS = (
     "/v1/score", "/v1/guard", "/v1/calibration", "/v1/samples", "/v2/models", "/v2/health",
     "/healthz", "/readyz", "/metrics", "/",
@@ -24,7 +24,7 @@ class Monitor:
 
     Args:
         groups: the calibration scores of each group.
-        waiting: returns the number of waiting images, at each scrape.
+        waiting: called at each scrape to get the number of waiting images.
     """
 
     def __init__(self, groups: Sequence[Sequence[float]], waiting: Callable[[], float] = lambda: 0) -> None:
@@ -43,7 +43,7 @@ class Monitor:
         self._evidence.set(1.0)
 
     def request(self, path: str, status: int, seconds: float) -> None:
-        """Count one request; unknown paths share one label, so that clients cannot create series."""
+        """Count one request; unknown paths share one label, so that clients cannot create time series."""
         known = next((each for each in PATHS if path == each or (each != "/" and path.startswith(f"{each}/"))), "other")
         self._requests.labels(known, str(status)).inc()
         self._seconds.labels(known).observe(seconds)

@@ -21,14 +21,14 @@ from idness.serve.schemas import ApiError, Upload, decode_base64
 from idness.serve.service import Service
 
 LENGTH = "Inference-Header-Content-Length"
-"""The header with the length of the JSON; binary tensors follow it."""
+"""The header with the length of the JSON, which binary tensors follow."""
 FIELDS: dict[str, tuple[str, Any]] = {
     "label": ("INT64", "<i8"),
     "score": ("FP32", "<f4"),
     "p_value": ("FP32", "<f4"),
     "is_ood": ("BOOL", "?"),
 }
-"""The outputs with their types."""
+"""The outputs and their types."""
 
 
 def add_protocol(app: FastAPI, service: Service) -> None:
@@ -36,11 +36,11 @@ def add_protocol(app: FastAPI, service: Service) -> None:
 
     def check(model: str) -> None:
         if model != service.name:
-            raise ApiError(404, f"unknown model {model[:80]!r}; this server has {service.name!r}")
+            raise ApiError(404, f"unknown model {model[:80]!r}; the model of this server is {service.name!r}")
 
     @app.get("/v2", tags=["v2"])
     async def server() -> dict[str, Any]:
-        """Return name, version and extensions of the server."""
+        """Return the name, version and extensions of the server."""
         return {"name": "idness", "version": __version__, "extensions": ["binary_tensor_data"]}
 
     @app.get("/v2/models/{model}/versions/1/ready", include_in_schema=False)
@@ -54,7 +54,7 @@ def add_protocol(app: FastAPI, service: Service) -> None:
     @app.get("/v2/models/{model}/versions/1", include_in_schema=False)
     @app.get("/v2/models/{model}", tags=["v2"])
     async def metadata(model: str) -> dict[str, Any]:
-        """Return inputs and outputs of the guard."""
+        """Return the inputs and outputs of the guard."""
         check(model)
         return {
             "name": model,
@@ -88,7 +88,7 @@ def _tensor(name: str, kind: str, *shape: int) -> dict[str, Any]:
 def read(
     length: str | None, body: bytes, service: Service
 ) -> tuple[dict[str, Any], NDArray[np.float32] | list[Upload]]:
-    """Return the request and its images."""
+    """Return the JSON of a request, and its images."""
     try:
         cut = len(body) if length is None else int(length)
         asked = json.loads(body[:cut])
@@ -119,7 +119,7 @@ def read(
 
 def _files(data: Any) -> list[Upload]:
     parts: list[bytes | None] = []
-    if isinstance(data, bytes):  # each with its length before it
+    if isinstance(data, bytes):  # each preceded by its length
         while data:
             end = 4 + int.from_bytes(data[:4], "little")
             parts.append(data[4:end])
@@ -130,7 +130,7 @@ def _files(data: Any) -> list[Upload]:
 
 
 def respond(service: Service, asked: dict[str, Any], records: list[dict[str, Any]]) -> Response:
-    """Return the outputs that were asked for, as JSON or binary."""
+    """Return the response with the requested outputs, as JSON or binary."""
     values = {name: [record[name] for record in records] for name in FIELDS}
     values["score"] = [LOWEST if score is None else score for score in values["score"]]
     binary = asked.get("parameters", {}).get("binary_data_output", False)

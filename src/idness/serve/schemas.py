@@ -1,4 +1,4 @@
-"""What clients send and receive: limits, errors, request bodies and their description for OpenAPI."""
+"""Request limits, error responses, request bodies, and the OpenAPI schemas."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Limits:
         pixels: pixels of one image.
         request_pixels: pixels of all images of a request; small files may decode to many.
         images: images per request.
-        queue: images that wait or are being judged; more are refused with 503.
-        held: bytes of all request bodies in memory; more are refused with 503.
+        queue: images that wait or are being judged; more are rejected with 503.
+        held: bytes of all request bodies in memory; more are rejected with 503.
         body_seconds: seconds for a request body to arrive.
         answer_seconds: seconds from the arrival of a request to its response.
         stop_seconds: seconds for accepted requests to be answered after SIGTERM.
@@ -51,11 +51,11 @@ class Limits:
             if not value > 0:
                 raise OptionError(f"Limits: {field.name} must be above 0, got {value!r}")
         if self.images > self.queue:
-            raise OptionError(f"Limits: images per request ({self.images}) must fit the queue ({self.queue})")
+            raise OptionError(f"Limits: images per request ({self.images}) must be at most queue ({self.queue})")
 
 
 class ApiError(HTTPException):
-    """A response other than 200, with one line as `error` and possibly more fields."""
+    """An error response, with a one-line `error` and possibly more fields."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None, **more: Any) -> None:
         super().__init__(status, " ".join(message.split()), headers)
@@ -77,7 +77,7 @@ def error_response(error: HTTPException) -> JSONResponse:
 
 
 Upload = tuple[str, bytes | None]
-"""The client's name for an image, which is never used as a path, and its bytes; `None` if they were not valid base64."""
+"""The client's name for an image, which is never used as a path, and its bytes, or `None` if they are not valid base64."""
 
 
 async def read_uploads(headers: Headers, body: bytes, limits: Limits) -> list[Upload]:
@@ -151,18 +151,18 @@ def _object(fields: Mapping[str, tuple[Sequence[str], str]], **more: Any) -> dic
 
 
 RESULT = {
-    "image": ("string", "The file name that was sent."),
-    "error": ("string", "What is wrong with the file, and what to do; such a result has no field of a verdict."),
+    "image": ("string", "The file name sent by the client."),
+    "error": ("string", "What is wrong with the file, and what to do; such a result has no verdict fields."),
     "label": ("integer", "The network's class index; -1 if its output was not finite."),
     "class": ("string", "The name of the class."),
     "score": (["number", "null"], "ID-ness; higher is more in-distribution."),
     "p_value": ("number", "Fraction of in-distribution images that score as low or lower."),
     "is_ood": ("boolean", "Whether the image is flagged as out-of-distribution."),
     "reason": (["string", "null"], "Why the image was flagged without a score."),
-    "caution": (["string", "null"], "What is unusual about an image that was not flagged for it."),
+    "caution": (["string", "null"], "What is suspicious about the image, although it was not flagged for this reason."),
     "first_frame_only": ("boolean", "Whether the file has more frames or pages, which were not judged."),
     "neighbours": ("array", "Nearest calibration images: index for /v1/calibration, cosine similarity, class, score."),
-    "picture": (["string", "null"], "The image as the network saw it, a data URL, if requested."),
+    "picture": (["string", "null"], "The image as the network saw it, as a data URL, if requested."),
 }
 ANSWER = _object(
     {"recall": ("number", "Fraction of in-distribution images that the threshold accepts.")},
@@ -178,7 +178,7 @@ def _images(form: str) -> dict[str, Any]:
 SCORE_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "One or many images: a form with files, JSON with base64, or the bytes of one image.",
+        "description": "One or more images: a form with files, JSON with base64, or the bytes of one image.",
         "content": {
             "multipart/form-data": _images("binary"),
             "application/json": _images("byte"),
@@ -195,7 +195,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     408: {"description": "The body did not arrive in time."},
     413: {"description": "Too many bytes, pixels or images."},
     415: {"description": "The content type is not supported."},
-    422: {"description": "No image of the request could be judged; results has the error of each."},
+    422: {"description": "No image of the request could be judged; results contains the error of each."},
     503: {"description": "Too many images are waiting; try again after Retry-After seconds."},
     504: {"description": "The images could not be judged in time."},
 }

@@ -1,4 +1,4 @@
-"""Judging images for clients: the worker thread that owns the guard, request bodies, decoding and metrics; and sample images."""
+"""The service behind the API: the worker thread that runs the guard, request bodies, decoding and metrics; and sample images."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ T = TypeVar("T")
 BINS = 48
 DECODERS = max(2, os.cpu_count() or 1)
 SIDE = 320
-"""Longest side of the image that is sent back, in pixels."""
+"""Maximum side of a returned image, in pixels."""
 ROLES = {"id_test": "id", "near": "near", "far": "far"}
 """Roles of the embedded test sets, and their names in the API."""
 
 
 BATCH = 16
-"""Default batch size; the throughput of common networks on a CPU is within a few percent of its best."""
+"""Default batch size, at which the throughput of common networks on a CPU is within a few percent of the maximum."""
 Outcome = tuple[dict[str, Any], Any]
-"""The record of one verdict, and the image's features; `None` if the guard was exported."""
+"""The record of one verdict, and the image's features, `None` for an exported guard."""
 Job = tuple[NDArray[Any], Future[Outcome]]
 
 
 class Worker:
-    """A queue of images with limited room, and a thread that judges them in batches of at most `size`.
+    """A queue with space for `room` images, and a thread that judges them in batches of at most `size`.
 
-    A batch consists of what is waiting when the last one is done, so a single image is judged at once.
+    A batch consists of the images that are waiting when the previous one is done, so a single image is judged immediately.
     """
 
     def __init__(self, guard: Guard | GraphGuard, *, size: int = BATCH, room: int = 512) -> None:
@@ -57,19 +57,19 @@ class Worker:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock, self._stopped = threading.Lock(), False
         self.waiting = 0
-        """Number of reserved places: images that are being decoded, wait, or are being judged."""
+        """Number of reserved places: images being decoded, waiting, or being judged."""
         self.thread = threading.Thread(target=self._work, name="idness-worker", daemon=True)
-        """To be started."""
+        """Started by the owner of the worker."""
 
     def warm_up(self) -> None:
-        """Judge a batch of noise: the first client does not wait for the first run, and faults appear at the start."""
+        """Judge a batch of noise, so that the first request is not slow and errors appear at startup."""
         how = self.guard.preprocessing
         if how is not None and how.size is not None:
             noise = np.random.default_rng(0).integers(0, 256, (self.size, *how.size, how.channels), np.uint8)
             self.guard.judge_array(noise)
 
     def stop(self) -> None:
-        """Judge all waiting images, then end the thread."""
+        """Judge all waiting images, then stop the thread."""
         self._stopped = True
         self._jobs.put(None)
         if self.thread.is_alive():
@@ -89,7 +89,7 @@ class Worker:
                 self.waiting -= count
 
     def submit(self, image: NDArray[Any]) -> Future[Outcome]:
-        """Queue one image, as pixels or preprocessed; cancel the future to give it up."""
+        """Queue one image, as pixels or preprocessed, and return a future that can be cancelled."""
         answer: Future[Outcome] = Future()
         self._jobs.put((image, answer))
         return answer
@@ -107,12 +107,12 @@ class Worker:
                 self._run(group)
 
     def _run(self, jobs: Sequence[Job]) -> None:
-        live = [job for job in jobs if job[1].set_running_or_notify_cancel()]  # without clients that gave up
+        live = [job for job in jobs if job[1].set_running_or_notify_cancel()]  # without cancelled ones
         if not live:
             return
         try:
             verdict, features = self.guard.judge_array(np.stack([image for image, _ in live]))
-        except Exception as error:  # the thread must survive whatever one batch raises
+        except Exception as error:  # the thread must survive any error in a batch
             for _, answer in live:
                 answer.set_exception(error)
             return
@@ -142,7 +142,7 @@ class Service:
             "max_pixels": limits.pixels,
             "max_request_pixels": limits.request_pixels,
         }
-        """What /v1/guard returns."""
+        """The response of /v1/guard."""
         self.monitor = Monitor(self.groups, lambda: self.worker.waiting)
         self.worker = Worker(guard, size=batch, room=limits.queue)
         self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="idness-decode")
@@ -150,9 +150,9 @@ class Service:
         self._held = 0
 
     def check_ready(self) -> None:
-        """Raise if requests are not accepted."""
+        """Raise if the service does not accept requests."""
         if self.stopping:
-            raise ApiError(503, "stopping", {"Retry-After": "1"})
+            raise ApiError(503, "the server is stopping", {"Retry-After": "1"})
 
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -167,7 +167,7 @@ class Service:
 
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
-        """Read a request body within the limits on its size, its time, and the memory of all bodies."""
+        """Yield the body of a request, within the limits on its size, its time, and the memory of all bodies."""
         limits, headers = self.limits, request.headers
         too_large = ApiError(413, f"the body must be at most {limits.body:,} bytes")
         if headers.get("content-encoding", "identity").lower() not in ("", "identity"):
@@ -194,15 +194,15 @@ class Service:
             self._held -= size
 
     async def judge(self, uploads: list[Upload], neighbours: int = 0, picture: bool = False) -> list[dict[str, Any]]:
-        """Return a verdict or an error for each image; `picture` is whether to return it as the network saw it."""
+        """Return a verdict or an error for each image; with `picture`, include the image as the network saw it."""
         with self.worker.reserved(len(uploads)):
             # Pixels are counted from the files' headers, before anything is decoded.
             total, most = sum(pixels_of(content or b"") for _, content in uploads), self.limits.request_pixels
             if total > most:
                 raise ApiError(
-                    413, f"a request may have at most {most:,} pixels together, got {total:,}; send fewer images"
+                    413, f"a request may have at most {most:,} pixels in total, got {total:,}; send fewer images"
                 )
-            # A request of many large images leaves decoders to others.
+            # Requests with many large images must not occupy all decoders.
             turn = asyncio.Semaphore(max(1, DECODERS // 2))
             results = await self._in_time([self._judge(*upload, neighbours, picture, turn) for upload in uploads])
         judged = [result for result in results if "error" not in result]
@@ -214,7 +214,7 @@ class Service:
         return results
 
     async def judge_inputs(self, inputs: NDArray[np.float32]) -> list[dict[str, Any]]:
-        """Return the verdict on each preprocessed image."""
+        """Return the record of each preprocessed image."""
         with self.worker.reserved(len(inputs)):
             outcomes = await self._in_time([asyncio.wrap_future(self.worker.submit(image)) for image in inputs])
         records = [record for record, _ in outcomes]
@@ -248,7 +248,7 @@ class Service:
 
     def _decoded(self, content: bytes | None) -> tuple[NDArray[np.uint8], bool]:
         if content is None:
-            raise DataError("is not base64; send the bytes of an image in base64")
+            raise DataError("is not valid base64; send the bytes of an image in base64")
         pixels = np.array(self.preprocessing.pixels(decode_picture(content, max_pixels=self.limits.pixels)))
         return pixels, is_animated(content)
 
@@ -263,11 +263,11 @@ class Service:
         return found
 
     def calibration_info(self, label: int | None) -> dict[str, Any]:
-        """Return histogram and quantiles of the calibration scores, of one predicted class if thresholds are per class."""
+        """Return a histogram and quantiles of the calibration scores, for one predicted class if thresholds are per class."""
         groups = self.groups
         if self.facts["per_class"] and label is not None:
             if not 0 <= label < len(groups):
-                raise ApiError(404, f"no class {label}")
+                raise ApiError(404, f"unknown class {label}")
             groups = [groups[label]]
         ordered = np.sort(np.concatenate(groups))
         low = float(ordered[0])
@@ -282,7 +282,7 @@ class Service:
 def samples(class_names: tuple[str, ...] | None) -> list[tuple[str, str, bytes, str]]:
     """Return title, role, content and media type of six ID images of an embedded benchmark and two of each OOD set.
 
-    It is the benchmark with these classes; if there is none, the default one, whose images have no role then.
+    It is the benchmark with these classes or, if there is none, the default one, whose images then have no role.
     """
     own = next((name for name in embedded.NETWORKS if set(embedded.classes(name)) == set(class_names or ())), None)
     benchmark, found = own or embedded.DEFAULT, []

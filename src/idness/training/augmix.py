@@ -19,7 +19,7 @@ from idness.training.objective import Objective, Outcome, method
 OPERATIONS = (
     "autocontrast", "equalize", "posterize", "solarize", "rotate", "shear_x", "shear_y", "translate_x", "translate_y"
 )  # fmt: skip
-"""The operations of the paper; none is among the corruptions that robustness is tested with."""
+"""The operations of the paper; none is among the corruptions that robustness is tested on."""
 
 
 def jsd_loss(clean: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def jsd_loss(clean: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def operate(image: Tensor, name: str, level: float) -> Tensor:
-    """Apply one operation to a uint8 image (3, H, W), as the authors' code does with Pillow; new pixels are black.
+    """Return a uint8 image (3, H, W) after one operation, as in the authors' code with Pillow; new pixels are black.
 
     The level is in [-1, 1]; its sign is the direction of a rotation, shear or translation.
     """
@@ -55,7 +55,7 @@ def operate(image: Tensor, name: str, level: float) -> Tensor:
 
 
 def augmix(images: Tensor, severity: float = 3.0, width: int = 3, alpha: float = 1.0) -> Tensor:
-    """Mix each uint8 image (N, 3, H, W) with `width` chains of one to three random operations; values stay in [0, 255]."""
+    """Return uint8 images (N, 3, H, W), each mixed with `width` chains of one to three random operations; values stay in [0, 255]."""
     weights = torch.distributions.Dirichlet(torch.full((width,), alpha)).sample((len(images),))
     kept = torch.distributions.Beta(alpha, alpha).sample((len(images),)).view(-1, 1, 1, 1)
     mixed = torch.zeros(images.shape)
@@ -71,7 +71,7 @@ def augmix(images: Tensor, severity: float = 3.0, width: int = 3, alpha: float =
 
 
 def three_views(image: Tensor, severity: float = 3.0, width: int = 3, alpha: float = 1.0) -> Tensor:
-    """Return an image (3, H, W) and two mixtures of it as one tensor (3, 3, H, W)."""
+    """Return an image (3, H, W) and two mixtures of it, as one tensor (3, 3, H, W)."""
     mixed = [augmix(image[None], severity, width, alpha)[0] for _ in range(2)]
     return torch.stack([image.float(), *mixed])
 
@@ -79,7 +79,7 @@ def three_views(image: Tensor, severity: float = 3.0, width: int = 3, alpha: flo
 @method("augmix")
 @dataclass(eq=False, repr=False)
 class AugMix(Objective):
-    """Cross-entropy plus a penalty on different predictions for an image and two random mixtures of it."""
+    """Cross-entropy plus a penalty for different predictions on an image and two random mixtures of it."""
 
     recipe = {"epochs": 100, "lr": 0.1, "weight_decay": 5e-4}
 
@@ -89,11 +89,11 @@ class AugMix(Objective):
     weight: float = 12.0
 
     def view(self) -> Callable[[Tensor], Tensor]:
-        """Return the mixing of one image, for worker processes: it takes longer than the network."""
+        """Return the function that mixes one image, for worker processes, since it takes longer than the network."""
         return partial(three_views, severity=self.severity, width=self.width, alpha=self.alpha)
 
     def forward(self, images: Tensor, labels: Tensor) -> Outcome:
-        """Compute the loss of one batch in three views, which are created here unless worker processes did."""
+        """Return the loss of one batch in three views, which are created here unless worker processes did it."""
         views = [images.float(), *(self._mixed(images) for _ in range(2))] if images.ndim == 4 else images.unbind(1)
         clean, first, second = self.model(self.normalise(torch.cat(list(views)))).chunk(3)
         return Outcome(F.cross_entropy(clean, labels) + self.weight * jsd_loss(clean, first, second), clean)

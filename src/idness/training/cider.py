@@ -14,16 +14,16 @@ from idness.networks.split import final_linear
 from idness.training.objective import Objective, Outcome, method
 
 AT_ONCE = 64
-"""Images per pass before the first step: 512 of ImageNet's size would take gigabytes."""
+"""Images per pass before the first step; 512 images of ImageNet's size would take gigabytes."""
 
 
 def update_prototypes(prototypes: Tensor, embeddings: Tensor, labels: Tensor, momentum: float) -> Tensor:
-    """Move each class's prototype towards its images on the unit sphere, one image after another.
+    """Return the prototypes, each moved towards the images of its class on the unit sphere, one image after another.
 
     Gradients flow into the embeddings. Classes are independent, so the n-th images of all classes are processed together.
     """
     same = labels[:, None] == labels[None, :]
-    turn = same.tril(-1).sum(1)  # images of the same class before this one
+    turn = same.tril(-1).sum(1)  # number of earlier images of the same class
     for n in range(int(turn.max()) + 1):
         now = turn == n
         moved = F.normalize(momentum * prototypes[labels[now]] + (1 - momentum) * embeddings[now], dim=1)
@@ -47,9 +47,9 @@ def compactness_loss(embeddings: Tensor, prototypes: Tensor, labels: Tensor, tem
 @method("cider")
 @dataclass(eq=False, repr=False)
 class Cider(Objective):
-    """Embeddings on the unit sphere, compact within a class and far apart between classes.
+    """Losses that make embeddings on the unit sphere compact within a class and far apart between classes.
 
-    The result is a `ProjectedNetwork`; use it with `knn`.
+    The result is a `ProjectedNetwork`, to be used with `knn`.
     """
 
     recipe = {"epochs": 500, "lr": 0.5, "weight_decay": 1e-4, "batch_size": 512, "nesterov": False, "warmup": 10.0}
@@ -66,9 +66,9 @@ class Cider(Objective):
         final = final_linear(self.model, self.layer)[2]
         network = ProjectedNetwork(self.model, final, self.classes, self.width)
         self._frozen = [p for p in final.parameters() if p.requires_grad]
-        final.requires_grad_(False)  # the prototypes replace the old classifier
+        final.requires_grad_(False)  # the prototypes replace the classifier
         network.fc.requires_grad_(False)
-        self.model, self._network = network, [network]  # in a list: not a submodule twice
+        self.model, self._network = network, [network]  # in a list, to register it only once
         self.register_buffer("prototypes", F.normalize(torch.randn(self.classes, self.width), dim=1))
 
     @torch.no_grad()
@@ -81,7 +81,7 @@ class Cider(Objective):
             self.prototypes[label] = F.normalize(embeddings[labels == label].mean(0), dim=0)
 
     def forward(self, images: Tensor, labels: Tensor) -> Outcome:
-        """Compute the loss of one batch and update the prototypes."""
+        """Return the loss of one batch, and update the prototypes."""
         embeddings = self._network[0].embed(self.normalise(images))
         moved = update_prototypes(self.prototypes, embeddings, labels, self.momentum)
         dispersion = dispersion_loss(moved, self.temperature)
@@ -97,7 +97,7 @@ class Cider(Objective):
             self._network[0].fc.weight.copy_(self.prototypes / self.temperature)
 
     def finish(self) -> nn.Module:
-        """Return the network with its projection."""
+        """Return the network with the projection."""
         self.after_step()
         for parameter in self._frozen:
             parameter.requires_grad_(True)

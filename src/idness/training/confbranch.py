@@ -29,7 +29,7 @@ def confidence_losses(logits: Tensor, confidence: Tensor, labels: Tensor, hinted
 @method("confbranch")
 @dataclass(eq=False, repr=False)
 class ConfBranch(Objective):
-    """A second head that predicts confidence: low confidence buys hints at a price.
+    """Cross-entropy with a second head that predicts confidence: low confidence earns hints but is penalised.
 
     The result is the network with its plain classifier; `confidence` evaluates the second head.
     """
@@ -42,7 +42,7 @@ class ConfBranch(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._final = [final_linear(self.model, self.layer)[2]]  # in a list: not a submodule twice
+        self._final = [final_linear(self.model, self.layer)[2]]  # in a list, to register it only once
         self.branch = nn.Linear(self._final[0].in_features, 1)
         self.register_buffer("price", torch.tensor(0.1))
 
@@ -53,12 +53,12 @@ class ConfBranch(Objective):
         return logits, torch.sigmoid(self.branch(features[-1]))[:, 0]
 
     def forward(self, images: Tensor, labels: Tensor) -> Outcome:
-        """Compute the loss of one batch, of which half gets hints."""
+        """Return the loss of one batch, half of which gets hints."""
         logits, confidence = self.confidence(self.normalise(images))
         hinted = torch.rand(len(labels)).to(labels.device) < 0.5
         task, asked = confidence_losses(logits.float(), confidence.float(), labels, hinted)
         loss = task + self.price.clone() * asked
         if self.training:
-            # Lower while hints are used less than the budget allows; in place, as DDP holds a reference to this tensor.
+            # Lowered while fewer hints are used than the budget allows; in place, since DDP holds a reference to this tensor.
             self.price.div_(torch.where(asked.detach() < self.budget, 1.01, 0.99))
         return Outcome(loss, logits)

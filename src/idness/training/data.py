@@ -1,7 +1,7 @@
-"""Training images, held in memory or streamed from disk: their order, their augmentation, and how a run opens them.
+"""Training images, in memory or streamed from disk: opening, order, and augmentation.
 
-Everything random about an image is a function of (seed, step) or (seed, epoch, image), never of the process that reads it: any number
-of workers, and a run that was killed and resumed, see the same bits.
+All randomness is a function of (seed, step) or (seed, epoch, image), never of the process that reads an image, so that results do not
+depend on the number of workers, or on whether a run was killed and resumed.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ from idness.networks.head_search import noise
 from idness.networks.load import INTERPOLATION, WEIGHTS, facts_of, load_for_training
 
 View = Callable[[Tensor], Tensor]
-"""What a training method makes of one uint8 image (3, H, W), in a worker process."""
+"""The function of a training method that transforms one uint8 image (3, H, W) in a worker process."""
 MIXED = 16
-"""Blocks of a set that is read in blocks that are shuffled together."""
+"""Number of blocks that are shuffled together, for sets that are read in blocks."""
 SMALL = 64
-"""The side up to which images are shifted by a few pixels and held in memory; larger ones are cropped at random, as on ImageNet."""
+"""Maximum side of images that are shifted by a few pixels and held in memory; larger ones are cropped at random, as on ImageNet."""
 IN_MEMORY = 1 << 30
-"""Bytes of decoded images that are held in memory at most."""
+"""Maximum size in bytes of decoded images in memory."""
 EVALUATED = 64
-"""Batch size without gradients."""
+"""Batch size for evaluation."""
 KNOWN = 10_000
-"""Training images whose hashes are stored at most, to recognise them among other images."""
+"""Maximum number of training images whose hashes are stored, to recognise them among other images."""
 USUAL = Preprocessing(resize=256, crop=224)
-"""The preprocessing of validation images, scaled to the size of the input, if the network does not define it."""
+"""The default preprocessing of validation images, scaled to the size of the input, if the network does not define it."""
 SHIFT = 4
-"""Pixels by which small images are shifted at most."""
+"""Maximum shift of small images, in pixels."""
 
 
 def mix(*numbers: int | str) -> int:
-    """Hash seed, step and purpose into one 63-bit seed."""
+    """Return a 63-bit seed derived from seed, step and purpose."""
     text = "/".join(map(str, numbers)).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
 
 def seeded(*numbers: int | str) -> torch.Generator:
-    """Return a generator that depends on seed, step and purpose alone."""
+    """Return a generator that depends only on seed, step and purpose."""
     return torch.Generator().manual_seed(mix(*numbers))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which images each step takes; several processes share the images that one would take.
+    """The images of each step; several processes share the images that a single one would take.
 
-    `blocks` is where the blocks of a set that is read in blocks start, and where the last ends.
+    `blocks` is where the blocks of a set that is read in blocks start, and where the last one ends.
     """
 
     images: int
@@ -79,12 +79,12 @@ class Plan:
 
     @property
     def per_step(self) -> int:
-        """Images per step of all processes."""
+        """The number of images per step, over all processes."""
         return self.batch_size * self.accumulate * self.world
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole steps per epoch."""
+        """The number of full steps per epoch."""
         return self.images // self.per_step
 
     def order(self, epoch: int) -> Tensor:
@@ -98,7 +98,7 @@ class Plan:
         return torch.cat([window[torch.randperm(len(window), generator=generator)] for window in windows])
 
     def steps(self, first: int, last: int) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield number, epoch and images of all processes' steps from `first` to before `last`."""
+        """Yield number, epoch and images (of all processes) of the steps from `first` to before `last`."""
         order, known = torch.empty(0), -1
         for step in range(first, last):
             epoch, position = divmod(step, self.steps_per_epoch)
@@ -114,11 +114,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Images in memory.
+    """Training images in memory.
 
     Args:
-        images: uint8 of shape (N, H, W, 3).
-        labels: the class of each image, (N,).
+        images: pixels (N, H, W, 3), uint8.
+        labels: the class of each image (N,).
         classes: the names of the classes.
         hashes: hashes of some images' pixels before they were resized.
     """
@@ -133,16 +133,16 @@ class TrainingSet:
         images, labels, most = self.images, self.labels, len(self.classes) - 1
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != 3 or not len(images):
             given = f"{images.dtype} {tuple(images.shape)}"
-            raise DataError(f"images must be uint8 (N, H, W, 3) and at least one, got {given}")
+            raise DataError(f"images must be uint8 (N, H, W, 3) with N at least 1, got {given}")
         if labels.shape != images.shape[:1] or not 0 <= int(labels.min()) <= int(labels.max()) <= most:
-            raise DataError(f"labels must be whole numbers of 0 to {most}, one per image; got {labels}")
+            raise DataError(f"labels must be whole numbers from 0 to {most}, one per image; got {labels}")
 
     def __len__(self) -> int:
         return len(self.images)
 
     @property
     def how(self) -> Preprocessing:
-        """The preprocessing that gives images of this size, without mean and std."""
+        """The preprocessing that yields images of this size, without mean and std."""
         height, width = self.images.shape[1:3]
         return Preprocessing(resize=(height, width), interpolation=INTERPOLATION)
 
@@ -168,9 +168,9 @@ class TrainingSet:
     def batches(
         self, plan: Plan, first: int, last: int, crops: str = "auto", view: View | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this process's batches from step `first` to before `last`, not augmented if `crops` is empty.
+        """Yield this process's batches from step `first` to before `last`, without augmentation if `crops` is empty.
 
-        Shifts are drawn for a whole step and then shared between processes; resized crops are drawn for each image, as if streamed.
+        Shifts are drawn for a whole step and divided between processes; resized crops are drawn for each image, as for streamed images.
         """
         crops = crops_for(crops, self.how.size)
         if crops == "resized":
@@ -181,18 +181,18 @@ class TrainingSet:
             if crops:
                 images = crop_flip(images, seeded(plan.seed, "augment", step))
             for mine in plan.shares():
-                # (N, H, W, 3) seen as (N, 3, H, W) is channels_last as it stands.
+                # (N, H, W, 3) viewed as (N, 3, H, W) is channels_last.
                 yield images[mine].permute(0, 3, 1, 2), labels[mine]
 
 
 @dataclass(frozen=True, eq=False)
 class StreamedSet:
-    """Images that worker processes read while the network trains; memory use does not grow with their number.
+    """Training images that worker processes read during training; memory use does not grow with their number.
 
     Args:
         images: labelled images of any sizes; classes without names are numbered.
         how: the preprocessing of validation images: resize and centre crop to one size; its mean and std are not applied here.
-        workers: the number of worker processes; 0 reads in the training process itself.
+        workers: the number of worker processes; with 0, the training process reads images itself.
     """
 
     images: ImageSet
@@ -201,7 +201,7 @@ class StreamedSet:
 
     def __post_init__(self) -> None:
         if self.how.size is None:
-            raise DataError("StreamedSet: how= must bring images to one size; set a crop, or height and width")
+            raise DataError("StreamedSet: how= must resize images to one size; set crop, or height and width")
         self.images.hold = MIXED
         _name_classes(self.images)
 
@@ -215,15 +215,15 @@ class StreamedSet:
 
     @property
     def blocks(self) -> Sequence[int] | None:
-        """Where the blocks that are best read as a whole start; `None` if every order is equally fast."""
+        """Where the blocks that are best read as a whole start; `None` if any order is equally fast."""
         return self.images.blocks()
 
     def fingerprint(self) -> str:
-        """Return a hash of the images' content and the class names; unchanged files are read only once."""
+        """Return a hash of the images' content and the class names; unchanged files are not read again."""
         return sha256_of(("\0".join(self.classes), self.images.fingerprint(FeatureStore().stamps)))
 
     def digests(self) -> NDArray[np.uint8]:
-        """Return the hashes of some images' pixels as they are in their files."""
+        """Return the hashes of the pixels of some images, as stored in their files."""
         return exact_digests(self.images, KNOWN)
 
     def evaluated(self, places: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -235,7 +235,7 @@ class StreamedSet:
     def batches(
         self, plan: Plan, first: int, last: int, crops: str = "auto", view: View | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this process's batches from step `first` to before `last`, uint8 (N, 3, H, W) or what `view` makes of each image."""
+        """Yield this process's batches from step `first` to before `last`: uint8 (N, 3, H, W), or the results of `view`."""
         requests = (
             [(epoch, place) for place in chosen[share].tolist()]
             for _, epoch, chosen in plan.steps(first, last)
@@ -250,11 +250,11 @@ class StreamedSet:
             batch_sampler=requests,
             num_workers=self.workers,
             pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # the caller's random state is left alone
+            generator=torch.Generator(),  # so that the global random state is not used
         )
         try:
             yield from map(tuple, loader)
-        except DataError as error:  # a worker's has the lines of a traceback before it
+        except DataError as error:  # that of a worker is preceded by a traceback
             raise DataError(str(error).strip().rpartition("DataError: ")[2]) from None
 
 
@@ -262,13 +262,13 @@ Images = TrainingSet | StreamedSet
 
 
 class _Samples(Dataset[tuple[Tensor, int]]):
-    """Single images, preprocessed, or augmented by random numbers of their own: `crops` is shift, resized or empty."""
+    """Single images, preprocessed or, with their own random numbers, augmented; `crops` is shift, resized or empty."""
 
     def __init__(
         self, images: ImageSet, how: Preprocessing, crops: str = "", view: View | None = None, seed: int = 0
     ) -> None:
         self.images, self.how, self.crops, self.seed = images, how, crops, seed
-        self.labels = images.labels  # a set is sent to worker processes without them
+        self.labels = images.labels  # a set is sent to worker processes without labels
         self.steps: list[View] = [] if view is None else [view]
         if crops:
             v2 = needed("torchvision.transforms.v2", "training", "train")
@@ -281,7 +281,7 @@ class _Samples(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, request: tuple[int, int]) -> tuple[Tensor, int]:
         epoch, place = request
         picture = _picture(self.images, place)
-        # A shift is in pixels of the network's input; a resized crop is a part of the whole image.
+        # A shift is in pixels of the network's input; a resized crop is taken from the whole image.
         pixels = np.array(picture if self.crops == "resized" else self.how.pixels(picture))
         image = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
         with torch.random.fork_rng(devices=[]):
@@ -293,7 +293,7 @@ class _Samples(Dataset[tuple[Tensor, int]]):
 
 
 def _picture(images: ImageSet, place: int) -> Picture:
-    """Read an image; an error names the folder of its file too."""
+    """Return an image; errors also name the folder of its file."""
     try:
         return images.picture(place)
     except DataError as error:
@@ -302,16 +302,16 @@ def _picture(images: ImageSet, place: int) -> Picture:
 
 
 def crops_for(crops: str, size: tuple[int, int] | None) -> str:
-    """Resolve `auto`: `shift` up to 64 pixels a side, else `resized`."""
+    """Return the kind of crops, resolving `auto`: `shift` for sides up to 64 pixels, else `resized`."""
     if crops != "auto":
         return crops
     return "shift" if size is None or min(size) <= SMALL else "resized"
 
 
 def crop_flip(images: Tensor, generator: torch.Generator, pad: int = SHIFT) -> Tensor:
-    """Shift each image by up to `pad` pixels, reflecting its border, and mirror half of them.
+    """Return images shifted by up to `pad` pixels, with reflected borders, and mirrored with probability 1/2.
 
-    Takes and returns uint8 (N, H, W, 3). Draws from `generator` alone, in one order for the whole batch.
+    Images are uint8 (N, H, W, 3). Random numbers come only from `generator`, in one order for the whole batch.
     """
     count, height, width, _ = images.shape
     top, left = torch.randint(0, 2 * pad + 1, (2, count, 1), generator=generator)
@@ -319,7 +319,7 @@ def crop_flip(images: Tensor, generator: torch.Generator, pad: int = SHIFT) -> T
     rows = top + torch.arange(height)
     columns = left + torch.arange(width)
     columns = torch.where(mirrored, columns.flip(1), columns)
-    # F.pad reflects the last dimensions only, so (N, H, W, 3) is padded as (N, 3, H, W).
+    # F.pad reflects only the last dimensions, so (N, H, W, 3) is padded as (N, 3, H, W).
     padded = F.pad(images.permute(0, 3, 1, 2), (pad, pad, pad, pad), mode="reflect").permute(0, 2, 3, 1)
     index = torch.arange(count)[:, None, None]
     return padded[index, rows[:, :, None], columns[:, None, :]]
@@ -361,22 +361,22 @@ def open_training(
     archive: str | Path = "",
     progress: Progress | None = None,
 ) -> tuple[nn.Module, Images, Images | None]:
-    """Open the images and the network of a training run, and the validation images if there are any.
+    """Open the images and the network of a training run, and the validation images if any.
 
-    Images are streamed if `workers` is given, if they are larger than 64 pixels a side, or if they would take more than a gigabyte;
-    otherwise they are held in memory.
+    Images are streamed if `workers` is given, if a side exceeds 64 pixels, or if they would take more than a gigabyte; otherwise they
+    are held in memory.
 
     Args:
         data: a folder with one subfolder per class, an image list (.txt), arrays (.npz), Parquet files, WebDataset shards (.tar),
             or `cifar6`.
-        arch: the network, as `idness.networks.load.load_for_training` takes it.
-        val: images like `data`, to measure accuracy on.
-        root: the folder that the paths of an image list start at; by default that of the list.
-        init: weights to start from, as `idness.networks.load.load_for_training` takes them.
-        size: pixels a side of the network's input; by default its own.
+        arch: the name of the network, as in `idness.networks.load.load_for_training`.
+        val: validation images, to measure accuracy on, in any of the forms of `data`.
+        root: the base folder of the paths in an image list; by default the folder of the list.
+        init: weights to start from, as in `idness.networks.load.load_for_training`.
+        size: side of the network's input in pixels; by default the network's own.
         crops: shift, resized or auto.
-        workers: worker processes for streamed images; by default one per core, at most 8.
-        seed: decides the initial weights.
+        workers: number of worker processes for streamed images; by default one per core, at most 8.
+        seed: random seed of the initial weights.
         archive: CIFAR-10 as .npz, for `cifar6`.
         progress: progress callback.
     """
@@ -401,7 +401,7 @@ def open_training(
 
 
 def _listed(data: str, root: str | Path | None, archive: str | Path = "", classes: tuple[str, ...] = ()) -> ImageSet:
-    """Open labelled images without reading any; `classes` are those of the training images, for validation images."""
+    """Open labelled images without reading any; for validation images, `classes` are those of the training images."""
     if data == embedded.NAME:
         images, labels = embedded.from_cifar10(Path(archive), "val" if classes else "train")
         return ArraySet(images, data, labels, embedded.classes())
@@ -424,19 +424,19 @@ def _listed(data: str, root: str | Path | None, archive: str | Path = "", classe
 
 
 def _name_classes(images: ImageSet) -> None:
-    """Number classes that have no names, and check that there are labels of at least two classes."""
+    """Number classes without names, and check that there are labels of at least two classes."""
     if images.labels is None:
         raise DataError(f"{images.source}: training needs the class of each image; use one folder per class")
     most = int(images.labels.max(initial=-1))
     images.classes = images.classes or tuple(str(number) for number in range(most + 1))
     if most >= len(images.classes):
-        raise DataError(f"{images.source}: labels must be in 0 to {len(images.classes) - 1}, got {most}")
+        raise DataError(f"{images.source}: labels must be from 0 to {len(images.classes) - 1}, got {most}")
     if len(images.classes) < 2:
         raise DataError(f"{images.source}: needs images of at least 2 classes, got {len(images.classes)}")
 
 
 def _own_preprocessing(model: nn.Module, arch: str, init: str) -> Preprocessing | None:
-    """Return the network's preprocessing, as its weights or the network itself define it; `None` if it takes any size."""
+    """Return the preprocessing that the weights or the network define; `None` if the network accepts any size."""
     stored = facts_of(Path(init) / WEIGHTS if init and Path(init).is_dir() else init)[2]
     if stored is not None or isinstance(model, SmallResNet):
         return stored
@@ -446,7 +446,7 @@ def _own_preprocessing(model: nn.Module, arch: str, init: str) -> Preprocessing 
 
 
 def _evaluation(own: Preprocessing | None, sides: tuple[int, int], crops: str) -> Preprocessing:
-    """Return the preprocessing of validation images: the network's own, scaled if another size is asked for."""
+    """Return the preprocessing of validation images: the network's own, scaled if another size is requested."""
     if crops_for(crops, sides) == "shift":
         return Preprocessing(resize=sides, interpolation=INTERPOLATION if own is None else own.interpolation)
     own = own if own is not None and own.size is not None else USUAL

@@ -1,7 +1,7 @@
 """ISH -- Xu et al., "Scaling for Training Time and Post-hoc Out-of-distribution Detection Enhancement", ICLR 2024.
 
 ISH multiplies each image's contribution to the gradient of the final layer's weight by exp(r), where r is the sum of all activations
-over the sum of the largest: sum_i delta_i (a_i exp(r_i))^T instead of sum_i delta_i a_i^T. Nothing else changes.
+over the sum of the largest, so that it is sum_i delta_i (a_i exp(r_i))^T instead of sum_i delta_i a_i^T. Nothing else changes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from idness.networks.split import final_linear
 from idness.training.objective import Objective, method
 
 LARGEST_R = 80.0
-"""Larger values overflow float32 in exp; r reaches it only if k is below D / 80."""
+"""Upper limit of r, since exp of larger values overflows float32; r reaches it only if k is below D / 80."""
 
 
 def ish_activations(features: Tensor, percentile: float, prune: bool = False) -> Tensor:
-    """Multiply each row by exp(sum of all / sum of the k largest), a factor without a gradient.
+    """Return rows multiplied by exp(r), where r = (sum of all) / (sum of the k largest) has no gradient.
 
-    Non-negative rows have r in [1, D / k]; clamping r to this range keeps other rows finite. With `prune` all but the k largest in
+    Non-negative rows have r in [1, D / k]; clamping r to this range keeps other rows finite. With `prune`, all but the k largest in
     absolute value become 0.
     """
     width = features.shape[-1]
@@ -47,7 +47,7 @@ class _IshFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(features: Tensor, weight: Tensor, bias: Tensor | None, percentile: float, prune: bool) -> Tensor:
-        # Under autocast the parameters follow the features' dtype, as in nn.Linear.
+        # Under autocast, the parameters are cast to the dtype of the features, as in nn.Linear.
         dtype = features.dtype
         return F.linear(features, weight.to(dtype), None if bias is None else bias.to(dtype))
 
@@ -66,7 +66,7 @@ class _IshFunction(torch.autograd.Function):
             to_features = delta @ weight.to(delta.dtype)
         rows = delta.reshape(-1, delta.shape[-1])
         if ctx.needs_input_grad[1]:
-            # In at least float32: exp(r) overflows float16 beyond r = 11.
+            # In at least float32, because exp(r) overflows float16 for r above 11.
             exact = torch.promote_types(weight.dtype, torch.float32)
             scaled = ish_activations(features.to(exact), ctx.percentile, ctx.prune).reshape(-1, features.shape[-1])
             to_weight = (rows.to(exact).T @ scaled).to(weight.dtype)
@@ -78,14 +78,14 @@ class _IshFunction(torch.autograd.Function):
 class IshLinear(nn.Linear):
     """An `nn.Linear` whose weight, in training mode, learns from activations scaled by exp(r).
 
-    The output and the gradients of bias and input are those of `nn.Linear`. Second derivatives are refused: no loss has this gradient.
+    The output and the gradients of bias and input are those of `nn.Linear`. Second derivatives raise an error: no loss has this gradient.
 
     Args:
         in_features: width of the input.
         out_features: width of the output.
         bias: whether the layer has a bias.
         percentile: percentage of activations excluded from the sum of the largest.
-        prune: exclude them from the gradient too, as the authors' code does.
+        prune: whether to exclude them from the gradient too, as the authors' code does.
         device: device of the parameters.
         dtype: type of the parameters.
 
@@ -121,7 +121,7 @@ class IshLinear(nn.Linear):
         return twin.train(linear.training)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Compute the output, bit for bit that of `nn.Linear`."""
+        """Return the output, bit for bit that of `nn.Linear`."""
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(input)
         kind = input.device.type
@@ -144,7 +144,7 @@ class Swapped:
 
     def undo(self) -> None:
         """Restore the plain layer, with the learned parameters."""
-        # Parameters that were moved or replaced meanwhile are those of the IshLinear.
+        # Parameters may have been moved or replaced meanwhile in the IshLinear.
         self.linear.weight, self.linear.bias = self.layer.weight, self.layer.bias
         self.linear.train(self.layer.training)
         self.inner.set_submodule(self.name, self.linear)
@@ -164,8 +164,8 @@ def ish(model: nn.Module, percentile: float = 85.0, *, prune: bool = False, laye
     Args:
         model: any classifier with a final linear layer.
         percentile: percentage of activations excluded from the sum of the largest.
-        prune: exclude them from the gradient too.
-        layer: name of the final layer; by default it is searched.
+        prune: whether to exclude them from the gradient too.
+        layer: name of the final layer; found automatically by default.
 
     Returns:
         A context manager whose value is the network.
@@ -189,7 +189,7 @@ def ish(model: nn.Module, percentile: float = 85.0, *, prune: bool = False, laye
 @method("ish")
 @dataclass(eq=False, repr=False)
 class Ish(Objective):
-    """Cross-entropy, with the final layer's weight learning from activations scaled by exp(r)."""
+    """Cross-entropy in which the final layer's weight learns from activations scaled by exp(r)."""
 
     recipe = {"epochs": 10, "lr": 0.003, "weight_decay": 5e-6}
 

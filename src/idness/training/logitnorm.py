@@ -21,7 +21,7 @@ def logitnorm_loss(logits: Tensor, labels: Tensor, temperature: float) -> Tensor
 @method("logitnorm")
 @dataclass(eq=False, repr=False)
 class LogitNorm(Objective):
-    """Cross-entropy of logits of constant norm, so that confidence cannot grow with it."""
+    """Cross-entropy of logits scaled to a constant norm, so that confidence cannot grow with the norm."""
 
     recipe = {"epochs": 200, "lr": 0.1, "weight_decay": 5e-4, "nesterov": False, "milestones": (80, 140)}
 

@@ -1,7 +1,7 @@
-"""The training loop: SGD with one learning rate per step, checkpoints and exact resume, in one process or several.
+"""The training loop: SGD with one learning rate per step, checkpoints and exact resumption, in one or several processes.
 
-Every random number is a function of (seed, step) or (seed, epoch, image), never of what was drawn before: a run that is killed and
-resumed at any step ends with the same bits, and several processes draw what one process with their joint batch would draw.
+Every random number is a function of (seed, step) or (seed, epoch, image), never of earlier draws: a run that is killed and resumed
+at any step ends with identical results, and several processes draw what a single one with their joint batch would draw.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from idness.training.data import Images, Plan, mix, seeded
 from idness.training.objective import CIFAR_MEAN, CIFAR_STD, METHODS, Objective, Settings
 
 PREPARE = 512
-"""Training images that a method may initialise itself from."""
+"""Maximum number of training images from which a method is initialised."""
 INDEX, METHOD = "checkpoint.json", "method.safetensors"
 CHECKPOINT = re.compile(r"checkpoint-\d{8,}\.safetensors")
 
@@ -56,7 +56,7 @@ class Epoch:
 
 @dataclass
 class LogState:
-    """The rows of the log, and the sums of the current epoch."""
+    """The rows of the log, and the running sums of the current epoch."""
 
     rows: list[Epoch] = field(default_factory=list)
     loss_sum: float = 0.0
@@ -67,7 +67,7 @@ class LogState:
 
 @dataclass(frozen=True)
 class Index:
-    """The JSON part of a checkpoint: the tensors' file and its hash, the number of steps done, the run's identity and its log."""
+    """The JSON part of a checkpoint: the file of tensors and its hash, the number of steps done, the run's identity, and the log."""
 
     tensors: str
     sha256: str
@@ -77,12 +77,12 @@ class Index:
 
 
 _REMEDY = "delete the folder to start again"
-# The loss of a run of 0.1 that diverged is not finite.
+# The loss of a diverged run of 0.1 is not finite.
 _DOCUMENT = Document(content=Index, version=1, absent=_REMEDY, remedy=_REMEDY, finite=False)
 
 
 def run_folder(path: str | os.PathLike[str], *, force: bool = False) -> OutputFolder:
-    """Return the output folder of a training run; those of 0.1.0 are recognised by their checkpoint."""
+    """Return the output folder of a training run; folders of 0.1.0 are recognised by their checkpoint."""
 
     def written(folder: Path) -> tuple[str, ...]:
         try:
@@ -94,7 +94,7 @@ def run_folder(path: str | os.PathLike[str], *, force: bool = False) -> OutputFo
 
 
 def load_checkpoint(folder: Path) -> tuple[Index, dict[str, Tensor]] | None:
-    """Read the last checkpoint of a folder; `None` if there is none."""
+    """Return the last checkpoint in a folder; `None` if there is none."""
     if not (folder / INDEX).is_file():
         return None
     index = _DOCUMENT.read(folder / INDEX)
@@ -103,7 +103,7 @@ def load_checkpoint(folder: Path) -> tuple[Index, dict[str, Tensor]] | None:
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of a run: the network, its log, the settings, and the method with what it learned."""
+    """The result of a run: the network, the log, the settings, and the trained method."""
 
     model: nn.Module
     log: list[Epoch]
@@ -123,30 +123,30 @@ def finetune(
     progress: bool | Progress = False,
     **options: Any,
 ) -> Trained:
-    """Train a classifier in place with one of the training methods, by its paper's recipe unless options override it.
+    """Train a classifier in place with one of the training methods, using the recipe of its paper unless options override it.
 
     With `out`, checkpoints, log.csv and weights.safetensors are written there, and an interrupted run resumes from its last
-    checkpoint to the same result. Images are normalised as the network defines it, by its attribute `preprocessing` or as torchvision
-    and timm know it, unless `mean` and `std` are given; a network that defines nothing gets values in [0, 1].
+    checkpoint with the same result. Unless `mean` and `std` are given, images are normalised as defined by the network's attribute
+    `preprocessing`, torchvision or timm; a network without such a definition gets values in [0, 1].
 
     Args:
         model: any classifier that ends in a linear layer.
         data: training images.
         method: name of the training method.
-        val: images to measure accuracy on after each epoch.
+        val: images on which accuracy is measured after each epoch.
         out: folder of the run: new, empty, or that of an earlier run.
-        arch: how the network is named; stored with its weights so that every command accepts the folder as a network.
-        device: `cpu`, `cuda`, or `auto` for a GPU if there is one.
-        progress: show progress on standard error, or a progress callback.
+        arch: the network's name; stored with the weights so that every command accepts the folder as a network.
+        device: `cpu`, `cuda`, or `auto` for a GPU if available.
+        progress: whether to show progress on standard error, or a progress callback.
         options: fields of `Settings`, and the method's own options.
 
     Returns:
-        The trained network with its log.
+        The trained network with the log.
 
     Raises:
         OptionError: if an option is unknown or out of range.
         ModelError: if the network has no final linear layer, or training diverges.
-        StoreError: if `out` has a run with other settings, data or network.
+        StoreError: if `out` contains a run with other settings, data or network.
 
     Example:
         >>> import torch
@@ -167,7 +167,7 @@ def finetune(
     if unknown := sorted(options.keys() - set(known)):
         takes = ", ".join([*known, "the fields of training.Settings"])
         raise OptionError(f"{method}: unknown option {unknown[0]!r}; it takes {takes}")
-    # Searched with images of the right size: many networks accept no other.
+    # Searched with images of the right size, since many networks accept no other.
     found = (
         {"layer": final_linear(model, example=_two(data) / 255)[1]} if "layer" in set(known) - options.keys() else {}
     )
@@ -179,7 +179,7 @@ def finetune(
         try:
             trained = trainer.run()
         except BaseException:
-            objective.finish()  # a network that fails must not keep a layer of its training method
+            objective.finish()  # after an error, the network must not keep a layer of the training method
             raise
     return Trained(trained, trainer.log.rows, settings, objective)
 
@@ -190,7 +190,7 @@ def _two(images: Images) -> Tensor:
 
 
 def _normalisation(model: nn.Module, arch: str, folder: OutputFolder | None) -> dict[str, tuple[float, ...]]:
-    """Return mean and std: those of the run that is resumed, else the network's own."""
+    """Return mean and std: those of the run to resume, else the network's own."""
     found = None if folder is None else load_checkpoint(folder.path)
     if found is not None:
         stored = found[0].run.get("settings", {})
@@ -201,10 +201,10 @@ def _normalisation(model: nn.Module, arch: str, folder: OutputFolder | None) -> 
 
 
 def make_fabric(precision: str, device: str = "auto") -> Any:
-    """Set up Lightning Fabric for this process: alone, or one of those that torchrun started."""
+    """Return Lightning Fabric for this process, which runs alone or was started by torchrun."""
     fabric = needed("lightning_fabric", "training", "train")
     gpu = device != "cpu" and torch.cuda.is_available()
-    if precision == "auto":  # CPUs announce bf16 that makes training slower
+    if precision == "auto":  # CPUs may report bf16 support that makes training slower
         precision = "32-true" if not gpu else "bf16-mixed" if torch.cuda.is_bf16_supported() else "16-mixed"
     world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     several: dict[str, Any] = {"devices": 1}
@@ -216,9 +216,9 @@ def make_fabric(precision: str, device: str = "auto") -> Any:
 
 @dataclass
 class Trainer:
-    """The training of one objective on one set of images; `run` does it all.
+    """The training of one objective on one set of images, started by `run`.
 
-    `facts` is what must be the same in a resumed run besides settings and images; it is stored with checkpoints and weights.
+    `facts` must be the same in a resumed run, like settings and images; they are stored with checkpoints and weights.
     """
 
     objective: Objective
@@ -234,11 +234,11 @@ class Trainer:
     log: LogState = field(default_factory=LogState, init=False)
 
     def run(self) -> nn.Module:
-        """Train to the end, from the last checkpoint if there is one, and return the network."""
+        """Train to the end, from the last checkpoint if any, and return the network."""
         self.fabric = make_fabric(self.settings.precision, self.device)
         self.fabric.launch()
         if self.fabric.device.type == "cpu":
-            keep_memory()  # a fifth of the time of a step
+            keep_memory()  # saves a fifth of the time of a step
         if not self.fabric.is_global_zero:
             self.progress = Progress()
         own = self.out if self.fabric.is_global_zero else None
@@ -248,11 +248,11 @@ class Trainer:
             try:
                 return self._train()
             except RuntimeError as error:
-                # Torch reports a killed worker with an error without a type of its own.
+                # Torch has no specific error type for a killed worker.
                 if not str(error).startswith("DataLoader worker"):
                     raise
                 raise DataError(
-                    "training: a worker process that reads images was killed, perhaps for lack of memory;"
+                    "training: a worker process that reads images was killed, possibly for lack of memory;"
                     " run the same command again to resume, with fewer workers= if needed"
                 ) from error
 
@@ -262,7 +262,7 @@ class Trainer:
         self.plan = Plan(len(train), s.batch_size, s.accumulate, s.seed, rank, world, train.blocks)
         self.steps_per_epoch = self.plan.steps_per_epoch
         if self.steps_per_epoch == 0:
-            few = f"{len(train)} images are fewer than one batch of {self.plan.per_step}"
+            few = f"needs at least one batch of {self.plan.per_step} images, got {len(train)}"
             raise OptionError(f"training: {few}; lower batch_size")
         self.total = s.epochs * self.steps_per_epoch
         note(f"{len(train):,} training images of {len(train.classes)} classes")
@@ -372,12 +372,12 @@ class Trainer:
         return {name: value.detach().clone() for name, value in self.objective.state_dict().items()}
 
     def _check_sane(self, sane: bool) -> None:
-        if not sane:  # nothing of it is written: what is on disk is from before
+        if not sane:  # nothing is written, so files on disk are from before
             where = f"step {self.step} of {self.total}"
-            raise ModelError(f"training has diverged: NaN or Inf after {where}; start again with a lower lr=")
+            raise ModelError(f"training: has diverged (NaN or Inf after {where}); start again with a lower lr=")
 
     def _checkpoint(self) -> None:
-        """Write tensors, index and log; after a kill at any moment, the previous checkpoint or this one is complete."""
+        """Write tensors, index and log; if killed at any time, either the previous checkpoint or this one is complete."""
         self._check_sane(all(bool(p.isfinite().all()) for p in self.named.values()))
         if self.out is None:
             return
@@ -402,7 +402,7 @@ class Trainer:
         if found is None:
             return
         index, tensors = found
-        # A run of an older version lacks settings that were added later; it had their defaults.
+        # A run of an older version lacks settings that were added later, whose defaults it used.
         then = {**index.run, "settings": {**_plain(Settings()), **index.run.get("settings", {})}}
         differing = sorted(k for k in then.keys() | self.identity.keys() if then.get(k) != self.identity.get(k))
         if differing:
@@ -413,7 +413,7 @@ class Trainer:
         try:
             self.objective.load_state_dict(parts["objective"])
             for name, value in parts["momentum"].items():
-                parameter = self.named[name]  # the buffer gets its memory format
+                parameter = self.named[name]  # the buffer adopts its memory format
                 self.optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(value)
             for name, value in parts["ema"].items():
                 self.ema[name].copy_(value)
@@ -435,7 +435,7 @@ class Trainer:
                 WEIGHTS: packed(model.state_dict(), metadata),
             }
             own = {k: v for k, v in self.objective.state_dict().items() if not k.startswith("model.")}
-            if own:  # what a method learned beside the network: ConfBranch's second head, CIDER's prototypes
+            if own:  # tensors of the method itself: ConfBranch's second head, CIDER's prototypes
                 contents[METHOD] = packed(own, metadata)
             self.out.write(contents)
         self.fabric.barrier()

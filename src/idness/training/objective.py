@@ -1,4 +1,4 @@
-"""A training method: a module around the network whose forward pass computes the loss; and the settings of a run."""
+"""The base class of training methods, modules around the network that compute the loss; and the settings of a run."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ CIFAR_MEAN, CIFAR_STD = embedded.normalisation()
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of a run; with network, data and method they determine the result.
+    """The settings of a run, which, together with network, data and method, determine the result.
 
     Args:
-        epochs: passes over the training images.
-        lr: highest learning rate.
-        weight_decay: L2 decay of every parameter, without exceptions.
+        epochs: number of passes over the training images.
+        lr: peak learning rate.
+        weight_decay: L2 decay of all parameters, without exceptions.
         momentum: momentum of SGD.
-        nesterov: use Nesterov's momentum.
+        nesterov: whether to use Nesterov momentum.
         batch_size: images per step and process.
-        accumulate: batches whose gradients are summed for one step.
-        warmup: epochs during which the rate rises linearly to `lr`.
-        milestones: epochs after which the rate is multiplied by `gamma`; without any it follows a cosine to 0.
+        accumulate: number of batches whose gradients are summed for one step.
+        warmup: epochs during which the learning rate rises linearly to `lr`.
+        milestones: epochs after which the learning rate is multiplied by `gamma`; without any, it follows a cosine to 0.
         gamma: factor at each milestone.
-        clip: largest norm of the gradient; `None` for no limit.
-        ema: decay of a running mean of the weights, which becomes the result; `None` keeps the last weights.
-        augment: random crops and flips.
-        crops: `shift` by up to 4 pixels, `resized` random parts, or `auto`: shifts up to 64 pixels a side, resized above.
+        clip: maximum norm of the gradient; `None` for no limit.
+        ema: decay of the exponential moving average of the weights, which becomes the result; `None` keeps the last weights.
+        augment: whether to apply random crops and flips.
+        crops: `shift` by up to 4 pixels, `resized` random crops, or `auto`: shift for sides up to 64 pixels, resized above.
         precision: 32-true, bf16-mixed, 16-mixed, or auto: mixed on a GPU (bf16 if supported) and 32-true on a CPU.
-        channels_last: use this memory layout if the network accepts it; faster on most machines.
-        seed: decides the order of the images and everything else that is random.
-        checkpoint_every: steps between checkpoints.
-        mean: mean of each colour, in [0, 1]; `finetune` takes the network's own if not given.
-        std: standard deviation of each colour.
+        channels_last: whether to use this memory layout if the network supports it; faster on most machines.
+        seed: random seed, for the order of the images and all other randomness.
+        checkpoint_every: number of steps between checkpoints.
+        mean: mean of each channel, in [0, 1]; by default, `finetune` uses the network's own.
+        std: standard deviation of each channel.
     """
 
     epochs: int = count(10)
@@ -93,7 +93,7 @@ class Settings:
 
 
 class Outcome(NamedTuple):
-    """The loss of one batch, and the logits that its accuracy is computed from."""
+    """The loss of one batch, and the logits from which its accuracy is computed."""
 
     loss: Tensor
     logits: Tensor
@@ -103,8 +103,8 @@ class Outcome(NamedTuple):
 class Objective(nn.Module):
     """Plain cross-entropy; a training method overrides `forward` and adds its options as fields.
 
-    Random numbers come from torch's global generator, which the loop seeds at every step, so that a run that is killed and resumed
-    draws the same numbers.
+    Random numbers come from torch's global generator, which the loop seeds at every step, so that a resumed run draws the same
+    numbers.
 
     Args:
         model: the network; its parameters are trained in place.
@@ -127,31 +127,31 @@ class Objective(nn.Module):
 
     def __post_init__(self) -> None:
         check_options(self)
-        # Not persistent: a checkpoint contains what is learned, the settings contain the rest.
+        # Not persistent: a checkpoint contains only what is learned; the settings contain the rest.
         self.register_buffer("centre", torch.tensor(self.mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("spread", torch.tensor(self.std).view(-1, 1, 1), persistent=False)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Normalise (N, 3, H, W) values of 0 to 255 as the network expects them."""
+        """Return (N, 3, H, W) values from 0 to 255 normalised as the network expects."""
         return (images.float() / 255 - self.get_buffer("centre")) / self.get_buffer("spread")
 
     def forward(self, images: Tensor, labels: Tensor) -> Outcome:
-        """Compute the loss of one batch of uint8 images."""
+        """Return the loss of one batch of uint8 images."""
         logits = self.model(self.normalise(images))
         return Outcome(F.cross_entropy(logits, labels), logits)
 
     def view(self) -> Callable[[Tensor], Tensor] | None:
-        """Return the function that worker processes apply to each streamed image (3, H, W); `None` for the image itself."""
+        """Return the function that worker processes apply to each streamed image (3, H, W); `None` for the identity."""
         return None
 
     def prepare(self, images: Tensor, labels: Tensor) -> None:
-        """Initialise from some training images before the first step."""
+        """Initialise the method from some training images before the first step."""
 
     def after_step(self) -> None:
-        """Update what follows the parameters without a gradient."""
+        """Update state that depends on the parameters but has no gradient."""
 
     def finish(self) -> nn.Module:
-        """Return the trained network, with its layers as they were built."""
+        """Return the trained network, with its original layers."""
         return self.model
 
 
@@ -159,7 +159,7 @@ METHODS: dict[str, type[Objective]] = {}
 
 
 def method(name: str) -> Callable[[type[Objective]], type[Objective]]:
-    """Register a training method under the name used on the command line."""
+    """Return a decorator that registers a training method under the name used on the command line."""
 
     def register(cls: type[Objective]) -> type[Objective]:
         METHODS[name] = cls
@@ -170,7 +170,7 @@ def method(name: str) -> Callable[[type[Objective]], type[Objective]]:
 
 @method("plain")
 class Plain(Objective):
-    """Continue training with plain cross-entropy: the control of the same length for every other method."""
+    """Plain cross-entropy, the control experiment of equal length for every other method."""
 
-    # ISH's recipe, so that the two differ in one thing only.
+    # ISH's recipe, so that the two differ in only one respect.
     recipe = {"epochs": 10, "lr": 0.003, "weight_decay": 5e-6}

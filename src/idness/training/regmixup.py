@@ -15,7 +15,7 @@ from idness.training.objective import Objective, Outcome, method
 def regmixup_loss(
     clean: Tensor, mixed: Tensor, labels: Tensor, partners: Tensor, share: Tensor | float, weight: float
 ) -> Tensor:
-    """Return the cross-entropy of the images plus that of their mixtures, whose labels are mixed by `share` too."""
+    """Return the cross-entropy of the images plus that of their mixtures, whose labels are also mixed by `share`."""
     mixture = share * F.cross_entropy(mixed, labels) + (1 - share) * F.cross_entropy(mixed, partners)
     return F.cross_entropy(clean, labels) + weight * mixture
 
@@ -31,7 +31,7 @@ class RegMixup(Objective):
     weight: float = nonnegative(1.0)
 
     def forward(self, images: Tensor, labels: Tensor) -> Outcome:
-        """Compute the loss of one batch and its mixtures, in one pass so that batch norm sees both."""
+        """Return the loss of one batch and its mixtures, in one pass so that batch norm sees both."""
         share = float(torch.distributions.Beta(self.alpha, self.alpha).sample())
         partner = torch.randperm(len(images)).to(images.device)
         x = self.normalise(images)

@@ -1,4 +1,4 @@
-"""The paper's analyses: what they are computed from, and what each returns."""
+"""The paper's analyses: their input and output types, and shared figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from idness.report import style
 
 @dataclass
 class Study:
-    """The result of one analysis: a line of text, numbers, and figures by file name with their descriptions."""
+    """The result of one analysis: a line of text, numbers, and figures with descriptions, by file name."""
 
     line: str
     numbers: dict[str, Any] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Study:
 
 @dataclass
 class StudyData:
-    """A network's head, and its activations on the sets of a benchmark; `ids` is the ID test set, `groups` has near and far OOD sets."""
+    """A network's head and activations on the sets of a benchmark; `ids` is the ID test set, `groups` contains near and far OOD sets."""
 
     title: str
     head: Head
@@ -62,7 +62,7 @@ def load_study_data(
     limit: int | None = None,
     progress: Progress | None = None,
 ) -> StudyData:
-    """Load a network and run the available sets of a benchmark through it, at most `limit` images of each."""
+    """Return the activations of a network on the available sets of a benchmark, for at most `limit` images of each."""
     asked, report = settings or Settings(), progress or Progress()
     bench = benchmark if isinstance(benchmark, Benchmark) else Benchmark.load(benchmark)
     sets = bench.open(asked.data, partial=True)
@@ -92,7 +92,7 @@ def panels(names: Sequence[str]) -> tuple[Any, list[Any]]:
 
 
 def plot_chances(ids: Scores, oods: Mapping[str, Scores], word: str, x: str) -> tuple[Any, dict[str, float]]:
-    """Draw histograms of a number, ID against each OOD set, and return the chances that an ID image has the larger one."""
+    """Draw histograms of a quantity, ID against each OOD set, and return the probability that an ID image has the larger value."""
     chances = {name: auroc(ids, values) for name, values in oods.items()}
     figure, axes = panels(list(oods))
     for place, (ax, (name, values)) in enumerate(zip(axes, oods.items(), strict=True)):
@@ -104,7 +104,7 @@ def plot_chances(ids: Scores, oods: Mapping[str, Scores], word: str, x: str) -> 
 
 
 def count_larger(chances: Mapping[str, float]) -> str:
-    """Write on how many sets ID images are likelier to have the larger number, and the chance on each."""
+    """Return a text with the number of sets on which ID images are likelier to have the larger value, and the probabilities."""
     larger = sum(chance > 0.5 for chance in chances.values())
     listed = ", ".join(f"{name} {100 * chance:.0f} %" for name, chance in chances.items())
     return f"{larger} of {len(chances)} sets ({listed} of pairs)"

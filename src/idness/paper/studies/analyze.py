@@ -1,4 +1,4 @@
-"""Every analysis of the paper on a network and a benchmark: `idness analyze`."""
+"""All analyses of the paper on a network and a benchmark: `idness analyze`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STUDIES: dict[str, Callable[[StudyData], Study]] = {
 }
 NUMBERS, PAGE = "analysis.json", "README.md"
 OF_RELU, OF_SUMS = ("Gaussianity", "Mean and variance"), ("Percentile", "Scale ratio", "ISH")
-"""The analyses of the inputs of the final ReLU, and those of sums of its outputs."""
+"""Analyses of the inputs of the final ReLU, and analyses of sums of its outputs."""
 
 
 @dataclass
@@ -80,9 +80,9 @@ def analyze(
 
     Args:
         model: the network, or how to load it; by default the embedded one.
-        benchmark: name, TOML file or object; missing sets are left out.
-        settings: weights, data folder and so on, as for the benchmark.
-        limit: images used of each set at most, evenly spaced.
+        benchmark: name, TOML file or object; missing sets are skipped.
+        settings: weights, data folder and so on, as for a benchmark run.
+        limit: maximum number of images per set, evenly spaced.
         progress: progress callback.
     """
     data = load_study_data(model, benchmark, settings, limit=limit, progress=progress)
@@ -93,7 +93,7 @@ def analyze(
 
 
 def _guarded(name: str, step: Callable[[StudyData], Study], data: StudyData) -> Study:
-    """Run one analysis; if it does not apply, its line reports that."""
+    """Return the result of one analysis; if it does not apply, its line gives the reason."""
     try:
         if name in OF_RELU and data.ids.images is None:
             raise InputError("stored activations lack the inputs of the final ReLU; pass images and the network")

@@ -1,20 +1,20 @@
 """The paper's Gaussian model of pre-ReLU activations: a test of it, mean and variance on ID and OOD images, and Proposition 3.1.
 
-Test. The paper gives mean p-values of a chi-square test but neither bins nor degrees of freedom. Ours: mean and variance of each image are
-estimated from its D values; the fitted Gaussian is cut into 10 bins of equal probability; the statistic is compared with chi-square at
-10 - 1 - 2 = 7 degrees of freedom (two for the estimated parameters). A true Gaussian has a mean p-value near 0.5; a mean just above
-0.05, which the paper takes as support, means that most images are rejected.
+Test. The paper gives mean p-values of a chi-square test but states neither bins nor degrees of freedom. Here, mean and variance of each
+image are estimated from its D values, the fitted Gaussian is divided into 10 bins of equal probability, and the statistic is compared
+with chi-square at 10 - 1 - 2 = 7 degrees of freedom (two for the estimated parameters). A true Gaussian has a mean p-value near 0.5; a
+mean just above 0.05, which the paper takes as support, means that most images are rejected.
 
 Proposition. Activations are max(0, x) with x ~ N(mu, sigma), gamma = mu/sigma, and p is a fraction in (0, 1). Q is the sum of all
 activations, Q_p the sum of those above the p-quantile. Findings:
 
-* C(p) is the inverse Mills ratio and rises strictly: 1.55 at .85, 2.06 at .95. The text's "decreases after .95" does not
+* C(p) is the inverse Mills ratio and increases strictly: 1.55 at .85, 2.06 at .95. The text's "decreases after .95" does not
   follow from the formula.
 * Exactly, Q_p/Q = (1 - p)(gamma + C(p)) / (gamma Phi(gamma) + phi(gamma)) for p > Phi(-gamma), and 1 below. Its derivative
-  with respect to gamma is negative wherever phi(gamma)/Phi(gamma) < C(p), which is p > Phi(-gamma): so a higher gamma
-  gives a smaller Q_p/Q at *every* such p, and the useful range has a simple lower end and no upper one.
+  with respect to gamma is negative wherever phi(gamma)/Phi(gamma) < C(p), that is, for p > Phi(-gamma). Therefore, a higher
+  gamma gives a smaller Q_p/Q at *every* such p, and the useful range has a simple lower end and no upper one.
 * The printed proof drops phi(gamma) and expands 1/(1 + C/gamma) to first order, which needs gamma much larger than C.
-  Networks have gamma below 1, often below 0, where neither holds. And all three coefficients of its quadratic in C are
+  Networks have gamma below 1, often below 0, where neither holds. Moreover, all three coefficients of its quadratic in C are
   positive when gamma_id > gamma_ood > 0, so that its larger root is never above 0: the printed condition "C large
   enough" excludes no p at all.
 """
@@ -41,7 +41,7 @@ Array = NDArray[np.float64]
 
 
 def chi_square_p_values(values: Tensor) -> Array:
-    """Test each row of (N, D) values against a Gaussian of its own mean and variance, and return the p-values; 0 if constant."""
+    """Return the p-value of each row of (N, D) values against a Gaussian with its mean and variance; 0 for constant rows."""
     if values.ndim != 2 or values.shape[1] < 5 * BINS:
         raise InputError(f"needs (N, D) with at least {5 * BINS} values per image, got shape {tuple(values.shape)}")
     array = values.double().numpy()
@@ -59,7 +59,7 @@ def chi_square_p_values(values: Tensor) -> Array:
 
 
 def plot_p_values(p_values: Mapping[str, Array]) -> Any:
-    """Draw the mean p-value of each set; the first is ID."""
+    """Draw the mean p-value of each set; the first set is ID."""
     ax = style.axes_or_new(size=(5.8, 0.36 * len(p_values) + 1.9))
     with style.house_style():
         for row, p in enumerate(p_values.values()):
@@ -80,7 +80,7 @@ def plot_p_values(p_values: Mapping[str, Array]) -> Any:
 
 
 def gaussianity_study(data: StudyData) -> Study:
-    """Test every set."""
+    """Return the results of the test on every set."""
     p_values = {name: chi_square_p_values(values) for name, values in data.before_relu.items()}
     sets = {name: {"mean_p": float(p.mean()), "accepted": float((p > LEVEL).mean())} for name, p in p_values.items()}
     first, *others = sets
@@ -100,7 +100,7 @@ def moments(values: Tensor) -> tuple[Array, Array, Array]:
 
 
 def moments_study(data: StudyData) -> Study:
-    """Measure every set."""
+    """Return the moments of every set."""
     sets = {name: moments(values) for name, values in data.before_relu.items()}
     gammas = {name: gamma for name, (_, _, gamma) in sets.items()}
     own = gammas.pop(data.ids.name)
@@ -124,7 +124,7 @@ def c_factor(p: ArrayLike) -> Array:
 
 
 def kept_share(p: ArrayLike, gamma: float, *, printed: bool = False) -> Array:
-    """Return Q_p/Q of a rectified Gaussian; `printed` drops phi(gamma) from the mean, as the paper does, for gamma above 0."""
+    """Return Q_p/Q of a rectified Gaussian; `printed` drops phi(gamma) from the mean, as in the paper, for gamma above 0."""
     fraction = np.asarray(p, float)
     total = gamma * ndtr(gamma) + (0 if printed else norm.pdf(gamma))
     kept: Array = (1 - fraction) * (gamma + c_factor(fraction)) / total
@@ -152,7 +152,7 @@ def plot_c(ax: Any) -> Any:
 
 
 def plot_shares(ax: Any) -> Any:
-    """Draw Q_p/Q, and the paper's approximation as thin lines."""
+    """Draw Q_p/Q and, as thin lines, the paper's approximation."""
     p = np.linspace(0.02, 0.98, 200)
     gammas = (-1.0, 0.0, 1.0, 2.0)
     with style.house_style():
@@ -169,11 +169,11 @@ def plot_shares(ax: Any) -> Any:
 
 
 def proposition_study(data: StudyData) -> Study:
-    """Apply the proposition to the mean mu/sigma of every set."""
+    """Return the result of applying the proposition to the mean mu/sigma of every set."""
     figure, (left, right) = style.new_figure(1, 2, size=(10.4, 3.5))
     plot_c(left)
     plot_shares(right)
-    line = "C(p) rises strictly (1.55 at 85, 2.06 at 95); Q_p/Q is smaller for the higher mu/sigma at every p above the share of zeros"
+    line = "C(p) increases strictly (1.55 at 85, 2.06 at 95); Q_p/Q is smaller for higher mu/sigma at every p above the share of zeros"
     numbers: dict[str, Any] = {"c": {str(p): float(c_factor(p / 100)) for p in (65, 85, 90, 95)}}
     if gammas := {name: float(moments(values)[2].mean()) for name, values in data.before_relu.items()}:
         own = gammas.pop(data.ids.name)

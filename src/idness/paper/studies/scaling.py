@@ -1,7 +1,7 @@
 """Scaling: AUROC by percentile, the trade-off with ID accuracy, the ratio r = Q/Q_p, and the weights that ISH derives from it.
 
-SCALE multiplies features by exp(r), so the logarithm of its energy is about r plus that of the plain one: r helps if it separates
-images of the same energy, whether or not it is larger on ID images as a whole.
+SCALE multiplies features by exp(r), so the logarithm of its energy is about r plus that of the plain energy: r helps if it separates
+images of equal energy, whether or not it is larger on ID images overall.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PERCENTILES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 65.0, 70.0, 75.0, 80.0, 85.0,
 KINDS = {"scaling": ("scale", {}), "both": ("ash", {"variant": "s"}), "pruning": ("ash", {"variant": "p"})}
 NAMES = {"scaling": "scaling (SCALE)", "both": "both (ASH-S)", "pruning": "pruning (ASH-P)"}
 BINS = 20
-"""Bins of equal size that energies are divided into."""
+"""Number of bins of equal size that energies are divided into."""
 ISH_PERCENTILE = 85.0
 """The percentile at which ISH trains in the paper."""
 Array = NDArray[np.float64]
@@ -39,7 +39,7 @@ Indices = NDArray[np.int64]
 def sweep(
     head: Head, ids: Activations, oods: Mapping[str, Activations], percentiles: Sequence[float] = PERCENTILES
 ) -> tuple[dict[str, Array], float]:
-    """Return the mean AUROC over the OOD sets by percentile, for every kind, and that of the plain energy."""
+    """Return the mean AUROC over the OOD sets by percentile for each kind of edit, and that of the plain energy."""
     detectors: list[Detector] = [build("ebo")]
     for name, fixed in KINDS.values():
         detectors += [build(name, percentile=float(p), **fixed) for p in percentiles]
@@ -53,7 +53,7 @@ def sweep(
 
 
 def percentile_study(data: StudyData) -> Study:
-    """Sweep near and far sets."""
+    """Return the AUROC by percentile on near and far sets."""
 
     def draw(ax: Any, title: str, oods: Mapping[str, Activations]) -> tuple[str, dict[str, Any]]:
         found, plain = sweep(data.head, data.ids.acts, oods)
@@ -85,12 +85,12 @@ def _by_group(data: StudyData, name: str, about: str, height: float, draw: Calla
 def measure_tradeoff(
     detectors: Mapping[str, Detector], ids: Activations, oods: Mapping[str, Activations]
 ) -> dict[str, tuple[float, float]]:
-    """Return for every fitted detector the ID accuracy of the network as it shapes it, and the mean AUROC over OOD sets."""
+    """Return, for every fitted detector, the ID accuracy of the network that it edits, and the mean AUROC over OOD sets."""
     if ids.labels is None:
-        raise InputError("tradeoff: ID activations have no labels, which accuracy needs; pass labelled images")
+        raise InputError("tradeoff: accuracy needs labels, but ID activations have none; pass labelled images")
     points = {}
     for name, detector in detectors.items():
-        # Only methods that edit the network have logits of their own.
+        # Only methods that edit the network have their own logits.
         logits = detector.shaped_logits(ids) if isinstance(detector, Enhancer) else ids.logits
         good = detector.score(ids)
         mean = float(np.mean([auroc(good, detector.score(acts)) for acts in oods.values()]))
@@ -99,11 +99,11 @@ def measure_tradeoff(
 
 
 def tradeoff_study(data: StudyData) -> Study:
-    """Measure accuracy and AUROC of every method, with options chosen on validation data if available."""
+    """Return accuracy and AUROC of every method, with options chosen on validation data if available."""
     train, val = (None if part is None else part.acts for part in (data.train, data.val))
     signed = is_signed(data.ids.acts)
     wanted = {name: row for name, row in wanted_rows().items() if not (signed and row.detector.assumes_nonnegative)}
-    with report_warnings(lambda _: None):  # methods that do not suit the network show it by their place
+    with report_warnings(lambda _: None):  # the results show which methods do not suit the network
         choices, failed = choose(wanted, data.head, train, val, data.ood_val)
     detectors = {row: choice.detector for row, choice in choices.items()}
 
@@ -111,7 +111,7 @@ def tradeoff_study(data: StudyData) -> Study:
         points = measure_tradeoff(detectors, data.ids.acts, oods)
         order = sorted(points, key=lambda row: -points[row][1])
         marks = {row: style.mark(index) for index, row in enumerate(order[: figures.HIGHLIGHTED])}
-        figures.draw_tradeoff(points, marks, points["ebo"][0], title, ax)  # the energy leaves the network as it is
+        figures.draw_tradeoff(points, marks, points["ebo"][0], title, ax)  # the energy does not edit the network
         right, mean = points[order[0]]
         line = f"{order[0]} leads with AUROC {100 * mean:.1f} at ID accuracy {100 * right:.1f}"
         return line, {row: {"accuracy": right, "auroc": mean} for row, (right, mean) in points.items()}
@@ -121,11 +121,11 @@ def tradeoff_study(data: StudyData) -> Study:
 
 
 def ratios(data: StudyData) -> Study:
-    """Compare the ratio on every set at the best percentile of SCALE's search grid, alone and at equal energy.
+    """Return a comparison of the ratio on every set at the best percentile of SCALE's search grid, overall and at equal energy.
 
-    The paper argues that it is larger on ID images.
+    The paper argues that the ratio is larger on ID images.
     """
-    # Lower percentiles exclude zeros only, and every ratio is near 1.
+    # Lower percentiles exclude only zeros, so that every ratio is near 1.
     high = [p for p in PERCENTILES if p >= 65]
     best = high[int(sweep(data.head, data.ids.acts, data.oods, high)[0]["scaling"].argmax())]
     parts = {"ID": data.ids.acts, **data.oods}
@@ -152,7 +152,7 @@ def ratios(data: StudyData) -> Study:
 
 
 def larger_at_equal(id_energy: Array, ood_energy: Array, id_ratio: Array, ood_ratio: Array) -> float:
-    """Return the chance that an ID image has a larger ratio than an OOD image whose energy is in the same bin."""
+    """Return the probability that an ID image has a larger ratio than an OOD image whose energy is in the same bin."""
     own, other = _bins(id_energy, ood_energy)
     total, pairs = 0.0, 0
     for part in range(BINS):
@@ -182,7 +182,7 @@ def plot_at_equal(energy: Mapping[str, Array], ratio: Mapping[str, Array], equal
 
 
 def _verdict(chances: Mapping[str, float], equal: Mapping[str, float], gains: Mapping[str, float]) -> str:
-    """Write what the gain comes from, and where the paper's explanation is refuted."""
+    """Return a text on the cause of the gain, and on where the paper's explanation is refuted."""
     listed = ", ".join(f"{name} {100 * chance:.0f} %" for name, chance in equal.items())
     against = [name for name, chance in chances.items() if chance <= 0.5]
     won = [name for name in against if gains[name] > 0 and equal[name] > 0.5]
@@ -193,7 +193,7 @@ def _verdict(chances: Mapping[str, float], equal: Mapping[str, float], gains: Ma
 
 
 def _shifts(numbers: Mapping[str, Any]) -> str:
-    """Write the paper's relative decrease by pruning, D = (Q - Q_p)/Q, and increase by scaling, I = r - 1, of every set."""
+    """Return a text with the paper's relative decrease by pruning, D = (Q - Q_p)/Q, and increase by scaling, I = r - 1, of each set."""
     written = []
     for name, key in (("D^Pruning", "pruning_decrease"), ("I^Scaling", "scaling_increase")):
         values = dict(numbers[key])
@@ -204,7 +204,7 @@ def _shifts(numbers: Mapping[str, Any]) -> str:
 
 
 def _bins(first: Array, second: Array) -> list[Indices]:
-    """Return the energy bin of each image; together, the bins have equal numbers of images."""
+    """Return the energy bin of each image; over both sets, bins have equal numbers of images."""
     edges = np.quantile(np.concatenate([first, second]), np.linspace(0, 1, BINS + 1)[1:-1])
     return [np.searchsorted(edges, energy) for energy in (first, second)]
 
@@ -232,7 +232,7 @@ def plot_weights(weights: Array, spread: float) -> Any:
 
 
 def ish_study(data: StudyData) -> Study:
-    """Weigh the training images, or the test images if there are none."""
+    """Return the weights of the training images, or of the test images if there are none."""
     part = data.train or data.ids
     weights = ish_weights(part.acts)
     low, high = np.percentile(weights, [5, 95])

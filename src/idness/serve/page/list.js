@@ -1,4 +1,4 @@
-// The table of results: sortable, opens an image on click, downloads as CSV.
+// The table of results, which can be sorted and downloaded as CSV; a click on a row opens its image.
 
 import { element, number } from "/shared.js";
 
@@ -19,7 +19,7 @@ function compare(one, other) {
 
 function quoted(field) {
   const text = field === null || field === undefined ? "" : String(field);
-  // A spreadsheet would run a name that starts like a formula.
+  // A spreadsheet would evaluate a name that starts like a formula.
   const safe = /^[=+@\t\r]/.test(text) || (/^-/.test(text) && Number.isNaN(Number(text))) ? `'${text}` : text;
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }

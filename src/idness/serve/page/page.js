@@ -7,7 +7,7 @@ import { bytes, element, key, number, send, told } from "/shared.js";
 const one = (id) => document.getElementById(id);
 const state = { guard: null, calibration: new Map(), recall: 0.95, fdr: null, shown: null, turn: 0 };
 
-// Without a valid key nothing else can be used, so only its form is shown.
+// Without a valid key nothing else works, so only the key form is shown.
 function lock(answer) {
   const locked = answer.status === 401;
   one("key-form").hidden = !locked;
@@ -17,14 +17,14 @@ function lock(answer) {
 async function ask(path, options = {}) {
   const answer = await send(path, options);
   lock(answer);
-  if (answer.status === 401 && !key.get()) throw new Error("");  // the form says it all
+  if (answer.status === 401 && !key.get()) throw new Error("");  // the form is explanation enough
   if (!answer.ok) throw new Error(await told(answer));
   return answer;
 }
 
 const getJson = async (path) => (await ask(path)).json();
 
-// Images of the API may need the key, so they are fetched instead of linked.
+// Image URLs of the API may require the key, so images are fetched rather than linked.
 const getBlob = async (path) => (await ask(path)).blob();
 
 const sentenceOf = (text) => text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
@@ -54,7 +54,7 @@ function verdict(entry) {
   return entry.result.reason !== null || flagged(entry.result.p_value) ? "out" : "in";
 }
 
-// A p-value of n images has steps of 1 / (n + 1); more digits would be meaningless.
+// With n calibration images, p-values have steps of 1 / (n + 1); more digits would be meaningless.
 const digitsOf = (images) => Math.max(2, Math.ceil(Math.log10(images)));
 
 const percent = (share) => `${number(Math.round(share * 1e4) / 100)} %`;
@@ -67,7 +67,7 @@ function sentence(result, calibration, out) {
   return `${rarity}. The network predicts “${result.class}”${out ? "; do not rely on it" : ""}.`;
 }
 
-// Whether a sample is ID or OOD may be known, so a wrong verdict can be pointed out.
+// A sample may be known to be ID or OOD, so that a wrong verdict can be pointed out.
 const REMARKS = {
   "id out": "This sample is an ID image, so this is a false alarm.",
   "near in": "This sample is an OOD image that is not flagged. Near-OOD images are often missed.",
@@ -97,7 +97,7 @@ function clear() {
   one("drop").classList.remove("filled");
 }
 
-// The lowest p-value of n calibration images is 1 / (n + 1), so that several files must have it before any can be flagged.
+// With n calibration images, the lowest p-value is 1 / (n + 1), so several files must have it before any can be flagged.
 function explainScreening() {
   const files = list.entries.filter((entry) => entry.q > 0).length, images = state.guard.calibration_images;
   const needed = state.fdr === null ? 0 : Math.ceil(files / (state.fdr * (images + 1)) - 1e-9);
