@@ -1,11 +1,9 @@
 """Train small networks of other families on the six ID classes of cifar6, so that a choice is tested on more than ResNets.
 
     python tools/fetch.py cifar10
-    python tools/auto_networks.py            # all into runs/auto, one after the other; finished ones are skipped
-    python tools/auto_networks.py vit        # one
+    python tools/auto_networks.py            # all into runs/auto, or those named; finished ones are skipped
 
-The 500 validation images of the benchmark are never trained on. Weights are written as NAME.safetensors, the log (epoch, loss, test
-accuracy in percent, CPU seconds) as NAME.csv. An epoch takes about a minute on one core.
+The 500 validation images of the benchmark are never trained on. Weights are written as NAME.safetensors, the log as NAME.csv.
 """
 
 from __future__ import annotations
@@ -94,22 +92,22 @@ def plain(activation: type[nn.Module] = nn.ReLU) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(160, 6))
 
 
-class GeluBlock(nn.Module):
-    """A residual block as in ConvNeXt: a convolution per channel, normalization and a hidden layer with GELU."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(width, width, 5, 1, 2, groups=width), nn.GroupNorm(1, width)
-        self.up, self.down = nn.Conv2d(width, 2 * width, 1), nn.Conv2d(2 * width, width, 1)
+class Residual(nn.Sequential):
+    """Layers whose output is added to their input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the input plus what the block adds."""
-        return x + self.down(functional.gelu(self.up(self.norm(self.conv(x)))))
+        """Return the sum."""
+        return x + super().forward(x)
 
 
 def gelu() -> nn.Module:
-    """Return a convolutional network without ReLU: 128 features of either sign out of a LayerNorm."""
-    narrow, wide = (nn.Sequential(*(GeluBlock(width) for _ in range(count))) for width, count in ((64, 2), (128, 3)))
+    """Return blocks as in ConvNeXt, and 128 features of either sign out of a LayerNorm."""
+
+    def block(width: int) -> nn.Module:
+        conv, norm = nn.Conv2d(width, width, 5, 1, 2, groups=width), nn.GroupNorm(1, width)
+        return Residual(conv, norm, nn.Conv2d(width, 2 * width, 1), nn.GELU(), nn.Conv2d(2 * width, width, 1))
+
+    narrow, wide = (nn.Sequential(*(block(width) for _ in range(count))) for width, count in ((64, 2), (128, 3)))
     body = (nn.Conv2d(3, 64, 2, 2), narrow, nn.Conv2d(64, 128, 2, 2), wide, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return nn.Sequential(*body, nn.LayerNorm(128), nn.Linear(128, 6))
 

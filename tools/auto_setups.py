@@ -90,7 +90,7 @@ def cifar10(places: Places) -> Sets:
         "id_test": lambda: own("test", order[1000:2500]),
         "imagenet32": lambda: _imagenet32(places.shared),
         "cifar100": lambda: _table(places, "cifar100_test", 500),
-        "isun": lambda: Images(_isun(places.shared)),
+        "isun": lambda: Images(np.load(places.shared / "isun.npz", allow_pickle=False)["images"][::18]),
     }
     far = ("mnist", "fashion-mnist", "quickdraw", "textures", "traffic-lights", "groceries")
     return sets | {name: lambda name=name: Images(embedded.load(name).images[:300]) for name in far}
@@ -161,11 +161,6 @@ def _table(places: Places, name: str, count: int) -> Images:
     with np.load(places.data / "tables" / f"{name}.npz", allow_pickle=False) as file:
         images = file["images"]
         return Images(images[:: len(images) // count].copy())
-
-
-def _isun(shared: Path) -> np.ndarray:
-    with np.load(shared / "isun.npz", allow_pickle=False) as file:
-        return np.asarray(file["images"][::18])
 
 
 def _square(file: Path) -> np.ndarray:
@@ -431,7 +426,10 @@ def _sorted(
     """Sort sets by role, without the classes that are not kept."""
     if plan.kept is not None:
         head, found = _without_classes(plan.kept, head, found)
-    acts = {key: _activations(item) for key, item in found.items()}
+    acts = {}
+    for key, item in found.items():
+        edited_acts = Activations(item["edited features"], item["edited logits"]) if "edited logits" in item else None
+        acts[key] = Activations(item["features"], item["logits"], item.get("labels"), edited_acts)
     return Setup(
         name,
         Head(head["weight"], head["bias"]),
@@ -444,11 +442,6 @@ def _sorted(
         plan,
         edited,
     )
-
-
-def _activations(item: Mapping[str, Tensor]) -> Activations:
-    edited = Activations(item["edited features"], item["edited logits"]) if "edited logits" in item else None
-    return Activations(item["features"], item["logits"], item.get("labels"), edited)
 
 
 def _kept(classes: int, count: int) -> Tensor:

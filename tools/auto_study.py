@@ -5,9 +5,8 @@
     python tools/auto_study.py                                      # runs and measures those that are available
     python tools/auto_study.py --tables                             # writes the tables again from auto.json
 
-Every network runs once over its images (activations are kept in .data/auto). Then every method at its defaults, `fuse`, `auto` and SCALE
-at the percentile that pseudo-OOD images choose are fitted on ID training and validation images and measured on test images that
-nothing else has seen. Networks or images that are missing are skipped with a line.
+Every network runs once over its images. Then every method at its defaults, `fuse`, `auto` and SCALE at the percentile that pseudo-OOD
+images choose are fitted on ID training and validation images and measured on other images. Missing networks or images are skipped.
 """
 
 from __future__ import annotations

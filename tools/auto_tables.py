@@ -9,7 +9,7 @@ from typing import Any
 from idness.detectors.detector import Detector
 from idness.detectors.registry import available
 from idness.methods.fuse import MANY
-from idness.selection.recommend import HARMS, HELPS, LEAD
+from idness.selection.recommend import FUSE_LEAD, HARMS, HELPS, LEAD
 
 Network = Mapping[str, Any]
 OVER_EBO, OF_BEST, OF_SCALE = 1.0, 1.0, 0.5
@@ -25,13 +25,9 @@ Nothing here is fitted on test images, but people make choices too, and the figu
   was taken. The parts for many classes are used from {many} classes on; the networks have up to 100, or 700.
 - **The kinds of pseudo-OOD images** (mosaic, inverted, turned, edges) were chosen on base, ish, narrow, densenet, mobilenet+700 and
   lite0+700, among all combinations of up to four of 14 kinds, by how they rank methods.
-- **The thresholds** (a single method must lead `fuse` by {lead:.1f} logits on pseudo-OOD images; SCALE helps above {helps:+.1f} and
-  harms below {harms:+.2f}) were set after seeing the same networks.
-- **Not used for any choice**: {fresh}.
-
-Features are no substitute for images: pseudo-OOD features (blended, mixed or permuted) rank methods with a Spearman correlation of 0.1 to
-0.3 and predict the wrong sign for SCALE on three of seven networks. With activations alone, `auto` is `fuse` and reports that nothing was
-measured."""
+- **The thresholds** (on pseudo-OOD images, `fuse` must lead EBO by {fuse} logits and a single method `fuse` by {lead}; SCALE helps above
+  {helps:+.1f} and harms below {harms:+.2f}) were set after seeing the same networks.
+- **Not used for any choice**: {fresh}."""
 
 
 def auto_page(results: Mapping[str, Any]) -> str:
@@ -54,7 +50,9 @@ def auto_page(results: Mapping[str, Any]) -> str:
         "",
         *goals(networks),
         "",
-        LEARNED.format(fresh=", ".join(fresh) or "none", lead=LEAD, helps=HELPS, harms=HARMS, many=MANY),
+        LEARNED.format(
+            fresh=", ".join(fresh) or "none", lead=LEAD, fuse=FUSE_LEAD, helps=HELPS, harms=HARMS, many=MANY
+        ),
         "",
         "## Predicted and real effect of SCALE",
         "",
@@ -196,9 +194,6 @@ def _gain(values: list[float] | None) -> str:
     return "" if values is None else f"{100 * values[0]:+.1f} ± {50 * (values[2] - values[1]):.1f}"
 
 
-# Methods
-
-
 def methods_table(networks: Mapping[str, Any]) -> dict[str, Any]:
     """Return the measurements beside the description of each method, by row."""
     found: dict[str, Any] = {}
@@ -226,7 +221,7 @@ def methods_table(networks: Mapping[str, Any]) -> dict[str, Any]:
 
 LETTERS = """*a* are the features of an image, *z = Wa + b* its logits, *w*<sub>c</sub> the weights of class *c*, *ŷ* the predicted one
 of *C* classes, *p* the softmax; *E* is the readout, log Σ<sub>c</sub> exp *z*<sub>c</sub> unless set otherwise. *ā* is *a* at length 1, *ã*
-standardised. *P*<sub>p</sub> is a percentile over ID images; *top* and the mask *m* are the features above an image's own percentile,
+standardized. *P*<sub>p</sub> is a percentile over ID images; *top* and the mask *m* are the features above an image's own percentile,
 *k* is their number, or that of neighbours, *r* the sum of all features over that of the top ones. *μ* and *Σ* are means and
 covariances of training images, *P* and *P*<sup>⊥</sup> project into their principal space and out of it, *i* counts them. Options have
 their own letters, and what else a formula names is on the method's page."""

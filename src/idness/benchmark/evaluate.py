@@ -45,10 +45,6 @@ class SetScores:
         """The accuracy of the plain network; None without labels."""
         return None if self.labels is None else float((self.labels == self.predicted).mean())
 
-    def shaped_accuracy(self, row: str) -> float | None:
-        """The accuracy of the network as a method edits it; that of the plain network if it edits nothing."""
-        return self.shaped_right[row] / len(self.index) if row in self.shaped_right else self.accuracy
-
 
 def score_set(source: ActivationsSet, choices: Mapping[str, Choice]) -> SetScores:
     """Score a set with fitted methods, one shard in memory at a time; of training images, only hashes are needed.

@@ -163,7 +163,7 @@ def _report(
     id_test = scored["id_test"]
     by_role = {role: {name: found for name, found in scored.items() if found.source.role == role} for role in GROUPS}
     groups = {role: found for role, found in by_role.items() if found}
-    metrics = evaluate(id_test, groups, settings.recall, settings.seed)
+    metrics, shaped_right = evaluate(id_test, groups, settings.recall, settings.seed), id_test.shaped_right
     methods = {
         row: MethodResult(
             method=choice.detector.name,
@@ -174,7 +174,7 @@ def _report(
             validation_auroc=choice.auroc,
             tried=[{"options": options, "auroc": value} for options, value in choice.tried],
             dropped=choice.dropped,
-            id_accuracy_shaped=id_test.shaped_accuracy(row),
+            id_accuracy_shaped=shaped_right[row] / len(id_test.index) if row in shaped_right else id_test.accuracy,
             seconds=choice.seconds,
             sets=metrics[row][0],
             groups=metrics[row][1],
