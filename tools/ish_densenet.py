@@ -44,7 +44,7 @@ METHODS = {
     "scale, p = 85": build("scale", percentile=85),
     "scale, p = 90": build("scale", percentile=90),
     "scale, p = 95": build("scale", percentile=95),
-    "fuse": build("fuse"),
+    "vra + actsub + vim + nci": build("fuse", parts="vra+actsub+vim+nci"),
 }
 NETWORKS = {"base": "before fine-tuning", "plain": "plain fine-tune", "ish": "ISH"}
 
