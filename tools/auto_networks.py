@@ -276,14 +276,12 @@ def main() -> int:
     """Train the named networks."""
     parser = argparse.ArgumentParser(description="Train small networks of other families on cifar6's ID classes.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(RECIPES)}; all if not given")
-    parser.add_argument("--to", type=Path, default=NETS, help="folder of the weights")
-    parser.add_argument("--data", type=Path, default=REPOSITORY / ".data" / "cifar10.npz", help="CIFAR-10")
     given = parser.parse_args()
     if set(given.names) - set(RECIPES):
         parser.error(f"a network must be one of {', '.join(RECIPES)}, got {', '.join(given.names)}")
     torch.set_num_threads(1)
     for name in given.names or RECIPES:
-        train(name, given.to, given.data)
+        train(name, NETS, REPOSITORY / ".data" / "cifar10.npz")
     return 0
 
 

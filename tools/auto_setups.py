@@ -309,7 +309,9 @@ PLANS = {
     "narrow": Plan("ResNet of 64 features", partial(_trained, "narrow"), cifar6, chosen_on=True),
     "vgg": Plan("VGG without BatchNorm", partial(_trained, "vgg"), cifar6, chosen_on=True),
     "plain": Plan("CNN without shortcuts", partial(_trained, "plain"), cifar6),
-    "silu": Plan("the same with SiLU", partial(_trained, "silu"), cifar6, family="convolutions without ReLU"),
+    "silu": Plan(
+        "CNN with SiLU, without shortcuts", partial(_trained, "silu"), cifar6, family="convolutions without ReLU"
+    ),
     "gelu": Plan(
         "CNN with GELU and LayerNorm",
         partial(_trained, "gelu"),

@@ -209,8 +209,6 @@ def main() -> int:
     """Measure the available networks and write the tables."""
     parser = argparse.ArgumentParser(description="Measure fuse, auto and every method on all available networks.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PLANS)}; all if not given")
-    parser.add_argument("--data", type=Path, default=REPOSITORY / ".data", help="folder of tools/fetch.py")
-    parser.add_argument("--shared", type=Path, default=SHARED, help="folder of real data beside the repository")
     parser.add_argument("--tables", action="store_true", help="only write the tables again from auto.json")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -220,7 +218,7 @@ def main() -> int:
     networks = {}
     for name in given.names or PLANS:
         try:
-            setup = open_setup(name, Places(given.data, given.shared, NETS))
+            setup = open_setup(name, Places(REPOSITORY / ".data", SHARED, NETS))
         except TURNED_BACK as error:
             print(f"{name}: skipped: {error}", flush=True)
             continue

@@ -38,10 +38,9 @@ def auto_page(results: Mapping[str, Any]) -> str:
         "# `fuse` and `auto` on all available networks",
         "",
         f"Made by `{results['command']}`; every number is in `auto.json`. Points of AUROC above (+) or below (-) the energy score",
-        "(EBO), mean of near and far, ± half of the 95 % interval for these images (DeLong, paired). Regret: the best single method",
-        "at its defaults, known only in hindsight, minus `auto`; negative if `auto` is above all of them. `auto` sees ID images",
-        "only. In bold: networks that no choice was made on. Methods of two passes (odin, adascale) saw a part of the images of slow",
-        "networks; their gain, and a regret beside one of them, is measured on that part.",
+        "(EBO), mean of near and far, ± half of the 95 % interval for these images (DeLong, paired). Regret: the best single method at",
+        "its defaults, known only in hindsight, minus `auto`, which sees ID images only; negative if `auto` is above all of them. In bold:",
+        "networks that no choice was made on. Methods of two passes (odin, adascale) saw a part of the images of slow networks.",
         "",
         summary(networks),
         "",
@@ -116,10 +115,14 @@ def goals(networks: Mapping[str, Network]) -> list[str]:
 
 def _why(network: Network, best: str) -> str:
     """Describe what `auto` saw of the method that it should have used."""
+    if (gain := 100 * network["methods"][best]["difference to ebo"][0]) < OVER_EBO:
+        return f" No single method gains more than {gain:.1f}."
     if "pseudo-OOD images" not in network["methods"][best]:
-        return f" Why: {best} runs the network several times on each image, forwards and backwards; `auto` uses no such method."
+        return (
+            f" {best} runs the network several times on each image, forwards and backwards; `auto` uses no such method."
+        )
     ahead = network["methods"][best]["pseudo-OOD images"] - network["methods"]["fuse"]["pseudo-OOD images"]
-    return f" Why: on pseudo-OOD images, all that `auto` sees, {best} is {ahead:+.2f} logits from `fuse`, and {LEAD:+.2f} are needed."
+    return f" On pseudo-OOD images, {best} is {ahead:+.2f} logits from `fuse`, and {LEAD:+.2f} are needed."
 
 
 def doctor(networks: Mapping[str, Network]) -> list[str]:
@@ -229,7 +232,7 @@ their own letters, and what else a formula names is on the method's page."""
 
 def families_table(methods: Mapping[str, Any], networks: Mapping[str, str]) -> list[str]:
     """Return mean rank and mean gain of each method over the networks of each family, the best of the first family first."""
-    lines, found = [], dict[str, dict[str, str]]()
+    found = dict[str, dict[str, str]]()
     for family in dict.fromkeys(networks.values()):
         names = [name for name, one in networks.items() if one == family]
         gains = {row: [item["difference to ebo"].get(name) for name in names] for row, item in methods.items()}
