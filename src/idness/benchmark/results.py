@@ -341,7 +341,9 @@ def describe_duplicates(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
         if where == "twice in" and not same:
             within.append(f"{names} ({near})")
         else:
-            lines.append(f"{same:,} images and {near:,} near-duplicates occur {where} {names}")
+            what = [f"{same:,} images"] if same else []
+            what += [f"{near:,} near-duplicates"] if near else []
+            lines.append(f"{' and '.join(what)} occur {where} {names}")
     return [*lines, f"near-duplicates within {', '.join(within)}"] if within else lines
 
 
