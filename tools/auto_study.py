@@ -16,6 +16,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from idness.core.types import Activations, is_signed
 from idness.detectors.detector import Detector
 from idness.detectors.registry import build, parse, rows
 from idness.intervals import Ranks, fpr_intervals, mean_auroc_difference, mean_auroc_interval, ranks
-from idness.methods.fuse import FOR_FEW, FOR_MANY, FOR_SIGNED, MANY, RECIPES
+from idness.methods.fuse import FOR_FEW, FOR_SIGNED, RECIPES
 from idness.metrics import accuracy, auroc, fpr_at_id_recall
 from idness.selection.recommend import mean_logit, recommend, scale_gains, scale_percentile
 
@@ -44,6 +45,8 @@ RESULTS = REPOSITORY / "results"
 FUSED = ("fuse", "auto", "scale(auto)")
 """Entries that are not a single method at its defaults."""
 VERDICTS = {True: "helps", False: "harms", None: "makes little difference"}
+WEIGHTS, CAPS = (0.0, 0.25, 0.5), (inf, -0.5, -0.75, -1.0, -1.25, -1.5)
+"""The weights of RAS and the limits of distances that are compared."""
 TURNED_BACK = (FileNotFoundError, FetchError, IdnessError, ImportError)
 """Errors of a network or a set that is not available."""
 
@@ -148,13 +151,13 @@ def study(setup: Setup) -> tuple[dict[str, Any], Scored]:
     best = max(singles, key=lambda row: singles[row])
     rival = ranks_of(scored.scores[best], setup)
     ours = beside[best][1] if best in beside else ranks_of(scored.scores["auto"], setup)
-    assert setup.test.labels is not None
     found = {
         "about": setup.plan.about,
         "chosen on": setup.plan.chosen_on,
         "family": setup.plan.family,
         "features": setup.head.width,
         "classes": setup.head.classes,
+        "signed": is_signed(setup.train),
         "accuracy": round(accuracy(setup.test.logits, setup.test.labels), 4),
         "images": {"train": len(setup.train)} | {name: len(acts) for name, acts in sets_of(setup).items()},
         "one in so many for two passes": setup.plan.twice_every,
@@ -162,7 +165,7 @@ def study(setup: Setup) -> tuple[dict[str, Any], Scored]:
         "far": list(setup.far),
         "best single": best,
         "regret": _rounded(*mean_auroc_difference(rival, ours)[:3]),
-        "other sums": other_sums(scored.scores, setup, plain),
+        "sums": sums_of(scored.scores, setup, plain),
         **advised,
         "methods": methods,
         "left out": scored.failed,
@@ -170,27 +173,22 @@ def study(setup: Setup) -> tuple[dict[str, Any], Scored]:
     return found, scored
 
 
-def other_sums(scores: Mapping[str, Mapping[str, Tensor]], setup: Setup, plain: Ranks) -> dict[str, list[float]]:
-    """Return the gains over EBO, near and mean, of `fuse`, of its parts in full, and of its parts for another number of classes."""
-    names, signed = ("test", *setup.near, *setup.far), is_signed(setup.train)
+def sums_of(scores: Mapping[str, Mapping[str, Tensor]], setup: Setup, plain: Ranks) -> dict[str, list[float]]:
+    """Return the gains over EBO, near and mean, of the parts of `fuse` for few classes, by the weight of RAS and the limit."""
+    names = ("test", *setup.near, *setup.far)
 
     def standardized(row: str) -> Tensor:
         mean, spread = scores[row]["val"].mean(), scores[row]["val"].std().clamp(min=1e-9)
         return (torch.cat([scores[row][name] for name in names]) - mean) / spread
 
-    def total(recipe: Mapping[str, tuple[float, float]]) -> Tensor:
-        parts = ((parse(text).name, weight, cap) for text, (weight, cap) in recipe.items())
-        return sum((weight * standardized(row).clamp(max=cap) for row, weight, cap in parts), torch.zeros(1))
-
-    few, many = (FOR_FEW, FOR_MANY) if setup.head.classes < MANY else (FOR_MANY, FOR_FEW)
-    own = RECIPES[FOR_SIGNED if signed else few]
-    sums = {"`fuse`": total(own), "its parts in full": total(dict.fromkeys(own, (1.0, inf)))}
-    sums |= {} if signed else {"its parts for another number of classes": total(RECIPES[many])}
-    found = {}
-    for title, summed in sums.items():
-        split = dict(zip(names, summed.split([len(scores["ebo"][name]) for name in names]), strict=True))
-        near = [ranks(one["test"], [one[name] for name in setup.near]).auroc for one in (split, scores["ebo"])]
-        found[title] = _rounded(near[0] - near[1], ranks_of(split, setup).auroc - plain.auroc)
+    recipe = RECIPES[FOR_SIGNED if is_signed(setup.train) else FOR_FEW]
+    first, ras, *limited = (standardized(parse(text).name) for text in recipe)
+    near, found = ranks(scores["ebo"]["test"], [scores["ebo"][name] for name in setup.near]), {}
+    for weight, cap in product(WEIGHTS, CAPS):
+        total = first + weight * ras + sum(part.clamp(max=cap) for part in limited)
+        split = dict(zip(names, total.split([len(scores["ebo"][name]) for name in names]), strict=True))
+        gain = ranks(split["test"], [split[name] for name in setup.near]).auroc - near.auroc
+        found[f"{weight:g} ras, {cap:g}"] = _rounded(gain, ranks_of(split, setup).auroc - plain.auroc)
     return found
 
 

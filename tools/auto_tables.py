@@ -14,6 +14,7 @@ from idness.selection.recommend import FUSE_LEAD, HARMS, HELPS, LEAD
 Network = Mapping[str, Any]
 OVER_EBO, OF_BEST, OF_SCALE = 1.0, 1.0, 0.5
 """The goals, in points of AUROC: how far above the energy score, how near to the best single method and to SCALE."""
+LEFT_OUT_WITH = {"ish": "base", "densenet-100": "densenet"}
 LEARNED = """\
 ## What was tuned on what
 
@@ -62,8 +63,6 @@ def auto_page(results: Mapping[str, Any]) -> str:
         *near_sets(networks),
         "",
         "## Networks and images",
-        "",
-        "The figures of every method on every network are in `auto.json`; `methods.md` has their differences to EBO.",
         "",
     ]
     lines += [details(name, network) for name, network in networks.items()]
@@ -150,20 +149,23 @@ def doctor(networks: Mapping[str, Network]) -> list[str]:
 
 
 def near_sets(networks: Mapping[str, Network]) -> list[str]:
-    """Return a table of `fuse`, its parts without weights and limits, and its other parts, on near sets and on the mean."""
-    sums = list(dict.fromkeys(title for network in networks.values() for title in network["other sums"]))
+    """Return a table of `fuse` on near sets, beside the weight and limit that are chosen without a network and its family."""
+    kinds = {name: (one["signed"], one["classes"] < MANY) for name, one in networks.items()}
+    families = {name: LEFT_OUT_WITH.get(name, name) for name in networks}
     lines = [
-        "Gain over EBO on near sets, and on the mean of near and far: of `fuse`, of the plain sum of its parts without weights and",
-        "limits, and of the parts that it uses with more or fewer classes.",
+        "Gain over EBO on near sets, and on the mean of near and far: of `fuse`, of its parts for few classes or signed features in full,",
+        "and with the weight and limit whose gains add up to most on the other networks of its kind (sign, classes) and not its family.",
         "",
-        f"| network | {' | '.join(sums)} |",
-        f"|---|{'--:|' * len(sums)}",
+        "| network | `fuse` | in full | chosen without it | weight and limit |",
+        "|---|--:|--:|--:|---|",
     ]
     for name, network in networks.items():
-        known = {
-            title: f"{100 * near:+.1f}, mean {100 * mean:+.1f}" for title, (near, mean) in network["other sums"].items()
-        }
-        lines.append(f"| {' | '.join([name, *(known.get(title, '') for title in sums)])} |")
+        others = [other for other in networks if kinds[other] == kinds[name] and families[other] != families[name]]
+        best = max(network["sums"], key=lambda title: sum(sum(networks[other]["sums"][title]) for other in others))
+        own = _ahead(network, "fuse", "near"), network["methods"]["fuse"]["difference to ebo"][0]
+        full = network["sums"][f"{0.5 if network['signed'] else 0.25} ras, inf"]
+        gains = (f"{100 * near:+.1f}, mean {100 * mean:+.1f}" for near, mean in (own, full, network["sums"][best]))
+        lines.append(f"| {name} | {' | '.join(gains)} | {best} |")
     return lines
 
 
