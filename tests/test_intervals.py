@@ -60,7 +60,6 @@ def test_the_intervals_of_fprs_and_of_their_mean_cover_the_truths(name):
 
 
 def test_too_few_images_have_no_fpr_interval():
-    """Not even the most extreme of fewer images bounds the true threshold as often as the level says."""
     rng = np.random.default_rng(2)
     for recall, level, needed in ((0.95, 0.95, 72), (0.9, 0.95, 36), (0.99, 0.9, 299), (0.1, 0.95, 36)):
         assert intervals.images_needed(recall, level) == needed
@@ -102,7 +101,6 @@ def test_a_better_method_is_found_and_does_not_differ_from_itself(name):
 
 @EACH_FPR
 def test_the_paired_bootstrap_is_two_sided_and_draws_the_same_images_for_both(name):
-    """Against a bootstrap that draws one sample after another."""
     rng, metric = np.random.default_rng(12), getattr(metrics, name)
     ids, oods = rng.normal(1.5, 1, 200), rng.normal(0, 1, 150)
     other_ids, other_oods = ids + rng.normal(0, 0.7, 200), oods + rng.normal(0, 0.7, 150)
@@ -117,7 +115,6 @@ def test_the_paired_bootstrap_is_two_sided_and_draws_the_same_images_for_both(na
 
 
 def test_the_p_value_is_where_the_interval_reaches_zero():
-    """Of two sides: an interval of level 1 - p ends at zero."""
     rng = np.random.default_rng(10)
     ids, oods = rng.normal(1, 1, 400), rng.normal(0, 1, 200)
     noisy = ids + rng.normal(0, 0.4, len(ids)), oods + rng.normal(0, 0.4, len(oods))

@@ -25,7 +25,7 @@ from idness.guard.onnx import GraphGuard
 from tests.cli.running import idness
 
 onnxruntime = pytest.importorskip("onnxruntime")
-ALWAYS = ("msp", "scale", "knn", "fuse")
+ALWAYS = ("msp", "scale", "knn", "fuse", "weiper")
 """An export takes seconds: these represent all methods, the others are tried by `make long`."""
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "onnx_without_torch.py"
 
@@ -159,13 +159,16 @@ def test_data_in_other_files_is_refused(location: str, tmp_path: Path) -> None:
 
 @dataclass(kw_only=True)
 class Asks(Detector):
-    """A method that branches on values, which no graph can."""
+    """A method that branches on values, or counts images, which no graph can."""
+
+    branch: bool = True
 
     def rate(self, acts: Activations) -> Tensor:
-        return acts.logits.amax(dim=1) if float(acts.logits.sum()) > 0 else acts.logits.amin(dim=1)
+        found = acts.logits.amax(dim=1) * torch.ones(len(acts.logits))
+        return -found if self.branch and float(acts.logits.sum()) > 0 else found
 
 
-@pytest.mark.parametrize("method", [Asks(), *sorted(set(rows(costly=True)) - set(rows()))], ids=str)
+@pytest.mark.parametrize("method", [Asks(), Asks(branch=False), *sorted(set(rows(costly=True)) - set(rows()))], ids=str)
 def test_methods_that_cannot_be_exported_are_refused(
     method: str | Detector, trained: nn.Module, tmp_path: Path
 ) -> None:

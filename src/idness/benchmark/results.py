@@ -341,8 +341,7 @@ def describe_duplicates(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
         if where == "twice in" and not same:
             within.append(f"{names} ({near})")
         else:
-            what = [f"{same:,} images"] if same else []
-            what += [f"{near:,} near-duplicates"] if near else []
+            what = [f"{count:,} {of}" for count, of in ((same, "images"), (near, "near-duplicates")) if count]
             lines.append(f"{' and '.join(what)} occur {where} {names}")
     return [*lines, f"near-duplicates within {', '.join(within)}"] if within else lines
 

@@ -98,17 +98,14 @@ class ActivationsSet:
 
         return replace(self, shards=shards)
 
-    def shared_with(self, other: ActivationsSet) -> int:
-        """Return the number of images that are also in another set, compared by the hashes of their pixels."""
-        return common(_array(self.acts.hashes), _array(other.acts.hashes))
-
-    def near_to(self, other: ActivationsSet) -> int:
-        """Return the number of images that have a near-duplicate in another set."""
-        if self.images is None or other.images is None:
-            return 0
+    def overlap(self, other: ActivationsSet) -> tuple[int, int]:
+        """Return the number of images that are also in another set, by the hash of their pixels, and of near-duplicates there."""
         first, second = self.acts, other.acts
+        hashes = _array(first.hashes), _array(second.hashes)
+        if self.images is None or other.images is None:
+            return common(*hashes), 0
         places = _array(first.index), _array(second.index)
-        return near(_array(first.hashes), _array(second.hashes), (self.images, other.images), places)
+        return common(*hashes), near(*hashes, (self.images, other.images), places)
 
 
 def in_memory(name: str, acts: Activations, images: ImageSet | None = None, count: int | None = None) -> ActivationsSet:

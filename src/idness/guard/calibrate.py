@@ -225,13 +225,12 @@ def _check_disjoint(sets: Mapping[str, ActivationsSet | None], notes: list[str])
     """Raise if an image is in two of the sets, and note near-duplicates."""
     given = {name: found for name, found in sets.items() if found is not None}
     for (first, one), (second, other) in combinations(given.items(), 2):
-        shared = one.shared_with(other)
+        shared, alike = one.overlap(other)
         if shared:
             raise InputError(
                 f"{first}= and {second}= must have no image in common, got {shared:,} in both ({one.name}, {other.name});"
                 " remove them from one, since the guarantee would not hold"
             )
-        alike = one.near_to(other)
         if alike:
             notes.append(
                 f"{CAUTION}{alike:,} images of {one.name} ({first}) have near-duplicates in {other.name} ({second}); if they are copies,"

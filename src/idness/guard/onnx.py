@@ -220,7 +220,11 @@ def _check(file: Path, images: Tensor, expected: Any, guard: Guard) -> None:
     session, known = _session(file), guard.rule().calibration.scores
     scale = max(1.0, float(known.max() - known.min()))
     for count in (len(images), 1):
-        label, score, p_value, _ = session.run(None, {"images": images[:count].cpu().numpy()})
+        try:
+            label, score, p_value, _ = session.run(None, {"images": images[:count].cpu().numpy()})
+        except Exception as failure:  # onnxruntime has its own errors
+            fixed = "the graph takes a fixed number of images; in forward, use x.shape[0], not len(x)"
+            raise _refused(guard, fixed) from failure
         wanted = expected.score[:count].cpu().numpy()
         error = float(np.max(np.abs(score - wanted) / np.maximum(scale, np.abs(wanted))))
         same = bool(np.array_equal(label, expected.label[:count].cpu().numpy())) and p_value.shape == (count,)

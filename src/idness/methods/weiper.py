@@ -79,7 +79,7 @@ def _perturbed(head: Head, features: Tensor, weights: Tensor) -> Iterator[tuple[
     offsets = head.offset.to(weights).repeat(len(weights) // head.classes)
     for part in row_blocks(features, len(weights)):
         values = part.to(weights)
-        yield values, linear(values, weights, offsets).reshape(len(values), -1, head.classes)
+        yield values, linear(values, weights, offsets).reshape(values.shape[0], -1, head.classes)
 
 
 @shared
