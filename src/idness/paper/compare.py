@@ -213,7 +213,7 @@ class Reproduction:
 
     def to_markdown(self) -> str:
         """Return the page as Markdown."""
-        return "\n".join(["# The paper, reproduced\n", *map(markdown, self.tables())])
+        return "\n".join(["# The paper, reproduced\n\n## Tables\n", *map(markdown, self.tables())])
 
 
 def _fpr(table: PaperTable) -> str:
