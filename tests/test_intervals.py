@@ -34,7 +34,6 @@ def test_the_auroc_interval_covers_the_truth(gap, id_count, ood_count):
 @EACH_FPR
 @pytest.mark.parametrize("count", [72, 100, 400])
 def test_the_fpr_interval_covers_the_truth(name, count):
-    """The threshold rests on few images of one side, the count on many of the other."""
     rng, gap = np.random.default_rng(1), 2.0
     # Threshold at 95 % of one side, share of the other beyond it; by symmetry the same both ways.
     truth = norm.sf(norm.ppf(0.05) + gap)

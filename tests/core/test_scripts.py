@@ -133,3 +133,6 @@ def test_a_file_without_a_folder_is_found_among_those_that_were_run(tmp_path: Pa
         assert approved("a_net.py:net", code=script.identity()) == spec
     for spec in ("a_net.py:other", "another.py:net", f"{tmp_path / 'never run' / 'a_net.py'}:net"):
         refused(spec)
+    for folder in ("one", "two"):
+        (tmp_path / folder / "a_net.py").unlink()
+    refused("a_net.py:net", "a_net.py:net, which does not exist; pass model='path/to/file.py:FUNCTION'")

@@ -84,7 +84,7 @@ def test_invalid_calls_get_one_line(trained: nn.Module) -> None:
     images[3] = float("nan")
     with pytest.raises(InputError, match="image 3"):
         Guard(trained, "msp").calibrate([images])
-    with pytest.raises(OptionError, match="recall must be in"):
+    with pytest.raises(OptionError, match=r"recall must be in \(0, 1\), got 95; did you mean 0.95"):
         Guard(trained, "msp").calibrate([images], 95)
 
 

@@ -30,7 +30,6 @@ def tools() -> Iterator[SimpleNamespace]:
 
 
 def tiny(setups: ModuleType, name: str, seed: int, *, chosen_on: bool) -> Any:
-    """A network that exists only as activations: near images are half known, far ones not at all."""
     made = make_world(seed, width=24, count=60)
     faint = Activations(0.5 * made.test.features, made.head(0.5 * made.test.features))
     plan = setups.Plan("made up", lambda _: None, lambda _: {}, ("faint",), ("ood",), chosen_on=chosen_on)

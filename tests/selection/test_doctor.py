@@ -65,7 +65,6 @@ def test_without_weights_or_images_nothing_is_measured(tmp_path: Path) -> None:
 
 
 def test_scale_is_found_to_harm_the_embedded_network() -> None:
-    """SCALE harms the network that ships with idness; the doctor must say so from ID images alone."""
     found = diagnose("cifar6:base", limit=600)
     assert found.method == "fuse"
     scaling = next(finding for finding in found.findings if finding.name == "scaling")

@@ -51,7 +51,8 @@ def check_percent(owner: object, name: str) -> None:
 def check_fraction(owner: object, name: str, value: float) -> None:
     """Raise unless an argument is strictly between 0 and 1."""
     if not isinstance(value, int | float) or not 0 < value < 1:
-        raise OptionError(f"{owner_name(owner)}: {name} must be in (0, 1), got {value!r}")
+        hint = f"; did you mean {value / 100:g}?" if isinstance(value, int | float) and 1 < value < 100 else ""
+        raise OptionError(f"{owner_name(owner)}: {name} must be in (0, 1), got {value!r}{hint}")
 
 
 def check_at_most_images(owner: object, name: str, images: int) -> None:

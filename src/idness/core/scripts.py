@@ -125,7 +125,7 @@ def approved(spec: str, what: str = "the guard's network", more: str = "", code:
     found = [one for one in present if sha256(one.file) == known.get(one.key)]
     if found:
         return next((one for one in found if code and one.identity() == code), found[0]).key
-    if not present and not bare:
+    if not present and (alike or not bare):
         raise ModelError(f"{what} is created by {spec}, which does not exist; pass model='path/to/file.py:FUNCTION'")
     why = "that you have not run with idness in its present form; read it, then pass"
     named = present[0].key if present else f"path/to/{spec}"
