@@ -170,7 +170,7 @@ def fpr_intervals(
     level: float = 0.95,
     seed: int = 0,
 ) -> list[Interval | None]:
-    """Return an interval for an FPR on each OOD set and, last, for its mean over the sets; None where images are too few.
+    """Return an interval for an FPR on each OOD set and, last, for its mean over the sets; `None` for too few images.
 
     The number of images below the true threshold is binomial, so the threshold lies in a random gap between two neighbouring
     scores; the rates at either end of the gap follow Clopper and Pearson's Beta distributions. The ends of an interval are
