@@ -341,8 +341,8 @@ def describe_duplicates(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
         if where == "twice in" and not same:
             within.append(f"{names} ({near})")
         else:
-            what = [f"{count:,} {of}" for count, of in ((same, "images"), (near, "near-duplicates")) if count]
-            lines.append(f"{' and '.join(what)} occur {where} {names}")
+            what = [f"{n:,} {one}{'s' * (n > 1)}" for one, n in (("image", same), ("near-duplicate", near)) if n]
+            lines.append(f"{where} {names}: {' and '.join(what)}")
     return [*lines, f"near-duplicates within {', '.join(within)}"] if within else lines
 
 
