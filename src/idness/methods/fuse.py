@@ -41,7 +41,7 @@ class Fuse(Detector):
     - `vra`, a quarter of `ras`, and `actsub` and `vim` where they are more than 1.25 deviations below their means: being
       close to ID features does not outweigh low confidence;
     - from 250 classes, `vra`, `actsub`, `vim` and `nci`;
-    - if some features are negative, `nnguide`, half of `ras`, and `knn` and `vim` below half a deviation;
+    - if some features are negative, `nnguide`, half of `ras`, and `knn` and `vim`, limited likewise at 0.5 deviations;
     - with few images, or images of few classes, `vra` alone, or `ebo` if some features are negative.
 
     Args:

@@ -1,8 +1,8 @@
 """One recommendation of a method for a network, with its reasons, for `auto`, `calibrate`, `doctor` and `bench`.
 
-With OOD images, all methods and options are compared on them. Without, the recommendation is `fuse`, which is above the energy
-score on every network that was tried, unless pseudo-OOD images made of the ID images show something far better: they
-rank methods well, but not well enough to decide by small differences. `results/auto.md` has the measurements.
+With OOD images, all methods and options are compared on them. Without, the recommendation is `fuse`, unless on pseudo-OOD images made
+of the ID images another method is far better, or `fuse` is hardly better than the energy score: these images rank methods well, but not
+well enough to decide by small differences. `results/auto.md` has the measurements.
 """
 
 from __future__ import annotations
